@@ -1,0 +1,66 @@
+"""Which messages a model reads for a trigger: the window that the hub allows, bounded and ordered for the prompt.
+
+Stands between the runner and `prompt`. What an agent may see is decided by the hub (``network.window``, under the agent's visibility); this
+module only leaves out. `select_threads` is pure, `build_context` asks the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from roundelay.network.messages import BaseMessage, MessageThread
+
+from .policy import AgentPolicy
+from .retry import retry_later
+
+if TYPE_CHECKING:
+    from roundelay.network.client import NetworkClient
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The threads of one prompt, in its order, and the ledger's place that they were read at."""
+
+    threads: dict[str, MessageThread]
+    as_of: int
+
+    def list_manifest(self, trigger: BaseMessage) -> list[int]:
+        """Give the seqs of all messages that enter the prompt, ascending, the trigger's included."""
+        return list_manifest(self.threads.values(), trigger)
+
+
+async def build_context(client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy) -> Context:
+    """Read the conversation that the agent may see for this trigger, as it stood at the trigger."""
+    window = await retry_later(
+        # One more each, since the trigger is shown apart from its thread.
+        lambda: client.window(trigger.seq, threads=policy.max_threads, per_thread=policy.per_thread + 1),
+        attempts=policy.hub_attempts,
+    )
+    threads = select_threads(window.threads, trigger, max_threads=policy.max_threads, per_thread=policy.per_thread)
+    return Context(threads, window.as_of)
+
+
+def select_threads(
+    threads: Iterable[MessageThread], trigger: BaseMessage, *, max_threads: int, per_thread: int
+) -> dict[str, MessageThread]:
+    """Bound and order threads for the prompt of ``trigger``, which is left out of them; threads left empty are dropped.
+
+    The order is by newest message, the trigger's thread last, a function of the ledger alone: threads that rest stay where they are,
+    in front, so that prompts of one conversation begin alike and providers' caches hold.
+    """
+    kept: list[MessageThread] = []
+    for thread in threads:
+        others = [message for message in thread.messages if message.seq != trigger.seq]
+        if others:
+            shown = others[-per_thread:]
+            omitted = thread.omitted + len(others) - len(shown)
+            kept.append(MessageThread(thread_id=thread.thread_id, messages=shown, omitted=omitted))
+    kept.sort(key=lambda thread: (thread.thread_id == trigger.thread_id, thread.messages[-1].seq))
+    return {thread.thread_id: thread for thread in kept[-max_threads:]}
+
+
+def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> list[int]:
+    """Give the seqs of these messages and the trigger, ascending."""
+    return sorted({trigger.seq, *(message.seq for thread in threads for message in thread.messages)})

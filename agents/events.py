@@ -1,0 +1,128 @@
+"""What happens in a reaction, as typed events: the same objects for the terminal, traces and tests.
+
+`driver` makes them and hands them to a callback, in order; they are frozen and go to plain JSON (`event_to_json`). No IO, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from .models.model import ToolCall, Usage
+from .reaction import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A reaction goes on that was begun earlier; ``turns`` are replayed from its records, without events of their own."""
+
+    reaction: str
+    turns: int
+    config_changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStart:
+    """The model is about to be asked."""
+
+    reaction: str
+    turn: int
+    max_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """A piece of the reply, while it streams."""
+
+    reaction: str
+    turn: int
+    text: str
+    reasoning: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRetry:
+    """An attempt of the model call failed in a way that may pass; the next one comes after ``delay_s``."""
+
+    reaction: str
+    turn: int
+    error: str
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRequests:
+    """The model replied with these calls, beside ``text``."""
+
+    reaction: str
+    turn: int
+    text: str | None
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A tool is run. ``call`` is the call's place in its turn."""
+
+    reaction: str
+    turn: int
+    call: int
+    tool: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnd:
+    """A call has its answer; one that was not run had no start."""
+
+    reaction: str
+    turn: int
+    call: int
+    tool: str
+    ok: bool
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """Model call and tool calls of the turn are done. ``text`` is the model's own, ``usage`` that of the reaction so far."""
+
+    reaction: str
+    turn: int
+    text: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The reaction has ended; ``answer`` is the text that goes to the incoming thread."""
+
+    reaction: str
+    status: Status
+    reason: str
+    answer: str | None
+    turns: int
+    usage: Usage
+
+
+Event = Resumed | TurnStart | ModelOutput | ModelRetry | ToolRequests | ToolCallStart | ToolCallEnd | TurnEnd | Finished
+
+OnEvent = Callable[[Event], None]
+"""Takes each event as it happens; it must return at once, the reaction waits for it."""
+
+_TYPES: dict[type[Event], str] = {
+    Resumed: "resumed",
+    TurnStart: "turn_start",
+    ModelOutput: "model_delta",
+    ModelRetry: "model_retry",
+    ToolRequests: "tool_requests",
+    ToolCallStart: "tool_call_start",
+    ToolCallEnd: "tool_call_end",
+    TurnEnd: "turn_end",
+    Finished: "finished",
+}
+
+
+def event_to_json(event: Event) -> dict[str, object]:
+    """Give the event as plain JSON values; ``type`` names it."""
+    return {"type": _TYPES[type(event)], **asdict(event)}

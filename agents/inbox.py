@@ -1,0 +1,135 @@
+"""What wakes an agent, and in which order it reacts: one reaction at a time per thread, threads in parallel, bounded.
+
+Stands between the client's deliveries and the runner. Pure: no IO, no clock, no tasks; the runner asks `next_message` and
+starts a reaction. Memory is bounded by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, deque
+from enum import Enum
+from typing import Literal
+
+from roundelay.network.messages import BaseMessage
+
+ReactTo = Literal["mentions", "all"]
+
+REMEMBERED = 1024
+"""Messages already reacted to that are still recognised when a hub delivers them again (an ack may be lost with it)."""
+
+# Ids are lower case, people's shift keys are not. Not a mention: the end of an e-mail address.
+_MENTION = re.compile(r"(?<![A-Za-z0-9._%+@-])@([a-z0-9][a-z0-9._-]*)", re.IGNORECASE | re.ASCII)
+
+
+def mentions(text: str, agent_id: str) -> bool:
+    """Tell whether ``@agent_id`` stands in the text. ``@bob.`` ends a sentence, ``@bob.smith`` is another participant."""
+    for found in _MENTION.finditer(text):
+        name = found[1].lower()
+        if name == agent_id or (name.startswith(agent_id) and not name[len(agent_id) :].strip("._-")):
+            return True
+    return False
+
+
+def requires_response_from(message: BaseMessage, agent_id: str) -> bool:
+    """Tell whether the sender asked this agent for a response, by name or with everybody else."""
+    asked = message.requires_response
+    return agent_id in asked if isinstance(asked, list) else asked is True
+
+
+def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -> bool:
+    """Tell whether the message starts a reaction; one that does not is context for later ones.
+
+    A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts a person's message does, an @mention
+    and a required response; with ``react_to="all"`` every message. The agent's own never do.
+    """
+    if message.kind == "mod":  # a mod may have the agent's name, so only the address tells who wrote it
+        return message.to == f"agent:{agent_id}"
+    if message.sender_id == agent_id:
+        return False
+    if message.kind == "direct" or react_to == "all":
+        return True
+    return (
+        message.sender_kind == "human" or requires_response_from(message, agent_id) or mentions(message.text, agent_id)
+    )
+
+
+class Arrival(Enum):
+    """What becomes of a delivered message."""
+
+    QUEUED = "queued"
+    """It gets a reaction, when `next_message` gives it out."""
+
+    CONTEXT = "context"
+    """It is read later, as part of a thread; there is nothing to do now."""
+
+    PENDING = "pending"
+    """It came before and waits, or is in work."""
+
+    HANDLED = "handled"
+    """It came before and its reaction has ended."""
+
+
+class Inbox:
+    """The messages that wait for a reaction, by thread.
+
+    ``offer`` each delivery; start a reaction for each ``next_message`` until it gives none; tell ``finish`` when one has ended. After
+    ``release`` a message may come again (it was handed back to the hub).
+    """
+
+    def __init__(self, agent_id: str, *, react_to: ReactTo = "mentions", max_parallel: int = 8) -> None:
+        self.agent_id = agent_id
+        self.react_to: ReactTo = react_to
+        self.max_parallel = max_parallel
+        self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
+        self._working: dict[str, deque[BaseMessage]] = {}  # threads in a reaction, with what arrived meanwhile
+        self._known: set[int] = set()  # seqs that wait or are in work
+        self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
+
+    def __len__(self) -> int:
+        """How many messages wait or are in work."""
+        return len(self._known)
+
+    def offer(self, message: BaseMessage) -> Arrival:
+        """Take a delivered message in."""
+        if message.seq in self._known:
+            return Arrival.PENDING
+        if message.seq in self._handled:
+            return Arrival.HANDLED
+        if not wakes(message, self.agent_id, self.react_to):
+            return Arrival.CONTEXT
+        self.admit(message)
+        return Arrival.QUEUED
+
+    def admit(self, message: BaseMessage) -> None:
+        """Queue a message that gets a reaction whatever the wake rule says: one that was begun before a restart."""
+        self._known.add(message.seq)
+        thread = self._working.get(message.thread_id)
+        if thread is None:
+            thread = self._waiting.setdefault(message.thread_id, deque())
+        thread.append(message)
+
+    def next_message(self) -> BaseMessage | None:
+        """Give the next message to react to and mark its thread as in work; None when none can start now."""
+        if not self._waiting or len(self._working) >= self.max_parallel:
+            return None
+        thread_id, messages = self._waiting.popitem(last=False)
+        self._working[thread_id] = messages
+        return messages.popleft()
+
+    def finish(self, message: BaseMessage) -> None:
+        """The reaction to this message has ended, well or not; its thread goes on with the next one."""
+        self._handled[message.seq] = None
+        if len(self._handled) > REMEMBERED:
+            self._handled.popitem(last=False)
+        self._leave(message)
+
+    def release(self, message: BaseMessage) -> None:
+        """The reaction did not begin and the message went back to the hub, which will deliver it again."""
+        self._leave(message)
+
+    def _leave(self, message: BaseMessage) -> None:
+        messages = self._working.pop(message.thread_id)
+        self._known.discard(message.seq)
+        if messages:
+            self._waiting[message.thread_id] = messages  # to the end of the line: a busy thread starves no other

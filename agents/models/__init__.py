@@ -1,0 +1,72 @@
+"""Models: what answers a reaction's turns. The seam is `model`; each implementation stands in its own module.
+
+Names are resolved when they are first used, so that importing this package loads no provider.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .local import LocalModel
+    from .model import (
+        AssistantMessage,
+        ChatMessage,
+        Model,
+        ModelDelta,
+        ModelError,
+        ModelReply,
+        ModelRequest,
+        SystemMessage,
+        ToolCall,
+        ToolMessage,
+        ToolSpec,
+        Usage,
+        UserMessage,
+    )
+    from .openai_model import OpenAIModel
+    from .prompt_view import PromptView, read_prompt
+    from .script_rules import RuleSet, load_rules
+    from .scripted import ScriptedModel, load_script
+
+__all__ = [
+    "AssistantMessage",
+    "ChatMessage",
+    "LocalModel",
+    "Model",
+    "ModelDelta",
+    "ModelError",
+    "ModelReply",
+    "ModelRequest",
+    "OpenAIModel",
+    "PromptView",
+    "RuleSet",
+    "ScriptedModel",
+    "SystemMessage",
+    "ToolCall",
+    "ToolMessage",
+    "ToolSpec",
+    "Usage",
+    "UserMessage",
+    "load_rules",
+    "load_script",
+    "read_prompt",
+]
+
+_ELSEWHERE = {
+    "LocalModel": "local",
+    "OpenAIModel": "openai_model",
+    "PromptView": "prompt_view",
+    "RuleSet": "script_rules",
+    "ScriptedModel": "scripted",
+    "load_rules": "script_rules",
+    "load_script": "scripted",
+    "read_prompt": "prompt_view",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_ELSEWHERE.get(name, 'model')}", __name__), name)

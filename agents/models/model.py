@@ -1,0 +1,193 @@
+"""The model seam: what a reaction asks of a model and what it gets back.
+
+A reaction builds a `ModelRequest`, any `Model` answers it with a `ModelReply` or raises `ModelError`. Implementations stand beside
+this module: `openai_model` (any OpenAI-compatible server), `scripted` (rules or a callable), `local` (a small model on the CPU). All
+types are frozen; a reply goes to JSON and back, since it is recorded before its tools run. No IO, no provider, no clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pydantic import TypeAdapter
+
+from roundelay.network.errors import RoundelayError
+
+JsonSchema = Mapping[str, object]
+"""A JSON Schema as plain JSON values."""
+
+ToolChoice = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that a model asks for. ``arguments`` is the text as the model wrote it, valid JSON or not."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one or more model calls. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of ``completion_tokens``."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model sees it: ``parameters`` is the JSON Schema of an object."""
+
+    name: str
+    description: str
+    parameters: JsonSchema
+
+
+@dataclass(frozen=True, slots=True)
+class SystemMessage:
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserMessage:
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    """A turn of the model. Each of its calls is answered by one `ToolMessage` before anything else follows."""
+
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMessage:
+    """The result of the call that ``tool_call_id`` names."""
+
+    tool_call_id: str
+    content: str
+
+
+ChatMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One model call. ``agent_id``, ``reaction`` and ``turn`` say for whom it is; they seed generated call ids and are not sent."""
+
+    messages: Sequence[ChatMessage]
+    tools: Sequence[ToolSpec] = ()
+    tool_choice: ToolChoice = "auto"
+    agent_id: str = ""
+    reaction: str = ""
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """What the model answered. ``text`` is None rather than empty; ``finish_reason`` is the provider's word (``stop``, ``length``, ...)."""
+
+    text: str | None
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: str = "stop"
+    model: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """Give the reply as plain JSON values, for the journal."""
+        return {
+            "text": self.text,
+            "tool_calls": [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in self.tool_calls],
+            "usage": {
+                "prompt_tokens": self.usage.prompt_tokens,
+                "completion_tokens": self.usage.completion_tokens,
+                "cached_tokens": self.usage.cached_tokens,
+                "reasoning_tokens": self.usage.reasoning_tokens,
+            },
+            "finish_reason": self.finish_reason,
+            "model": self.model,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, object]) -> ModelReply:
+        """Build the reply that `to_json` gave. Raises `pydantic.ValidationError` on another shape."""
+        return _REPLY.validate_python(value)
+
+
+_REPLY = TypeAdapter(ModelReply)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDelta:
+    """A piece of a reply while it streams."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+OnDelta = Callable[[ModelDelta], None]
+
+
+class Model(Protocol):
+    """Answers requests. One instance serves many reactions at once."""
+
+    name: str
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        """Answer the request once, without retrying; raises `ModelError`. ``on_delta`` is called as text arrives, if it streams."""
+        ...
+
+
+ModelFailure = Literal[
+    "unreachable",  # no connection, or it broke
+    "timeout",  # silence for too long
+    "rate_limited",
+    "server",  # the provider's own failure (5xx)
+    "broken_reply",  # an answer that is none: cut off, not JSON, without a choice
+    "unauthorized",  # the key is missing or refused
+    "quota",  # paid credit is used up
+    "not_found",  # no such model or address
+    "context_too_long",
+    "content_filter",
+    "rejected",  # the provider refuses the request as malformed
+    "misconfigured",  # this side: a missing package, a broken script
+]
+
+_PASSING: frozenset[ModelFailure] = frozenset({"unreachable", "timeout", "rate_limited", "server", "broken_reply"})
+
+
+class ModelError(RoundelayError):
+    """A model call failed. ``reason`` says how; ``retryable`` that the same request may succeed later, after ``retry_after_ms`` if known."""
+
+    code = "model"
+
+    def __init__(self, message: str, *, reason: ModelFailure, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.reason: ModelFailure = reason
+        self.retryable = reason in _PASSING
+        self.retry_after_ms = retry_after_ms
+
+
+def derive_call_id(request: ModelRequest, index: int) -> str:
+    """Give an id for the call at ``index`` of this request's reply, where the model gave none: the same again for the same request.
+
+    The number of messages enters, so that a reaction's calls differ even when a caller leaves ``turn`` at 0.
+    """
+    seed = f"{request.agent_id}\x1f{request.reaction}\x1f{request.turn}\x1f{len(request.messages)}\x1f{index}"
+    return "call_" + hashlib.sha256(seed.encode()).hexdigest()[:24]

@@ -1,0 +1,377 @@
+"""Any OpenAI-compatible server as a `Model`, over the `openai` SDK's chat completions.
+
+One `complete` is one HTTP request: the SDK's own retries are off, since who may retry is decided where the reaction is driven. Every
+failure leaves as a `ModelError` that says whether a repeat can help. A server without tool calls is used through `json_schema`. This
+module never runs tools, never keeps a conversation and never logs a key or a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import ipaddress
+import os
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
+from urllib.parse import urlsplit
+
+import openai
+from openai import AsyncOpenAI, omit
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionChunk,
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageParam,
+)
+from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
+from openai.types.completion_usage import CompletionUsage
+from openai.types.shared_params import ResponseFormatJSONSchema
+
+from .json_schema import StepRequest, decode_step, encode_steps
+from .model import (
+    AssistantMessage,
+    ChatMessage,
+    ModelDelta,
+    ModelError,
+    ModelFailure,
+    ModelReply,
+    ModelRequest,
+    OnDelta,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    ToolSpec,
+    Usage,
+    UserMessage,
+    derive_call_id,
+)
+
+ToolMode = Literal["native", "json_schema"]
+
+
+class OpenAIModel:
+    """A model on an OpenAI-compatible server.
+
+    ``settings`` go into each request's body as they are (``temperature``, ``max_tokens``, ``reasoning_effort``, ...). ``silence_s``
+    bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's variable is not set; a server
+    on loopback needs none. Use ``await close()`` or ``async with`` at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        base_url: str | None = None,
+        api_key_env: str = "OPENAI_API_KEY",
+        api_key: str | None = None,
+        tool_mode: ToolMode = "native",
+        stream: bool = False,
+        silence_s: float = 120.0,
+        total_s: float = 600.0,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        self.name = name
+        self._base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
+        self._api_key_env = api_key_env
+        self._api_key = api_key or os.environ.get(api_key_env) or ""
+        self._tool_mode: ToolMode = tool_mode
+        self._stream = stream
+        self._silence_s = silence_s
+        self._total_s = total_s
+        self._settings = dict(settings or {})
+        self._client: AsyncOpenAI | None = None
+        if not self._api_key and not _is_loopback(self._base_url):
+            raise ModelError(
+                f"Model {name} needs a key, and the environment variable {api_key_env} is not set: "
+                f"export {api_key_env}=..., or name another variable with api_key_env.",
+                reason="unauthorized",
+            )
+
+    async def __aenter__(self) -> OpenAIModel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; the model can be used again and then opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        """Answer the request by one call of the server."""
+        step = encode_steps(request) if self._tool_mode == "json_schema" else None
+        if step is not None and step.schema is not None:
+            on_delta = None  # the text that streams is the JSON of a step: nobody's answer
+        try:
+            async with asyncio.timeout(self._total_s):
+                draft = await self._ask(request, step, on_delta)
+        except (openai.OpenAIError, TimeoutError, ValueError) as error:  # ValueError: a body or chunk that is not JSON
+            raise self._explain(error) from error
+        if draft.finish_reason is None:
+            raise ModelError(f"The reply of model {self.name} broke off before its end.", reason="broken_reply")
+        text = draft.text or draft.refusal or None
+        calls = tuple(_finish_calls(request, draft.calls))
+        if step is not None and step.schema is not None and not calls:
+            text, calls = decode_step(request, draft.text)
+        reason = "refusal" if draft.refusal else draft.finish_reason
+        return ModelReply(text, calls, draft.usage, reason, draft.model or self.name)
+
+    async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> _Draft:
+        tools = request.tools if step is None else ()
+        completions = self._open_client().chat.completions
+        messages = [_encode_message(message) for message in (request.messages if step is None else step.messages)]
+        offered = [_encode_tool(tool) for tool in tools] or omit
+        # The API takes a tool_choice only beside tools; "auto" is its default.
+        choice = request.tool_choice if tools and request.tool_choice != "auto" else omit
+        shape = _encode_schema(step) if step is not None and step.schema is not None else omit
+        if not self._stream:
+            completion = await completions.create(
+                model=self.name,
+                messages=messages,
+                tools=offered,
+                tool_choice=choice,
+                response_format=shape,
+                extra_body=self._settings or None,
+            )
+            return _read_completion(completion)
+        draft = _Draft()
+        stream = await completions.create(
+            model=self.name,
+            messages=messages,
+            tools=offered,
+            tool_choice=choice,
+            response_format=shape,
+            extra_body=self._settings or None,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async with stream:
+            await _read_stream(stream, draft, on_delta)
+        return draft
+
+    def _open_client(self) -> AsyncOpenAI:
+        if self._client is None:
+            self._client = AsyncOpenAI(
+                api_key=self._api_key or "none",  # the SDK insists on one; a server on loopback ignores it
+                base_url=self._base_url,
+                max_retries=0,
+                timeout=openai.Timeout(self._silence_s, connect=min(10.0, self._silence_s)),
+            )
+        return self._client
+
+    def _explain(self, error: Exception) -> ModelError:
+        """Give the `ModelError` for a failure of the SDK: what went wrong, and what to do if that is known."""
+        where = self._base_url or "the OpenAI API"
+        match error:
+            case openai.APITimeoutError() | TimeoutError():
+                return ModelError(f"Model {self.name} at {where} did not answer in time.", reason="timeout")
+            case openai.APIStatusError():
+                reason = _classify_status(error)
+                hint = ""
+                if reason == "unauthorized":
+                    hint = f" Check the key in {self._api_key_env}."
+                elif reason == "not_found":
+                    hint = f" Check the model's name and the address {where}."
+                return ModelError(
+                    f"Model {self.name} answered {error.status_code}: {_read_message(error).rstrip('. ')}.{hint}",
+                    reason=reason,
+                    retry_after_ms=_read_retry_after(error.response.headers),
+                )
+            case openai.APIConnectionError():
+                cause = error.__cause__ or error
+                what = f"{type(cause).__name__}: {cause}".removesuffix(": ")
+                return ModelError(f"Model {self.name} at {where} cannot be reached ({what}).", reason="unreachable")
+            case openai.APIError():
+                return ModelError(f"Model {self.name} failed while answering: {error.message}", reason="server")
+            case _:
+                return ModelError(
+                    f"Model {self.name} sent a reply that cannot be read ({error}).", reason="broken_reply"
+                )
+
+
+@dataclass(slots=True)
+class _CallDraft:
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A reply while it is read; without a ``finish_reason`` it was cut off."""
+
+    text: str = ""
+    refusal: str = ""
+    calls: list[_CallDraft] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: str | None = None
+    model: str = ""
+
+
+def _read_completion(completion: object) -> _Draft:
+    # The SDK does not validate: for a 200 with something else in it this is a str, or has None where its types say a list.
+    if not isinstance(completion, ChatCompletion) or not completion.choices:
+        raise ValueError("it has no choices")
+    choice = completion.choices[0]
+    message = choice.message
+    draft = _Draft(
+        message.content or "", message.refusal or "", model=completion.model or "", usage=_read_usage(completion.usage)
+    )
+    draft.finish_reason = getattr(choice, "finish_reason", None) or "stop"
+    for call in message.tool_calls or ():
+        function = getattr(call, "function", None)  # by shape: some servers leave the type out
+        if function is not None:
+            draft.calls.append(_CallDraft(call.id or "", function.name or "", function.arguments or ""))
+    return draft
+
+
+async def _read_stream(stream: AsyncIterator[ChatCompletionChunk], draft: _Draft, on_delta: OnDelta | None) -> None:
+    positions: dict[int, int] = {}  # the server's index of a call -> its place in the draft
+    async for chunk in stream:
+        draft.model = chunk.model or draft.model
+        if chunk.usage is not None:
+            draft.usage = _read_usage(chunk.usage)
+        for choice in chunk.choices or ():
+            draft.finish_reason = choice.finish_reason or draft.finish_reason
+            delta = choice.delta
+            draft.text += delta.content or ""
+            draft.refusal += delta.refusal or ""
+            for part in delta.tool_calls or ():
+                _add_call_part(draft.calls, positions, part)
+            if on_delta is not None:
+                extra = delta.model_extra or {}
+                reasoning = extra.get("reasoning_content") or extra.get("reasoning")  # two spellings, no standard
+                piece = ModelDelta(delta.content or "", reasoning if isinstance(reasoning, str) else "")
+                if piece.text or piece.reasoning:
+                    on_delta(piece)
+
+
+def _add_call_part(calls: list[_CallDraft], positions: dict[int, int], part: ChoiceDeltaToolCall) -> None:
+    """Put a piece of a call to its call. Some servers give every call the same index, or none: a new id then begins a new call."""
+    at = positions.get(part.index)
+    if at is None or (part.id and calls[at].id and part.id != calls[at].id):
+        at = len(calls)
+        calls.append(_CallDraft())
+        positions[part.index] = at
+    call = calls[at]
+    call.id = call.id or part.id or ""
+    if part.function is not None:
+        call.name = call.name or part.function.name or ""
+        call.arguments += part.function.arguments or ""
+
+
+def _finish_calls(request: ModelRequest, drafts: Iterable[_CallDraft]) -> Iterable[ToolCall]:
+    """Give each call an id of its own: servers leave it out, or repeat it, and results are paired by it."""
+    seen = {
+        call.id for message in request.messages if isinstance(message, AssistantMessage) for call in message.tool_calls
+    }
+    for index, draft in enumerate(drafts):
+        call_id = draft.id if draft.id and draft.id not in seen else derive_call_id(request, index)
+        seen.add(call_id)
+        yield ToolCall(call_id, draft.name, draft.arguments)
+
+
+def _read_usage(usage: CompletionUsage | None) -> Usage:
+    if usage is None:
+        return Usage()
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    return Usage(
+        usage.prompt_tokens or 0,
+        usage.completion_tokens or 0,
+        (prompt.cached_tokens or 0) if prompt is not None else 0,
+        (completion.reasoning_tokens or 0) if completion is not None else 0,
+    )
+
+
+def _encode_message(message: ChatMessage) -> ChatCompletionMessageParam:
+    match message:
+        case SystemMessage(content):
+            return {"role": "system", "content": content}
+        case UserMessage(content):
+            return {"role": "user", "content": content}
+        case AssistantMessage(content, calls):
+            turn: ChatCompletionAssistantMessageParam = {"role": "assistant", "content": content}
+            if calls:  # an empty list is refused
+                turn["tool_calls"] = [
+                    {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                    for call in calls
+                ]
+            elif content is None:
+                turn["content"] = ""  # null is refused beside no calls
+            return turn
+        case ToolMessage(call_id, content):
+            return {"role": "tool", "tool_call_id": call_id, "content": content}
+        case _:
+            assert_never(message)
+
+
+def _encode_tool(tool: ToolSpec) -> ChatCompletionFunctionToolParam:
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+    }
+
+
+def _encode_schema(step: StepRequest) -> ResponseFormatJSONSchema:
+    schema = dict(step.schema or {})
+    return {"type": "json_schema", "json_schema": {"name": "step", "schema": schema, "strict": step.is_strict}}
+
+
+def _classify_status(error: openai.APIStatusError) -> ModelFailure:
+    match error.status_code, error.code:
+        case _, "context_length_exceeded":
+            return "context_too_long"
+        case _, "content_filter" | "content_policy_violation":
+            return "content_filter"
+        case 429, "insufficient_quota":
+            return "quota"
+        case 429, _:
+            return "rate_limited"
+        case 401 | 403, _:
+            return "unauthorized"
+        case 404, _:
+            return "not_found"
+        case status, _ if status in (408, 409) or status >= 500:
+            # 408 timed out on the server, 409 met a lock there: https://github.com/openai/openai-python#retries
+            return "server"
+        case _:
+            # Servers other than OpenAI's have no code for it, only words.
+            text = error.message.lower()
+            return "context_too_long" if "context" in text and ("length" in text or "exceed" in text) else "rejected"
+
+
+def _read_message(error: openai.APIStatusError) -> str:
+    match error.body:
+        case {"message": str(message)} | {"error": str(message)} | {"detail": str(message)}:
+            return message
+        case _:
+            return error.message
+
+
+def _read_retry_after(headers: Mapping[str, str]) -> int | None:
+    """Give the wait that the server asks for, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a date (RFC 9110, 10.2.3)."""
+    try:
+        if "retry-after-ms" in headers:
+            return max(0, int(float(headers["retry-after-ms"])))
+        value = headers.get("retry-after", "")
+        if value.replace(".", "", 1).isdigit():
+            return int(float(value) * 1000)
+        at = email.utils.parsedate_to_datetime(value)
+        return max(0, int((at.timestamp() - time.time()) * 1000))
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _is_loopback(base_url: str | None) -> bool:
+    host = urlsplit(base_url or "").hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

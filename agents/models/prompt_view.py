@@ -1,0 +1,112 @@
+"""Reads a prompt back: what a model is shown, as a script or a test wants to see it.
+
+`read_prompt` parses the conversation that the runner rendered into the user message (``<conversation>``, docs/agents.md) and the tool
+traffic after it. Everything comes from the request alone, so a script that decides by it decides the same when a reaction resumes.
+No IO.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from .model import AssistantMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
+
+# XML 1.0 has no place for these (https://www.w3.org/TR/xml/#charsets), though a prompt may hold them: the parser would refuse the whole.
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_OPEN, _CLOSE = "<conversation>", "</conversation>"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """One message of the prompt."""
+
+    sender: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadView:
+    """One thread of the prompt, oldest message first."""
+
+    thread_id: str
+    messages: tuple[MessageView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResultView:
+    """One call of this reaction and its result; ``turn`` (from 1) is the one that asked for it."""
+
+    turn: int
+    tool: str
+    arguments: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptView:
+    """What a request says. A request without a conversation prompt has its first user message as ``incoming_text``."""
+
+    threads: tuple[ThreadView, ...]
+    incoming_thread_id: str
+    incoming_sender: str
+    incoming_text: str
+    tool_results: tuple[ToolResultView, ...]
+    turn: int
+    """The turn that this request begins, from 1."""
+
+    def find_thread(self, thread_id: str) -> ThreadView:
+        """Give the thread, empty if the prompt does not show it."""
+        for thread in self.threads:
+            if thread.thread_id == thread_id:
+                return thread
+        return ThreadView(thread_id, ())
+
+
+def read_prompt(request: ModelRequest) -> PromptView:
+    """Parse the prompt of a request. Raises `ModelError` when there is a ``<conversation>`` and it is not well formed."""
+    results, turn = _read_results(request)
+    users = [message.content for message in request.messages if isinstance(message, UserMessage)]
+    prompt = next((content for content in users if _OPEN in content), None)
+    if prompt is None:
+        return PromptView((), "", "", users[0] if users else "", results, turn)
+    end = prompt.find(_CLOSE)
+    text = prompt[prompt.index(_OPEN) : end + len(_CLOSE)] if end >= 0 else prompt
+    try:
+        # No DTD can stand inside the element, so no entity can be declared: nothing to blow up.
+        root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text))
+    except ElementTree.ParseError as error:
+        raise ModelError(
+            f"The conversation prompt is not well-formed XML ({error}): a template must escape every id and text.",
+            reason="misconfigured",
+        ) from error
+    threads = tuple(
+        ThreadView(thread.get("id", ""), tuple(_read_message(message) for message in thread.findall("message")))
+        for thread in root.findall("threads/thread")
+    )
+    incoming = root.find("current_interaction/incoming_message")
+    message = _read_message(incoming) if incoming is not None else MessageView("", "")
+    thread_id = root.findtext("current_interaction/incoming_thread_id", "").strip()
+    return PromptView(threads, thread_id, message.sender, message.text, results, turn)
+
+
+def _read_message(element: ElementTree.Element) -> MessageView:
+    return MessageView(element.get("sender", ""), element.findtext("content", ""))
+
+
+def _read_results(request: ModelRequest) -> tuple[tuple[ToolResultView, ...], int]:
+    calls: dict[str, tuple[int, ToolCall]] = {}
+    results = []
+    turn = 1
+    for message in request.messages:
+        match message:
+            case AssistantMessage(tool_calls=made):
+                calls.update((call.id, (turn, call)) for call in made)
+                turn += 1
+            case ToolMessage(tool_call_id, content) if tool_call_id in calls:
+                asked, call = calls[tool_call_id]
+                results.append(ToolResultView(asked, call.name, call.arguments, content))
+            case _:
+                pass
+    return tuple(results), turn

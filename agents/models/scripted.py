@@ -1,0 +1,155 @@
+"""A model without a model: a callable that sees the request and says what to do.
+
+For tests, demos and rules (`script_rules`). The same request must always get the same answer, since a resumed reaction asks again what
+it had not recorded: decide by the request alone (`prompt_view.read_prompt`), never by a counter or the time. No IO of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from .model import (
+    AssistantMessage,
+    ModelDelta,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    OnDelta,
+    ToolCall,
+    Usage,
+    derive_call_id,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Text of the reply, beside its calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of the reply. Arguments given as text go out as they are, broken JSON too."""
+
+    tool: str
+    arguments: Mapping[str, object] | str = field(default_factory=dict)
+
+
+Action = Say | Call
+Answer = ModelReply | Action | str | Iterable[Action] | None
+"""What a script may give: a whole reply, one action or several (all in one turn), text, or None for an empty reply."""
+
+Script = Callable[[ModelRequest], Answer | Awaitable[Answer]]
+
+
+def say(text: str) -> Action:
+    """Answer with text."""
+    return Say(text)
+
+
+def call(tool: str, /, **arguments: object) -> Action:
+    """Call a tool."""
+    return Call(tool, arguments)
+
+
+def send(to: str, text: str) -> Action:
+    """Send a direct message to a participant."""
+    return Call("send_text_message", {"target_agent_id": to, "text": text})
+
+
+def broadcast(text: str) -> Action:
+    """Send a message to everyone."""
+    return Call("broadcast_text_message", {"text": text})
+
+
+def finish(reason: str = "done") -> Action:
+    """End the reaction."""
+    return Call("finish", {"reason": reason})
+
+
+class ScriptedModel:
+    """Answers by a script, sync or async. What the script raises leaves as a `ModelError` that is not retried; its own pass through.
+
+    Usage is estimated at four characters to a token, so that budgets can be tried without a provider.
+    """
+
+    def __init__(self, script: Script, *, name: str = "scripted") -> None:
+        self.name = name
+        self._script = script
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        """Ask the script once; its text arrives as one delta."""
+        try:
+            answer = self._script(request)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            reply = answer if isinstance(answer, ModelReply) else self._build_reply(request, answer)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"The script of model {self.name} failed ({type(error).__name__}: {error}).", reason="misconfigured"
+            ) from error
+        if on_delta is not None and reply.text:
+            on_delta(ModelDelta(reply.text))
+        return reply
+
+    def _build_reply(self, request: ModelRequest, answer: Action | str | Iterable[Action] | None) -> ModelReply:
+        match answer:
+            case None:
+                actions: list[Action] = []
+            case str():
+                actions = [Say(answer)]
+            case Say() | Call():
+                actions = [answer]
+            case _:
+                actions = list(answer)
+        texts: list[str] = []
+        calls: list[ToolCall] = []
+        for action in actions:
+            match action:
+                case Say(text):
+                    texts.append(text)
+                case Call(tool, arguments):
+                    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                    calls.append(ToolCall(derive_call_id(request, len(calls)), tool, written))
+                case _:
+                    assert_never(action)
+        usage = Usage(_estimate_prompt(request), _estimate(*texts, *(item.arguments for item in calls)))
+        return ModelReply("\n".join(texts) or None, tuple(calls), usage, "tool_calls" if calls else "stop", self.name)
+
+
+def load_script(spec: str) -> Script:
+    """Import the callable that ``package.module:function`` names. Raises `ModelError` when there is none."""
+    module_name, colon, attribute = spec.partition(":")
+    try:
+        if not colon:
+            raise ImportError("it has no colon")
+        script = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # importing runs the user's module, which may raise anything
+        raise ModelError(
+            f"The script {spec!r} cannot be loaded ({error}): write package.module:function, importable from here.",
+            reason="misconfigured",
+        ) from error
+    if not callable(script):
+        raise ModelError(f"The script {spec!r} is no function.", reason="misconfigured")
+    found: Script = script
+    return found
+
+
+def _estimate_prompt(request: ModelRequest) -> int:
+    count = 0
+    for message in request.messages:
+        calls = message.tool_calls if isinstance(message, AssistantMessage) else ()
+        count += _estimate(message.content or "", *(item.arguments for item in calls))
+    return count
+
+
+def _estimate(*texts: str) -> int:
+    return sum((len(text) + 3) // 4 for text in texts)

@@ -1,0 +1,65 @@
+"""What shapes a reaction: limits, and the few choices that an agent's author makes. Plain data and small callables, no IO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+OnText = Literal["auto", "reply", "nudge", "record"]
+"""What happens to text without a tool call: it is sent to the incoming thread when a person wrote the trigger or a response is
+required of this agent, else only recorded (``auto``); always sent (``reply``); the model is told to use a tool, and the closing
+answer is treated as by ``auto`` (``nudge``); only recorded (``record``)."""
+
+
+def describe_turn(turn: int, max_turns: int) -> str:
+    """Give the facts of a turn that trail the history of a model call. They change every turn, so they never stand before it."""
+    if turn < max_turns:
+        return f"Turn {turn} of {max_turns}."
+    return f"Turn {turn} of {max_turns}, the last one: no tools any more. Write your closing answer as plain text now."
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPolicy:
+    """Limits and choices of an agent; the defaults suit a conversation. Counts are at least 1, times are in seconds."""
+
+    max_turns: int = 10
+    """Model calls of one reaction. The last has no tools, so that a reaction ends with an answer."""
+
+    max_tool_calls_per_turn: int = 16
+    """Further calls of a turn are answered with this limit, not run."""
+
+    tool_timeout_s: float = 60.0
+    """For tools that name no time of their own."""
+
+    model_timeout_s: float = 300.0
+    """For one attempt of a model call, streamed or not."""
+
+    model_attempts: int = 3
+    """How often one model call is tried while it fails in a way that may pass."""
+
+    hub_attempts: int = 4
+    """How often one request to the hub is tried while it answers ``rate_limited`` or ``overloaded``."""
+
+    max_result_chars: int = 16_000
+    """A tool's longer result is cut there, and says so."""
+
+    on_text: OnText = "auto"
+    max_threads: int = 20
+    per_thread: int = 10
+    max_parallel_reactions: int = 8
+    describe_turn: Callable[[int, int], str] = describe_turn
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
+        for name in ("tool_timeout_s", "model_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)} and must be more than 0")
+
+
+_COUNTS = (
+    "max_turns", "max_tool_calls_per_turn", "model_attempts", "hub_attempts", "max_result_chars", "max_threads", "per_thread",
+    "max_parallel_reactions",
+)  # fmt: skip

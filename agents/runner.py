@@ -1,0 +1,406 @@
+"""Keeps one agent alive on the network: takes deliveries in, starts reactions, resumes those begun earlier, stops those that a person stops.
+
+Stands between `roundelay.network.client` and `react`, which a subclass gives (`simple` for one that asks a model). It decides nothing about
+the conversation and holds nothing that must survive: what was begun stands in the ledger, and a runner that ends without having
+finished a reaction, by `stop` or by `kill -9`, leaves it open for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Signal
+from roundelay.network.errors import ConnectError, InvalidArguments, RoundelayError, Superseded, UnknownRecipient
+from roundelay.network.messages import BaseMessage, MessageThread
+
+from .context import build_context
+from .driver import first_error
+from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
+from .inbox import Arrival, Inbox, ReactTo, requires_response_from
+from .journal import Journal, Recorded, derived_id, reaction_id
+from .models.model import Usage
+from .policy import AgentPolicy
+from .reaction import Finish, Status
+from .retry import retry_later
+
+Visibility = Literal["people", "strict", "all", "current"]
+SignalKind = Literal["thinking", "tool"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReactionResult:
+    """How a reaction ended. ``text`` is what went to the incoming thread as its answer, None if nothing did."""
+
+    reaction: str
+    status: Status
+    reason: str
+    text: str | None
+    turns: int
+    usage: Usage
+
+
+@dataclass(slots=True)
+class Ongoing:
+    """A reaction that this runner is at, from taking its message out of the inbox to its end."""
+
+    message: AnyMessage
+    journal: Journal
+    recorded: Recorded | None = None
+    """What it had done before, when it is resumed."""
+
+    delivery: Delivery | None = None
+    """To ack or nack; None when it is resumed."""
+
+    work: asyncio.Task[Finish] | None = None
+    """What a person's stop cancels."""
+
+    stopped_by: str | None = None
+
+
+class AgentRunner(ABC):
+    """One agent. `run` it until it is stopped; subclasses say in `react` what a message that wakes it does."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        *,
+        description: str = "",
+        tags: Sequence[str] = (),
+        channels: Sequence[str] = (),
+        react_to: ReactTo = "mentions",
+        policy: AgentPolicy | None = None,
+        visibility: Visibility = "people",
+        url: str | None = None,
+        token: str | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self.agent_id = agent_id
+        self.description = description
+        self.tags = tuple(tags)
+        self.channels = tuple(channels)
+        self.react_to: ReactTo = react_to
+        self.policy = policy or AgentPolicy()
+        self.visibility: Visibility = visibility
+        self._url = url
+        self._token = token
+        self._on_event = on_event
+        self._client: NetworkClient | None = None
+        self._inbox = Inbox(agent_id)
+        self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
+        self._resumed: dict[int, tuple[str, Recorded]] = {}  # likewise, of reactions begun earlier
+        self._ongoing: dict[int, Ongoing] = {}  # by the trigger's seq
+        self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
+        # Signals may be dropped, so a full queue drops the newest; it must never hold up a reaction.
+        self._signals: asyncio.Queue[tuple[SignalKind, dict[str, object], str]] = asyncio.Queue(maxsize=MAX_SIGNALS)
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ended.set()
+
+    @abstractmethod
+    async def react(
+        self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
+    ) -> ReactionResult:
+        """React to a message, given the conversation that the agent may see for it."""
+
+    @property
+    def client(self) -> NetworkClient:
+        """The connection, while the agent runs."""
+        if self._client is None:
+            raise RuntimeError(f"agent {self.agent_id} is not running: await run() first")
+        return self._client
+
+    def describe_card(self) -> dict[str, object]:
+        """Give the card by which others find the agent."""
+        return {"description": self.description, "tags": list(self.tags), "visibility": self.visibility}
+
+    async def run(self, client: NetworkClient | None = None) -> None:
+        """Connect as the agent's reactor and react until cancelled or stopped. A client that is given is used as it is and left open.
+
+        Raises `Superseded` when another runner of the same agent took over, `ConnectError` when the hub is gone for good. A `stop` that
+        came before makes it end at once.
+        """
+        if not self._ended.is_set():
+            raise RuntimeError(f"agent {self.agent_id} runs already")
+        self._ended.clear()
+        try:
+            if client is not None:
+                await self._serve(client)
+                return
+            connection = NetworkClient(
+                self.agent_id, self._url, kind="agent", token=self._token, role="reactor", card=self.describe_card()
+            )
+            async with connection:
+                await self._serve(connection)
+        finally:
+            try:
+                await self.close()
+            finally:
+                self._stopping.clear()
+                self._ended.set()
+
+    async def stop(self) -> None:
+        """End `run` and wait for that. Reactions under way are broken off and stay open: the next runner goes on with them."""
+        self._stopping.set()
+        await self._ended.wait()
+
+    async def close(self) -> None:
+        """Let go of what the agent holds; called at the end of every `run`."""
+        self._client = None
+
+    # --- serving
+
+    async def _serve(self, client: NetworkClient) -> None:
+        self._client = client
+        self._inbox = Inbox(self.agent_id, react_to=self.react_to, max_parallel=self.policy.max_parallel_reactions)
+        self._deliveries, self._resumed, self._ongoing, self._stopped_early = {}, {}, {}, {}
+        for name in self.channels:
+            await join_channel(client, name)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._end_when_asked())
+                group.create_task(self._send_signals(client))
+                await self._take_open_reactions(client)
+                group.create_task(self._watch(client))  # before any reaction begins: one may have been stopped meanwhile
+                self._start_reactions(group)
+                async for delivery in client.deliveries():
+                    await self._take(delivery)
+                    self._start_reactions(group)
+                self._stopping.set()  # the client was closed
+        except BaseExceptionGroup as failures:
+            errors = failures.split(_Stop)[1]
+            if errors is not None:
+                raise self._explain(first_error(errors)) from failures
+
+    async def _end_when_asked(self) -> None:
+        await self._stopping.wait()
+        raise _Stop
+
+    def _explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, Superseded):
+            return Superseded(
+                f"Another runner of agent {self.agent_id} has taken over; this one has stopped. ({error})"
+            )
+        return error
+
+    async def _take(self, delivery: Delivery) -> None:
+        message = delivery.message
+        match self._inbox.offer(message):
+            case Arrival.QUEUED:
+                self._deliveries[message.seq] = delivery
+            case Arrival.CONTEXT | Arrival.HANDLED:
+                await delivery.ack()
+            case Arrival.PENDING:
+                pass  # its reaction acks it
+
+    async def _take_open_reactions(self, client: NetworkClient) -> None:
+        """Queue what was begun and not finished, before anything new."""
+        for opened in sorted(client.welcome.open_reactions, key=lambda it: it.seq):
+            journal = self._make_journal(client, opened.reaction)
+            recorded = await journal.load()
+            message = await self._find_trigger(client, opened.trigger, recorded)
+            if message is None:
+                _logger.error(
+                    "open reaction lost its trigger", extra={"reaction": opened.reaction, "seq": opened.trigger}
+                )
+                await journal.record_finished(Finish("failed", "its trigger can no longer be read", None, 0, Usage()))
+                continue
+            self._resumed[message.seq] = (opened.reaction, recorded)
+            self._inbox.admit(message)
+
+    async def _find_trigger(self, client: NetworkClient, seq: int, recorded: Recorded) -> BaseMessage | None:
+        if recorded.started is None:
+            return None
+        history = await client.history(recorded.started.thread_id, before=seq + 1, limit=1)
+        return next((message for message in history.messages if message.seq == seq), None)
+
+    def _start_reactions(self, group: asyncio.TaskGroup) -> None:
+        while (message := self._inbox.next_message()) is not None:
+            group.create_task(self._handle(message, group))
+
+    async def _handle(self, message: BaseMessage, group: asyncio.TaskGroup) -> None:
+        """One message's reaction, whatever becomes of it, and then what waits behind it."""
+        ongoing = self._begin(message)
+        try:
+            is_handled = await self._attempt(ongoing)
+        finally:
+            del self._ongoing[message.seq]
+        if is_handled:
+            self._inbox.finish(message)
+        else:
+            self._inbox.release(message)
+        self._start_reactions(group)
+
+    def _begin(self, message: BaseMessage) -> Ongoing:
+        client = self.client
+        reaction, recorded = self._resumed.pop(message.seq, (None, None))
+        reaction = reaction or reaction_id(self.agent_id, message.seq, client.welcome.network.epoch)
+        journal = self._make_journal(client, reaction)
+        journal.is_started = recorded is not None
+        ongoing = Ongoing(_narrow(message), journal, recorded, self._deliveries.pop(message.seq, None))
+        ongoing.stopped_by = self._stopped_early.pop(reaction, None)
+        self._ongoing[message.seq] = ongoing
+        return ongoing
+
+    def _make_journal(self, client: NetworkClient, reaction: str) -> Journal:
+        limit = client.welcome.limits["max_record_bytes"]
+        return Journal(client, reaction, max_body_bytes=limit, attempts=self.policy.hub_attempts)
+
+    async def _attempt(self, ongoing: Ongoing) -> bool:
+        """React to one message. False when it went back to the hub, to be delivered again."""
+        message = ongoing.message
+        self._signal("thinking", {"reaction": ongoing.journal.reaction, "active": True}, message.thread_id)
+        try:
+            context = await build_context(self.client, message, self.policy)
+            await self.react(context.threads, message.thread_id, message)
+            if ongoing.delivery is not None:
+                await ongoing.delivery.ack()  # handled, if `react` kept no journal; else nothing new
+        except (ConnectError, Superseded):
+            raise  # nothing can be recorded any more: the reaction stays open, the runner ends
+        except Exception as error:
+            # The boundary of one reaction: a fault in it must not end the agent, and must not pass unseen.
+            _logger.exception(
+                "reaction failed", extra={"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
+            )
+            return await self._give_up(ongoing, error)
+        finally:
+            self._signal("thinking", {"reaction": ongoing.journal.reaction, "active": False}, message.thread_id)
+        return True
+
+    async def _give_up(self, ongoing: Ongoing, error: Exception) -> bool:
+        """Hand a message back whose reaction did not begin; end one that did. False when it will come again."""
+        reason = f"{type(error).__name__}: {error}"
+        try:
+            if not ongoing.journal.is_started:
+                if ongoing.delivery is not None:
+                    await ongoing.delivery.nack(reason[:MAX_REASON_CHARS])
+                return False
+            answer = f"I could not answer: an error on my side ({type(error).__name__}). My log has it."
+            is_told = self.policy.on_text != "record" and self.should_answer(ongoing.message)
+            finish = Finish("failed", reason, answer if is_told else None, 0, Usage())
+            await self.conclude(ongoing, finish)
+        except (ConnectError, Superseded):
+            raise
+        except RoundelayError as refused:
+            _logger.warning(
+                "failed reaction stays open", extra={"reaction": ongoing.journal.reaction, "code": refused.code}
+            )
+        return True
+
+    # --- for `react` of subclasses
+
+    def find_ongoing(self, message: BaseMessage) -> Ongoing:
+        """Give the reaction to this message that the runner has begun, or a new one when `react` was called from elsewhere."""
+        if message.seq in self._ongoing:
+            return self._ongoing[message.seq]
+        reaction = reaction_id(self.agent_id, message.seq, self.client.welcome.network.epoch)
+        return Ongoing(_narrow(message), self._make_journal(self.client, reaction))
+
+    def should_answer(self, message: BaseMessage) -> bool:
+        """Tell whether somebody waits for an answer of this agent: a person wrote the message, or it requires the agent's response."""
+        return message.sender_kind == "human" or requires_response_from(message, self.agent_id)
+
+    async def conclude(self, ongoing: Ongoing, finish: Finish) -> ReactionResult:
+        """Send the answer, if there is one, to the incoming thread, and record the end. An answer that the hub refuses is the end's reason."""
+        if finish.answer is not None:
+            try:
+                await self._send_answer(ongoing, finish, finish.answer)
+            except (ConnectError, Superseded):
+                raise
+            except RoundelayError as error:
+                _logger.warning("answer refused", extra={"reaction": ongoing.journal.reaction, "code": error.code})
+                reason = f"the answer could not be sent ({error.code}): {error}"
+                finish = Finish("failed", reason, None, finish.turns, finish.usage)
+        await ongoing.journal.record_finished(finish)
+        return ReactionResult(
+            ongoing.journal.reaction, finish.status, finish.reason, finish.answer, finish.turns, finish.usage
+        )
+
+    async def _send_answer(self, ongoing: Ongoing, finish: Finish, answer: str) -> None:
+        # The words of a failure are not the same on every machine, so it has an id of its own.
+        key = "failure" if finish.status == "failed" else "answer"
+        message_id = derived_id(ongoing.journal.reaction, finish.turns, key)
+        await retry_later(
+            lambda: self.client.reply(ongoing.message, answer, message_id=message_id), attempts=self.policy.hub_attempts
+        )
+
+    def observe(self, ongoing: Ongoing, event: Event) -> None:
+        """Pass an event on to whoever listens, and tool calls to the thread's readers as signals."""
+        if isinstance(event, ToolCallStart | ToolCallEnd):
+            body: dict[str, object] = {
+                "reaction": event.reaction, "tool": event.tool, "active": isinstance(event, ToolCallStart),
+            }  # fmt: skip
+            self._signal("tool", body, ongoing.message.thread_id)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                _logger.exception("on_event failed", extra={"agent_id": self.agent_id})
+
+    # --- beside the reactions
+
+    async def _watch(self, client: NetworkClient) -> None:
+        """Obey a person's stop. Only the hub sends signals of kind ``cancel``."""
+        async for event in client.events():
+            if isinstance(event, Signal) and event.kind == "cancel" and isinstance(event.body, dict):
+                self._cancel(event.body.get("reaction"), event.sender_id)
+
+    def _cancel(self, reaction: object, sender_id: str) -> None:
+        # After a restart the hub repeats what was asked before, in the agent's own name.
+        by = sender_id if sender_id != self.agent_id else "a person"
+        for ongoing in self._ongoing.values():
+            if ongoing.journal.reaction == reaction:
+                ongoing.stopped_by = by
+                if ongoing.work is not None:
+                    ongoing.work.cancel()  # nothing happens to one that has ended already
+                return
+        if isinstance(reaction, str) and any(reaction == waiting for waiting, _ in self._resumed.values()):
+            self._stopped_early[reaction] = by
+
+    def _signal(self, kind: SignalKind, body: dict[str, object], thread_id: str) -> None:
+        try:
+            self._signals.put_nowait((kind, body, thread_id))
+        except asyncio.QueueFull:
+            pass
+
+    async def _send_signals(self, client: NetworkClient) -> None:
+        while True:
+            kind, body, thread_id = await self._signals.get()
+            try:
+                await client.signal(kind, body, thread_id=thread_id)
+            except RoundelayError as error:
+                _logger.debug("signal refused", extra={"kind": kind, "code": error.code})
+
+
+MAX_SIGNALS = 256
+MAX_REASON_CHARS = 500
+
+
+class _Stop(Exception):
+    """Ends the runner's tasks; never leaves it."""
+
+
+def _narrow(message: BaseMessage) -> AnyMessage:
+    """Give the message as one of the four kinds; a hub sends no others."""
+    if not isinstance(message, AnyMessage):
+        raise TypeError(f"{type(message).__name__} is no message of a network")
+    return message
+
+
+async def join_channel(client: NetworkClient, name: str) -> None:
+    """Be a member of a channel, which is made if there is none. Joining again changes nothing."""
+    try:
+        await client.call("channels.join", {"name": name})
+        return
+    except UnknownRecipient:
+        pass
+    try:
+        await client.call("channels.create", {"name": name})  # which joins it
+    except InvalidArguments:
+        await client.call("channels.join", {"name": name})  # somebody else was faster

@@ -1,0 +1,323 @@
+"""Tools: typed functions that a model may call, with a JSON Schema for the model and precise answers to wrong arguments.
+
+`@tool` makes a `Tool` of a function; `mod_tools` makes one of each operation that the hub's mods offer, `communication_tools` are those
+that every agent has. The reaction's driver looks a call up by name, lets the tool parse the model's arguments and awaits it; timeouts, size
+limits and the answer to an unknown name are the driver's. Nothing here knows a model or keeps state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import importlib
+import inspect
+import re
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal, overload
+
+from pydantic import Field
+from pydantic_core import PydanticSerializationError, to_json
+
+from .arguments import ToolArgumentsError, ToolError, read_arguments, read_object, read_signature, tidy_schema
+from .models.model import JsonSchema, ToolSpec
+
+if TYPE_CHECKING:
+    from roundelay.network.client import NetworkClient
+    from roundelay.network.frames import ModInfo
+    from roundelay.network.messages import BaseMessage
+
+__all__ = [
+    "FINISH",
+    "Effect",
+    "Tool",
+    "ToolArgumentsError",
+    "ToolContext",
+    "ToolError",
+    "ToolResult",
+    "as_tool",
+    "communication_tools",
+    "index_tools",
+    "load_tool",
+    "mod_tools",
+    "tool",
+]
+
+Effect = Literal["once", "idempotent"]
+"""``once``: an interrupted call is never repeated; ``idempotent``: it may be, with the same ``call_id``."""
+
+FINISH = "finish"
+MAX_NAME_CHARS = 64
+_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # what OpenAI-compatible servers take
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What a tool may know about the call; a parameter annotated with it is filled in and hidden from the model.
+
+    ``call_id`` is the same when the call is repeated after a restart: use it as the key of an effect that must happen once.
+    """
+
+    agent_id: str
+    reaction: str
+    turn: int
+    call_id: str
+    trigger: BaseMessage
+    client: NetworkClient
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the model reads as the result of a call."""
+
+    content: str
+    ok: bool
+
+
+_Parse = Callable[[str], dict[str, object]]
+_Run = Callable[[ToolContext, Mapping[str, object]], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool; made by `tool`, `mod_tools` and `communication_tools`. ``timeout_s`` None leaves the time to the agent's policy."""
+
+    name: str
+    description: str
+    parameters: JsonSchema
+    effect: Effect
+    timeout_s: float | None
+    _parse: _Parse
+    _run: _Run
+    function: Callable[..., object] | None = None
+    """The decorated function, for calling it directly."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool as a model sees it."""
+        return ToolSpec(self.name, self.description, self.parameters)
+
+    def parse(self, arguments: str) -> dict[str, object]:
+        """Validate what the model wrote. Raises `ToolArgumentsError` with a text for the model."""
+        return self._parse(arguments)
+
+    async def call(self, context: ToolContext, kwargs: Mapping[str, object]) -> str:
+        """Run the tool on parsed arguments: text as it is, anything else as compact JSON. Lets the function's own errors through.
+
+        A sync function runs in a thread of its own. Cancelling stops the waiting, and an async function; a thread goes on to its end
+        unheard, and does not keep the process from ending.
+        """
+        return _write_result(self.name, await self._run(context, kwargs))
+
+
+@overload
+def tool(function: Callable[..., object], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    once: bool = False,
+    idempotent: bool = False,
+    timeout_s: float | None = None,
+) -> Callable[[Callable[..., object]], Tool]: ...
+def tool(
+    function: Callable[..., object] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    once: bool = False,
+    idempotent: bool = False,
+    timeout_s: float | None = None,
+) -> Tool | Callable[[Callable[..., object]], Tool]:
+    """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``) the parameters.
+
+    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. Raises `ToolError`
+    for a function that cannot be one.
+    """
+    if once and idempotent:
+        raise ToolError("A tool is either once or idempotent.")
+    effect: Effect = "idempotent" if idempotent else "once"
+
+    def decorate(decorated: Callable[..., object]) -> Tool:
+        return _make_tool(decorated, name, description, effect, timeout_s)
+
+    return decorate if function is None else decorate(function)
+
+
+def as_tool(value: Tool | Callable[..., object]) -> Tool:
+    """Give a tool as it is, and make one of a plain function."""
+    return value if isinstance(value, Tool) else tool(value)
+
+
+def index_tools(tools: Iterable[Tool | Callable[..., object]]) -> dict[str, Tool]:
+    """Give the tools by name, in their order. Raises `ToolError` when two have one name: no provider takes that."""
+    index: dict[str, Tool] = {}
+    for item in map(as_tool, tools):
+        if item.name in index:
+            raise ToolError(f"Two tools are named {item.name}: give one of them another with @tool(name=...).")
+        index[item.name] = item
+    return index
+
+
+def load_tool(spec: str) -> Tool:
+    """Import the tool that ``package.module:function`` names; the function need not be decorated. Raises `ToolError`."""
+    module_name, colon, attribute = spec.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ToolError(f"The tool {spec!r} is no import path: write package.module:function.")
+    try:
+        found: object = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing runs the user's module, which may raise anything
+        raise ToolError(f"The tool {spec!r} cannot be loaded ({type(error).__name__}: {error}).") from error
+    if not callable(found) and not isinstance(found, Tool):
+        raise ToolError(f"The tool {spec!r} is a {type(found).__name__}, not a function.")
+    return as_tool(found)
+
+
+def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
+    """Make a tool of each operation that the hub's mods announced in ``welcome``. `channels.join` becomes ``channels_join``.
+
+    The hub validates the arguments' types and answers a repeated ``call_id`` with the first result, so these are idempotent.
+    """
+    tools: list[Tool] = []
+    taken = {FINISH}
+    for mod in mods:
+        for operation in mod.operations:
+            name = _name_operation(operation.op, taken)
+            taken.add(name)
+            parameters = tidy_schema(operation.args_schema)
+            parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op)
+            tools.append(Tool(name, operation.description, parameters, "idempotent", None, parse, run))
+    return tools
+
+
+def communication_tools() -> list[Tool]:
+    """The tools that every agent has. ``finish`` only has its arguments parsed here: the reaction loop acts on it."""
+    return [_send_text_message, _broadcast_text_message, _finish]
+
+
+# From here on: how a function becomes a tool.
+
+
+def _make_tool(
+    function: Callable[..., object], name: str | None, description: str | None, effect: Effect, timeout_s: float | None
+) -> Tool:
+    name = name or str(getattr(function, "__name__", type(function).__name__))
+    if not _NAME.fullmatch(name):
+        raise ToolError(
+            f"{name!r} is no name for a tool: letters, digits, _ and -, at most {MAX_NAME_CHARS}; give one with @tool(name=...)."
+        )
+    model, contexts = read_signature(function, name, ToolContext)
+    parameters = tidy_schema(model.model_json_schema())
+    description = inspect.cleandoc(description or function.__doc__ or "")
+
+    async def run(context: ToolContext, kwargs: Mapping[str, object]) -> object:
+        given = {**kwargs, **dict.fromkeys(contexts, context)}
+        result: object
+        if inspect.iscoroutinefunction(function):
+            result = function(**given)
+        else:
+            result = await _run_in_thread(lambda: function(**given), name)
+        return await result if inspect.isawaitable(result) else result
+
+    parse = partial(read_arguments, name, model, parameters)
+    return Tool(name, description, parameters, effect, timeout_s, parse, run, function)
+
+
+async def _run_in_thread(function: Callable[[], object], name: str) -> object:
+    """Run a blocking function in a thread that dies with the process.
+
+    Not the loop's executor: its few threads are shared, and it waits for them at the end, so one hung tool would stop the others and
+    the exit.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[object] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: object, failure: BaseException | None) -> None:
+        if outcome.done():
+            return  # cancelled meanwhile
+        if failure is None:
+            outcome.set_result(result)
+        else:
+            outcome.set_exception(failure)
+
+    def work() -> None:
+        result: object = None
+        failure: BaseException | None = None
+        try:
+            result = context.run(function)
+        except StopIteration as error:  # a future does not take this one
+            failure = RuntimeError(f"StopIteration: {error}")
+        except BaseException as error:  # noqa: BLE001 (the thread's boundary: whatever it is goes to the awaiting task)
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, result, failure)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    threading.Thread(target=work, name=f"tool-{name}", daemon=True).start()
+    return await outcome
+
+
+def _write_result(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate fits neither the wire nor the ledger
+    try:
+        return to_json(value, inf_nan_mode="strings").decode("utf-8")
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise ToolError(
+            f"The tool {name} returned a {type(value).__name__}, which does not go into JSON: {error}"
+        ) from error
+
+
+# From here on: how an operation of the hub becomes a tool.
+
+
+def _name_operation(op: str, taken: set[str]) -> str:
+    base = re.sub(r"[^a-zA-Z0-9_-]", "_", op)[:MAX_NAME_CHARS]
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base[: MAX_NAME_CHARS - 4]}_{number}"
+    return name
+
+
+async def _call_operation(op: str, context: ToolContext, kwargs: Mapping[str, object]) -> object:
+    return await context.client.call(op, kwargs, call_id=context.call_id)
+
+
+# The tools of every agent; last, since `tool` works when the module is read.
+
+
+@tool(name="send_text_message", idempotent=True)
+async def _send_text_message(
+    context: ToolContext,
+    target_agent_id: Annotated[str, Field(description="Id of the agent or person that gets the message")],
+    text: Annotated[str, Field(description="What to say")],
+) -> str:
+    """Send a direct text message to one agent or person. It is private between the two of you."""
+    agent_id = target_agent_id.strip().removeprefix("agent:").removeprefix("@")
+    trigger = context.trigger
+    # To the one who wrote directly it is the answer, and whoever waits for that knows it by this.
+    reply_to = trigger.seq if trigger.kind == "direct" and trigger.sender_id == agent_id else None
+    await context.client.send_text(agent_id, text, reply_to=reply_to, cause=trigger.seq, message_id=context.call_id)
+    return f"The message is on its way to {agent_id}."
+
+
+@tool(name="broadcast_text_message", idempotent=True)
+async def _broadcast_text_message(context: ToolContext, text: Annotated[str, Field(description="What to say")]) -> str:
+    """Send a text message to every participant of the network."""
+    await context.client.broadcast(text, cause=context.trigger.seq, message_id=context.call_id)
+    return "The message is on its way to everyone."
+
+
+@tool(name=FINISH, idempotent=True)
+async def _finish(reason: Annotated[str, Field(description="Why nothing is left to do, in a few words")]) -> str:
+    """End your work on the incoming message. Call it when nothing is left to do, or when the message needs nothing from you."""
+    return reason

@@ -1,0 +1,177 @@
+"""Relays to compare the hub with: what the WebSocket layer alone costs, without any of our logic.
+
+    plain      `async for message in websocket: await receiver.send(message)`: one coroutine step per message, the way
+               most `websockets` programs are written
+    broadcast  the same, with `websockets.broadcast()` towards the receivers
+    bare       a connection subclass that routes in the protocol callback and writes once per connection and loop tick:
+               the frame parser of `websockets` and the socket are all that is left
+
+Each is a process of its own that prints one ready line. The first frame of a connection is a `hello`, as with the hub;
+a participant whose id starts with `receiver` gets every message. So that the work compares with the hub's, each message
+is also answered to its sender with a frame of the size of `stored`, and acks are read and dropped. The messages are
+forwarded as they came: the relays never parse, store, order or check them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import struct
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
+
+import uvloop
+from websockets.asyncio.server import ServerConnection, broadcast, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Event
+from websockets.typing import Subprotocol
+
+SUBPROTOCOL = Subprotocol("roundelay.v1")
+WELCOME = '{"type":"welcome","protocol":1}'
+STORED = (
+    '{{"type":"stored","message_id":"{0:032d}","seq":{0},"thread_id":"direct:receiver-000~sender","duplicate":false}}'
+)
+
+Handler = Callable[[ServerConnection], Awaitable[None]]
+
+
+def make_plain_handler(*, uses_broadcast: bool) -> Handler:
+    """A handler that awaits `recv()` and `send()` for each message."""
+    receivers: list[ServerConnection] = []
+
+    async def relay(sender: ServerConnection) -> None:
+        count = 0
+        async for message in sender:
+            if uses_broadcast:
+                broadcast(receivers, message)
+            else:
+                for receiver in receivers:
+                    await receiver.send(message)
+            count += 1
+            await sender.send(STORED.format(count))
+
+    async def handle(connection: ServerConnection) -> None:
+        is_receiver = _is_receiver(await connection.recv())
+        await connection.send(WELCOME)
+        try:
+            if not is_receiver:
+                await relay(connection)
+                return
+            receivers.append(connection)
+            try:
+                async for _ack in connection:
+                    pass
+            finally:
+                receivers.remove(connection)
+        except ConnectionClosed:
+            pass  # the load generator drops its connections without a closing handshake
+
+    return handle
+
+
+class BareConnection(ServerConnection):
+    """Routes inside `data_received`: no task switch, no queue, no await per message."""
+
+    receivers: ClassVar[list[BareConnection]] = []
+    written_this_tick: ClassVar[list[BareConnection]] = []
+
+    is_greeted = False
+    is_receiver = False
+    count = 0
+    pending: list[bytes] | None = None
+
+    def process_event(self, event: Event) -> None:
+        if not isinstance(event, Frame) or event.opcode is not Opcode.TEXT:
+            super().process_event(event)
+        elif not self.is_greeted:
+            self.is_greeted = True
+            self.is_receiver = _is_receiver(bytes(event.data))
+            if self.is_receiver:
+                self.receivers.append(self)
+            self.put(encode_text_frame(WELCOME.encode()))
+        elif not self.is_receiver:
+            self.route(bytes(event.data))
+
+    def route(self, payload: bytes) -> None:
+        frame = encode_text_frame(payload)
+        for receiver in self.receivers:
+            receiver.put(frame)
+        self.count += 1
+        self.put(encode_text_frame(STORED.format(self.count).encode()))
+
+    def put(self, frame: bytes) -> None:
+        if self.pending is not None:
+            self.pending.append(frame)
+            return
+        self.pending = [frame]
+        if not self.written_this_tick:
+            self.loop.call_soon(_write_pending)
+        self.written_this_tick.append(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.is_receiver:
+            self.receivers.remove(self)
+        super().connection_lost(exc)
+
+
+async def wait_until_closed(connection: ServerConnection) -> None:
+    """The handler of a bare connection, whose frames are all taken by its callback."""
+    await connection.wait_closed()
+
+
+def encode_text_frame(payload: bytes) -> bytes:
+    """An unmasked, unfragmented text frame, as servers send them (RFC 6455, 5.2)."""
+    length = len(payload)
+    if length < 126:
+        return struct.pack("!BB", 0x81, length) + payload
+    if length < 65536:
+        return struct.pack("!BBH", 0x81, 126, length) + payload
+    return struct.pack("!BBQ", 0x81, 127, length) + payload
+
+
+async def run_floor(name: str, port: int) -> None:
+    """Serve the named relay until the process is ended."""
+    if name == "bare":
+        server = serve(
+            wait_until_closed,
+            "127.0.0.1",
+            port,
+            compression=None,
+            subprotocols=[SUBPROTOCOL],
+            create_connection=BareConnection,
+        )
+    else:
+        handler = make_plain_handler(uses_broadcast=name == "broadcast")
+        server = serve(handler, "127.0.0.1", port, compression=None, subprotocols=[SUBPROTOCOL])
+    async with server as running:
+        bound_port = next(iter(running.sockets)).getsockname()[1]
+        print(f"ready ws://127.0.0.1:{bound_port}/", flush=True)
+        await asyncio.get_running_loop().create_future()
+
+
+def _is_receiver(hello: str | bytes) -> bool:
+    return str(json.loads(hello)["agent_id"]).startswith("receiver")
+
+
+def _write_pending() -> None:
+    written, BareConnection.written_this_tick = BareConnection.written_this_tick, []
+    for connection in written:
+        frames, connection.pending = connection.pending, None
+        if frames and not connection.transport.is_closing():
+            connection.transport.write(b"".join(frames))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=["plain", "broadcast", "bare"])
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--loop", choices=["uvloop", "asyncio"], default="uvloop")
+    options = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if options.loop == "uvloop" else None) as runner:
+        runner.run(run_floor(options.name, options.port))
+
+
+if __name__ == "__main__":
+    main()

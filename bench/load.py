@@ -1,0 +1,374 @@
+"""The load generator: plain PROTOCOL.md clients on raw sockets, several times cheaper than any server it measures.
+
+Frames to send are encoded and masked before the clock starts and leave in large slices; received bytes are only split
+at frame boundaries while the clock runs. What arrived is read afterwards: each receiver must hold every sent id exactly
+once, in order, and the sender one `stored` for each, or the measurement fails.
+
+Never: starts servers, prints, or decides how much to measure (that is relay.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import re
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from websockets.speedups import apply_mask
+
+READ_BYTES = 1 << 18
+ACK_EVERY = 64
+TIMEOUT_S = 120.0
+
+# Shared by all participants, since only one reads at a time: `recv` would allocate its largest answer on each call.
+_read_buffer = bytearray(READ_BYTES)
+_read_view = memoryview(_read_buffer)
+
+_SEQ = re.compile(rb'"seq":(\d+)')
+_MESSAGE_ID = re.compile(rb'"message_id":"([^"]*)"')
+
+
+class LoadError(Exception):
+    """The server refused, closed, stalled, lost, repeated or reordered something: no number can be given."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    messages: int
+    receivers: int
+    elapsed_s: float
+    generator_cpu_s: float
+
+    @property
+    def messages_per_s(self) -> float:
+        return self.messages / self.elapsed_s
+
+    @property
+    def generator_busy(self) -> float:
+        """Share of one core that the generator used."""
+        return self.generator_cpu_s / self.elapsed_s
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Microseconds from writing a message, with nothing else in flight, to what came back."""
+
+    delivered_p50_us: float
+    delivered_p99_us: float
+    stored_p50_us: float
+
+
+class Participant:
+    """One connected participant. Counts the frames named `counted` and keeps all bytes for `read_frames`."""
+
+    def __init__(self, url: str, agent_id: str, token: str, *, counted: Sequence[bytes]) -> None:
+        self.agent_id = agent_id
+        self.received = 0
+        self._counted = tuple(counted)
+        self._acked_at = 0
+        self._whole: list[bytes] = []
+        self._tail = b""
+        self._last_frame = b""
+        self.socket = _open_websocket(url)
+        self.write(
+            {"type": "hello", "protocol": 1, "agent_id": agent_id, "kind": "agent", "token": token, "client": "bench/1"}
+        )
+        greeting = self._read_greeting()
+        if greeting.get("type") != "welcome":
+            raise LoadError(f"{agent_id} was not welcomed: {greeting}")
+        self.socket.setblocking(False)
+
+    def write(self, frame: dict[str, object]) -> None:
+        """Send one small frame now."""
+        # The socket buffer always has room for these: a client has at most a few unread acks under way.
+        self.socket.sendall(encode_masked_frame(json.dumps(frame, separators=(",", ":")).encode(), os.urandom(4)))
+
+    def read(self) -> bool:
+        """Take what the socket holds. True if counted frames were among it."""
+        try:
+            size = self.socket.recv_into(_read_buffer)
+        except BlockingIOError:
+            return False
+        data = bytes(_read_view[:size])
+        if not data:
+            raise LoadError(f"the server closed the connection of {self.agent_id}")
+        before = self.received
+        self._split(self._tail + data if self._tail else data)
+        return self.received > before
+
+    def ack_if_due(self) -> None:
+        """Acknowledge cumulatively once `ACK_EVERY` deliveries are waiting for it."""
+        if self.received - self._acked_at >= ACK_EVERY:
+            self.ack()
+
+    def ack(self) -> None:
+        match = _SEQ.search(self._last_frame)
+        # A relay forwards the frame as it was sent, without a seq: it gets as many acks as the hub does.
+        self.write({"type": "ack", "seq": int(match[1]) if match else self.received})
+        self._acked_at = self.received
+
+    def forget(self) -> None:
+        """Drop what was read so far; counting starts at 0."""
+        self._whole.clear()
+        self.received = self._acked_at = 0
+
+    def read_frames(self) -> list[bytes]:
+        """The payloads of the counted frames since `forget`, oldest first."""
+        frames: list[bytes] = []
+        for block in self._whole:
+            position = 0
+            while position < len(block):
+                start, end = _find_payload(block, position)
+                if block[start : start + 24].startswith(self._counted):
+                    frames.append(block[start:end])
+                position = end
+        return frames
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _split(self, data: bytes) -> None:
+        """Count the whole frames in `data`, and keep the rest for the next read.
+
+        Frames of one length usually follow each other, so a run of them is recognised at once: the header bytes at
+        every multiple of the length are compared by slices. That a run is one follows by induction: frame k+1 begins
+        where frame k ends, and has the header that was compared.
+        """
+        position, size = 0, len(data)
+        while size - position >= 2:
+            payload, end = _find_payload(data, position)
+            if end > size or payload > size:
+                break
+            length = end - position
+            run = 1
+            if (size - position) // length > 1:
+                limit = position + (size - position) // length * length
+                run = min(
+                    _leading_run(data[position + offset : limit : length]) for offset in range(payload - position)
+                )
+            if data[position] != 0x81:
+                self._take_control_frame(data[position], data[payload:end])
+            elif data[payload : payload + 24].startswith(self._counted):
+                self.received += run
+                last = position + (run - 1) * length
+                self._last_frame = data[last : last + length]
+            else:
+                self._take_other(data[payload:end])
+                run = 1
+            position += run * length
+        self._whole.append(data[:position])
+        self._tail = data[position:]
+
+    def _take_control_frame(self, head: int, payload: bytes) -> None:
+        if head == 0x89:
+            self.socket.sendall(encode_masked_frame(payload, os.urandom(4), head=0x8A))
+        elif head == 0x88:
+            raise LoadError(f"{self.agent_id} was closed: {payload[:2].hex()} {payload[2:].decode(errors='replace')}")
+
+    def _take_other(self, payload: bytes) -> None:
+        if payload.startswith((b'{"type":"error"', b'{"type": "error"')):
+            raise LoadError(f"{self.agent_id} was refused: {payload.decode()}")
+
+    def _read_greeting(self) -> dict[str, object]:
+        data = b""
+        while True:
+            chunk = self.socket.recv(READ_BYTES)
+            if not chunk:
+                raise LoadError(f"the server closed the connection of {self.agent_id} before welcome")
+            data += chunk
+            if len(data) < 2 or len(data) < _find_payload(data, 0)[1]:
+                continue
+            start, end = _find_payload(data, 0)
+            self._split(data[end:])
+            greeting: dict[str, object] = json.loads(data[start:end])
+            return greeting
+
+
+class Fleet:
+    """One sender and its receivers, connected, and one selector over them."""
+
+    def __init__(self, url: str, receivers: int, *, names_stored: bool) -> None:
+        """`names_stored`: whether a `stored` names its message's id (the relays, which never parse, cannot)."""
+        self._names_stored = names_stored
+        self.receivers = [
+            Participant(
+                url, f"receiver-{number:03d}", _make_token(number), counted=(b'{"type":"deliver"', b'{"type":"send"')
+            )
+            for number in range(receivers)
+        ]
+        self.sender = Participant(url, "sender", _make_token(receivers), counted=(b'{"type":"stored"',))
+        self._selector = selectors.DefaultSelector()
+        for participant in (self.sender, *self.receivers):
+            self._selector.register(participant.socket, selectors.EVENT_READ, participant)
+        self._next_id = 0
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._selector.close()
+        for participant in (self.sender, *self.receivers):
+            participant.close()
+
+    def send_pipelined(self, messages: int, *, to: str, size_bytes: int, window: int) -> Throughput:
+        """Send `messages`, at most `window` of them not yet both stored and delivered everywhere; then verify."""
+        ids, frames = self._encode_messages(messages, to, size_bytes)
+        frame_bytes = len(frames) // messages
+        view = memoryview(frames)
+        written_bytes = 0
+        for participant in (self.sender, *self.receivers):
+            participant.forget()
+        cpu_s = time.process_time()
+        started_s = time.perf_counter()
+        deadline_s = started_s + TIMEOUT_S
+        completed = 0
+        while completed < messages:
+            allowed_bytes = min(completed + window, messages) * frame_bytes
+            if written_bytes < allowed_bytes:
+                with contextlib.suppress(BlockingIOError):
+                    written_bytes += self.sender.socket.send(view[written_bytes:allowed_bytes])
+            # A full socket buffer empties as the server reads, which is answered sooner or later: no write event.
+            events = self._selector.select(1.0)
+            if not events and time.perf_counter() > deadline_s:
+                raise LoadError(f"stalled: {self._describe_progress(messages)}")
+            for key, _ in events:
+                participant = key.data
+                if participant.read() and participant is not self.sender:
+                    participant.ack_if_due()
+            completed = min(self.sender.received, *(receiver.received for receiver in self.receivers))
+        elapsed_s = time.perf_counter() - started_s
+        cpu_s = time.process_time() - cpu_s
+        for receiver in self.receivers:
+            receiver.ack()
+        self._verify(ids)
+        return Throughput(messages, len(self.receivers), elapsed_s, cpu_s)
+
+    def send_one_by_one(self, messages: int, *, to: str, size_bytes: int) -> Latency:
+        """Send each message when the one before was stored and delivered; then verify."""
+        ids, frames = self._encode_messages(messages, to, size_bytes)
+        frame_bytes = len(frames) // messages
+        for participant in (self.sender, *self.receivers):
+            participant.forget()
+        (receiver,) = self.receivers
+        delivered_us: list[float] = []
+        stored_us: list[float] = []
+        for number in range(messages):
+            frame = frames[number * frame_bytes : (number + 1) * frame_bytes]
+            started_ns = time.perf_counter_ns()
+            self.sender.socket.sendall(frame)
+            while receiver.received <= number or self.sender.received <= number:
+                events = self._selector.select(TIMEOUT_S)
+                if not events:
+                    raise LoadError(f"stalled: {self._describe_progress(messages)}")
+                for key, _ in events:
+                    if key.data.read():
+                        elapsed_us = (time.perf_counter_ns() - started_ns) / 1000
+                        (stored_us if key.data is self.sender else delivered_us).append(elapsed_us)
+            receiver.ack_if_due()
+        receiver.ack()
+        self._verify(ids)
+        delivered_us.sort()
+        stored_us.sort()
+        return Latency(delivered_us[messages // 2], delivered_us[int(messages * 0.99)], stored_us[messages // 2])
+
+    def _encode_messages(self, messages: int, to: str, size_bytes: int) -> tuple[list[bytes], bytes]:
+        """Ids never used before, and the frames that carry them, all of one length."""
+        ids = [b"%032d" % number for number in range(self._next_id, self._next_id + messages)]
+        self._next_id += messages
+        # The content's own bytes differ from message to message, so that nothing on the way can profit from repetition.
+        filler = os.urandom(size_bytes).hex().encode()
+        frames = [
+            b'{"type":"send","message_id":"%s","to":"%s","content":"%s"}'
+            % (message_id, to.encode(), (message_id + filler)[:size_bytes])
+            for message_id in ids
+        ]
+        mask = os.urandom(4)
+        return ids, b"".join(encode_masked_frame(frame, mask) for frame in frames)
+
+    def _verify(self, ids: list[bytes]) -> None:
+        stored = self.sender.read_frames()
+        stored_ids = [match[1] for frame in stored if (match := _MESSAGE_ID.search(frame))]
+        if len(stored) != len(ids) or (self._names_stored and stored_ids != ids):
+            raise LoadError(f"{len(ids)} messages were sent, and {len(set(stored_ids))} of them stored")
+        for receiver in self.receivers:
+            frames = receiver.read_frames()
+            found = [match[1] for frame in frames if (match := _MESSAGE_ID.search(frame))]
+            if found != ids:
+                raise LoadError(
+                    f"{receiver.agent_id} got {len(found)} messages, {len(set(found))} distinct, for {len(ids)} sent, "
+                    f"{'in' if found == sorted(found) else 'out of'} order"
+                )
+            seqs = [int(match[1]) for frame in frames if (match := _SEQ.search(frame))]
+            if any(later <= earlier for earlier, later in itertools.pairwise(seqs)):
+                raise LoadError(f"{receiver.agent_id} got sequence numbers that do not ascend")
+
+    def _describe_progress(self, messages: int) -> str:
+        slowest = min(self.receivers, key=lambda receiver: receiver.received)
+        return f"{messages} messages, {self.sender.received} stored, {slowest.received} delivered to {slowest.agent_id}"
+
+
+def encode_masked_frame(payload: bytes, mask: bytes, head: int = 0x81) -> bytes:
+    """A masked, unfragmented frame, as clients send them (RFC 6455, 5.2)."""
+    length = len(payload)
+    if length < 126:
+        header = struct.pack("!BB", head, 0x80 | length)
+    elif length < 65536:
+        header = struct.pack("!BBH", head, 0x80 | 126, length)
+    else:
+        header = struct.pack("!BBQ", head, 0x80 | 127, length)
+    return header + mask + apply_mask(payload, mask)
+
+
+def _find_payload(data: bytes, position: int) -> tuple[int, int]:
+    """(start, end) of the payload of the unmasked frame at `position`; the end is past the data if it is incomplete."""
+    length = data[position + 1]
+    if length < 126:
+        return position + 2, position + 2 + length
+    header = 4 if length == 126 else 10
+    if len(data) < position + header:
+        return len(data) + 1, len(data) + 1
+    return position + header, position + header + int.from_bytes(data[position + 2 : position + header], "big")
+
+
+def _leading_run(data: bytes) -> int:
+    """How many equal bytes `data` begins with."""
+    return len(data) - len(data.lstrip(data[:1]))
+
+
+def _make_token(number: int) -> str:
+    """32 bytes in base64url, the same on each connection of one participant."""
+    return base64.urlsafe_b64encode(number.to_bytes(32, "big")).rstrip(b"=").decode()
+
+
+def _open_websocket(url: str) -> socket.socket:
+    address = urlsplit(url)
+    if address.hostname is None or address.port is None:
+        raise LoadError(f"not a WebSocket URL with a host and a port: {url!r}")
+    opened = socket.create_connection((address.hostname, address.port), timeout=10)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    key = base64.b64encode(os.urandom(16)).decode()
+    request = (
+        f"GET {address.path or '/'} HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Protocol: roundelay.v1\r\n\r\n"
+    )
+    opened.sendall(request.encode())
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):
+        byte = opened.recv(1)
+        if not byte:
+            raise LoadError(f"no WebSocket at {url}: {answer!r}")
+        answer += byte
+    if not answer.startswith(b"HTTP/1.1 101"):
+        raise LoadError(f"no WebSocket at {url}: {answer.splitlines()[0]!r}")
+    return opened

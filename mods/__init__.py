@@ -1,0 +1,1 @@
+"""The mods that come with Roundelay, one file each. They import only `roundelay.network`."""

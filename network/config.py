@@ -1,0 +1,191 @@
+"""What a node can be told: its fields with their defaults and bounds, and the layers a value may come from.
+
+Read before anything starts: a command-line flag goes before the environment (`ROUNDELAY_*`), that before the node's file, that
+before the default, and `resolve_config` keeps which one it was. The environment is an argument; only the named file is
+opened. Every field is read by something: `host`, `port` and `agents` by the command line, the rest by the hub.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, JsonValue, ValidationError
+
+from .errors import ConfigError
+from .yaml_nodes import YamlNode, bind, describe_problem, load_yaml
+
+__all__ = ["Limits", "NodeConfig", "YamlNode", "bind", "env_name", "flat_values", "load_yaml", "resolve_config"]
+
+Durability = Literal["full", "normal", "memory"]
+Visibility = Literal["people", "strict", "all", "current"]
+
+_Bytes = Annotated[int, Field(ge=1024, le=1024 * 1024 * 1024)]
+_Milliseconds = Annotated[int, Field(ge=1, le=24 * 60 * 60 * 1000)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class Limits(BaseModel):
+    """What one hub grants. Those that `welcome` announces are documented in docs/protocol.md, the last three are the hub's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_frame_bytes: _Bytes = 256 * 1024
+    max_depth: Annotated[int, Field(ge=1, le=256)] = 64  # JSON readers of many languages give up soon beyond
+    max_record_bytes: _Bytes = 256 * 1024
+    max_unacked: _Count = 256
+    hello_timeout_ms: _Milliseconds = 10_000
+    stall_timeout_ms: _Milliseconds = 15_000
+    ping_interval_ms: _Milliseconds = 20_000
+    session_queue_bytes: _Bytes = 1024 * 1024
+    sends_per_s: _Count = 10_000
+    root_messages_per_s: _Count = 50
+    max_hops: _Count = 32
+    max_root_messages: _Count = 256
+    max_connections: _Count = 20_000
+    max_unauthenticated: _Count = 1_000
+    max_pending_bytes: _Bytes = 64 * 1024 * 1024
+
+
+class NodeConfig(BaseModel):
+    """One node: where it listens, what it keeps, what it allows, and the agents that it starts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")] = "roundelay"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0: any free one
+    db: Path = Path("roundelay.db")
+    durability: Durability = "full"
+    visibility: Visibility = "people"
+    mods: tuple[str, ...] = ("channels", "discovery")
+    limits: Limits = Limits()
+    # As read: what an agent may say is for the package `roundelay.agents` to know. A text is the path of an agent file.
+    agents: tuple[InstanceOf[YamlNode], ...] = Field(default=(), exclude=True, repr=False)
+
+
+def resolve_config(
+    file: Path | None, env: Mapping[str, str], flags: Mapping[str, object]
+) -> tuple[NodeConfig, dict[str, str]]:
+    """Lay flags over environment over file over defaults; give the result and each field's origin.
+
+    Fields of `limits` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins. A flag of None and an empty
+    variable were not given. A relative ``db`` in a file is relative to that file. Raises `ConfigError` for the first wrong value.
+    """
+    values: dict[str, object] = {}
+    origins = dict.fromkeys((*_FIELDS, "agents"), "default")
+    agents: tuple[YamlNode, ...] = ()
+    if file is not None:
+        root = load_yaml(file)
+        agents = _take_agents(root)
+        for field, node in _file_values(root):
+            values[field] = str(file.parent / str(node.value)) if field == "db" else node.plain()
+            origins[field] = f"file {file}:{node.line}"
+        if isinstance(root.value, dict) and "agents" in root.value:
+            origins["agents"] = f"file {file}:{root.value['agents'].line}"
+    for field, text in _env_values(env):
+        given = [part.strip() for part in text.split(",")] if field == "mods" else text
+        values[field] = _check(field, given, env_name(field))
+        origins[field] = f"environment {env_name(field)}"
+    for field, value in flags.items():
+        if value is not None:
+            flag = "--" + field.replace("limits.", "").replace("_", "-")
+            values[field] = _check(field, value, flag)
+            origins[field] = f"flag {flag}"
+    config = NodeConfig.model_validate(_nest(values))
+    record_bytes, record_origin = config.limits.max_record_bytes, origins["limits.max_record_bytes"]
+    # Only when asked for: a smaller frame alone makes the default record limit moot, not wrong.
+    if record_origin != "default" and record_bytes > config.limits.max_frame_bytes:
+        raise ConfigError(
+            f"max_record_bytes ({record_bytes}, {record_origin}) is more than max_frame_bytes "
+            f"({config.limits.max_frame_bytes}), and a record travels in a frame; raise max_frame_bytes too"
+        )
+    return config.model_copy(update={"agents": agents}), origins
+
+
+def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
+    """Every value under the name that the origins use; the agents are left out."""
+    nested: dict[str, JsonValue] = config.model_dump(mode="json")
+    limits = nested.pop("limits")
+    assert isinstance(limits, dict)
+    return nested | {f"limits.{name}": value for name, value in limits.items()}
+
+
+def env_name(field: str) -> str:
+    """The variable that sets a field: ``limits.max_hops`` is ROUNDELAY_LIMITS_MAX_HOPS."""
+    return f"ROUNDELAY_{field.replace('.', '_').upper()}"
+
+
+_FIELDS = tuple(flat_values(NodeConfig()))
+_VARIABLES = {env_name(field): field for field in _FIELDS}
+# Variables of the command line and the client, which are no node's configuration.
+_OTHER_VARIABLES = {f"ROUNDELAY_{name}" for name in ("HOME", "URL", "TOKEN", "OWNER_TOKEN", "DEBUG")}
+
+
+def _take_agents(root: YamlNode) -> tuple[YamlNode, ...]:
+    listed = root.value.get("agents") if isinstance(root.value, dict) else None
+    if listed is None or listed.value is None:  # absent, or `agents:` with its lines commented out
+        return ()
+    if not isinstance(listed.value, list):
+        raise listed.error('"agents" must be a list: each item an agent, or the path of an agent file')
+    return tuple(listed.value)
+
+
+def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
+    """The fields that the file sets; each has been checked, so that an error names its line."""
+    if root.value is None:  # an empty file
+        return
+    settings = root
+    if isinstance(root.value, dict):
+        kept = {key: node for key, node in root.value.items() if key != "agents"}
+        if "limits" in kept and kept["limits"].value is None:
+            del kept["limits"]  # `limits:` with its lines commented out
+        settings = YamlNode(kept, root.path, root.line)
+    bind(NodeConfig, settings)
+    assert isinstance(settings.value, dict)  # else bind has refused it
+    for key, node in settings.value.items():
+        if key == "limits" and isinstance(node.value, dict):
+            yield from ((f"limits.{name}", limit) for name, limit in node.value.items())
+        else:
+            yield key, node
+
+
+def _env_values(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The fields that the environment sets.
+
+    Others may have ROUNDELAY_ variables of their own (an API key, say), so an unknown one is an error only where it must have
+    been meant for us: among the limits, or when it looks like a misspelled field.
+    """
+    for variable, text in env.items():
+        if not variable.startswith("ROUNDELAY_") or variable in _OTHER_VARIABLES or not text:
+            continue
+        if variable in _VARIABLES:
+            yield _VARIABLES[variable], text
+            continue
+        suffixes = [name.removeprefix("ROUNDELAY_") for name in _VARIABLES]
+        near = difflib.get_close_matches(variable.removeprefix("ROUNDELAY_"), suffixes, n=1, cutoff=0.75)
+        if near:
+            raise ConfigError(f"the environment variable {variable} is unknown; did you mean ROUNDELAY_{near[0]}?")
+        if variable.startswith("ROUNDELAY_LIMITS_"):
+            raise ConfigError(f"the environment variable {variable} names no limit; unset it")
+
+
+def _check(field: str, value: object, label: str) -> JsonValue:
+    """Validate one value alone, so that the error can name the flag or variable that gave it."""
+    if field not in _FIELDS:
+        raise ValueError(f"no such field: {field}")  # a mistake in the command line's own code
+    try:
+        checked = NodeConfig.model_validate(
+            _nest({field: value})
+        )  # not strict: "8700" from the environment is a number
+    except ValidationError as error:
+        raise ConfigError(f"{label} {describe_problem(error.errors()[0])}") from error
+    return flat_values(checked)[field]
+
+
+def _nest(flat: Mapping[str, object]) -> dict[str, object]:
+    nested: dict[str, object] = {field: value for field, value in flat.items() if "." not in field}
+    limits = {field.partition(".")[2]: value for field, value in flat.items() if "." in field}
+    return nested | ({"limits": limits} if limits else {})

@@ -1,0 +1,97 @@
+"""Which deliveries a client has handled, and which acknowledgement says so. Pure; `NetworkClient` sends what is `due`."""
+
+from __future__ import annotations
+
+from collections import deque
+
+MAX_REMEMBERED = 4096
+"""How many handled seqs are remembered, to recognise what a new session delivers again."""
+
+
+class Acks:
+    """Deliveries of one client across its sessions. ``prefix``: everything delivered up to here is handled."""
+
+    def __init__(self) -> None:
+        self.prefix = 0
+        self._order: deque[int] = deque()
+        self._open: set[int] = set()
+        self._given_back: set[int] = set()
+        self._handled: dict[int, None] = {}
+        self._single: list[int] = []
+        self._prefix_is_due = False
+        self._session_top = 0
+
+    def begin_session(self, cursor: int) -> None:
+        """A new session delivers again what was not acknowledged, from ``cursor``."""
+        # what was given back stays in the order: no acknowledgement may pass it before it has come again
+        self._order = deque(seq for seq in self._order if seq in self._open)
+        self._single.clear()
+        self._session_top = cursor
+        self._prefix_is_due = False
+
+    def take(self, seq: int) -> bool:
+        """A delivery has arrived. False if it is being handled, or was: then it is only acknowledged again."""
+        self._session_top = max(self._session_top, seq)
+        if seq in self._open and seq not in self._given_back:
+            return False
+        if seq in self._handled:
+            self._settle(seq)
+            return False
+        self._given_back.discard(seq)
+        if seq not in self._open:
+            self._open.add(seq)
+            self._order.append(seq)
+        return True
+
+    def handle(self, seq: int) -> None:
+        """One delivery is handled."""
+        if seq not in self._open:
+            return
+        self._open.discard(seq)
+        self._given_back.discard(seq)
+        self._remember(seq)
+        self._settle(seq)
+
+    def handle_up_to(self, seq: int) -> None:
+        for other in sorted(other for other in self._open if other <= seq):
+            self.handle(other)
+
+    def give_back(self, seq: int) -> bool:
+        """One delivery failed and will come again. False if it is not open."""
+        if seq not in self._open or seq in self._given_back:
+            return False
+        self._given_back.add(seq)
+        return True
+
+    def drop(self, seq: int) -> None:
+        """One delivery will not come again: the hub made it a dead letter."""
+        self._given_back.discard(seq)
+        if seq in self._open:
+            self._open.discard(seq)
+            self._advance()
+
+    def due(self) -> tuple[int | None, list[int]]:
+        """What to acknowledge now: everything up to a seq (or None), and single ones above it."""
+        prefix = self.prefix if self._prefix_is_due and self.prefix <= self._session_top else None
+        single = [seq for seq in self._single if prefix is None or seq > prefix]
+        self._prefix_is_due = False
+        self._single = []
+        return prefix, single
+
+    def _settle(self, seq: int) -> None:
+        before = self.prefix
+        self._advance()
+        if self.prefix == before or seq > self.prefix:
+            self._single.append(seq)
+
+    def _advance(self) -> None:
+        while self._order and self._order[0] not in self._open:
+            seq = self._order.popleft()
+            if seq > self.prefix:
+                self.prefix = seq
+                self._prefix_is_due = True
+
+    def _remember(self, seq: int) -> None:
+        self._handled[seq] = None
+        if len(self._handled) > MAX_REMEMBERED:
+            del self._handled[next(iter(self._handled))]

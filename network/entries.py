@@ -1,0 +1,204 @@
+"""What goes into `apply` and what comes out of it: entries, and outcomes of rows, puts and effects.
+
+Plain data. An entry names its session by id; only the hub knows sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from .errors import RoundelayError
+from .frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
+from .ledger import Row
+from .state import Participant, Put
+
+
+class Origin(Struct, frozen=True):
+    """Who an entry comes from: one welcomed session, or a mod (``session_id`` empty). ``fence`` is set for reactor sessions."""
+
+    session_id: str
+    agent_id: str
+    kind: Kind
+    is_operator: bool = False
+    fence: int | None = None
+
+
+class Peer(Struct, frozen=True):
+    """What the transport knows of the other end. ``is_trusted``: it runs in the hub's own process and needs no token."""
+
+    is_loopback: bool = False
+    has_browser_headers: bool = False
+    is_trusted: bool = False
+
+
+# --- entries -----------------------------------------------------------------------------------------------------------------
+
+
+class Join(Struct, frozen=True):
+    """A ``hello``; ``token_hash`` is None without a token."""
+
+    session_id: str
+    hello: HelloFrame
+    token_hash: str | None
+    peer: Peer
+    is_owner: bool
+
+
+class Send(Struct, frozen=True, gc=False):
+    """A ``send``; ``refusal`` is what a mod's ``before`` said, which a repeat does not hear."""
+
+    origin: Origin
+    frame: SendFrame
+    digest: str
+    refusal: RoundelayError | None = None
+
+
+class Record(Struct, frozen=True):
+    """A ``record``; ``trigger`` is the body's, for kind ``started``."""
+
+    origin: Origin
+    frame: RecordFrame
+    digest: str
+    trigger: int | None = None
+
+
+class Operate(Struct, frozen=True):
+    """A ``call`` of an operation that changes something, its arguments decoded."""
+
+    origin: Origin
+    call_id: str
+    op: str
+    args: Any
+    digest: str
+
+
+class Nack(Struct, frozen=True):
+    origin: Origin
+    seq: int
+    reason: str
+    retry_after_ms: int | None
+
+
+class Lost(Struct, frozen=True):
+    """A reactor session ended without a goodbye; its open reactions count an attempt each."""
+
+    origin: Origin
+
+
+class Handled(Struct, frozen=True):
+    """Floors to be kept; changes nothing but them."""
+
+    puts: tuple[Put, ...]
+
+
+class ModEntry(Struct, frozen=True):
+    """The outcome of a mod's IO, returning as an entry of its own."""
+
+    mod: str
+    payload: Any
+
+
+class Refused(Struct, frozen=True):
+    """A frame that was refused before the batch; it stands here to be answered in its order."""
+
+    session_id: str
+    error: RoundelayError
+    keys: dict[str, str]
+
+
+Entry: TypeAlias = Join | Send | Record | Operate | Nack | Lost | Handled | ModEntry | Refused
+
+# --- effects -----------------------------------------------------------------------------------------------------------------
+
+
+class Answer(Struct, frozen=True, gc=False):
+    """A frame for one session, encoded."""
+
+    session_id: str
+    data: bytes
+
+
+class Welcome(Struct, frozen=True):
+    """A session is accepted: it lives from this point of the log on."""
+
+    origin: Origin
+    hello: HelloFrame
+    participant: Participant
+    is_new: bool
+    cancelled: tuple[str, ...] = ()
+
+
+class Refuse(Struct, frozen=True):
+    """A session is not accepted: ``error`` first, if there is one, then the close code."""
+
+    session_id: str
+    code: int
+    error: RoundelayError | None
+
+
+class Notify(Struct, frozen=True):
+    """A notice for every session of these participants; operators' sessions too, if asked."""
+
+    agent_ids: frozenset[str]
+    kind: Literal["loop_stopped", "budget_exhausted", "dead_letter"]
+    thread_id: str | None
+    body: dict[str, Any]
+    operators: bool = False
+
+
+class Settle(Struct, frozen=True):
+    """One message is handled by one participant."""
+
+    agent_id: str
+    seq: int
+
+
+class Retry(Struct, frozen=True):
+    """One message goes to one participant again, not before ``due_at``."""
+
+    agent_id: str
+    seq: int
+    attempt: int
+    due_at: int
+
+
+class Disconnect(Struct, frozen=True):
+    """Close a participant's sessions with 4403; only those with this token hash, if given."""
+
+    agent_id: str
+    reason: str
+
+
+class AskToStop(Struct, frozen=True):
+    """Tell an agent's reactor session to cancel a reaction."""
+
+    agent_id: str
+    reaction: str
+    thread_id: str
+    sender_id: str
+
+
+Effect: TypeAlias = Answer | Welcome | Refuse | Notify | Settle | Retry | Disconnect | AskToStop
+
+
+class Outcome(Struct, frozen=True, gc=False):
+    """What one entry comes to. Nothing of it happens before the commit."""
+
+    rows: Sequence[Row] = ()
+    puts: Sequence[Put] = ()
+    effects: Sequence[Effect] = ()
+
+
+NOTHING = Outcome()
+
+
+def error_bytes(error: RoundelayError, keys: dict[str, str] | None = None) -> bytes:
+    """Encode the ``error`` frame of an exception; ``keys`` are the ids that it repeats."""
+    retry_after_ms: int | UnsetType = getattr(error, "retry_after_ms", UNSET)
+    return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=retry_after_ms, **(keys or {})))
+
+
+NO_VALUE = Raw(b"{}")

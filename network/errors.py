@@ -1,0 +1,187 @@
+"""Every error that Roundelay raises, grouped by what the caller can do about it.
+
+::
+
+    RoundelayError
+    ├── RequestError        fix the call: the same one will be refused again
+    │   ├── InvalidFrame, InvalidArguments, TooLarge, UnsupportedProtocol
+    │   ├── NotAuthenticated, Forbidden
+    │   ├── UnknownRecipient, UnknownMessage, UnknownOperation
+    │   └── IdConflict
+    ├── RetryLater          the same call again, after ``retry_after_ms``
+    │   └── RateLimited, Overloaded
+    ├── GiveUp              no retry helps; a person or an operator decides
+    │   └── LoopStopped, BudgetExhausted, Superseded, InternalError
+    ├── ConnectError        the hub cannot be reached, or was lost for good
+    ├── ConfigError         a file of the user's is wrong; names file and line
+    ├── LedgerError         the database is unusable; nothing was acknowledged
+    └── ModError            a mod cannot be loaded
+
+The codes are those of the wire protocol (docs/protocol.md, "Refusals"); `error_from_wire` turns an ``error`` frame into its exception.
+This module does no IO.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+
+class RoundelayError(Exception):
+    """Root of all errors. ``str()`` is a sentence that says what is wrong and how to go on."""
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class RequestError(RoundelayError):
+    """The call itself is wrong; it has to be changed before it is sent again."""
+
+
+class InvalidFrame(RequestError):
+    code = "invalid_frame"
+
+
+class NotAuthenticated(RequestError):
+    code = "not_authenticated"
+
+
+class Forbidden(RequestError):
+    code = "forbidden"
+
+
+class UnsupportedProtocol(RequestError):
+    code = "unsupported_protocol"
+
+
+class UnknownRecipient(RequestError):
+    code = "unknown_recipient"
+
+
+class UnknownMessage(RequestError):
+    code = "unknown_message"
+
+
+class UnknownOperation(RequestError):
+    code = "unknown_operation"
+
+
+class InvalidArguments(RequestError):
+    code = "invalid_arguments"
+
+
+class IdConflict(RequestError):
+    code = "id_conflict"
+
+
+class TooLarge(RequestError):
+    code = "too_large"
+
+
+class RetryLater(RoundelayError):
+    """The same call will be accepted later, not before ``retry_after_ms`` milliseconds."""
+
+    def __init__(self, message: str, retry_after_ms: int = 1000) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class RateLimited(RetryLater):
+    code = "rate_limited"
+
+
+class Overloaded(RetryLater):
+    code = "overloaded"
+
+
+class GiveUp(RoundelayError):
+    """No retry helps; somebody has to decide."""
+
+
+class LoopStopped(GiveUp):
+    code = "loop_stopped"
+
+
+class BudgetExhausted(GiveUp):
+    code = "budget_exhausted"
+
+
+class Superseded(GiveUp):
+    """A newer reactor session of the same agent has taken over; this one must not react again."""
+
+    code = "superseded"
+
+
+class InternalError(GiveUp):
+    code = "internal"
+
+
+class ConnectError(RoundelayError):
+    """The hub cannot be reached, or the connection was lost for good."""
+
+    code = "connect"
+
+
+class ConfigError(RoundelayError):
+    """A configuration or agent file is wrong; the sentence begins with ``path:line``."""
+
+    code = "config"
+
+    def __init__(self, message: str, *, path: Path | str | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.line = line
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return self.message
+        where = f"{self.path}:{self.line}" if self.line is not None else f"{self.path}"
+        return f"{where}: {self.message}"
+
+
+class LedgerError(RoundelayError):
+    """The ledger cannot be opened, read or written; nothing was acknowledged."""
+
+    code = "ledger"
+
+
+class ModError(RoundelayError):
+    """A mod cannot be loaded; the sentence names it and the reason."""
+
+    code = "mod"
+
+
+_BY_CODE: dict[str, type[RoundelayError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidFrame,
+        NotAuthenticated,
+        Forbidden,
+        UnsupportedProtocol,
+        UnknownRecipient,
+        UnknownMessage,
+        UnknownOperation,
+        InvalidArguments,
+        IdConflict,
+        TooLarge,
+        RateLimited,
+        Overloaded,
+        LoopStopped,
+        BudgetExhausted,
+        InternalError,
+    )
+}
+
+
+def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) -> RoundelayError:
+    """Give the exception for an ``error`` frame; a code of a newer hub becomes `InternalError`."""
+    cls = _BY_CODE.get(code, InternalError)
+    if issubclass(cls, RetryLater):
+        return cls(message, retry_after_ms if retry_after_ms is not None else 1000)
+    return cls(message)

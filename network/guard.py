@@ -1,0 +1,56 @@
+"""Bounds on what a participant may send: addresses, rates, the budgets of a root. Pure functions; the caller keeps the numbers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .errors import InvalidFrame, LoopStopped, RateLimited
+from .frames import is_id
+from .state import RootBudget
+
+_KINDS = ("agent", "channel", "mod")
+
+
+@lru_cache(maxsize=65536)
+def parse_address(to: str) -> tuple[str, str]:
+    """Split an address into its kind (``agent``, ``broadcast``, ``channel``, ``mod``) and name. Raises `InvalidFrame`."""
+    if to == "broadcast":
+        return "broadcast", ""
+    kind, colon, name = to.partition(":")
+    if not colon or kind not in _KINDS or not is_id(name):
+        shown = to if len(to) <= 80 else to[:80] + "…"
+        raise InvalidFrame(
+            f"{shown!r} is no address; write agent:ID, channel:NAME, mod:ID or broadcast, ids in lower case letters, digits, '.', '_', '-'."
+        )
+    return kind, name
+
+
+def next_arrival(arrival: float, now: int, per_s: int, what: str) -> float:
+    """Count one event against a rate of ``per_s``, with a burst of one second's worth, at ``now`` (ms).
+
+    ``arrival`` is what the last call gave (0.0 at first): when the next event would be due at exactly the rate (GCRA). Raises
+    `RateLimited` with the time to wait; then nothing is counted. ``per_s`` 0 means no limit.
+    """
+    if per_s <= 0:
+        return 0.0
+    due = arrival if arrival > now else float(now)
+    if due - now > 1000.0:
+        wait_ms = int(due - now - 1000.0) + 1
+        raise RateLimited(f"More than {per_s} {what} a second; send the same again in {wait_ms} ms.", wait_ms)
+    return due + 1000.0 / per_s
+
+
+def check_root(budget: RootBudget, root: int, hops: int, max_hops: int, max_messages: int) -> None:
+    """Refuse a message that would be one too many, or too far, from its root. Raises `LoopStopped`."""
+    allowed_messages = max_messages + budget.extra_messages
+    allowed_hops = max_hops + budget.extra_hops
+    if budget.messages >= allowed_messages:
+        raise LoopStopped(
+            f"The conversation from message {root} has used its {allowed_messages} messages; a person in it, or an operator, "
+            f"goes on with network.resume_root."
+        )
+    if hops > allowed_hops:
+        raise LoopStopped(
+            f"The conversation from message {root} has gone {allowed_hops} hops; a person in it, or an operator, goes on with "
+            f"network.resume_root."
+        )

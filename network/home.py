@@ -1,0 +1,142 @@
+"""What this machine remembers for its user: tokens, and which nodes run here.
+
+Under ``$ROUNDELAY_HOME``, else ``~/.roundelay``: ``tokens/HOST_PORT/AGENT_ID`` (mode 0600) and ``nodes/PORT.json``. Small files, read
+and written synchronously at start-up only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from .auth import make_token
+from .errors import ConfigError
+
+DEFAULT_URL = "ws://127.0.0.1:8700/"
+
+
+class RunningNode(Struct, frozen=True):
+    """A node that said it runs here; it may have died since."""
+
+    url: str
+    owner_file: str
+    pid: int
+
+    def is_alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+def home() -> Path:
+    """The folder; it may not exist yet."""
+    chosen = os.environ.get("ROUNDELAY_HOME")
+    return Path(chosen) if chosen else Path.home() / ".roundelay"
+
+
+def agent_token(url: str, agent_id: str) -> str:
+    """The token of an agent at one hub: read, or made and saved before it is first used. Raises `ConfigError`."""
+    parts = urlsplit(url)
+    return _read_or_make(home() / "tokens" / f"{parts.hostname or 'local'}_{parts.port or 0}" / agent_id)
+
+
+def owner_token(database: Path) -> str:
+    """The owner's token of a node with this database: read from ``FILE.owner``, or made. Raises `ConfigError`."""
+    return _read_or_make(Path(f"{database}.owner"))
+
+
+def read_token(path: Path) -> str:
+    """Read a token file. Raises `ConfigError` that says what to do."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise ConfigError(f"Cannot read the token in {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} holds no token; delete it to have a new one made.") from error
+    if not token:
+        raise ConfigError(f"{path} is empty; delete it to have a new one made.")
+    return token
+
+
+def _read_or_make(path: Path) -> str:
+    if path.exists():
+        return read_token(path)
+    token = make_token()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # complete before it has its name: another process finds a whole token or none
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return read_token(path)
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot save a token in {path}: {error.strerror}; check the folder's permissions."
+        ) from error
+    return token
+
+
+def announce_node(url: str, owner_file: Path) -> Path:
+    """Leave a note that a node runs here; the caller deletes it when the node stops."""
+    port = urlsplit(url).port
+    path = home() / "nodes" / f"{port}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(
+        json.dumps({"url": url, "owner_file": str(owner_file.resolve()), "pid": os.getpid()}), encoding="utf-8"
+    )
+    draft.replace(path)
+    return path
+
+
+def running_nodes() -> list[RunningNode]:
+    """The nodes of this user on this machine, the newest first; notes of dead ones are skipped."""
+    found: list[tuple[float, RunningNode]] = []
+    for path in sorted((home() / "nodes").glob("*.json")):
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            node = RunningNode(str(fields["url"]), str(fields["owner_file"]), int(fields["pid"]))
+            modified = path.stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if node.is_alive():
+            found.append((modified, node))
+    return [node for _, node in sorted(found, key=lambda item: -item[0])]
+
+
+def find_url() -> str:
+    """The hub to talk to when nothing is said: ``$ROUNDELAY_URL``, the node that runs here, or the default."""
+    chosen = os.environ.get("ROUNDELAY_URL")
+    if chosen:
+        return chosen
+    nodes = running_nodes()
+    return nodes[0].url if nodes else DEFAULT_URL
+
+
+def find_owner_token(url: str) -> str | None:
+    """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL; None if there is none."""
+    chosen = os.environ.get("ROUNDELAY_OWNER_TOKEN")
+    if chosen:
+        return chosen
+    wanted = urlsplit(url)
+    for node in running_nodes():
+        parts = urlsplit(node.url)
+        if parts.port == wanted.port and Path(node.owner_file).exists():
+            return read_token(Path(node.owner_file))
+    return None

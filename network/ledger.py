@@ -1,0 +1,140 @@
+"""The ledger's seam: the append-only log with its tables, and what the hub asks of it.
+
+Two implementations, `ledger_sqlite.SQLiteLedger` and `ledger_memory.MemoryLedger`, pass one contract suite
+(tests/contract/test_ledger.py). The hub is the only writer and calls `append` from one task at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from .frames import WireMessage
+from .state import Facts, MessageHead, Put, Table
+
+RowType: TypeAlias = Literal[
+    "message",
+    "record",
+    "registered",
+    "removed",
+    "token",
+    "channel",
+    "joined",
+    "left",
+    "dead",
+    "mod",
+    "budget",
+    "reactor",
+]
+
+
+class Row(Struct, frozen=True, kw_only=True, gc=False):
+    """One entry of the log.
+
+    ``actor`` and ``key`` are its idempotency key (``m:``, ``r:`` or ``c:`` and the client's id; empty when it has none).
+    ``target`` is the address whose readers it is delivered to, ``stream`` the thread of a message or the reaction of a record;
+    both are empty for other rows. ``data`` is JSON: a message as it is delivered, a record with its body.
+    """
+
+    seq: int
+    at: int
+    type: RowType
+    actor: str
+    key: str = ""
+    target: str = ""
+    stream: str = ""
+    label: str = ""
+    excluded: tuple[str, ...] = ()
+    digest: str = ""
+    data: bytes = b"{}"
+    head: MessageHead | None = None
+    message: WireMessage | None = None
+
+
+class Wanted(Struct):
+    """What a batch needs to know before it is applied: `Ledger.lookup` answers it with `Facts`."""
+
+    keys: set[tuple[str, str]]
+    seqs: set[int]
+    cold: set[tuple[Table, str]]
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.seqs or self.cold)
+
+
+class Span(Struct, frozen=True, gc=False):
+    """A range of one target's rows: ``after`` < seq < ``before`` (None: no end)."""
+
+    target: str
+    after: int
+    before: int | None = None
+
+
+class Meta(Struct, frozen=True, kw_only=True):
+    """What identifies a ledger."""
+
+    epoch: str
+    name: str
+    first_seq: int
+    head: int
+    stamp: int
+
+
+class ThreadSummary(Struct, frozen=True, gc=False):
+    thread_id: str
+    last_seq: int
+    messages: int
+
+
+class Ledger(Protocol):
+    """The log and its tables. Every method raises `LedgerError` when the storage fails; after a failed `append` its outcome is
+    unknown and the ledger must be reopened."""
+
+    async def open(self) -> tuple[Meta, list[Put]]:
+        """Open or create; give what it is and the rows of `LOADED_TABLES`."""
+
+    async def close(self) -> None:
+        """Close cleanly. Idempotent."""
+
+    async def lookup(self, wanted: Wanted) -> Facts:
+        """Answer a batch's questions. With each head that is found comes its root's ``root`` row, if there is one."""
+
+    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        """Store all of it in one transaction; durable, as configured, when it returns."""
+
+    async def inbox(
+        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False
+    ) -> list[Row]:
+        """Messages with ``after`` < seq <= ``until`` that lie in a span, or were sent by ``sender`` to one participant or mod;
+        ascending: the oldest ``limit`` of them, or the newest."""
+
+    async def thread(
+        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True
+    ) -> list[Row]:
+        """Rows of one stream, ascending: the newest ``limit`` of the range, or its oldest."""
+
+    async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
+        """Threads of the messages that `inbox` would give, newest first, each with how many there are."""
+
+    async def all_threads(self) -> list[ThreadSummary]:
+        """Every thread of the log, newest first."""
+
+    async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
+        """The messages under these seqs, as far as they exist."""
+
+    async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
+        """Keys and values of a table that is not loaded, whose keys begin with ``prefix``; ascending by key."""
+
+    async def lookup_cold(self, table: Table, key: str) -> Any:
+        """One value of a table that is not loaded, or None."""
+
+    async def expire_calls(self, before: int) -> None:
+        """Forget the results of calls that are older than ``before`` (ms)."""
+
+    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
+        """Records of one agent and kind with seq > ``after``, ascending."""
+
+    async def rows(self, after: int, limit: int) -> list[Row]:
+        """Every row with seq > ``after``, ascending: the export."""

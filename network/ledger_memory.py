@@ -1,0 +1,166 @@
+"""`MemoryLedger`: the ledger's double, for tests, simulation and nodes that need not remember. Nothing outlives the process."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+from .errors import LedgerError
+from .ledger import Meta, Row, Span, ThreadSummary, Wanted
+from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, Put, Table
+
+
+class MemoryLedger:
+    """A `Ledger` in dictionaries and sorted lists. Reopening the same object finds what was appended to it."""
+
+    def __init__(self, *, epoch: str, name: str = "roundelay") -> None:
+        self._epoch = epoch
+        self._name = name
+        self._is_open = False
+        self._rows: dict[int, Row] = {}
+        self._order: list[int] = []
+        self._keys: dict[tuple[str, str], Known] = {}
+        self._targets: dict[str, list[int]] = defaultdict(list)
+        self._streams: dict[str, list[int]] = defaultdict(list)
+        self._sent: dict[str, list[int]] = defaultdict(list)
+        self._tables: dict[str, dict[str, Any]] = defaultdict(dict)
+
+    async def open(self) -> tuple[Meta, list[Put]]:
+        self._is_open = True
+        last = self._rows[self._order[-1]] if self._order else None
+        meta = Meta(
+            epoch=self._epoch,
+            name=self._name,
+            first_seq=self._order[0] if self._order else 1,
+            head=last.seq if last is not None else 0,
+            stamp=last.at if last is not None else 0,
+        )
+        puts = [Put(table, key, value) for table in LOADED_TABLES for key, value in self._tables[table].items()]
+        return meta, puts
+
+    async def close(self) -> None:
+        self._is_open = False
+
+    async def lookup(self, wanted: Wanted) -> Facts:
+        facts = Facts()
+        for key in wanted.keys:
+            known = self._keys.get(key)
+            if known is not None:
+                facts.known[key] = known
+        for seq in wanted.seqs:
+            row = self._rows.get(seq)
+            if row is not None and row.head is not None:
+                facts.heads[seq] = row.head
+                budget = self._tables["root"].get(str(row.head.root))
+                if budget is not None:
+                    facts.cold["root", str(row.head.root)] = budget
+        for table, name in wanted.cold:
+            value = self._tables[table].get(name)
+            if value is not None:
+                facts.cold[table, name] = value
+        return facts
+
+    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        if not self._is_open:
+            raise LedgerError("The ledger is closed; open it before appending.")
+        for row in rows:
+            self._rows[row.seq] = row
+            self._order.append(row.seq)
+            if row.key:
+                self._keys[row.actor, row.key] = Known(row.seq, row.stream, row.digest)
+            if row.target:
+                self._targets[row.target].append(row.seq)
+                if row.head is not None and row.head.kind in ("direct", "mod"):
+                    self._sent[row.actor].append(row.seq)
+            if row.stream:
+                self._streams[row.stream].append(row.seq)
+        for put in puts:
+            if put.table in VOLATILE_TABLES:
+                continue
+            if put.value is None:
+                self._tables[put.table].pop(put.key, None)
+            else:
+                self._tables[put.table][put.key] = put.value
+
+    async def inbox(
+        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False
+    ) -> list[Row]:
+        ranges = [
+            _between(self._targets.get(span.target, []), max(after, span.after), _end(span, until)) for span in spans
+        ]
+        ranges.append(_between(self._sent.get(sender, []), after, until + 1))
+        if newest:
+            ranges = [seqs[::-1] for seqs in ranges]
+        found: list[int] = []
+        for seq in merge(*ranges, reverse=newest):
+            if found and found[-1] == seq:
+                continue
+            found.append(seq)
+            if len(found) == limit:
+                break
+        return [self._rows[seq] for seq in sorted(found)]
+
+    async def thread(
+        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True
+    ) -> list[Row]:
+        seqs = self._streams.get(stream, [])
+        low = bisect_right(seqs, after)
+        high = len(seqs) if before is None else bisect_left(seqs, before)
+        chosen = seqs[max(low, high - limit) : high] if newest else seqs[low : min(high, low + limit)]
+        return [self._rows[seq] for seq in chosen]
+
+    async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
+        last = self._order[-1] if self._order else 0
+        return _summarise(await self.inbox(spans, sender, 0, last, len(self._order) + 1))
+
+    async def all_threads(self) -> list[ThreadSummary]:
+        return _summarise(row for row in self._rows.values() if row.type == "message")
+
+    async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
+        found = {seq: self._rows[seq] for seq in seqs if seq in self._rows}
+        return {seq: row for seq, row in found.items() if row.type == "message"}
+
+    async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
+        names = sorted(key for key in self._tables[table] if key.startswith(prefix))
+        return [(name, self._tables[table][name]) for name in names[:limit]]
+
+    async def lookup_cold(self, table: Table, key: str) -> Any:
+        return self._tables[table].get(key)
+
+    async def expire_calls(self, before: int) -> None:
+        calls = self._tables["call"]
+        for key in [key for key, call in calls.items() if call.at < before]:
+            del calls[key]
+
+    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
+        found = (
+            row
+            for seq in self._order[bisect_right(self._order, after) :]
+            if (row := self._rows[seq]).type == "record" and row.actor == agent_id and row.label == kind
+        )
+        return list(islice(found, limit))
+
+    async def rows(self, after: int, limit: int) -> list[Row]:
+        start = bisect_right(self._order, after)
+        return [self._rows[seq] for seq in self._order[start : start + limit]]
+
+
+def _summarise(rows: Iterable[Row]) -> list[ThreadSummary]:
+    counts: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        last, count = counts.get(row.stream, (0, 0))
+        counts[row.stream] = (max(last, row.seq), count + 1)
+    newest_first = sorted(counts.items(), key=lambda item: -item[1][0])
+    return [ThreadSummary(thread_id, last, count) for thread_id, (last, count) in newest_first]
+
+
+def _end(span: Span, until: int) -> int:
+    return until + 1 if span.before is None else min(span.before, until + 1)
+
+
+def _between(seqs: Sequence[int], after: int, before: int) -> Sequence[int]:
+    return seqs[bisect_right(seqs, after) : bisect_left(seqs, before)]

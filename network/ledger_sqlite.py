@@ -1,0 +1,306 @@
+"""`SQLiteLedger`: the durable ledger, one file in WAL mode, through aiosqlite.
+
+One connection writes and one reads, each on a thread of its own. `append` is one transaction; with ``durability="full"`` it is on
+the disk when it returns (``synchronous=FULL`` is set on the connection: it is not stored in the file). The schema's history is in
+`migrations`. Raises `LedgerError` for whatever SQLite raises.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import aiosqlite
+import msgspec
+
+from .errors import LedgerError
+from .ledger import Meta, Row, Span, ThreadSummary, Wanted
+from .migrations import SCHEMA_VERSION, migrate
+from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table, decode_value, encode_value
+
+Durability = Literal["full", "normal", "memory"]
+
+_SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
+_ROW_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
+_INSERT = f"INSERT INTO log ({_ROW_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+
+T = TypeVar("T")
+
+
+class SQLiteLedger:
+    """A `Ledger` in one SQLite file.
+
+    ``new_epoch`` gives the string that marks a new history: on creation, and after an unclean stop when ``durability`` is not
+    ``full`` (acknowledged rows may then be gone).
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        new_epoch: Callable[[], str],
+        name: str = "roundelay",
+        durability: Durability = "full",
+    ) -> None:
+        self.path = Path(path)
+        self._new_epoch = new_epoch
+        self._name = name
+        self._durability = durability
+        self._writer: aiosqlite.Connection | None = None
+        self._reader: aiosqlite.Connection | None = None
+        self._lock: int | None = None
+
+    # --- lifetime
+
+    async def open(self) -> tuple[Meta, list[Put]]:
+        self._take_lock()
+        try:
+            self._writer = await self._connect()
+            meta, puts = await self._run(self._writer, self._prepare)
+            self._reader = await self._connect()
+        except BaseException:
+            await self.close()
+            raise
+        return meta, puts
+
+    async def close(self) -> None:
+        writer, self._writer = self._writer, None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+        if writer is not None:
+            with suppress(sqlite3.Error):  # a database that failed stays marked unclean
+                await writer.execute("UPDATE meta SET value = 'clean' WHERE key = 'state'")
+            await writer.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _take_lock(self) -> None:
+        """One process per file: two hubs would give out the same seqs."""
+        try:
+            self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._drop_lock()
+            raise LedgerError(
+                f"{self.path} is in use by another node; stop that one, or give this one another --db."
+            ) from error
+        except OSError as error:
+            self._drop_lock()
+            raise LedgerError(
+                f"Cannot write beside {self.path}: {error.strerror}; choose a --db in a writable folder."
+            ) from error
+
+    def _drop_lock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _connect(self) -> aiosqlite.Connection:
+        try:
+            return await aiosqlite.connect(self.path, isolation_level=None, cached_statements=256)
+        except sqlite3.Error as error:
+            raise LedgerError(
+                f"Cannot open the database {self.path}: {error}; check the path and its permissions."
+            ) from error
+
+    async def _run(self, db: aiosqlite.Connection | None, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on a connection's thread, as one hop.
+
+        aiosqlite has no public call for several statements in one hop, and a hop costs more than a small transaction; hence its
+        `_execute`, in this one place.
+        """
+        if db is None:
+            raise LedgerError(f"The ledger {self.path} is closed.")
+        try:
+            result: T = await db._execute(partial(function, db._conn))  # type: ignore[no-untyped-call]
+        except (sqlite3.Error, ValueError) as error:
+            raise LedgerError(f"The database {self.path} failed: {error}.") from error
+        return result
+
+    def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
+        db.execute("PRAGMA busy_timeout = 2000")
+        migrate(db)
+        meta = dict(db.execute("SELECT key, value FROM meta"))
+        is_lossy_restart = meta.get("state") == "open" and self._durability != "full"
+        if "epoch" not in meta or is_lossy_restart:
+            meta["epoch"] = self._new_epoch()
+        name = meta.get("name", self._name)
+        changed = {"epoch": meta["epoch"], "name": name, "state": "open"}
+        db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", changed.items())
+        first, head = db.execute("SELECT min(seq), max(seq) FROM log").fetchone()
+        stamp = db.execute("SELECT at FROM log WHERE seq = ?", (head,)).fetchone() if head is not None else (0,)
+        marks = ",".join("?" * len(LOADED_TABLES))
+        puts = [
+            Put(table, key, decode_value(table, value))
+            for table, key, value in db.execute(
+                f"SELECT tbl, key, value FROM state WHERE tbl IN ({marks})", LOADED_TABLES
+            )
+        ]
+        return Meta(epoch=meta["epoch"], name=name, first_seq=first or 1, head=head or 0, stamp=stamp[0]), puts
+
+    # --- writing
+
+    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        log = [
+            (
+                row.seq, row.at, row.type, row.actor, row.key or None, row.target or None, row.stream or None, row.label or None,
+                json.dumps(row.excluded) if row.excluded else None, row.digest or None,
+                msgspec.json.encode(row.head).decode() if row.head is not None else None, row.data.decode(),
+            )
+            for row in rows
+        ]  # fmt: skip
+        kept = [put for put in puts if put.table not in VOLATILE_TABLES]
+        saved = [(put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None]
+        dropped = [(put.table, put.key) for put in kept if put.value is None]
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                db.executemany(_INSERT, log)
+                if saved:
+                    db.executemany("INSERT OR REPLACE INTO state (tbl, key, value) VALUES (?, ?, ?)", saved)
+                if dropped:
+                    db.executemany("DELETE FROM state WHERE tbl = ? AND key = ?", dropped)
+                db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
+
+        await self._run(self._writer, write)
+
+    # --- reading
+
+    async def lookup(self, wanted: Wanted) -> Facts:
+        if not wanted:
+            return Facts()
+        # on the writer's connection: it sees its own last commit without a new read transaction
+        return await self._run(self._writer, partial(_lookup, wanted))
+
+    async def inbox(
+        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False
+    ) -> list[Row]:
+        order = "DESC" if newest else "ASC"
+        query, values = _inbox_query(spans, sender, after, until, f" ORDER BY seq {order} LIMIT {int(limit)}")
+        sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE seq IN ({query}) ORDER BY seq {order} LIMIT ?"
+        rows = await self._read(sql, [*values, limit])
+        return rows[::-1] if newest else rows
+
+    async def thread(
+        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True
+    ) -> list[Row]:
+        end = before if before is not None else 2**62
+        order = "DESC" if newest else "ASC"
+        sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE stream = ? AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?"
+        rows = await self._read(sql, [stream, after, end, limit])
+        return rows[::-1] if newest else rows
+
+    async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
+        query, values = _inbox_query(spans, sender, 0, 2**62, "")
+        sql = (
+            f"SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({query}) GROUP BY stream ORDER BY max(seq) DESC"
+        )
+        found = await self._run(self._reader, lambda db: db.execute(sql, values).fetchall())
+        return [ThreadSummary(*row) for row in found]
+
+    async def all_threads(self) -> list[ThreadSummary]:
+        sql = (
+            "SELECT stream, max(seq), count(*) FROM log WHERE type = 'message' AND stream IS NOT NULL "
+            "GROUP BY stream ORDER BY max(seq) DESC"
+        )
+        found = await self._run(self._reader, lambda db: db.execute(sql).fetchall())
+        return [ThreadSummary(*row) for row in found]
+
+    async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
+        sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?)) AND type = 'message'"
+        return {row.seq: row for row in await self._read(sql, [json.dumps(list(seqs))])}
+
+    async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
+        sql = "SELECT key, value FROM state WHERE tbl = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
+        found = await self._run(
+            self._reader, lambda db: db.execute(sql, (table, prefix, f"{prefix}\U0010ffff", limit)).fetchall()
+        )
+        return [(key, decode_value(table, value)) for key, value in found]
+
+    async def lookup_cold(self, table: Table, key: str) -> Any:
+        sql = "SELECT value FROM state WHERE tbl = ? AND key = ?"
+        found = await self._run(self._reader, lambda db: db.execute(sql, (table, key)).fetchone())
+        return decode_value(table, found[0]) if found is not None else None
+
+    async def expire_calls(self, before: int) -> None:
+        sql = "DELETE FROM state WHERE tbl = 'call' AND value ->> 'at' < ?"
+        await self._run(self._writer, lambda db: db.execute(sql, (before,)))
+
+    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
+        sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE actor = ? AND type = 'record' AND label = ? AND seq > ? ORDER BY seq LIMIT ?"
+        return await self._read(sql, [agent_id, kind, after, limit])
+
+    async def rows(self, after: int, limit: int) -> list[Row]:
+        return await self._read(f"SELECT {_ROW_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?", [after, limit])
+
+    async def _read(self, sql: str, values: Sequence[object]) -> list[Row]:
+        found = await self._run(self._reader, lambda db: db.execute(sql, values).fetchall())
+        return [_row(*columns) for columns in found]
+
+
+def _lookup(wanted: Wanted, db: sqlite3.Connection) -> Facts:
+    facts = Facts()
+    if wanted.keys:
+        sql = (
+            "SELECT l.actor, l.key, l.seq, ifnull(l.stream, ''), ifnull(l.digest, '') FROM json_each(?) AS w "
+            "CROSS JOIN log AS l ON l.actor = w.value ->> 0 AND l.key = w.value ->> 1"
+        )
+        for actor, key, seq, stream, digest in db.execute(sql, (msgspec.json.encode(list(wanted.keys)).decode(),)):
+            facts.known[actor, key] = Known(seq, stream, digest)
+    for seq in wanted.seqs:
+        found = db.execute("SELECT head FROM log WHERE seq = ? AND type = 'message'", (seq,)).fetchone()
+        if found is not None:
+            head = facts.heads[seq] = msgspec.json.decode(found[0], type=MessageHead)
+            _find_cold(db, facts, "root", str(head.root))
+    for table, key in wanted.cold:
+        _find_cold(db, facts, table, key)
+    return facts
+
+
+def _find_cold(db: sqlite3.Connection, facts: Facts, table: Table, key: str) -> None:
+    found = db.execute("SELECT value FROM state WHERE tbl = ? AND key = ?", (table, key)).fetchone()
+    if found is not None:
+        facts.cold[table, key] = decode_value(table, found[0])
+
+
+def _inbox_query(spans: Sequence[Span], sender: str, after: int, until: int, cut: str) -> tuple[str, list[object]]:
+    """The seqs of an inbox: one indexed range per span, each ``cut`` to a page's size, so that a page costs its own size."""
+    parts: list[str] = []
+    values: list[object] = []
+    for span in spans:
+        parts.append(f"SELECT * FROM (SELECT seq FROM log WHERE target = ? AND seq > ? AND seq < ?{cut})")
+        before = until + 1 if span.before is None else min(span.before, until + 1)
+        values += [span.target, max(after, span.after), before]
+    parts.append(f"SELECT * FROM (SELECT seq FROM log WHERE actor = ? AND is_private AND seq > ? AND seq <= ?{cut})")
+    values += [sender, after, until]
+    return " UNION ".join(parts), values
+
+
+def _row(
+    seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None, label: str | None,
+    excluded: str | None, digest: str | None, head: str | None, data: str,
+) -> Row:  # fmt: skip
+    return Row(
+        seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "", label=label or "",
+        excluded=tuple(json.loads(excluded)) if excluded else (), digest=digest or "", data=data.encode(),
+        head=msgspec.json.decode(head, type=MessageHead) if head else None,
+    )  # fmt: skip
+
+
+__all__ = ["SCHEMA_VERSION", "Durability", "SQLiteLedger"]

@@ -1,0 +1,61 @@
+"""The database's schema and its history: one step per version, each in a transaction of its own.
+
+``PRAGMA user_version`` says how far a file is; it changes in the step's transaction, so that a step that is killed has not
+happened. A file from a newer Roundelay is refused.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from .errors import LedgerError
+
+_V1 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE log (
+    seq INTEGER PRIMARY KEY,
+    at INTEGER NOT NULL,
+    type TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    key TEXT,
+    target TEXT,
+    stream TEXT,
+    label TEXT,
+    excluded TEXT,
+    digest TEXT,
+    head TEXT,
+    data TEXT NOT NULL,
+    is_private INTEGER GENERATED ALWAYS AS (target IS NOT NULL AND (target GLOB 'agent:*' OR target GLOB 'mod:*')) VIRTUAL
+);
+CREATE UNIQUE INDEX log_key ON log (actor, key) WHERE key IS NOT NULL;
+CREATE INDEX log_target ON log (target, seq) WHERE target IS NOT NULL;
+CREATE INDEX log_stream ON log (stream, seq) WHERE stream IS NOT NULL;
+CREATE INDEX log_sent ON log (actor, seq) WHERE is_private;
+CREATE INDEX log_record ON log (actor, label, seq) WHERE type = 'record';
+CREATE TABLE state (tbl TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (tbl, key)) WITHOUT ROWID;
+"""
+
+_STEPS = (_V1,)
+SCHEMA_VERSION = len(_STEPS)
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring the schema to `SCHEMA_VERSION`. Raises `LedgerError` for a file of a newer version or of something else."""
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise LedgerError(
+            f"The database has schema {version}, this Roundelay knows up to {SCHEMA_VERSION}; upgrade Roundelay to open it."
+        )
+    if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise LedgerError("The file is a database of something else; give another --db.")
+    for step in range(version, SCHEMA_VERSION):
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in _STEPS[step].split(";"):
+                if statement.strip():
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {step + 1}")
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise

@@ -1,0 +1,248 @@
+"""The plugin seam: mods extend the hub with hooks on a message's way and with typed operations.
+
+A mod is written once, on the hub; agents get its operations as tools. The whole surface:
+
+- ``before(incoming)``: step 3, synchronous, no IO; raises a `RequestError` to refuse a message.
+- ``apply(change, message)``: step 6, synchronous, no IO; changes the mod's own state and sends messages, in the message's commit.
+- ``after(context, message)``: step 8, may do IO; its outcome returns by ``context.submit(payload)`` to ``apply_entry(change, payload)``.
+- methods marked `operation`: ``change`` operations run in `apply`, ``read`` operations are asynchronous and change nothing.
+
+Third parties register a `Mod` subclass under the entry point group ``roundelay.mods``. docs/mods.md shows one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
+
+import msgspec
+from msgspec import Raw, Struct
+
+from .entries import Origin
+from .errors import InvalidArguments, ModError
+from .frames import ModInfo, OperationInfo, SendFrame, is_id
+from .ledger import Ledger, Row
+from .state import MessageHead, State
+from .visibility import Visibility
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Incoming(Struct, frozen=True):
+    """A message as ``before`` sees it: who sends what where; not yet stored."""
+
+    origin: Origin
+    frame: SendFrame
+
+
+class Change(Protocol):
+    """What the synchronous hooks and operations may do; all of it lands in one commit, or none. Implemented by `apply`.
+
+    Its methods raise `RequestError`; whatever they raise is the caller's answer, and nothing has changed.
+    """
+
+    origin: Origin
+    state: State
+    stamp: int
+
+    def get(self, key: str) -> Any:
+        """The mod's own JSON value under a key, or None."""
+
+    def put(self, key: str, value: object) -> None:
+        """Keep a JSON value under a key of the mod's own; None deletes it."""
+
+    def create_channel(
+        self, name: str, *, topic: str = "", history: Literal["since_join", "members"] = "since_join"
+    ) -> None: ...
+
+    def set_channel(
+        self, name: str, *, topic: str | None = None, history: Literal["since_join", "members"] | None = None
+    ) -> None: ...
+
+    def join_channel(self, name: str, agent_id: str) -> None: ...
+
+    def leave_channel(self, name: str, agent_id: str) -> None: ...
+
+    def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
+        """Send a message as the calling participant."""
+
+    def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
+        """Send a message from the mod to one participant."""
+
+    def head(self, seq: int) -> MessageHead:
+        """The head of a message that the caller may read. Raises `UnknownMessage`."""
+
+
+class HubView(Protocol):
+    """What a reading operation may ask of the running hub."""
+
+    name: str
+    epoch: str
+    server: str
+    ledger: Ledger
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def mod_ids(self) -> list[str]: ...
+
+    @property
+    def network_visibility(self) -> Visibility: ...
+
+    def is_online(self, agent_id: str) -> bool: ...
+
+    def delivered_up_to(self, agent_id: str) -> int: ...
+
+    def is_handled(self, agent_id: str, seq: int) -> bool: ...
+
+    def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None: ...
+
+
+class Reading(Struct, frozen=True):
+    """The first argument of a reading operation: who asks, and where to look."""
+
+    origin: Origin
+    hub: HubView
+
+
+class AfterContext(Struct, frozen=True):
+    """What ``after`` gets: ``submit`` sends a payload back into the log's order, to ``apply_entry``."""
+
+    state: State
+    submit: Callable[[Any], None]
+
+
+class Operation(Struct, frozen=True):
+    """One operation: its name on the wire, its arguments' type, and whether it changes anything."""
+
+    op: str
+    description: str
+    args_type: type[Struct]
+    function: Callable[..., Any]
+    is_change: bool
+
+    def decode(self, args: Raw) -> Struct:
+        """Decode the arguments. Raises `InvalidArguments` with the field and the operation's own."""
+        try:
+            return msgspec.json.decode(args, type=self.args_type)
+        except (msgspec.DecodeError, RecursionError) as error:
+            known = ", ".join(
+                field.encode_name + ("" if field.required else "?") for field in msgspec.structs.fields(self.args_type)
+            )
+            raise InvalidArguments(f"{self.op}: {error}; its arguments are {{{known}}}.") from error
+
+    def info(self) -> OperationInfo:
+        """What ``welcome`` advertises."""
+        return OperationInfo(self.op, self.description, args_schema(self.args_type))
+
+
+def operation(kind: Literal["change", "read"], *, name: str | None = None) -> Callable[[F], F]:
+    """Mark a method of a mod as an operation.
+
+    A ``change`` is ``def method(self, change, *, arg: type, ...)``, synchronous and without IO; a ``read`` is
+    ``async def method(self, reading, *, arg: type, ...)``. The docstring's first paragraph is the description that models see.
+    """
+
+    def mark(function: F) -> F:
+        function.__roundelay_operation__ = (kind, name or function.__name__)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class Mod:
+    """Subclass this; see the module's docstring. ``id`` names the mod, its address ``mod:ID`` and its operations ``ID.name``."""
+
+    id: ClassVar[str] = ""
+
+    def before(self, incoming: Incoming) -> None:
+        """Refuse a message by raising a `RequestError`."""
+
+    def apply(self, change: Change, message: Row) -> None:
+        """React to an accepted message within its commit. ``message.to`` is ``mod:ID`` when it is for this mod."""
+
+    def apply_entry(self, change: Change, payload: Any) -> None:
+        """Take what ``after`` submitted."""
+
+    def after(self, context: AfterContext, message: Row) -> Awaitable[None] | None:
+        """React to a stored message outside the commit; may do IO. Not repeated if the hub dies meanwhile."""
+
+    def operations(self) -> list[Operation]:
+        """The operations that this mod's methods declare, by name."""
+        found = []
+        for _, method in inspect.getmembers(self, callable):
+            mark = getattr(method, "__roundelay_operation__", None)
+            if mark is not None:
+                found.append(_build_operation(self.id, mark[1], method, mark[0]))
+        return sorted(found, key=lambda operation: operation.op)
+
+    def describe(self) -> ModInfo:
+        """What ``welcome`` says of this mod."""
+        return ModInfo(self.id, [operation.info() for operation in self.operations()])
+
+    def overrides(self, hook: str) -> bool:
+        """Whether this mod has a hook of its own; the hub calls only those."""
+        return getattr(type(self), hook) is not getattr(Mod, hook)
+
+
+def _build_operation(mod: str, name: str, method: Callable[..., Any], kind: str) -> Operation:
+    description = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+    if not description:
+        raise ModError(f"The operation {mod}.{name} has no docstring; its first paragraph is what models read.")
+    hints = get_type_hints(method, include_extras=True)
+    fields: list[Any] = []
+    for parameter in list(inspect.signature(method).parameters.values())[1:]:
+        hint = hints[parameter.name]
+        has_default = parameter.default is not inspect.Parameter.empty
+        fields.append((parameter.name, hint, parameter.default) if has_default else (parameter.name, hint))
+    title = "".join(part.title() for part in f"{mod}_{name}".split("_"))
+    args_type = msgspec.defstruct(title, fields, forbid_unknown_fields=True, kw_only=True, frozen=True)
+    return Operation(f"{mod}.{name}", description, args_type, method, kind == "change")
+
+
+def args_schema(args_type: type[Struct]) -> dict[str, Any]:
+    """The JSON Schema of an operation's arguments: one object, no references."""
+    _, components = msgspec.json.schema_components([args_type], ref_template="#/$defs/{name}")
+    schema = dict(components.pop(args_type.__name__))
+    schema.pop("title", None)
+    schema["additionalProperties"] = False
+    schema.setdefault("required", [])
+    if components:
+        schema["$defs"] = components
+    return schema
+
+
+def load_mods(names: list[str], known: dict[str, type[Mod]]) -> list[Mod]:
+    """Make the mods of these names: ``known`` ones first, then entry points of the group ``roundelay.mods``.
+
+    Raises `ModError` that names the mod and the reason; a node does not start with less than it was told.
+    """
+    mods: list[Mod] = []
+    for name in names:
+        try:
+            cls = known.get(name) or _find_entry_point(name)
+            mod = cls()
+            mod.operations()
+        except ModError:
+            raise
+        except Exception as error:
+            raise ModError(f"The mod {name!r} failed to load: {type(error).__name__}: {error}.") from error
+        if not isinstance(mod, Mod) or not is_id(mod.id):
+            raise ModError(f"The mod {name!r} is no roundelay Mod with a lower-case id; see docs/mods.md.")
+        if any(other.id == mod.id for other in mods) or mod.id == "network":
+            raise ModError(f"The mod id {mod.id!r} is taken; each mod needs its own.")
+        mods.append(mod)
+    return mods
+
+
+def _find_entry_point(name: str) -> Callable[[], Mod]:
+    found = entry_points(group="roundelay.mods", name=name)
+    for point in found:
+        loaded: Callable[[], Mod] = point.load()
+        return loaded
+    installed = sorted(point.name for point in entry_points(group="roundelay.mods"))
+    more = f"; installed are {', '.join(installed)}" if installed else ""
+    raise ModError(f"No mod is called {name!r}{more}. Check the node's `mods:`, or install the package that brings it.")

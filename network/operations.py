@@ -1,0 +1,456 @@
+"""The ``network.*`` operations that every hub has (docs/protocol.md), written as a mod is.
+
+Changes run in `apply`; reads ask the ledger and never show more than the caller may read. Operators may read everything.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw
+
+from .change import ChangeSet
+from .entries import AskToStop, Disconnect, Origin
+from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
+from .frames import Kind, Seq, is_id
+from .ledger import Row, ThreadSummary
+from .mod import Mod, Reading, operation
+from .state import MessageHead, OpenReaction, RootBudget, Token, Triggered
+from .visibility import VISIBILITIES, PromptFilter, Visibility, may_read, readable_spans, recipients, thread_readers
+
+Limit = Annotated[int, Meta(ge=1, le=500)]
+SCANNED_ROWS = 4000
+"""How far back `network.window` looks for threads beside the incoming one, in messages that the agent may read."""
+PAGE = 500
+
+
+class NetworkOperations(Mod):
+    """Not a mod of its own: the hub's operations, in the same shape."""
+
+    id = "network"
+
+    # --- changes
+
+    @operation("change")
+    def cancel(self, change: ChangeSet, *, reaction: str | None = None, thread_id: str | None = None) -> dict[str, Any]:
+        """Ask the reactions of a thread, or one reaction, to stop."""
+        if (reaction is None) == (thread_id is None):
+            raise InvalidArguments("network.cancel takes either reaction or thread_id.")
+        stopped = []
+        for key, found in list(change.state.items("reaction")):
+            if key != reaction and found.trigger_head.thread_id != thread_id:
+                continue
+            if not _may_cancel(change, found):
+                continue
+            change.put_row("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
+            change.effects.append(AskToStop(found.agent_id, key, found.trigger_head.thread_id, change.origin.agent_id))
+            stopped.append(key)
+        return {"reactions": stopped}
+
+    @operation("change")
+    def resume_root(self, change: ChangeSet, *, root: Seq) -> dict[str, Any]:
+        """Let a conversation that has used its budget go on, with as much again."""
+        if change.origin.is_operator:
+            head = change.facts.heads.get(root)
+        else:
+            head = change.head(root)
+            if change.origin.kind != "human":
+                raise Forbidden("Only a person in the thread, or an operator, lets a stopped conversation go on.")
+        if head is None or head.root != root:
+            raise UnknownMessage(f"There is no root message {root}; a loop_stopped notice names it.")
+        budget: RootBudget = (
+            change.state.get("root", str(root)) or change.facts.cold.get(("root", str(root))) or RootBudget(1, root)
+        )
+        limits = change.rules.limits
+        change.write_row("budget", data=msgspec.json.encode({"root": root, "event": "resumed"}))
+        extended = msgspec.structs.replace(
+            budget,
+            extra_messages=budget.extra_messages + limits.max_root_messages,
+            extra_hops=budget.extra_hops + limits.max_hops,
+            is_stopped=False,
+        )
+        change.put_row("root", str(root), extended)
+        return {}
+
+    @operation("change")
+    def remove(self, change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
+        """Remove a participant for good (operators)."""
+        _need_operator(change.origin)
+        participant = change.state.present(agent_id)
+        if participant is None:
+            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+        for channel, member in list(change.state.memberships(agent_id).items()):
+            if member.is_in:
+                change.leave_channel(channel, agent_id)
+        row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
+        change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
+        change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))
+        return {}
+
+    @operation("change")
+    def create_token(
+        self, change: ChangeSet, *, agent_id: str, kind: Kind, token_hash: str, operator: bool = False
+    ) -> dict[str, Any]:
+        """Let the token with this hash (SHA-256, hex) join as an id (operators). The token itself is never sent."""
+        _need_operator(change.origin)
+        if not is_id(agent_id):
+            raise InvalidArguments(f"{agent_id!r} is no id; use lower case letters, digits, '.', '_', '-'.")
+        if len(token_hash) != 64 or any(char not in "0123456789abcdef" for char in token_hash):
+            raise InvalidArguments("token_hash must be the SHA-256 of the token in 64 hex digits.")
+        participant = change.state.participant(agent_id)
+        if participant is not None and participant.kind != kind:
+            raise InvalidArguments(f"{agent_id} is registered as {participant.kind}; its kind never changes.")
+        if change.state.get("token", token_hash) is not None:
+            raise InvalidArguments("This token is in use; make another.")
+        change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
+        change.put_row("token", token_hash, Token(agent_id, kind, change.stamp, operator))
+        return {}
+
+    @operation("change")
+    def revoke_token(self, change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
+        """Revoke every token of an id and close its sessions (operators)."""
+        _need_operator(change.origin)
+        revoked = 0
+        for key, token in list(change.state.items("token")):
+            if token.agent_id == agent_id and not token.revoked:
+                change.put_row("token", key, msgspec.structs.replace(token, revoked=True))
+                revoked += 1
+        if not revoked:
+            raise UnknownRecipient(f"{agent_id!r} has no token; network.list_tokens lists them.")
+        change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
+        change.effects.append(Disconnect(agent_id, f"The token of {agent_id} was revoked."))
+        return {"revoked": revoked}
+
+    # --- reads
+
+    @operation("read")
+    async def info(self, reading: Reading) -> dict[str, Any]:
+        """What this network is."""
+        hub = reading.hub
+        count = sum(1 for _ in hub.state.participants())
+        return {
+            "name": hub.name, "epoch": hub.epoch, "server": hub.server, "head": hub.state.head, "participants": count,
+            "mods": hub.mod_ids,
+        }  # fmt: skip
+
+    @operation("read")
+    async def list_agents(
+        self, reading: Reading, *, kind: Kind | None = None, online: bool | None = None
+    ) -> dict[str, Any]:
+        """Everyone who is registered, by id."""
+        agents = []
+        for participant in sorted(reading.hub.state.participants(), key=lambda p: p.agent_id):
+            is_online = reading.hub.is_online(participant.agent_id)
+            if kind not in (None, participant.kind) or online not in (None, is_online):
+                continue
+            entry: dict[str, Any] = {"agent_id": participant.agent_id, "kind": participant.kind}
+            entry["state"] = "online" if is_online else "offline"
+            if participant.card is not None:
+                entry["card"] = participant.card
+            agents.append(entry)
+        return {"agents": agents}
+
+    @operation("read")
+    async def list_tokens(self, reading: Reading) -> dict[str, Any]:
+        """Who has tokens, without the tokens (operators)."""
+        _need_operator(reading.origin)
+        tokens = [
+            {
+                "agent_id": t.agent_id,
+                "kind": t.kind,
+                "operator": t.operator,
+                "revoked": t.revoked,
+                "created_at": t.created_at,
+                "hash": key[:12],
+            }
+            for key, t in reading.hub.state.items("token")
+        ]
+        return {"tokens": sorted(tokens, key=lambda token: (token["agent_id"], token["created_at"]))}
+
+    @operation("read")
+    async def list_threads(self, reading: Reading, *, limit: Limit = 50) -> dict[str, Any]:
+        """Threads that the caller may read, newest first."""
+        found: list[dict[str, Any]] = []
+        for summary in await _threads(reading):
+            rows = await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)
+            if rows and rows[0].head is not None:
+                readers = sorted(thread_readers(reading.hub.state, rows[0].head))
+                found.append(
+                    {
+                        "thread_id": summary.thread_id,
+                        "last_seq": summary.last_seq,
+                        "messages": summary.messages,
+                        "readers": readers,
+                    }
+                )
+            if len(found) == limit:
+                break
+        return {"threads": found}
+
+    @operation("read")
+    async def history(
+        self, reading: Reading, *, thread_id: str, before: Seq | None = None, limit: Limit = 50
+    ) -> dict[str, Any]:
+        """Messages of one thread, oldest first."""
+        rows: list[Row] = []
+        while len(rows) <= limit:
+            page = await reading.hub.ledger.thread(thread_id, before=before, limit=PAGE)
+            rows[:0] = [row for row in page if _reads(reading, row.head)]
+            if len(page) < PAGE:
+                break
+            before = page[0].seq
+        if not rows and not await _is_open_thread(reading, thread_id):
+            raise UnknownMessage(f"There is no thread {thread_id!r} that {reading.origin.agent_id} may read.")
+        return {"messages": [Raw(row.data) for row in rows[-limit:]], "has_more": len(rows) > limit}
+
+    @operation("read")
+    async def window(
+        self,
+        reading: Reading,
+        *,
+        trigger: Seq,
+        threads: Annotated[int, Meta(ge=1, le=100)] | list[str] | None = None,
+        per_thread: Limit | None = None,
+    ) -> dict[str, Any]:
+        """The conversation that an agent may see for a trigger: threads in a stable order, messages oldest first.
+
+        `threads` is how many (20) or which; the trigger's own thread is always among them. Up to the trigger, nothing later.
+        """
+        head = await _find(reading, trigger, "trigger")
+        most = threads if isinstance(threads, int) else 100 if threads is not None else 20
+        chosen = await _window_threads(reading, head, threads if isinstance(threads, list) else None)
+        labels = _Labels(reading)
+        filter_ = PromptFilter(reading.hub.state, _visibility(reading), head, await labels.of(head))
+        windows: list[tuple[int, str, list[Row]]] = []
+        for thread_id in chosen:
+            rows = await reading.hub.ledger.thread(thread_id, before=trigger + 1, limit=PAGE)
+            seen = [row for row in rows if row.head is not None and _reads_own(reading, row.head)]
+            await labels.load(seen)
+            admitted = [
+                row for row in seen if row.head is not None and filter_.admits(row.head, await labels.of(row.head))
+            ]
+            if admitted:
+                windows.append((admitted[-1].seq, thread_id, admitted[-(per_thread or 10) :]))
+            if len(windows) == most:
+                break
+        # by their oldest message in the window: a thread keeps its place while the conversation goes on
+        windows.sort(key=lambda window: (window[2][0].seq, window[1]))
+        shown = [{"thread_id": name, "messages": [Raw(row.data) for row in rows]} for _, name, rows in windows]
+        return {"threads": shown, "as_of": trigger}
+
+    @operation("read")
+    async def message_status(self, reading: Reading, *, seq: Seq) -> dict[str, Any]:
+        """How far a message has got with each of its recipients."""
+        head = await _find(reading, seq, "seq")
+        hub = reading.hub
+        dead = {key.partition("/")[0] for key, letter in await hub.ledger.cold("dead", "", 10_000) if letter.seq == seq}
+        states = []
+        for agent_id in sorted(recipients(hub.state, head)):
+            attempt = hub.state.get("attempt", f"{agent_id}/{seq}")
+            failures = attempt.failures if attempt is not None else 0
+            reaction = await _reaction_with(reading, agent_id, seq)
+            is_delivered = hub.delivered_up_to(agent_id) >= seq
+            is_handled = hub.is_handled(agent_id, seq)
+            if agent_id in dead:
+                state, failures = "dead", 5
+            elif reaction is not None:
+                state = "in_prompt"
+            else:
+                state = "handled" if is_handled else "delivered" if is_delivered else "queued"
+            tried = failures + (1 if agent_id not in dead and (is_handled or is_delivered) else 0)
+            entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": tried}
+            if reaction is not None:
+                entry["reaction"] = reaction
+            states.append(entry)
+        return {"seq": seq, "recipients": states}
+
+    @operation("read")
+    async def why(self, reading: Reading, *, seq: Seq) -> dict[str, Any]:
+        """What a message follows from: it, the reaction that sent it, the message before, up to the root."""
+        chain: list[Any] = []
+        head: MessageHead | None = await _find(reading, seq, "seq")
+        while head is not None:
+            if _reads(reading, head):
+                chain.append(Raw((await reading.hub.ledger.messages([head.seq]))[head.seq].data))
+            if head.cause is None:
+                break
+            triggered: Triggered | None = await _triggered(reading, head.sender_id, head.cause)
+            cause = (await reading.hub.ledger.messages([head.cause])).get(head.cause)
+            if triggered is not None and _reads(reading, head):
+                chain.append(
+                    {
+                        "reaction": triggered.reaction,
+                        "agent_id": head.sender_id,
+                        "trigger": head.cause,
+                        "seq": triggered.seq,
+                    }
+                )
+            head = cause.head if cause is not None else None
+        return {"chain": chain}
+
+    @operation("read")
+    async def records(self, reading: Reading, *, reaction: str) -> dict[str, Any]:
+        """The turn records of a reaction, oldest first; its agent's and operators' to read."""
+        found, after = [], 0
+        while True:
+            page = await reading.hub.ledger.thread(reaction, after=after, limit=PAGE, newest=False)
+            for row in page:
+                if row.type == "record" and (reading.origin.is_operator or row.actor == reading.origin.agent_id):
+                    found.append(
+                        {
+                            "seq": row.seq,
+                            "record_id": row.key[2:],
+                            "kind": row.label,
+                            "body": Raw(row.data),
+                            "at": row.at,
+                        }
+                    )
+            if len(page) < PAGE:
+                return {"records": found}
+            after = page[-1].seq
+
+    @operation("read")
+    async def watch(
+        self, reading: Reading, *, presence: bool | None = None, signals: bool | None = None
+    ) -> dict[str, Any]:
+        """Choose whether this session is sent presence and signals."""
+        reading.hub.watch(reading.origin.session_id, presence, signals)
+        return {}
+
+
+def _need_operator(origin: Origin) -> None:
+    if not origin.is_operator:
+        raise Forbidden("This operation is for operators; call it with the owner's token.")
+
+
+def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
+    origin = change.origin
+    if origin.is_operator or origin.agent_id == reaction.agent_id:
+        return True
+    return origin.kind == "human" and may_read(change.state, origin.agent_id, reaction.trigger_head)
+
+
+def _reads(reading: Reading, head: MessageHead | None) -> bool:
+    return head is not None and (reading.origin.is_operator or _reads_own(reading, head))
+
+
+def _reads_own(reading: Reading, head: MessageHead) -> bool:
+    return may_read(reading.hub.state, reading.origin.agent_id, head)
+
+
+async def _find(reading: Reading, seq: int, field: str) -> MessageHead:
+    row = (await reading.hub.ledger.messages([seq])).get(seq)
+    if row is None or row.head is None or not _reads(reading, row.head):
+        raise UnknownMessage(
+            f"There is no message {seq} that {reading.origin.agent_id} may read; {field} is the seq of one."
+        )
+    return row.head
+
+
+async def _threads(reading: Reading) -> list[ThreadSummary]:
+    hub, origin = reading.hub, reading.origin
+    if origin.is_operator:
+        return await hub.ledger.all_threads()
+    participant = hub.state.participant(origin.agent_id)
+    if participant is None:
+        return []
+    return await hub.ledger.threads(readable_spans(hub.state, participant), origin.agent_id)
+
+
+async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
+    """Whether an empty history is an answer: the thread of a place that exists and that the caller belongs to."""
+    kind, _, name = thread_id.partition(":")
+    agent_id, state = reading.origin.agent_id, reading.hub.state
+    if thread_id == "broadcast":
+        return True
+    if kind == "channel" and state.channel(name) is not None:
+        return reading.origin.is_operator or bool(state.member(name, agent_id).spans)
+    if kind == "direct":
+        one, _, other = name.partition("~")
+        return (
+            agent_id in (one, other)
+            and state.participant(one) is not None
+            and state.participant(other) is not None
+            and one <= other
+        )
+    if kind == "mod":
+        mod, _, participant = name.partition("~")
+        return mod in reading.hub.mod_ids and participant == agent_id
+    return False
+
+
+async def _window_threads(reading: Reading, trigger: MessageHead, named: list[str] | None) -> list[str]:
+    """Threads to look into: the trigger's first, then those named, or those with the newest messages before it."""
+    if named is not None:
+        return list(dict.fromkeys((trigger.thread_id, *named)))
+    participant = reading.hub.state.participant(reading.origin.agent_id)
+    if participant is None:
+        return [trigger.thread_id]
+    spans = readable_spans(reading.hub.state, participant)
+    chosen = {trigger.thread_id: None}
+    until, scanned = trigger.seq, 0
+    while scanned < SCANNED_ROWS:
+        page = await reading.hub.ledger.inbox(spans, reading.origin.agent_id, 0, until, PAGE, newest=True)
+        for row in reversed(page):
+            chosen[row.stream] = None
+        if len(page) < PAGE:
+            break
+        scanned += len(page)
+        until = page[0].seq - 1
+    return list(chosen)
+
+
+def _visibility(reading: Reading) -> Visibility:
+    """The agent's own, from its card, else the network's."""
+    participant = reading.hub.state.participant(reading.origin.agent_id)
+    if participant is not None and participant.card is not None:
+        card = msgspec.json.decode(participant.card)
+        wish = card.get("visibility") if isinstance(card, dict) else None
+        for known in VISIBILITIES:
+            if wish == known:
+                return known
+    return reading.hub.network_visibility
+
+
+class _Labels:
+    """Heads of the messages that labels name, each read once per call."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._heads: dict[int, MessageHead] = {}
+
+    async def load(self, rows: list[Row]) -> None:
+        for row in rows:
+            if row.head is not None:
+                self._heads[row.seq] = row.head
+        missing = {row.head.label for row in rows if row.head is not None} - self._heads.keys()
+        if missing:
+            found = await self._reading.hub.ledger.messages(missing)
+            self._heads.update({seq: row.head for seq, row in found.items() if row.head is not None})
+
+    async def of(self, head: MessageHead) -> MessageHead:
+        if head.label == head.seq:
+            return head
+        if head.label not in self._heads:
+            found = await self._reading.hub.ledger.messages([head.label])
+            row = found.get(head.label)
+            self._heads[head.label] = row.head if row is not None and row.head is not None else head
+        return self._heads[head.label]
+
+
+async def _triggered(reading: Reading, agent_id: str, trigger: int) -> Triggered | None:
+    found = await reading.hub.ledger.lookup_cold("triggered", f"{agent_id}/{trigger}")
+    return found if isinstance(found, Triggered) else None
+
+
+async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> str | None:
+    """The first reaction of an agent whose prompt holds a message: as its trigger, or in its manifest."""
+    triggered = await _triggered(reading, agent_id, seq)
+    if triggered is not None:
+        return triggered.reaction
+    for row in await reading.hub.ledger.records(agent_id, "started", seq, PAGE):
+        body = msgspec.json.decode(row.data)
+        if isinstance(body, dict) and seq in (body.get("manifest") or ()):
+            return row.stream
+    return None

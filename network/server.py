@@ -1,0 +1,343 @@
+"""The WebSocket transport: from bytes to the hub and back, without a task switch per message.
+
+`HubConnection` hooks into websockets' protocol callback: a text message goes straight to `Hub.receive`, and what the hub writes in
+one tick leaves as one joined write. The library keeps the handshake, framing, and closing. Keepalive is our own, since the
+library's would end a healthy client whose reading is suspended, or a slow one whose pongs stand behind a long queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import ipaddress
+import logging
+import socket
+import ssl
+import struct
+import termios
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State as WireState
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from .config import Limits
+from .entries import Peer
+from .errors import InvalidFrame
+from .frames import SUBPROTOCOL
+from .hub import Hub
+from .metrics import metrics_text
+from .session import Session, SessionState
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+"""How long a closed connection may take to say goodbye before it is cut; docs/protocol.md names it for 4429."""
+_FORWARDING_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
+
+
+class _Protocol(ServerProtocol):
+    """websockets' protocol with this contract's code for an oversized message."""
+
+    def fail(self, code: CloseCode | int, reason: str = "") -> None:
+        super().fail(4413 if code == CloseCode.MESSAGE_TOO_BIG else code, reason)
+
+
+class HubConnection(ServerConnection):
+    """One WebSocket connection; the `Connection` of its session."""
+
+    def __init__(self, protocol: ServerProtocol, server: Server, *, hub: Hub, limits: Limits, **options: Any) -> None:
+        checked = _Protocol(
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            max_size=limits.max_frame_bytes,
+            logger=logging.getLogger("websockets.server"),
+        )
+        super().__init__(checked, server, **options)
+        self.peer = Peer()
+        self._hub = hub
+        self._limits = limits
+        self._session: Session | None = None
+        self._fragments: list[bytes] = []
+        self._is_text = True
+        self._has_failed = False
+        self._early: list[Frame] = []
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._written = 0
+        self._taken_before = 0
+        self._is_heard = True
+
+    # --- Connection, for the hub
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused
+
+    def write(self, payloads: list[bytes]) -> None:
+        if self.protocol.state is not WireState.OPEN:
+            return
+        parts: list[bytes] = []
+        for payload in payloads:
+            size = len(payload)
+            if size < 126:
+                parts.append(b"\x81%c" % size)
+            elif size < 65536:
+                parts.append(struct.pack("!BBH", 0x81, 126, size))
+            else:
+                parts.append(struct.pack("!BBQ", 0x81, 127, size))
+            parts.append(payload)
+        data = b"".join(parts)
+        self._written += len(data)
+        self.transport.write(data)
+
+    def end(self, code: int, reason: str) -> None:
+        """Write a close frame, and cut the connection if the other end does not answer it in time."""
+        if self.protocol.state is WireState.OPEN:
+            self.protocol.send_close(code, reason.encode()[:120].decode(errors="ignore"))
+            self._flush_protocol()
+
+    def pause_reading(self) -> None:
+        self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    # --- websockets' callbacks
+
+    def process_event(self, event: Any) -> None:
+        if self.request is None or not isinstance(event, Frame):
+            super().process_event(event)
+            return
+        self._is_heard = True
+        if event.opcode is Opcode.PONG:
+            self.acknowledge_pings(bytes(event.data))
+        elif self._session is None:
+            self._early.append(event)  # sent before the handshake was answered
+        elif event.opcode is Opcode.TEXT and event.fin:
+            self._take_text(bytes(event.data))
+        elif event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            self._take_fragment(event)
+
+    def _take_fragment(self, frame: Frame) -> None:
+        if frame.opcode is not Opcode.CONT:
+            self._is_text = frame.opcode is Opcode.TEXT
+        self._fragments.append(bytes(frame.data))
+        if not frame.fin:
+            return
+        data, self._fragments = b"".join(self._fragments), []
+        if self._is_text:
+            self._take_text(data)
+        elif self._session is not None and not self._has_failed:
+            self._hub.refuse(self._session, InvalidFrame("A binary frame says nothing here; send JSON in text frames."))
+
+    def _take_text(self, data: bytes) -> None:
+        if self._has_failed or self._session is None:
+            return
+        if not data.isascii():
+            try:
+                data.decode()
+            except UnicodeDecodeError as error:
+                self._has_failed = True
+                self.protocol.fail(CloseCode.INVALID_DATA, f"invalid UTF-8 at byte {error.start}")
+                self._flush_protocol()
+                return
+        self._hub.receive(self._session, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        super().connection_lost(exc)
+        if self._session is not None:
+            self._hub.disconnect(self._session)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        # any byte that the socket does not take pauses: what waits then waits in the session's queue, shared between sessions
+        self.transport.set_write_buffer_limits(high=0)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taken_before = self._taken()
+        self._after("stall", self._limits.stall_timeout_ms / 1000, self._check_stall)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel("stall")
+        if self._session is not None:
+            self._hub.resume(self._session)
+
+    # --- life of the session
+
+    async def run(self) -> None:
+        """Open the session and wait for the connection's end."""
+        self.peer = _describe_peer(self)
+        self._session = self._hub.connect(self)
+        self._after("hello", self._limits.hello_timeout_ms / 1000, self._check_hello)
+        self._after("ping", self._limits.ping_interval_ms / 1000, self._ping)
+        early, self._early = self._early, []
+        for frame in early:
+            self.process_event(frame)
+        try:
+            await self.wait_closed()
+        finally:
+            self._hub.disconnect(self._session)
+
+    def _check_hello(self) -> None:
+        if self._session is not None and self._session.state in (SessionState.OPENING, SessionState.JOINING):
+            self._session.state = SessionState.CLOSED
+            self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
+
+    def _check_stall(self) -> None:
+        """Close a reader whose TCP took no byte since the last look; one that moves at all lives."""
+        taken = self._taken()
+        if taken > self._taken_before:
+            self._taken_before = taken
+            self._after("stall", self._limits.stall_timeout_ms / 1000, self._check_stall)
+            return
+        log.info("a stalled reader is closed", extra={"session_id": self._session.session_id if self._session else ""})
+        self.end(4429, "Nothing was read for stall_timeout_ms; reconnect and resume.")
+
+    def _ping(self) -> None:
+        """Ping, unless the last one was not answered while nothing else was heard and nothing was taken: then it is over."""
+        if self.protocol.state is not WireState.OPEN:
+            return
+        interval_s = self._limits.ping_interval_ms / 1000
+        is_suspended = self._session is not None and self._session.is_reading_paused
+        moved = self._taken() > self._taken_before if self.paused else False
+        if not self._is_heard and not is_suspended and not moved:
+            self.protocol.fail(CloseCode.INTERNAL_ERROR, "the last ping was not answered")
+            self._flush_protocol()
+            return
+        self._is_heard = False
+        self.protocol.send_ping(b"")
+        self.send_data()
+        self._after("ping", interval_s, self._ping)
+
+    def _taken(self) -> int:
+        """How many bytes the other end's TCP has taken: written, less what waits here and in the kernel's send queue."""
+        sock = self.transport.get_extra_info("socket")
+        waiting = self.transport.get_write_buffer_size()
+        try:
+            (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
+        except (OSError, AttributeError, ValueError):
+            queued = 0
+        return self._written - waiting - int(queued)
+
+    def _flush_protocol(self) -> None:
+        try:
+            self.send_data()
+        except (OSError, RuntimeError) as error:  # the socket is gone: connection_lost says so
+            self.set_connection_exc(error)
+        self._after("close", CLOSE_TIMEOUT_S, self.transport.abort)
+
+    def _after(self, name: str, delay_s: float, act: Callable[[], object]) -> None:
+        self._cancel(name)
+        self._timers[name] = self.loop.call_later(delay_s, act)
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def _describe_peer(connection: ServerConnection) -> Peer:
+    headers: Headers = connection.request.headers if connection.request is not None else Headers()
+    is_forwarded = any(name in headers for name in ("Origin", *_FORWARDING_HEADERS))
+    is_loopback = all(_is_loopback(address) for address in (connection.local_address, connection.remote_address))
+    return Peer(is_loopback=is_loopback, has_browser_headers=is_forwarded)
+
+
+def _is_loopback(address: Any) -> bool:
+    try:
+        return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+    except (TypeError, ValueError, IndexError):
+        return False
+
+
+class WebSocketServer:
+    """Listens for one hub. Health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``, on the same port."""
+
+    def __init__(self, hub: Hub, limits: Limits) -> None:
+        self._hub = hub
+        self._limits = limits
+        self._server: Server | None = None
+
+    async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
+        """Begin to accept connections; gives the port (another than asked for, if that was 0). Raises `OSError`."""
+
+        def create_connection(protocol: ServerProtocol, server: Server, **options: Any) -> HubConnection:
+            return HubConnection(protocol, server, hub=self._hub, limits=self._limits, **options)
+
+        self._server = await serve(
+            _run_connection,
+            host,
+            port,
+            ssl=tls,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,
+            process_request=self._process_request,
+            open_timeout=self._limits.hello_timeout_ms / 1000,
+            ping_interval=None,
+            close_timeout=CLOSE_TIMEOUT_S,
+            max_size=self._limits.max_frame_bytes,
+            server_header=None,
+            create_connection=create_connection,  # type: ignore[arg-type]
+            backlog=1024,
+        )
+        return int(next(iter(self._server.sockets)).getsockname()[1])
+
+    async def close(self) -> None:
+        """Stop listening and wait for every connection's end. The hub's sessions are closed before."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    def stop_listening(self) -> None:
+        """Accept no more; connections stay."""
+        if self._server is not None:
+            self._server.server.close()
+
+    def _process_request(
+        self, connection: ServerConnection, request: Request
+    ) -> Response | Awaitable[Response | None] | None:
+        path = request.path.partition("?")[0]
+        if path == "/":
+            return self._admit(connection)
+        if path == "/healthz":
+            return connection.respond(HTTPStatus.OK, "ok\n")
+        if path == "/readyz":
+            if self._hub.is_ready:
+                return connection.respond(HTTPStatus.OK, "ready\n")
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "recovering\n")
+        if path == "/metrics":
+            response = connection.respond(HTTPStatus.OK, metrics_text(self._hub))
+            response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
+            return response
+        return connection.respond(HTTPStatus.NOT_FOUND, "Here are /, /healthz, /readyz and /metrics.\n")
+
+    def _admit(self, connection: ServerConnection) -> Response | None:
+        sessions = self._hub.switchboard.sessions
+        if len(sessions) >= self._limits.max_connections:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
+        if not self._hub.is_ready:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "The hub is recovering; try again in a moment.\n")
+        if self._hub.switchboard.opening >= self._limits.max_unauthenticated:
+            return connection.respond(
+                HTTPStatus.SERVICE_UNAVAILABLE, "max_unauthenticated is reached; try again later.\n"
+            )
+        return None
+
+
+async def _run_connection(connection: ServerConnection) -> None:
+    assert isinstance(connection, HubConnection)
+    await connection.run()

@@ -1,0 +1,104 @@
+"""One session, sans-IO: what its frames mean in the state it is in.
+
+Step 1 (its place in the protocol: ``hello`` first) and step 2 (shape and size) of a frame's way. It never writes: the hub does
+what it returns. Identity is decided in `apply`, from the log's order.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from .delivery import Outbox
+from .entries import Origin, Peer
+from .errors import InvalidFrame, RequestError
+from .frames import ClientFrame, FrameError, HelloFrame, read_frame
+
+
+class SessionState(Enum):
+    OPENING = "opening"
+    """Connected; ``hello`` is awaited."""
+    JOINING = "joining"
+    """``hello`` is in the batch; frames that follow it wait."""
+    LIVE = "live"
+    CLOSED = "closed"
+
+
+class Connection(Protocol):
+    """The transport under a session; the hub writes through it. Implemented by `server` (WebSocket) and `local` (in-process)."""
+
+    peer: Peer
+
+    @property
+    def is_paused(self) -> bool:
+        """The other end takes no more for now; `Hub.resume` is called when it does."""
+
+    def write(self, payloads: list[bytes]) -> None:
+        """Write these text messages as one write."""
+
+    def end(self, code: int, reason: str) -> None:
+        """Close with a code, after what was written. Idempotent."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class ProtocolBreach(Exception):
+    """The connection ends: ``error`` is sent first, then the close code."""
+
+    def __init__(self, code: int, error: RequestError) -> None:
+        super().__init__(str(error))
+        self.code = code
+        self.error = error
+
+
+class Session:
+    """The hub's side of one connection."""
+
+    def __init__(self, session_id: str, connection: Connection, outbox: Outbox, max_depth: int) -> None:
+        self.session_id = session_id
+        self.connection = connection
+        self.outbox = outbox
+        self.state = SessionState.OPENING
+        self.origin: Origin | None = None
+        self.starts_at_floor = True
+        self.watches_presence = False
+        self.watches_signals = False
+        self.said_bye = False
+        self.outgoing: list[bytes] = []
+        """Frames to be written at the end of this tick."""
+        self.held: list[bytes] = []
+        """Messages that arrived while joining."""
+        self.is_reading_paused = False
+        self.reads_under_way = 0
+        self.is_told_behind = False
+        self.entries_pending = 0
+        self._max_depth = max_depth
+
+    def read(self, data: bytes) -> ClientFrame:
+        """Decode one text message. Raises `FrameError` for a frame that is answered and forgotten, `ProtocolBreach` for the end."""
+        if self.state is SessionState.OPENING:
+            return self._read_hello(data)
+        frame = read_frame(data, self._max_depth)
+        if isinstance(frame, HelloFrame):
+            raise FrameError(
+                InvalidFrame("hello is sent once, as the first frame; this session has joined already."), {}
+            )
+        return frame
+
+    def _read_hello(self, data: bytes) -> HelloFrame:
+        try:
+            frame = read_frame(data, self._max_depth)
+        except FrameError as error:
+            raise ProtocolBreach(4400, error.error) from error
+        if not isinstance(frame, HelloFrame):
+            raise ProtocolBreach(4400, InvalidFrame("The first frame must be hello."))
+        self.state = SessionState.JOINING
+        return frame
+
+    def live_origin(self) -> Origin:
+        """Who this session is, once welcomed."""
+        if self.origin is None:
+            raise RuntimeError(f"session {self.session_id} is {self.state.value}: it has no origin before its welcome")
+        return self.origin

@@ -1,0 +1,369 @@
+"""Who is connected, and the second half of step 8: published rows, pages and notices go out to sessions.
+
+Everything here runs on the hub's loop, without a lock: between two awaits nothing else moves. Frames are gathered per session and
+written once per tick. Nothing here changes the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import UNSET
+
+from .config import Limits
+from .delivery import Mailbox, Outbox
+from .entries import Origin
+from .errors import LedgerError
+from .frames import NoticeFrame, PresenceFrame, deliver_bytes, encode
+from .ledger import Ledger, Row
+from .session import Connection, Session, SessionState
+from .state import Attempt, Participant, State
+from .visibility import anchor, inbox_spans, is_recipient
+
+log = logging.getLogger(__name__)
+
+PAGE_ROWS = 256
+RECENT_ROWS = 2048
+WRITE_BYTES = 1 << 18
+
+
+class LiveParticipant:
+    """A participant with at least one session, or whose mailbox has yet to be kept."""
+
+    __slots__ = ("agent_id", "mailbox", "registered_seq", "sessions")
+
+    def __init__(self, participant: Participant, mailbox: Mailbox) -> None:
+        self.agent_id = participant.agent_id
+        self.registered_seq = participant.registered_seq
+        self.mailbox = mailbox
+        self.sessions: list[Session] = []
+
+
+class Switchboard:
+    """The hub's sessions. ``state`` and ``published`` are the hub's, refreshed by it after each commit."""
+
+    def __init__(self, limits: Limits, ledger: Ledger, now: Callable[[], int]) -> None:
+        self.state = State()
+        self.published = 0
+        self.sessions: dict[str, Session] = {}
+        self.joined = 0
+        self.deliveries = 0
+        self.pages = 0
+        self._limits = limits
+        self._ledger = ledger
+        self._now = now
+        self._live: dict[str, LiveParticipant] = {}
+        self._recent: deque[Row] = deque(maxlen=RECENT_ROWS)
+        self._dirty: dict[Session, None] = {}
+        self._flush_is_due = False
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
+
+    # --- sessions come and go
+
+    def open(self, session_id: str, connection: Connection) -> Session:
+        outbox = Outbox(self._limits.max_unacked, self._limits.session_queue_bytes)
+        session = Session(session_id, connection, outbox, self._limits.max_depth)
+        self.sessions[session_id] = session
+        return session
+
+    def join(self, session: Session, origin: Origin, participant: Participant, cursor: int, *, at_floor: bool) -> None:
+        """The session is live from here on; its first page brings it up to date."""
+        live = self._live_of(participant)
+        if not live.sessions:
+            self._announce(participant, "online")
+        session.origin = origin
+        session.state = SessionState.LIVE
+        session.starts_at_floor = at_floor
+        session.outbox.start(cursor)
+        live.sessions.append(session)
+        self.joined += 1
+        for seq in sorted(live.mailbox.retrying):
+            attempt: Attempt | None = self.state.get("attempt", f"{origin.agent_id}/{seq}")
+            if attempt is not None:
+                self.retry(origin.agent_id, seq, attempt.failures + 1, attempt.due_at)
+
+    def leave(self, session: Session) -> None:
+        """The session's connection is gone. Idempotent."""
+        self.sessions.pop(session.session_id, None)
+        self._dirty.pop(session, None)
+        session.state = SessionState.CLOSED
+        if session.origin is None:
+            return
+        live = self._live.get(session.origin.agent_id)
+        if live is None or session not in live.sessions:
+            return
+        live.sessions.remove(session)
+        self.joined -= 1
+        live.mailbox.delivered = max(live.mailbox.delivered, session.outbox.delivered)
+        if not live.sessions:
+            participant = self.state.participant(live.agent_id)
+            if participant is not None:
+                self._announce(participant, "offline")
+
+    @property
+    def opening(self) -> int:
+        """Connections that have not been welcomed."""
+        return len(self.sessions) - self.joined
+
+    def sessions_of(self, agent_id: str) -> list[Session]:
+        live = self._live.get(agent_id)
+        return list(live.sessions) if live is not None else []
+
+    def operators(self) -> list[Session]:
+        return [
+            session for session in self.sessions.values() if session.origin is not None and session.origin.is_operator
+        ]
+
+    def mailbox(self, agent_id: str) -> Mailbox | None:
+        """The mailbox of a participant, or None if nobody is registered so."""
+        participant = self.state.participant(agent_id)
+        return self._live_of(participant).mailbox if participant is not None else None
+
+    def _live_of(self, participant: Participant) -> LiveParticipant:
+        live = self._live.get(participant.agent_id)
+        if live is None:
+            prefix = f"{participant.agent_id}/"
+            retrying = [int(key[len(prefix) :]) for key, _ in self.state.items("attempt") if key.startswith(prefix)]
+            mailbox = Mailbox(self.state.floor(participant.agent_id))
+            mailbox.retrying.update(seq for seq in retrying if not mailbox.is_handled(seq))
+            live = self._live[participant.agent_id] = LiveParticipant(participant, mailbox)
+        return live
+
+    def floor_of(self, participant: Participant) -> int:
+        return max(self._live_of(participant).mailbox.floor, participant.registered_seq)
+
+    def dirty_mailboxes(self) -> list[tuple[str, Mailbox]]:
+        """Mailboxes that changed since their last snapshot."""
+        return [(live.agent_id, live.mailbox) for live in self._live.values() if live.mailbox.is_dirty]
+
+    def forget(self) -> None:
+        """Drop everything: the ledger is reopened and its state loaded anew."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._live.clear()
+        self._recent.clear()
+
+    async def close(self) -> None:
+        self.forget()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- publishing
+
+    def publish(self, row: Row, sender_session: str) -> None:
+        """Hand a committed message to every live session that it is for."""
+        head = row.head
+        assert head is not None
+        self._recent.append(row)
+        frame = b""
+        sender = head.sender_id
+        if head.kind == "broadcast" and anchor(head.thread_id) is None:
+            excluded = head.excluded
+            targets: Iterable[LiveParticipant] = (
+                live for live in self._live.values() if live.registered_seq < row.seq and live.agent_id not in excluded
+            )
+        elif head.kind in ("broadcast", "channel"):
+            targets = (
+                live for live in self._live.values() if live.sessions and is_recipient(self.state, live.agent_id, head)
+            )
+        else:
+            name = row.target.partition(":")[2]
+            names = (name,) if head.kind == "mod" and row.actor.startswith("mod:") else {name, sender}
+            targets = [live for name in names if (live := self._live.get(name)) is not None]
+        for live in targets:
+            needs_ack = live.agent_id != sender or head.kind == "mod"
+            for session in live.sessions:
+                outbox = session.outbox
+                if outbox.is_behind or session.session_id == sender_session:
+                    continue
+                frame = frame or deliver_bytes(row.data)
+                self.deliveries += 1
+                if not outbox.push(row.seq, frame, needs_ack=needs_ack):
+                    self._tell_behind(session)
+                self.touch(session)
+
+    def _tell_behind(self, session: Session) -> None:
+        body = {"from_seq": session.outbox.position}
+        self.write(session, encode(NoticeFrame(kind="behind", body=body)))
+
+    def retry(self, agent_id: str, seq: int, attempt: int, due_at: int) -> None:
+        """Deliver a refused message again when it is due; the participant's floor waits for it."""
+        live = self._live.get(agent_id)
+        if live is None:
+            return
+        live.mailbox.retrying.add(seq)
+        timer = self._timers.pop((agent_id, seq), None)
+        if timer is not None:
+            timer.cancel()
+        delay_s = max(0, due_at - self._now()) / 1000
+        self._timers[agent_id, seq] = self._loop.call_later(delay_s, self._redeliver, agent_id, seq, attempt)
+
+    def _redeliver(self, agent_id: str, seq: int, attempt: int) -> None:
+        self._timers.pop((agent_id, seq), None)
+        self._spawn(self._redeliver_row(agent_id, seq, attempt))
+
+    async def _redeliver_row(self, agent_id: str, seq: int, attempt: int) -> None:
+        row = (await self._ledger.messages([seq])).get(seq)
+        live = self._live.get(agent_id)
+        if row is None or live is None or not live.sessions or seq not in live.mailbox.retrying:
+            return
+        session = live.sessions[-1]
+        if session.outbox.holds(seq):
+            return
+        live.mailbox.retrying.discard(seq)
+        session.outbox.push_again(seq, deliver_bytes(row.data, attempt))
+        self.touch(session)
+
+    # --- pages
+
+    def _page(self, session: Session) -> None:
+        session.outbox.is_paging = True
+        self._spawn(self._read_pages(session))
+
+    async def _read_pages(self, session: Session) -> None:
+        """Bring a session up to date from the ledger, as far as its window goes, then let it go live without a gap."""
+        outbox, agent_id = session.outbox, session.live_origin().agent_id
+        try:
+            while session.state is SessionState.LIVE and outbox.is_behind:
+                participant = self.state.participant(agent_id)
+                if participant is None:
+                    return
+                until = self.published
+                spans = inbox_spans(self.state, participant)
+                rows = await self._ledger.inbox(spans, agent_id, outbox.position, until, PAGE_ROWS)
+                self.pages += 1
+                if session.state is not SessionState.LIVE:
+                    return
+                is_full = self._push_page(session, rows)
+                if is_full or len(rows) == PAGE_ROWS:
+                    if is_full:
+                        return
+                    continue
+                outbox.position = max(outbox.position, until)
+                self._go_live(session)
+        except LedgerError:
+            log.exception("reading a page failed", extra={"agent_id": agent_id})
+        finally:
+            outbox.is_paging = False
+            self.touch(session)
+
+    def _push_page(self, session: Session, rows: Iterable[Row]) -> bool:
+        """Queue a page's rows. True when the queue has no room for another page before some are acknowledged."""
+        outbox = session.outbox
+        for row in rows:
+            if row.seq <= outbox.position:
+                continue
+            frame = self._frame_for(session, row)
+            if frame is None:
+                outbox.position = row.seq
+                continue
+            if outbox.queued_bytes and outbox.queued_bytes + len(frame) > self._limits.session_queue_bytes:
+                return True
+            self.deliveries += 1
+            outbox.push(row.seq, frame, needs_ack=session.live_origin().agent_id != row.actor)
+            outbox.is_behind = True
+        self.flush_session(session)
+        return outbox.queued > 0
+
+    def _frame_for(self, session: Session, row: Row) -> bytes | None:
+        """The ``deliver`` frame of a row for a session, or None when it is not for it."""
+        agent_id = session.live_origin().agent_id
+        assert row.head is not None
+        if not is_recipient(self.state, agent_id, row.head):
+            return None
+        mailbox = self._live[agent_id].mailbox
+        if session.starts_at_floor and (row.actor == agent_id or mailbox.is_handled(row.seq)):
+            return None
+        if row.seq in mailbox.retrying:
+            return None  # its timer brings it
+        attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{row.seq}")
+        return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
+
+    def _go_live(self, session: Session) -> None:
+        """Close the gap between the last page and what was published meanwhile, from memory; then publish reaches the session."""
+        outbox = session.outbox
+        if outbox.position < self.published:
+            if not self._recent or self._recent[0].seq > outbox.position + 1:
+                return
+            missed = [row for row in self._recent if row.seq > outbox.position]
+            if self._push_page(session, missed):
+                return
+            outbox.position = max(outbox.position, self.published)
+        outbox.is_behind = False
+
+    # --- writing
+
+    def write(self, session: Session, frame: bytes) -> None:
+        """Queue a frame that is no delivery; it is written this tick, before deliveries."""
+        session.outgoing.append(frame)
+        self.touch(session)
+
+    def touch(self, session: Session) -> None:
+        """Let the session's frames be written at the end of this tick."""
+        self._dirty[session] = None
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        dirty, self._dirty = self._dirty, {}
+        for session in dirty:
+            self.flush_session(session)
+
+    def flush_session(self, session: Session) -> None:
+        """Write what the connection takes. What it does not take waits; a session that does not read its answers is not read."""
+        connection, outbox = session.connection, session.outbox
+        while not connection.is_paused and session.state is not SessionState.CLOSED:
+            frames, session.outgoing = session.outgoing, []
+            if session.state is SessionState.LIVE:
+                frames += outbox.take(WRITE_BYTES)
+            if not frames:
+                break
+            connection.write(frames)
+        if session.state is not SessionState.LIVE:
+            return
+        if connection.is_paused and not session.is_reading_paused:
+            if sum(map(len, session.outgoing)) > self._limits.session_queue_bytes:
+                session.is_reading_paused = True
+                connection.pause_reading()
+        elif session.is_reading_paused and not connection.is_paused:
+            session.is_reading_paused = False
+            connection.resume_reading()
+        if outbox.wants_page() and not connection.is_paused:
+            self._page(session)
+
+    # --- what is not stored
+
+    def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
+        frame = encode(NoticeFrame(kind=kind, thread_id=UNSET if thread_id is None else thread_id, body=body))
+        for session in sessions:
+            self.write(session, frame)
+
+    def signal(self, readers: Iterable[str], sender_session: str, frame: bytes) -> None:
+        """Pass a signal on to the readers that watch signals; dropped for those that are slow."""
+        for agent_id in readers:
+            for session in self.sessions_of(agent_id):
+                is_free = not session.connection.is_paused
+                if session.watches_signals and session.session_id != sender_session and is_free:
+                    self.write(session, frame)
+
+    def _announce(self, participant: Participant, state: Any) -> None:
+        card = participant.card if participant.card is not None else UNSET
+        frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=card))
+        for session in self.sessions.values():
+            if session.watches_presence:
+                self.write(session, frame)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

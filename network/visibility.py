@@ -1,0 +1,194 @@
+"""Who may read a message, who it is delivered to, and which messages may enter a prompt.
+
+Pure rules over the state and message heads; delivery, history, resume and prompts all ask here, so that they cannot differ.
+The rules are those of docs/protocol.md ("Addresses, threads, membership") and of DESIGN's "Conversation safety": a message's
+*audience* is the people in its thread, or, if it has none, the audience of its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from .frames import is_id
+from .ledger import Span
+from .state import MessageHead, Participant, State
+
+Visibility = Literal["people", "strict", "all", "current"]
+VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")
+
+
+def direct_thread(one: str, other: str) -> str:
+    """The thread of two participants: their ids sorted (one id twice, when somebody writes to itself)."""
+    return f"direct:{one}~{other}" if one <= other else f"direct:{other}~{one}"
+
+
+def mod_thread(mod: str, participant: str) -> str:
+    return f"mod:{mod}~{participant}"
+
+
+def anchor(thread_id: str) -> int | None:
+    """The seq that a reply thread began with; None for other threads."""
+    return int(thread_id[7:]) if thread_id.startswith("thread:") else None
+
+
+def parties(head: MessageHead) -> tuple[str, ...]:
+    """The participants of a direct or mod message: its sender and its recipient, as far as they are participants."""
+    kind, _, name = head.to.partition(":")
+    if head.kind == "direct":
+        return (head.sender_id, name)
+    return (name,) if kind == "agent" else (head.sender_id,)
+
+
+def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
+    """Whether a participant may read a message. Operators are not asked."""
+    if agent_id == head.sender_id and head.kind != "mod":
+        return True
+    match head.kind:
+        case "broadcast":
+            return _hears_broadcast(state.present(agent_id), head)
+        case "channel":
+            name = head.to.partition(":")[2]
+            channel = state.channel(name)
+            member = state.member(name, agent_id)
+            if channel is not None and channel.history == "members":
+                return member.is_in or _was_member(member, head)
+            return _was_member(member, head)
+        case _:
+            return agent_id in parties(head)
+
+
+def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
+    """Whether a message is delivered to a participant (its sender's other sessions included)."""
+    if head.kind == "channel" and agent_id != head.sender_id:
+        name = head.to.partition(":")[2]
+        member = state.member(name, agent_id)
+        start = anchor(head.thread_id)
+        channel = state.channel(name)
+        reads_start = start is None or member.was_in(start) or (channel is not None and channel.history == "members")
+        return member.was_in(head.seq) and reads_start
+    return may_read(state, agent_id, head)
+
+
+def recipients(state: State, head: MessageHead) -> Iterator[str]:
+    """Everyone that a message is delivered to but its sender, in no order."""
+    match head.kind:
+        case "broadcast":
+            for participant in state.participants():
+                if participant.agent_id != head.sender_id and _hears_broadcast(participant, head):
+                    yield participant.agent_id
+        case "channel":
+            for agent_id in state.members(head.to.partition(":")[2]):
+                if agent_id != head.sender_id and state.present(agent_id) and is_recipient(state, agent_id, head):
+                    yield agent_id
+        case _:
+            kind, _, name = head.to.partition(":")
+            if kind == "agent" and name != head.sender_id:
+                yield name
+
+
+def _hears_broadcast(participant: Participant | None, head: MessageHead) -> bool:
+    if participant is None or participant.agent_id in head.excluded:
+        return False
+    start = anchor(head.thread_id)
+    return participant.registered_seq < (head.seq if start is None else start)
+
+
+def _was_member(member: object, head: MessageHead) -> bool:
+    from .state import Member
+
+    assert isinstance(member, Member)
+    start = anchor(head.thread_id)
+    return member.was_in(head.seq) and (start is None or member.was_in(start))
+
+
+def inbox_spans(state: State, participant: Participant) -> list[Span]:
+    """Where a participant's deliveries lie in the log; a page read from them is still filtered by `is_recipient`."""
+    spans = [
+        Span(f"agent:{participant.agent_id}", participant.registered_seq),
+        Span("broadcast", participant.registered_seq),
+    ]
+    for channel, member in state.memberships(participant.agent_id).items():
+        spans += [Span(f"channel:{channel}", after, before) for after, before in member.spans]
+    return spans
+
+
+def readable_spans(state: State, participant: Participant) -> list[Span]:
+    """Where everything that a participant may read lies: its deliveries, and whole channels whose history is open to members."""
+    spans = [Span(f"agent:{participant.agent_id}", 0), Span("broadcast", participant.registered_seq)]
+    for name, member in state.memberships(participant.agent_id).items():
+        channel = state.channel(name)
+        if channel is not None and channel.history == "members" and member.is_in:
+            spans.append(Span(f"channel:{name}", 0))
+        else:
+            spans += [Span(f"channel:{name}", after, before) for after, before in member.spans]
+    return spans
+
+
+def thread_readers(state: State, head: MessageHead) -> set[str]:
+    """Everyone who may read a message now: the readers of its thread at that point."""
+    found = {agent_id for agent_id in recipients(state, head) if state.present(agent_id)}
+    if head.kind == "channel":
+        found |= {
+            agent_id
+            for agent_id in state.members(head.to.partition(":")[2])
+            if state.present(agent_id) and may_read(state, agent_id, head)
+        }
+    if state.present(head.sender_id) is not None and head.kind != "mod":
+        found.add(head.sender_id)
+    elif head.kind == "mod":
+        found |= {agent_id for agent_id in parties(head) if is_id(agent_id) and state.present(agent_id)}
+    return found
+
+
+def has_people(state: State, head: MessageHead) -> bool:
+    """Whether a person is among those who may read a message."""
+    return any(may_read(state, agent_id, head) for agent_id in state.people)
+
+
+def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
+    """The audience that a label stands for, judged at a seq: its thread's people, or its participants if there are none.
+
+    Who has left the thread by ``at_seq`` is no longer in it; who joined too late to read the label's message never was.
+    """
+    people = frozenset(agent_id for agent_id in state.people if _is_in_thread(state, agent_id, label, at_seq))
+    return people or frozenset(thread_readers(state, label))
+
+
+def _is_in_thread(state: State, agent_id: str, head: MessageHead, at_seq: int) -> bool:
+    if state.present(agent_id) is None or not may_read(state, agent_id, head):
+        return False
+    if head.kind == "channel":
+        return state.member(head.to.partition(":")[2], agent_id).was_in(at_seq)
+    return True
+
+
+class PromptFilter:
+    """Decides which messages may enter the prompt of one trigger, in one visibility. Labels' heads are given by the caller."""
+
+    def __init__(self, state: State, visibility: Visibility, trigger: MessageHead, label: MessageHead) -> None:
+        self._state = state
+        self._visibility = visibility
+        self._trigger = trigger
+        self._audience = audience(state, label, trigger.seq) if visibility == "people" else frozenset()
+        self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
+
+    def admits(self, head: MessageHead, label: MessageHead) -> bool:
+        """Whether this message, which the agent itself may read, enters the prompt."""
+        if head.seq > self._trigger.seq:
+            return False
+        match self._visibility:
+            case "all":
+                return True
+            case "current":
+                return head.thread_id == self._trigger.thread_id
+            case "strict":
+                return all(may_read(self._state, agent_id, head) for agent_id in self._readers)
+            case "people":
+                return all(self._is_in_audience(agent_id, head, label) for agent_id in self._audience)
+
+    def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
+        if agent_id in self._state.people:
+            return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
+        # a trigger without people: its participants must be able to read the message themselves
+        return may_read(self._state, agent_id, head)

@@ -1,0 +1,95 @@
+"""Roundelay: a network in which agents, people and programs converse in threads, on one durable ledger.
+
+The public names are loaded when they are first used, so that ``import roundelay`` is quick and loads no model provider.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
+    from roundelay.agents.tools import tool
+    from roundelay.app import Network, serve
+    from roundelay.network.client import NetworkClient
+    from roundelay.network.config import Limits, NodeConfig
+    from roundelay.network.errors import (
+        BudgetExhausted,
+        ConfigError,
+        ConnectError,
+        Forbidden,
+        GiveUp,
+        IdConflict,
+        InternalError,
+        InvalidArguments,
+        InvalidFrame,
+        LedgerError,
+        LoopStopped,
+        ModError,
+        NotAuthenticated,
+        Overloaded,
+        RateLimited,
+        RequestError,
+        RetryLater,
+        RoundelayError,
+        Superseded,
+        TooLarge,
+        UnknownMessage,
+        UnknownOperation,
+        UnknownRecipient,
+        UnsupportedProtocol,
+    )
+    from roundelay.network.messages import (
+        BaseMessage,
+        BroadcastMessage,
+        ChannelMessage,
+        DirectMessage,
+        Message,
+        MessageThread,
+        ModMessage,
+    )
+
+_ERRORS = (
+    "BudgetExhausted", "ConfigError", "ConnectError", "Forbidden", "GiveUp", "IdConflict", "InternalError", "InvalidArguments",
+    "InvalidFrame", "LedgerError", "LoopStopped", "ModError", "NotAuthenticated", "Overloaded", "RateLimited", "RequestError",
+    "RetryLater", "RoundelayError", "Superseded", "TooLarge", "UnknownMessage", "UnknownOperation", "UnknownRecipient",
+    "UnsupportedProtocol",
+)  # fmt: skip
+_MESSAGES = (
+    "BaseMessage", "BroadcastMessage", "ChannelMessage", "DirectMessage", "Message", "MessageThread", "ModMessage",
+)  # fmt: skip
+_HOMES = {
+    **dict.fromkeys(_ERRORS, "roundelay.network.errors"),
+    **dict.fromkeys(_MESSAGES, "roundelay.network.messages"),
+    "Limits": "roundelay.network.config",
+    "Network": "roundelay.app",
+    "NetworkClient": "roundelay.network.client",
+    "NodeConfig": "roundelay.network.config",
+    "SimpleAgentRunner": "roundelay.agents.simple",
+    "SimpleOpenAIAgentRunner": "roundelay.agents.simple",
+    "serve": "roundelay.app",
+    "tool": "roundelay.agents.tools",
+}
+
+__all__ = [
+    "BaseMessage", "BroadcastMessage", "BudgetExhausted", "ChannelMessage", "ConfigError", "ConnectError", "DirectMessage",
+    "Forbidden", "GiveUp", "IdConflict", "InternalError", "InvalidArguments", "InvalidFrame", "LedgerError", "Limits",
+    "LoopStopped", "Message", "MessageThread", "ModError", "ModMessage", "Network", "NetworkClient", "NodeConfig",
+    "NotAuthenticated", "Overloaded", "RateLimited", "RequestError", "RetryLater", "RoundelayError", "SimpleAgentRunner",
+    "SimpleOpenAIAgentRunner", "Superseded", "TooLarge", "UnknownMessage", "UnknownOperation", "UnknownRecipient",
+    "UnsupportedProtocol", "serve", "tool",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'roundelay' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

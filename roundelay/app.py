@@ -1,0 +1,174 @@
+"""The one place that wires hub, ledger, mods and transports: a node that listens (`serve`), and a network in this process (`Network`)."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from roundelay.mods.channels import Channels
+from roundelay.mods.discovery import Discovery
+from roundelay.network.auth import hash_token
+from roundelay.network.client import NetworkClient
+from roundelay.network.clock import Clock, NewId, random_id, system_clock
+from roundelay.network.config import Limits, NodeConfig
+from roundelay.network.errors import ConnectError
+from roundelay.network.home import owner_token
+from roundelay.network.hub import Hub
+from roundelay.network.ledger import Ledger
+from roundelay.network.ledger_memory import MemoryLedger
+from roundelay.network.ledger_sqlite import Durability, SQLiteLedger
+from roundelay.network.local import LocalTransport
+from roundelay.network.mod import Mod, load_mods
+from roundelay.network.server import WebSocketServer
+from roundelay.network.visibility import Visibility
+
+OWN_MODS: dict[str, type[Mod]] = {"channels": Channels, "discovery": Discovery}
+
+
+def server_name() -> str:
+    """What the hub calls itself in ``welcome``."""
+    try:
+        return f"roundelay/{version('roundelay')}"
+    except PackageNotFoundError:
+        return "roundelay"
+
+
+def make_ledger(path: Path | None, name: str, durability: Durability, new_id: NewId) -> Ledger:
+    """The ledger of a node: in memory without a path or with durability ``memory``, else the SQLite file."""
+    if path is None or durability == "memory":
+        return MemoryLedger(epoch=new_id(), name=name)
+    return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability)
+
+
+class Node:
+    """A hub that listens. ``url`` is where; ``owner_token`` joins people and services, and is an operator's."""
+
+    def __init__(self, hub: Hub, server: WebSocketServer, url: str, token: str) -> None:
+        self.hub = hub
+        self.url = url
+        self.port = int(url.rpartition(":")[2].rstrip("/"))
+        self.owner_token = token
+        self._server = server
+
+    async def close(self) -> None:
+        """Stop listening, drain the hub, close the ledger. Idempotent."""
+        self._server.stop_listening()
+        await self.hub.close()
+        await self._server.close()
+
+
+@asynccontextmanager
+async def serve(config: NodeConfig, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Node]:
+    """Run a node for the length of an ``async with``.
+
+    Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address cannot be
+    bound), and leaves nothing half open.
+    """
+    raise_file_limit()
+    mods = load_mods(list(config.mods), OWN_MODS)
+    token = owner_token(config.db)
+    hub = Hub(
+        make_ledger(config.db, config.name, config.durability, random_id),
+        limits=config.limits,
+        mods=mods,
+        visibility=config.visibility,
+        server=server_name(),
+        owner_hash=hash_token(token),
+        clock=system_clock,
+        new_id=random_id,
+    )
+    await hub.start()
+    server = WebSocketServer(hub, config.limits)
+    try:
+        port = await server.listen(config.host, config.port, tls=tls)
+    except OSError as error:
+        await hub.close()
+        raise ConnectError(
+            f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port, or stop what uses it."
+        ) from error
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    node = Node(hub, server, f"{'wss' if tls else 'ws'}://{host}:{port}/", token)
+    try:
+        yield node
+    finally:
+        await node.close()
+
+
+class Network:
+    """The same hub in this process, without a port: for scripts and tests. Made by `Network.open`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self._clients: list[NetworkClient] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        path: Path | str | None = None,
+        *,
+        name: str = "roundelay",
+        durability: Durability = "full",
+        mods: Sequence[str] = ("channels", "discovery"),
+        limits: Limits | None = None,
+        visibility: Visibility = "people",
+        clock: Clock = system_clock,
+        new_id: NewId = random_id,
+    ) -> AsyncIterator[Network]:
+        """Open a network over a database file, or in memory without one. Raises `LedgerError` or `ModError`."""
+        hub = Hub(
+            make_ledger(Path(path) if path is not None else None, name, durability, new_id),
+            limits=limits or Limits(),
+            mods=load_mods(list(mods), OWN_MODS),
+            visibility=visibility,
+            server=server_name(),
+            clock=clock,
+            new_id=new_id,
+        )
+        await hub.start()
+        network = cls(hub)
+        try:
+            yield network
+        finally:
+            await asyncio.gather(*(client.close() for client in network._clients))
+            await hub.close()
+
+    def client(
+        self,
+        agent_id: str,
+        *,
+        kind: Literal["agent", "human", "service"] = "agent",
+        role: Literal["observer", "reactor"] = "observer",
+        card: Mapping[str, Any] | None = None,
+    ) -> NetworkClient:
+        """A client of this network, not yet connected; it is closed with the network."""
+        client = NetworkClient(agent_id, kind=kind, role=role, card=card, transport=LocalTransport(self.hub))
+        self._clients.append(client)
+        return client
+
+    async def join(
+        self,
+        agent_id: str,
+        *,
+        kind: Literal["agent", "human", "service"] = "agent",
+        role: Literal["observer", "reactor"] = "observer",
+        card: Mapping[str, Any] | None = None,
+    ) -> NetworkClient:
+        """Join as a participant; gives the connected client. People and services are operators here."""
+        client = self.client(agent_id, kind=kind, role=role, card=card)
+        await client.connect()
+        return client
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one: each connection is one. Gives the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

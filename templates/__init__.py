@@ -1,0 +1,17 @@
+"""The texts that agents send to their models, as jinja templates beside this file.
+
+`read_template` gives a template's source; rendering (sandbox, escaping) belongs to `roundelay.agents.prompt`. Imports nothing
+of ours.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+CONVERSATION = "conversation.jinja"
+"""The user message of a reaction: ``message_threads``, ``incoming_thread_id`` and ``incoming_message`` as XML."""
+
+
+def read_template(name: str) -> str:
+    """Give the source of a template of this package. Raises `FileNotFoundError` for an unknown name."""
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,229 @@
+"""Cause, root, hops; budgets and rates. docs/protocol.md, "Cause, root, hops" and "Refusals"."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.node import Node, running_node
+from tests.support.wire import WireSession, expect_error
+
+
+@pytest.fixture
+async def alice(node: Node) -> WireSession:
+    return await node.agent("alice")
+
+
+@pytest.fixture
+async def bob(node: Node) -> WireSession:
+    return await node.agent("bob")
+
+
+async def ping_pong(one: WireSession, other: WireSession, *, cause: int) -> tuple[list[int], WireSession]:
+    """Two polite agents that answer each other until one is refused: the seqs stored, and who was refused."""
+    seqs: list[int] = []
+    speaker, listener, to = other, one, "agent:alice"
+    while True:
+        answer = await speaker.submit(to, f"thank you {len(seqs)}", cause=cause)
+        if answer["type"] == "error":
+            expect_error(answer, "loop_stopped")
+            return seqs, speaker
+        seqs.append(cause := answer["seq"])
+        speaker, listener, to = listener, speaker, "agent:bob" if to == "agent:alice" else "agent:alice"
+
+
+async def test_root_and_hops_follow_the_cause(node: Node, alice: WireSession, bob: WireSession) -> None:
+    carol = await node.agent("carol")
+    first = await alice.send("agent:bob", "first")
+    second = await bob.send("agent:carol", "second", cause=first["seq"])
+    third = await carol.send("broadcast", "third", cause=second["seq"])
+    got = [await bob.message("first"), await carol.message("second"), await alice.message("third")]
+    assert [message["root"] for message in got] == [first["seq"]] * 3
+    assert [message["hops"] for message in got] == [0, 1, 2]
+    assert ["cause" in message for message in got] == [False, True, True]
+    assert third["seq"] == got[2]["seq"]
+
+
+async def test_a_reply_without_cause_is_its_own_root(alice: WireSession, bob: WireSession) -> None:
+    first = await alice.send("agent:bob", "first")
+    await bob.send("agent:alice", "reply", reply_to=first["seq"])
+    reply = await alice.message("reply")
+    assert (reply["root"], reply["hops"]) == (reply["seq"], 0)
+
+
+async def test_a_cause_may_be_in_any_thread_that_one_reads(alice: WireSession, bob: WireSession) -> None:
+    public = await alice.send("broadcast", "public")
+    await bob.send("agent:alice", "private", cause=public["seq"])
+    assert (await alice.message("private"))["root"] == public["seq"]
+
+
+async def test_hops_end_in_loop_stopped() -> None:
+    async with running_node(limits={"max_hops": 4}) as node:
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        root = await alice.send("agent:bob", "hello")
+        seqs, refused = await ping_pong(alice, bob, cause=root["seq"])
+        assert len(seqs) == 4  # hops 1 to 4
+        error = await refused.submit("agent:alice", "and again", cause=seqs[-1], message_id="m-last")
+        assert error["message_id"] == "m-last"
+        expect_error(error, "loop_stopped")
+
+
+async def test_the_messages_of_a_root_end_in_loop_stopped_and_the_root_counts() -> None:
+    async with running_node(limits={"max_root_messages": 5}) as node:
+        alice = await node.agent("alice")
+        await node.agent("bob")
+        root = await alice.send("agent:bob", "root")
+        for number in range(4):
+            await alice.send("agent:bob", f"child {number}", cause=root["seq"])
+        await alice.refused("loop_stopped", "agent:bob", "child 4", cause=root["seq"])
+
+
+async def test_every_thread_of_a_root_draws_on_one_budget() -> None:
+    async with running_node(limits={"max_root_messages": 4}) as node:
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        await node.agent("carol")
+        root = await alice.send("agent:bob", "root")
+        await alice.send("agent:carol", "1", cause=root["seq"])
+        await alice.send("broadcast", "2", cause=root["seq"])
+        await bob.send("agent:carol", "3", cause=root["seq"])
+        await bob.refused("loop_stopped", "agent:alice", "4", cause=root["seq"])
+
+
+async def test_another_root_has_a_budget_of_its_own() -> None:
+    async with running_node(limits={"max_root_messages": 2}) as node:
+        alice = await node.agent("alice")
+        await node.agent("bob")
+        root = await alice.send("agent:bob", "root")
+        await alice.send("agent:bob", "1", cause=root["seq"])
+        await alice.refused("loop_stopped", "agent:bob", "2", cause=root["seq"])
+        fresh = await alice.send("agent:bob", "fresh")
+        await alice.send("agent:bob", "1", cause=fresh["seq"])
+
+
+async def test_a_budget_counts_for_people_too_and_repeats_are_still_answered() -> None:
+    async with running_node(limits={"max_root_messages": 2}) as node:
+        mia = await node.person("mia")
+        await node.agent("bob")
+        root = await mia.send("agent:bob", "root")
+        first = await mia.send("agent:bob", "1", cause=root["seq"], message_id="m1")
+        await mia.refused("loop_stopped", "agent:bob", "2", cause=root["seq"])
+        again = await mia.send("agent:bob", "1", cause=root["seq"], message_id="m1")
+        assert again == first | {"duplicate": True}
+
+
+async def test_the_readers_of_the_thread_get_one_notice() -> None:
+    async with running_node(limits={"max_root_messages": 3}) as node:
+        alice, bob, carol = await node.agent("alice"), await node.agent("bob"), await node.agent("carol")
+        root = await alice.send("agent:bob", "root")
+        await bob.send("agent:alice", "1", cause=root["seq"])
+        last = await alice.send("agent:bob", "2", cause=root["seq"])
+        for number in range(3):
+            await bob.refused("loop_stopped", "agent:alice", f"too many {number}", cause=last["seq"])
+            await alice.refused("loop_stopped", "agent:bob", f"too many {number}", cause=last["seq"])
+        await carol.send("broadcast", "marker")
+        for session in (alice, bob):
+            await session.deliveries_until("marker")
+            notices = [frame for frame in session.unread if frame["type"] == "notice"]
+            assert len(notices) == 1
+            (notice,) = notices
+            assert (notice["kind"], notice["thread_id"]) == ("loop_stopped", "direct:alice~bob")
+            assert set(notice["body"]) >= {"root", "seq", "reason"}
+            assert (notice["body"]["root"], notice["body"]["seq"]) == (root["seq"], last["seq"])
+        await carol.settle()
+        assert carol.unread == []
+
+
+async def test_a_person_resumes_a_stopped_root() -> None:
+    async with running_node(limits={"max_root_messages": 2}) as node:
+        mia, bob = await node.person("mia"), await node.agent("bob")
+        root = await mia.send("agent:bob", "root")
+        await bob.send("agent:mia", "1", cause=root["seq"])
+        await bob.refused("loop_stopped", "agent:mia", "2", cause=root["seq"], message_id="m2")
+        assert await mia.call("network.resume_root", {"root": root["seq"]}) == {}
+        stored = await bob.send("agent:mia", "2", cause=root["seq"], message_id="m2")
+        assert stored["duplicate"] is False
+
+
+async def test_a_resumed_root_stops_again_at_its_next_limit() -> None:
+    async with running_node(limits={"max_root_messages": 2, "max_hops": 1000, "root_messages_per_s": 1000}) as node:
+        mia, bob = await node.person("mia"), await node.agent("bob")
+        root = await mia.send("agent:bob", "root")
+        for _ in range(2):
+            for number in range(100):
+                answer = await bob.submit("agent:mia", f"again {number}", cause=root["seq"])
+                if answer["type"] == "error":
+                    break
+            expect_error(answer, "loop_stopped")
+            await mia.call("network.resume_root", {"root": root["seq"]})
+            await mia.expect("notice", kind="loop_stopped")
+
+
+async def test_hops_can_be_resumed_too() -> None:
+    async with running_node(limits={"max_hops": 2}) as node:
+        operator = await node.person("mia")
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        root = await alice.send("agent:bob", "hello")
+        seqs, refused = await ping_pong(alice, bob, cause=root["seq"])
+        to = "agent:alice" if refused is bob else "agent:bob"
+        await operator.call("network.resume_root", {"root": root["seq"]})
+        await refused.send(to, "go on", cause=seqs[-1])
+
+
+async def test_an_agent_cannot_resume_a_root() -> None:
+    async with running_node(limits={"max_root_messages": 2}) as node:
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        root = await alice.send("agent:bob", "root")
+        await bob.send("agent:alice", "1", cause=root["seq"])
+        await bob.refused("loop_stopped", "agent:alice", "2", cause=root["seq"])
+        await alice.call_refused("forbidden", "network.resume_root", {"root": root["seq"]})
+        await bob.refused("loop_stopped", "agent:alice", "2", cause=root["seq"])
+
+
+async def test_resuming_an_unknown_root_is_refused(node: Node) -> None:
+    mia = await node.person("mia")
+    answer = await mia.submit_call("network.resume_root", {"root": 2**50})
+    assert answer["type"] == "error"
+
+
+# -- rates
+
+
+async def test_causeless_messages_of_an_agent_are_rate_limited() -> None:
+    async with running_node(limits={"root_messages_per_s": 3}) as node:
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        answers = [await alice.submit("agent:bob", number, message_id=f"m{number}") for number in range(12)]
+        refused = next(answer for answer in answers if answer["type"] == "error")
+        expect_error(refused, "rate_limited")
+        assert 0 < refused["retry_after_ms"] <= 2000
+        incoming = await bob.send("agent:alice", "a question")
+        await alice.send("agent:bob", "an answer is not limited", cause=incoming["seq"])
+        first = next(answer for answer in answers if answer["type"] == "stored")
+        repeated = await alice.send("agent:bob", 0, message_id=first["message_id"])
+        assert repeated == first | {"duplicate": True}
+        await asyncio.sleep(refused["retry_after_ms"] / 1000)  # as the hub said
+        number = int(refused["message_id"].removeprefix("m"))
+        stored = await alice.send("agent:bob", number, message_id=refused["message_id"])
+        assert stored["duplicate"] is False
+
+
+async def test_causeless_messages_of_people_are_not_rate_limited_as_an_agents() -> None:
+    async with running_node(limits={"root_messages_per_s": 2}) as node:
+        mia = await node.person("mia")
+        await node.agent("bob")
+        for number in range(20):
+            await mia.send("agent:bob", number)
+
+
+@pytest.mark.parametrize("kind", ["agent", "human", "service"])
+async def test_sends_are_rate_limited_for_every_kind_and_all_its_sessions(kind: str) -> None:
+    async with running_node(limits={"sends_per_s": 4, "root_messages_per_s": 1000}) as node:
+        token = node.token_of("alice") if kind == "agent" else node.owner_token
+        sessions = [await node.join("alice", kind=kind, token=token) for _ in range(3)]
+        bob = await node.agent("bob")
+        answers = [await sessions[number % 3].submit("agent:bob", number) for number in range(30)]
+        codes = [answer.get("code", "stored") for answer in answers]
+        assert codes.count("rate_limited") >= 15
+        assert codes.count("stored") >= 1
+        expect_error(next(answer for answer in answers if answer["type"] == "error"), "rate_limited")
+        await bob.send("agent:alice", "the others are not limited")

@@ -1,0 +1,165 @@
+"""Channels as the wire shows them: membership by seq, the sender's rights, reply threads, late joiners."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.node import Node
+from tests.support.wire import WireSession, contents
+
+
+@pytest.fixture
+async def alice(node: Node) -> WireSession:
+    """Creates `channel:dev` and is its member."""
+    session = await node.agent("alice")
+    await session.call("channels.create", {"name": "dev"})
+    return session
+
+
+@pytest.fixture
+async def bob(node: Node, alice: WireSession) -> WireSession:
+    session = await node.agent("bob")
+    await session.call("channels.join", {"name": "dev"})
+    return session
+
+
+@pytest.fixture
+async def outsider(node: Node, alice: WireSession) -> WireSession:
+    return await node.agent("oscar")
+
+
+async def test_a_channel_message_reaches_the_members_only(
+    alice: WireSession, bob: WireSession, outsider: WireSession
+) -> None:
+    stored = await alice.send("channel:dev", "hi dev")
+    assert stored["thread_id"] == "channel:dev"
+    message = await bob.message("hi dev")
+    assert (message["kind"], message["to"], message["thread_id"]) == ("channel", "channel:dev", "channel:dev")
+    await bob.send("channel:dev", "hi alice")
+    await alice.message("hi alice")
+    await alice.send("broadcast", "marker")
+    assert await outsider.contents_until("marker") == []
+
+
+async def test_who_is_not_a_member_may_not_send(alice: WireSession, outsider: WireSession) -> None:
+    error = await outsider.refused("forbidden", "channel:dev", message_id="m1")
+    assert error["message_id"] == "m1"
+
+
+async def test_an_operator_who_is_not_a_member_may_not_send_either(node: Node, alice: WireSession) -> None:
+    mia = await node.person("mia")
+    await mia.refused("forbidden", "channel:dev")
+
+
+async def test_membership_counts_at_the_messages_seq(node: Node, alice: WireSession, outsider: WireSession) -> None:
+    await alice.send("channel:dev", "before")
+    await outsider.call("channels.join", {"name": "dev"})
+    await alice.send("channel:dev", "during")
+    during = await outsider.message("during")
+    assert "before" not in str(outsider.unread)
+    await outsider.call("channels.leave", {"name": "dev"})
+    await alice.send("channel:dev", "after")
+    await alice.send("agent:oscar", "marker")
+    assert await outsider.contents_until("marker") == []
+    again = await node.agent("oscar")  # resume follows the same rule
+    assert (await again.message("during"))["seq"] == during["seq"]
+    assert await again.contents_until("marker") == []
+
+
+async def test_a_member_that_was_offline_gets_what_was_sent_meanwhile(
+    node: Node, alice: WireSession, bob: WireSession
+) -> None:
+    await bob.bye()
+    await alice.send("channel:dev", "while you were out")
+    await (await node.agent("bob")).message("while you were out")
+
+
+async def test_who_left_may_not_send_and_repeats_are_still_answered(alice: WireSession, bob: WireSession) -> None:
+    first = await bob.send("channel:dev", "said as a member", message_id="m1")
+    await bob.call("channels.leave", {"name": "dev"})
+    await bob.refused("forbidden", "channel:dev", "one more", message_id="m2")
+    assert await bob.send("channel:dev", "said as a member", message_id="m1") == first | {"duplicate": True}
+    await bob.refused("id_conflict", "channel:dev", "said otherwise", message_id="m1")
+    await bob.call("channels.join", {"name": "dev"})
+    assert (await bob.send("channel:dev", "back", message_id="m2"))["duplicate"] is False
+
+
+async def test_a_reply_in_a_channel_joins_its_thread_with_the_channels_readers(
+    alice: WireSession, bob: WireSession, outsider: WireSession
+) -> None:
+    first = await alice.send("channel:dev", "first")
+    await bob.message("first")
+    reply = await bob.send("channel:dev", "reply", reply_to=first["seq"])
+    thread_id = f"thread:{first['seq']}"
+    assert reply["thread_id"] == thread_id
+    message = await alice.message("reply")
+    assert (message["kind"], message["to"], message["thread_id"]) == ("channel", "channel:dev", thread_id)
+    assert (await alice.send("channel:dev", "deeper", reply_to=reply["seq"]))["thread_id"] == thread_id
+    assert contents((await alice.call("network.history", {"thread_id": thread_id}))["messages"]) == ["reply", "deeper"]
+    await outsider.call_refused("unknown_message", "network.history", {"thread_id": thread_id})
+    refusal = await outsider.submit("channel:dev", "let me in", reply_to=first["seq"])
+    assert refusal["code"] in ("forbidden", "unknown_message")  # both are true; the protocol prefers neither
+
+
+async def test_a_reply_must_name_the_channel_it_is_in(alice: WireSession, bob: WireSession) -> None:
+    first = await alice.send("channel:dev", "first")
+    await alice.call("channels.create", {"name": "ops"})
+    await alice.refused("invalid_arguments", "channel:ops", reply_to=first["seq"])
+    await alice.refused("invalid_arguments", "broadcast", reply_to=first["seq"])
+    await alice.refused("invalid_arguments", "agent:bob", reply_to=first["seq"])
+
+
+async def test_late_joiners_read_since_they_joined(alice: WireSession, outsider: WireSession) -> None:
+    early = await alice.send("channel:dev", "early")
+    await outsider.call("channels.join", {"name": "dev"})
+    await alice.send("channel:dev", "late")
+    history = await outsider.call("network.history", {"thread_id": "channel:dev"})
+    assert contents(history["messages"]) == ["late"]
+    await outsider.refused("unknown_message", "channel:dev", reply_to=early["seq"])
+    await outsider.refused("unknown_message", "channel:dev", cause=early["seq"])
+
+
+async def test_a_channel_may_open_its_past_to_its_members(alice: WireSession, outsider: WireSession) -> None:
+    await alice.call("channels.create", {"name": "open", "history": "members"})
+    early = await alice.send("channel:open", "early")
+    await outsider.call("channels.join", {"name": "open"})
+    history = await outsider.call("network.history", {"thread_id": "channel:open"})
+    assert contents(history["messages"]) == ["early"]
+    reply = await outsider.send("channel:open", "a late reply", reply_to=early["seq"])
+    assert reply["thread_id"] == f"thread:{early['seq']}"
+    await alice.send("channel:open", "marker")
+    assert await outsider.contents_until("marker") == []  # to read is not to be delivered
+
+
+async def test_who_left_may_read_what_it_was_there_for_and_no_more(alice: WireSession, bob: WireSession) -> None:
+    await alice.send("channel:dev", "together")
+    await bob.call("channels.leave", {"name": "dev"})
+    await alice.send("channel:dev", "behind your back")
+    answer = await bob.submit_call("network.history", {"thread_id": "channel:dev"})
+    assert "behind your back" not in answer.raw
+
+
+async def test_strangers_cannot_read_a_channel(alice: WireSession, outsider: WireSession) -> None:
+    stored = await alice.send("channel:dev", "inside")
+    await outsider.call_refused("unknown_message", "network.history", {"thread_id": "channel:dev"})
+    await outsider.call_refused("unknown_message", "network.why", {"seq": stored["seq"]})
+    await outsider.call_refused("unknown_message", "network.message_status", {"seq": stored["seq"]})
+    threads = (await outsider.call("network.list_threads"))["threads"]
+    assert "channel:dev" not in [thread["thread_id"] for thread in threads]
+
+
+async def test_joining_an_unknown_channel_is_refused(node: Node) -> None:
+    session = await node.agent("alice")
+    answer = await session.submit_call("channels.join", {"name": "nowhere"}, call_id="c1")
+    assert (answer["type"], answer["call_id"]) == ("error", "c1")
+
+
+async def test_creating_a_channel_twice_is_refused(alice: WireSession, bob: WireSession) -> None:
+    answer = await bob.submit_call("channels.create", {"name": "dev"})
+    assert answer["type"] == "error"
+
+
+@pytest.mark.parametrize("args", [{}, {"name": 5}, {"name": "Dev"}, {"name": ""}, {"name": "ok", "colour": "red"}])
+async def test_wrong_arguments_of_a_mods_operation_are_invalid(node: Node, args: dict[str, object]) -> None:
+    session = await node.agent("alice")
+    await session.call_refused("invalid_arguments", "channels.create", args)

@@ -1,0 +1,165 @@
+"""What is never stored: presence, signals, notices; leaving, draining; and HTTP on the same port."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.node import Node
+from tests.support.wire import WireSession, get_http
+
+
+@pytest.fixture
+async def alice(node: Node) -> WireSession:
+    return await node.agent("alice")
+
+
+@pytest.fixture
+async def bob(node: Node) -> WireSession:
+    return await node.agent("bob")
+
+
+async def signal(session: WireSession, **fields: object) -> None:
+    await session.send_frame({"type": "signal", "kind": "typing", "body": {}, **fields})
+
+
+# -- presence
+
+
+async def test_watchers_see_participants_come_and_go(node: Node, alice: WireSession) -> None:
+    assert await alice.call("network.watch", {"presence": True}) == {}
+    card = {"description": "knows things", "tags": ["a"]}
+    bob = await node.agent("bob", card=card)
+    assert await alice.expect("presence") == {"type": "presence", "agent_id": "bob", "state": "online", "card": card}
+    await bob.bye()
+    gone = await alice.expect("presence")
+    assert (gone["agent_id"], gone["state"]) == ("bob", "offline")
+
+
+async def test_presence_is_about_participants_not_sessions(node: Node, alice: WireSession) -> None:
+    await alice.call("network.watch", {"presence": True})
+    first, second = await node.agent("bob"), await node.agent("bob")
+    await first.drop()
+    await node.agent("carol")
+    states = [await alice.expect("presence") for _ in range(2)]
+    assert [(frame["agent_id"], frame["state"]) for frame in states] == [("bob", "online"), ("carol", "online")]
+    await second.drop()
+    assert (await alice.expect("presence"))["state"] == "offline"
+
+
+async def test_who_does_not_watch_sees_no_presence(node: Node, alice: WireSession, bob: WireSession) -> None:
+    other = await node.agent("alice")
+    await alice.call("network.watch", {"presence": True})
+    await bob.call("network.watch", {"presence": True})
+    assert await bob.call("network.watch", {"presence": False}) == {}
+    await node.agent("carol")
+    await alice.expect("presence", agent_id="carol")
+    for session in (other, bob):
+        await session.settle()
+        assert [frame for frame in session.unread if frame["type"] == "presence"] == []
+
+
+# -- signals
+
+
+async def test_a_signal_reaches_readers_that_watch(alice: WireSession, bob: WireSession) -> None:
+    await bob.call("network.watch", {"signals": True})
+    await signal(alice, to="agent:bob", body={"since": 1})
+    assert await bob.next_frame() == {
+        "type": "signal",
+        "sender_id": "alice",
+        "thread_id": "direct:alice~bob",
+        "kind": "typing",
+        "body": {"since": 1},
+    }
+
+
+async def test_every_kind_of_signal_passes(alice: WireSession, bob: WireSession) -> None:
+    await bob.call("network.watch", {"signals": True})
+    for kind in ("typing", "thinking", "delta", "tool"):
+        await signal(alice, to="agent:bob", kind=kind, body=kind)
+        assert (await bob.expect("signal"))["kind"] == kind
+
+
+async def test_a_signal_can_name_a_thread(alice: WireSession, bob: WireSession) -> None:
+    await alice.send("agent:bob", "hi")
+    await bob.call("network.watch", {"signals": True})
+    await signal(alice, thread_id="direct:alice~bob")
+    assert (await bob.expect("signal"))["thread_id"] == "direct:alice~bob"
+
+
+async def test_a_signal_reaches_nobody_else(node: Node, alice: WireSession, bob: WireSession) -> None:
+    carol, operator = await node.agent("carol"), await node.person("mia")
+    for session in (carol, operator):
+        await session.call("network.watch", {"signals": True})
+    await signal(alice, to="agent:bob", body="private")
+    await signal(alice, to="broadcast", body="public")
+    for session in (carol, operator):
+        assert (await session.expect("signal"))["body"] == "public"
+    await bob.settle()
+    assert bob.unread == []  # it does not watch
+
+
+async def test_signals_are_not_stored(alice: WireSession, bob: WireSession) -> None:
+    head = (await alice.call("network.info"))["head"]
+    await signal(alice, to="agent:bob")
+    await signal(alice, to="broadcast")
+    await alice.settle()
+    assert (await alice.call("network.info"))["head"] == head
+    assert alice.unread == []  # and are not answered
+
+
+async def test_a_signal_to_nobody_is_an_error(alice: WireSession) -> None:
+    await signal(alice, to="agent:nobody")
+    assert (await alice.expect("error"))["code"] == "unknown_recipient"
+
+
+# -- leaving
+
+
+async def test_bye_is_closed_with_1000(alice: WireSession) -> None:
+    await alice.send_frame({"type": "bye"})
+    assert await alice.rest() == []
+    assert await alice.closed() == 1000
+
+
+async def test_what_was_sent_before_bye_is_answered(alice: WireSession, bob: WireSession) -> None:
+    await alice.send_frame({"type": "send", "message_id": "m1", "to": "agent:bob", "content": "last words"})
+    await alice.send_frame({"type": "bye"})
+    assert [frame["type"] for frame in await alice.rest()] == ["stored"]
+    await bob.message("last words")
+
+
+async def test_what_a_lost_session_sent_is_stored_or_not_but_never_twice(
+    node: Node, alice: WireSession, bob: WireSession
+) -> None:
+    await alice.send_frame({"type": "send", "message_id": "m1", "to": "agent:bob", "content": "did it arrive?"})
+    await alice.drop()
+    again = await node.agent("alice")
+    await again.send("agent:bob", "did it arrive?", message_id="m1")
+    await again.send("agent:bob", "marker")
+    assert await bob.contents_until("marker") == ["did it arrive?"]
+
+
+# -- HTTP
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_health_is_served_on_the_same_port(node: Node, path: str) -> None:
+    status, _ = await get_http(node.url, path)
+    assert status == 200
+
+
+async def test_metrics_are_served_on_the_same_port(node: Node, alice: WireSession, bob: WireSession) -> None:
+    await alice.send("agent:bob", "a private sentence")
+    status, body = await get_http(node.url, "/metrics")
+    assert status == 200
+    samples = [line for line in body.splitlines() if line and not line.startswith("#")]
+    assert samples
+    for line in samples:
+        float(line.rpartition(" ")[2])
+    assert "a private sentence" not in body
+
+
+async def test_another_path_is_not_found(node: Node) -> None:
+    status, _ = await get_http(node.url, "/etc/passwd")
+    assert 400 <= status < 500

@@ -1,0 +1,364 @@
+"""The handshake: subprotocol, `hello`, `welcome`, and who may be whom. docs/protocol.md, "Identity" and "Refusals"."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+from tests.support.node import Node, running_node
+from tests.support.wire import WireSession, expect_error, hello_frame, make_token
+
+LIMITS = {
+    "max_frame_bytes",
+    "max_depth",
+    "max_record_bytes",
+    "max_unacked",
+    "hello_timeout_ms",
+    "stall_timeout_ms",
+    "ping_interval_ms",
+    "session_queue_bytes",
+    "sends_per_s",
+    "root_messages_per_s",
+    "max_hops",
+    "max_root_messages",
+}
+WELCOME_FIELDS = {
+    "type",
+    "protocol",
+    "server",
+    "network",
+    "agent_id",
+    "kind",
+    "role",
+    "session_id",
+    "cursor",
+    "head",
+    "resume",
+    "mods",
+    "limits",
+}
+
+
+async def refused_hello(session: WireSession, hello: dict[str, Any], code: str, close_code: int) -> None:
+    """The hub answers with exactly one `error` and closes."""
+    await session.send_frame(hello)
+    expect_error(await session.next_frame(), code)
+    assert await session.rest() == []
+    assert await session.closed() == close_code
+
+
+@pytest.mark.parametrize("subprotocols", [None, ["roundelay.v2"], ["chat"]])
+async def test_a_handshake_without_the_subprotocol_is_refused_with_400(
+    node: Node, subprotocols: list[str] | None
+) -> None:
+    offered = None if subprotocols is None else [Subprotocol(name) for name in subprotocols]
+    with pytest.raises(InvalidStatus) as refusal:
+        async with connect(node.url, subprotocols=offered, proxy=None):
+            pass
+    assert refusal.value.response.status_code == 400
+
+
+async def test_the_subprotocol_is_chosen_among_several(node: Node) -> None:
+    offered = [Subprotocol("chat"), Subprotocol("roundelay.v1")]
+    async with connect(node.url, subprotocols=offered, proxy=None) as socket:
+        assert socket.subprotocol == "roundelay.v1"
+
+
+async def test_offered_compression_is_not_used(node: Node) -> None:
+    async with connect(
+        node.url, subprotocols=[Subprotocol("roundelay.v1")], compression="deflate", proxy=None
+    ) as socket:
+        assert socket.response is not None
+        assert "Sec-WebSocket-Extensions" not in socket.response.headers
+
+
+async def test_silence_instead_of_hello_is_closed_with_4408_and_no_error() -> None:
+    async with running_node(limits={"hello_timeout_ms": 200}) as node:
+        session = await node.connect()
+        assert await session.rest() == []
+        assert await session.closed() == 4408
+
+
+async def test_the_hello_timeout_ends_with_the_hello() -> None:
+    async with running_node(limits={"hello_timeout_ms": 200}) as node:
+        early = await node.agent("early")
+        late = await node.connect()
+        assert await late.closed() == 4408  # a later connection's timeout has passed
+        await early.settle()
+
+
+# -- welcome
+
+
+async def test_welcome_has_every_field_and_no_other(node: Node) -> None:
+    session = await node.agent("alice")
+    welcome = session.welcome
+    assert set(welcome) == WELCOME_FIELDS
+    assert welcome["protocol"] == 1
+    assert isinstance(welcome["server"], str)
+    assert set(welcome["network"]) == {"name", "epoch"}
+    assert isinstance(welcome["network"]["epoch"], str)
+    assert (welcome["agent_id"], welcome["kind"], welcome["role"]) == ("alice", "agent", "observer")
+    assert welcome["resume"] == "new"
+    assert 0 <= welcome["cursor"] <= welcome["head"]
+
+
+async def test_welcome_of_a_reactor_adds_the_fence_and_open_reactions(node: Node) -> None:
+    welcome = (await node.agent("alice", role="reactor")).welcome
+    assert set(welcome) == WELCOME_FIELDS | {"fence", "open_reactions"}
+    assert welcome["role"] == "reactor"
+    assert isinstance(welcome["fence"], int)
+    assert welcome["open_reactions"] == []
+
+
+async def test_welcome_names_every_limit_as_configured() -> None:
+    async with running_node(limits={"max_hops": 5, "max_unacked": 7, "root_messages_per_s": 9}) as node:
+        limits = (await node.agent("alice")).welcome["limits"]
+        assert set(limits) >= LIMITS
+        assert all(isinstance(limits[name], int) for name in LIMITS)
+        assert (limits["max_hops"], limits["max_unacked"], limits["root_messages_per_s"]) == (5, 7, 9)
+
+
+async def test_the_default_limits_are_those_of_the_protocol() -> None:
+    async with running_node() as node:
+        limits = (await node.agent("alice")).welcome["limits"]
+    assert limits["max_frame_bytes"] == 256 * 1024
+    assert limits["max_depth"] == 64
+    assert limits["max_unacked"] == 256
+    assert limits["hello_timeout_ms"] == 10_000
+    assert limits["stall_timeout_ms"] == 15_000
+    assert limits["max_hops"] == 32
+    assert limits["max_root_messages"] == 256
+
+
+async def test_welcome_lists_the_mods_with_their_operations(node: Node) -> None:
+    mods = {mod["id"]: mod for mod in (await node.agent("alice")).welcome["mods"]}
+    assert set(mods) >= {"channels", "discovery"}
+    for mod in mods.values():
+        for operation in mod["operations"]:
+            assert set(operation) == {"op", "description", "args_schema"}
+            assert operation["op"].startswith(mod["id"] + ".")
+            assert operation["description"]
+            assert operation["args_schema"]["type"] == "object"
+    assert {operation["op"] for operation in mods["channels"]["operations"]} >= {
+        "channels.create",
+        "channels.join",
+        "channels.leave",
+    }
+
+
+async def test_session_ids_differ(node: Node) -> None:
+    first, second = await node.agent("alice"), await node.agent("alice")
+    assert first.welcome["session_id"] != second.welcome["session_id"]
+
+
+async def test_anything_goes_inside_the_card(node: Node) -> None:
+    card = {"description": "d", "tools": ["t"], "tags": ["a"], "mood": {"deep": [1, None, 2.5]}}
+    await node.agent("alice", card=card)
+    agents = (await (await node.agent("bob")).call("network.list_agents"))["agents"]
+    assert next(agent["card"] for agent in agents if agent["agent_id"] == "alice") == card
+
+
+async def test_hello_may_name_its_client(node: Node) -> None:
+    await node.agent("alice", client="contract/1.0")
+
+
+# -- wrong frames before welcome
+
+WRONG_FIRST_FRAMES: dict[str, Any] = {
+    "empty": "",
+    "not_json": "hello",
+    "array": "[]",
+    "string": '"hello"',
+    "empty_object": {},
+    "no_type": {"protocol": 1, "agent_id": "alice", "kind": "agent"},
+    "unknown_type": {"type": "greet"},
+    "send": {"type": "send", "message_id": "m", "to": "broadcast", "content": "x"},
+    "ack": {"type": "ack", "seq": 1},
+    "call": {"type": "call", "call_id": "c", "op": "network.info", "args": {}},
+    "bye": {"type": "bye"},
+    "welcome": {"type": "welcome"},
+    "no_protocol": {"type": "hello", "agent_id": "alice", "kind": "agent"},
+    "protocol_string": hello_frame("alice") | {"protocol": "1"},
+    "protocol_true": hello_frame("alice") | {"protocol": True},
+    "protocol_null": hello_frame("alice") | {"protocol": None},
+    "no_agent_id": {"type": "hello", "protocol": 1, "kind": "agent"},
+    "agent_id_number": hello_frame("alice") | {"agent_id": 5},
+    "agent_id_empty": hello_frame(""),
+    "agent_id_upper_case": hello_frame("Alice"),
+    "agent_id_leading_dot": hello_frame(".alice"),
+    "agent_id_newline": hello_frame("alice\n"),
+    "agent_id_nul": hello_frame("ali\0ce"),
+    "agent_id_non_ascii": hello_frame("älice"),
+    "agent_id_65_chars": hello_frame("a" * 65),
+    "no_kind": {"type": "hello", "protocol": 1, "agent_id": "alice"},
+    "kind_unknown": hello_frame("alice", kind="robot"),
+    "kind_list": hello_frame("alice") | {"kind": ["agent"]},
+    "token_number": hello_frame("alice") | {"token": 5},
+    "role_unknown": hello_frame("alice", role="boss"),
+    "fence_string": hello_frame("alice", role="reactor", fence="1"),
+    "resume_string": hello_frame("alice", resume="now"),
+    "resume_without_epoch": hello_frame("alice", resume={"cursor": 0}),
+    "resume_without_cursor": hello_frame("alice", resume={"epoch": "e"}),
+    "resume_cursor_string": hello_frame("alice", resume={"epoch": "e", "cursor": "0"}),
+    "resume_cursor_negative": hello_frame("alice", resume={"epoch": "e", "cursor": -1}),
+    "resume_unlisted_field": hello_frame("alice", resume={"epoch": "e", "cursor": 0, "seq": 0}),
+    "card_list": hello_frame("alice", card=["description"]),
+    "unlisted_field": hello_frame("alice", colour="red"),
+    "hub_owned_field": hello_frame("alice", session_id="s"),
+    "too_deep": '{"type":"hello","protocol":1,"agent_id":"alice","kind":"agent","card":'
+    + '{"a":' * 70
+    + "1"
+    + "}" * 70
+    + "}",
+}
+
+
+@pytest.mark.parametrize("frame", WRONG_FIRST_FRAMES.values(), ids=WRONG_FIRST_FRAMES.keys())
+async def test_a_wrong_first_frame_gets_one_error_and_4400(node: Node, frame: Any) -> None:
+    session = await node.connect()
+    await (session.send_raw(frame) if isinstance(frame, str) else session.send_frame(frame))
+    expect_error(await session.next_frame(), "invalid_frame")
+    assert await session.rest() == []
+    assert await session.closed() == 4400
+
+
+async def test_a_binary_first_frame_gets_an_error_and_4400(node: Node) -> None:
+    session = await node.connect()
+    await session.send_raw(b'{"type":"hello"}', text=False)
+    expect_error(await session.next_frame(), "invalid_frame")
+    assert await session.closed() == 4400
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 99])
+async def test_another_protocol_is_unsupported(node: Node, protocol: int) -> None:
+    hello = hello_frame("alice", token=make_token()) | {"protocol": protocol}
+    await refused_hello(await node.connect(), hello, "unsupported_protocol", 4400)
+
+
+async def test_a_frame_too_large_before_welcome_is_closed_with_4413_and_no_error(node: Node) -> None:
+    session = await node.connect()
+    await session.send_raw(b" " * (256 * 1024 + 1))
+    assert await session.rest() == []
+    assert await session.closed() == 4413
+
+
+async def test_invalid_utf8_before_welcome_is_closed_with_1007(node: Node) -> None:
+    session = await node.connect()
+    await session.send_raw(b'{"type":"hello","protocol":1,"agent_id":"\xff"}')
+    assert await session.closed() == 1007
+
+
+async def test_a_second_hello_is_refused_and_the_session_lives_on(node: Node) -> None:
+    session = await node.agent("alice")
+    await session.send_frame(hello_frame("alice", token=node.token_of("alice")))
+    expect_error(await session.next_frame(), "invalid_frame")
+    await session.settle()
+
+
+# -- who may be whom
+
+
+async def test_the_first_use_of_an_id_binds_the_token(node: Node) -> None:
+    await node.agent("alice")
+    again = await node.agent("alice")
+    assert again.welcome["resume"] == "full"
+
+
+async def test_another_token_is_not_authenticated(node: Node) -> None:
+    await node.agent("alice")
+    await refused_hello(await node.connect(), hello_frame("alice", token=make_token()), "not_authenticated", 4401)
+
+
+async def test_an_id_without_its_token_is_not_authenticated(node: Node) -> None:
+    await node.agent("alice")
+    await refused_hello(await node.connect(), hello_frame("alice"), "not_authenticated", 4401)
+
+
+async def test_a_first_use_without_a_token_is_not_authenticated(node: Node) -> None:
+    await refused_hello(await node.connect(), hello_frame("alice"), "not_authenticated", 4401)
+
+
+async def test_a_refused_first_use_leaves_the_id_free(node: Node) -> None:
+    await refused_hello(await node.connect(), hello_frame("alice"), "not_authenticated", 4401)
+    assert (await node.agent("alice")).welcome["resume"] == "new"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://127.0.0.1:8700"},
+        {"Origin": "null"},
+        {"X-Forwarded-For": "10.0.0.1"},
+        {"Forwarded": "for=10.0.0.1"},
+    ],
+    ids=lambda headers: next(iter(headers)),
+)
+async def test_first_use_through_a_browser_or_a_proxy_binds_nothing(node: Node, headers: dict[str, str]) -> None:
+    session = await node.connect(headers=headers)
+    await refused_hello(session, hello_frame("alice", token=node.token_of("alice")), "not_authenticated", 4401)
+    assert (await node.agent("alice")).welcome["resume"] == "new"
+
+
+async def test_a_bound_token_is_good_with_an_origin_too(node: Node) -> None:
+    await node.agent("alice")
+    session = await node.connect(origin="http://127.0.0.1:8700")
+    await session.hello("alice", token=node.token_of("alice"))
+
+
+async def test_first_use_binds_agents_only(node: Node) -> None:
+    session = await node.connect()
+    await refused_hello(session, hello_frame("mia", kind="human", token=make_token()), "not_authenticated", 4401)
+
+
+async def test_a_service_without_an_operators_token_is_forbidden(node: Node) -> None:
+    session = await node.connect()
+    await refused_hello(session, hello_frame("clock", kind="service", token=make_token()), "forbidden", 4403)
+
+
+async def test_the_owner_joins_as_any_person_or_service(node: Node) -> None:
+    assert (await node.person("mia")).welcome["kind"] == "human"
+    assert (await node.person("bob")).welcome["kind"] == "human"
+    assert (await node.service("clock")).welcome["kind"] == "service"
+
+
+async def test_an_agent_with_the_owners_token_is_not_authenticated(node: Node) -> None:
+    hello = hello_frame("alice", token=node.owner_token)
+    await refused_hello(await node.connect(), hello, "not_authenticated", 4401)
+    assert (await node.agent("alice")).welcome["resume"] == "new"
+
+
+async def test_the_kind_is_fixed_at_the_first_registration(node: Node) -> None:
+    await node.agent("alice")
+    hello = hello_frame("alice", kind="human", token=node.token_of("alice"))
+    await refused_hello(await node.connect(), hello, "forbidden", 4403)
+
+
+async def test_the_owner_cannot_change_a_kind_either(node: Node) -> None:
+    await node.agent("alice")
+    await node.person("mia")
+    for agent_id, kind in (("alice", "human"), ("mia", "service")):
+        hello = hello_frame(agent_id, kind=kind, token=node.owner_token)
+        await refused_hello(await node.connect(), hello, "forbidden", 4403)
+
+
+async def test_an_id_of_64_characters_is_fine(node: Node) -> None:
+    longest = "a" + "0._-" * 15 + "abc"
+    assert len(longest) == 64
+    assert (await node.agent(longest)).welcome["agent_id"] == longest
+
+
+async def test_a_failed_hello_disturbs_nobody(node: Node) -> None:
+    alice, bob = await node.agent("alice"), await node.agent("bob")
+    head = (await alice.call("network.info"))["head"]
+    intruders = await asyncio.gather(*(node.connect() for _ in range(5)))
+    for intruder in intruders:
+        await refused_hello(intruder, hello_frame("alice", token=make_token()), "not_authenticated", 4401)
+    assert (await alice.call("network.info"))["head"] == head
+    await alice.send("agent:bob", "still here")
+    await bob.message("still here")

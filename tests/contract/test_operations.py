@@ -1,0 +1,378 @@
+"""The operations that every hub has, and that each checks what its caller may see. docs/protocol.md, "Operations"."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.node import Node
+from tests.support.wire import Frame, WireSession, contents, expect_error
+
+NO_SEQ = 2**50
+
+
+@pytest.fixture
+async def alice(node: Node) -> WireSession:
+    return await node.agent("alice")
+
+
+@pytest.fixture
+async def bob(node: Node) -> WireSession:
+    return await node.agent("bob")
+
+
+@pytest.fixture
+async def stranger(node: Node) -> WireSession:
+    return await node.agent("stranger")
+
+
+@pytest.fixture
+async def operator(node: Node) -> WireSession:
+    return await node.person("mia")
+
+
+def wording(error: Frame) -> str:
+    return re.sub(r"\d+|[a-z]+[:~][a-z0-9:~]+", "N", error["message"])
+
+
+async def assert_same_refusal(session: WireSession, op: str, hidden: dict[str, Any], missing: dict[str, Any]) -> None:
+    """What may not be read is refused in the words of what does not exist."""
+    first = await session.call_refused("unknown_message", op, hidden)
+    second = await session.call_refused("unknown_message", op, missing)
+    assert wording(first) == wording(second)
+
+
+# -- info, agents
+
+
+async def test_info(node: Node, alice: WireSession, bob: WireSession) -> None:
+    stored = await alice.send("agent:bob", "x")
+    info = await alice.call("network.info")
+    assert set(info) == {"name", "epoch", "server", "head", "participants", "mods"}
+    assert info["name"] == alice.welcome["network"]["name"]
+    assert info["epoch"] == alice.welcome["network"]["epoch"]
+    assert info["server"] == alice.welcome["server"]
+    assert info["head"] >= stored["seq"]
+
+
+async def test_list_agents_names_everybody_with_kind_state_and_card(
+    node: Node, alice: WireSession, operator: WireSession
+) -> None:
+    card = {"description": "a clock", "tools": ["now"], "tags": ["time"]}
+    await node.service("clock", card=card)
+    bob = await node.agent("bob")
+    await bob.bye()
+    agents = {agent["agent_id"]: agent for agent in (await alice.call("network.list_agents"))["agents"]}
+    assert {name: (agent["kind"], agent["state"]) for name, agent in agents.items()} == {
+        "alice": ("agent", "online"),
+        "bob": ("agent", "offline"),
+        "clock": ("service", "online"),
+        "mia": ("human", "online"),
+    }
+    assert agents["clock"]["card"] == card
+    assert set(agents["alice"]) <= {"agent_id", "kind", "state", "card"}
+
+
+async def test_list_agents_filters_by_kind_and_state(node: Node, alice: WireSession, operator: WireSession) -> None:
+    await (await node.agent("bob")).bye()
+
+    async def ids(**filters: Any) -> list[str]:
+        agents = (await alice.call("network.list_agents", filters))["agents"]
+        return sorted(agent["agent_id"] for agent in agents)
+
+    assert await ids(kind="agent") == ["alice", "bob"]
+    assert await ids(kind="human") == ["mia"]
+    assert await ids(kind="service") == []
+    assert await ids(online=True) == ["alice", "mia"]
+    assert await ids(online=False) == ["bob"]
+    assert await ids(kind="agent", online=True) == ["alice"]
+
+
+@pytest.mark.parametrize("args", [{"kind": "robot"}, {"kind": 5}, {"online": "yes"}, {"state": "online"}])
+async def test_list_agents_refuses_other_arguments(alice: WireSession, args: dict[str, Any]) -> None:
+    await alice.call_refused("invalid_arguments", "network.list_agents", args)
+
+
+async def test_a_card_is_renewed_by_the_next_hello(node: Node, alice: WireSession) -> None:
+    await (await node.agent("bob", card={"description": "old"})).bye()
+    await node.agent("bob", card={"description": "new"})
+    agents = (await alice.call("network.list_agents"))["agents"]
+    assert next(agent["card"] for agent in agents if agent["agent_id"] == "bob") == {"description": "new"}
+
+
+# -- threads, history
+
+
+async def test_list_threads_is_newest_first_and_holds_what_one_may_read(
+    node: Node, alice: WireSession, bob: WireSession, stranger: WireSession, operator: WireSession
+) -> None:
+    await alice.send("agent:bob", "1")
+    public = await alice.send("broadcast", "2")
+    await bob.send("agent:stranger", "3")
+    last = await bob.send("agent:alice", "4")
+
+    async def threads(session: WireSession, **args: Any) -> list[str]:
+        return [t["thread_id"] for t in (await session.call("network.list_threads", args))["threads"]]
+
+    assert await threads(alice) == ["direct:alice~bob", "broadcast"]
+    assert await threads(alice, limit=1) == ["direct:alice~bob"]
+    assert await threads(stranger) == ["direct:bob~stranger", "broadcast"]
+    assert await threads(operator) == ["direct:alice~bob", "direct:bob~stranger", "broadcast"]
+    first, second = (await alice.call("network.list_threads"))["threads"]
+    assert set(first) == {"thread_id", "last_seq", "messages", "readers"}
+    assert (first["last_seq"], first["messages"], sorted(first["readers"])) == (last["seq"], 2, ["alice", "bob"])
+    assert (second["last_seq"], second["messages"]) == (public["seq"], 1)
+
+
+async def test_list_threads_counts_only_what_the_caller_may_read(node: Node, alice: WireSession) -> None:
+    await alice.send("broadcast", "early")
+    late = await node.agent("late")
+    assert (await late.call("network.list_threads"))["threads"] == []
+    seen = await alice.send("broadcast", "seen")
+    (thread,) = (await late.call("network.list_threads"))["threads"]
+    assert (thread["messages"], thread["last_seq"]) == (1, seen["seq"])
+
+
+async def test_history_is_oldest_first_with_the_messages_as_delivered(alice: WireSession, bob: WireSession) -> None:
+    await alice.send("agent:bob", "one", metadata={"n": 1}, text_representation="eins")
+    await bob.send("agent:alice", {"two": 2})
+    delivered = await bob.message("one")
+    history = await alice.call("network.history", {"thread_id": "direct:alice~bob"})
+    assert set(history) == {"messages", "has_more"}
+    assert contents(history["messages"]) == ["one", {"two": 2}]
+    assert history["messages"][0] == delivered
+    assert history["has_more"] is False
+
+
+async def test_history_pages_backwards(alice: WireSession, bob: WireSession) -> None:
+    for number in range(7):
+        await alice.send("agent:bob", number)
+    pages: list[list[int]] = []
+    args: dict[str, Any] = {"thread_id": "direct:alice~bob", "limit": 3}
+    while True:
+        page = await bob.call("network.history", args)
+        pages.append(contents(page["messages"]))
+        if not page["has_more"]:
+            break
+        args["before"] = page["messages"][0]["seq"]
+    assert pages == [[4, 5, 6], [1, 2, 3], [0]]
+
+
+async def test_history_gives_50_unless_asked_and_500_at_most(alice: WireSession, bob: WireSession) -> None:
+    for number in range(49):
+        await alice.send("agent:bob", number)
+    await bob.message(0)
+    for number in range(49, 60):
+        await alice.send("agent:bob", number)
+    history = await alice.call("network.history", {"thread_id": "direct:alice~bob"})
+    assert contents(history["messages"]) == list(range(10, 60))
+    assert history["has_more"] is True
+    history = await alice.call("network.history", {"thread_id": "direct:alice~bob", "limit": 500})
+    assert (len(history["messages"]), history["has_more"]) == (60, False)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"limit": 0}, {"limit": 501}, {"limit": "5"}, {"limit": True}, {"limit": 2.5}, {"before": "x"}, {"after": 1}],
+    ids=str,
+)
+async def test_history_refuses_arguments_out_of_range(
+    alice: WireSession, bob: WireSession, args: dict[str, Any]
+) -> None:
+    await alice.send("agent:bob", "x")
+    await alice.call_refused("invalid_arguments", "network.history", {"thread_id": "direct:alice~bob"} | args)
+
+
+async def test_a_stranger_cannot_read_a_direct_thread(
+    alice: WireSession, bob: WireSession, stranger: WireSession, operator: WireSession
+) -> None:
+    await alice.send("agent:bob", "private")
+    args = {"thread_id": "direct:alice~bob"}
+    await assert_same_refusal(stranger, "network.history", args, {"thread_id": "direct:alice~nobody"})
+    assert contents((await operator.call("network.history", args))["messages"]) == ["private"]
+
+
+async def test_history_begins_at_the_registration(node: Node, alice: WireSession) -> None:
+    await alice.send("broadcast", "early")
+    late = await node.agent("late")
+    await alice.send("broadcast", "later")
+    history = await late.call("network.history", {"thread_id": "broadcast"})
+    assert (contents(history["messages"]), history["has_more"]) == (["later"], False)
+
+
+# -- message_status
+
+
+async def test_message_status_tells_how_far_it_came(node: Node, alice: WireSession, bob: WireSession) -> None:
+    async def state(seq: int) -> str:
+        status = await alice.call("network.message_status", {"seq": seq})
+        assert status["seq"] == seq
+        (recipient,) = status["recipients"]
+        assert recipient["agent_id"] == "bob"
+        assert isinstance(recipient["attempts"], int)
+        result: str = recipient["state"]
+        return result
+
+    await bob.bye()
+    seq = (await alice.send("agent:bob", "x"))["seq"]
+    assert await state(seq) == "queued"
+    again = await node.agent("bob")
+    await again.message("x")
+    assert await state(seq) == "delivered"
+    await again.ack(seq)
+    await again.settle()
+    assert await state(seq) == "handled"
+
+
+async def test_message_status_names_every_recipient(
+    alice: WireSession, bob: WireSession, stranger: WireSession
+) -> None:
+    stored = await alice.send("broadcast", "x", exclude_agent_ids=["stranger"])
+    status = await alice.call("network.message_status", {"seq": stored["seq"]})
+    assert [recipient["agent_id"] for recipient in status["recipients"]] == ["bob"]
+
+
+async def test_message_status_tells_what_entered_a_prompt(node: Node, alice: WireSession) -> None:
+    bot = await node.agent("bot", role="reactor")
+    context = (await alice.send("agent:bot", "context"))["seq"]
+    trigger = (await alice.send("agent:bot", "trigger"))["seq"]
+    await bot.deliveries_until("trigger")
+    await bot.record("r1", "started", {"trigger": trigger, "as_of": trigger, "manifest": [context, trigger]})
+    for seq in (context, trigger):
+        (recipient,) = (await alice.call("network.message_status", {"seq": seq}))["recipients"]
+        assert (recipient["agent_id"], recipient["state"], recipient["reaction"]) == ("bot", "in_prompt", "r1")
+
+
+async def test_message_status_is_for_readers(
+    alice: WireSession, bob: WireSession, stranger: WireSession, operator: WireSession
+) -> None:
+    seq = (await alice.send("agent:bob", "private"))["seq"]
+    await assert_same_refusal(stranger, "network.message_status", {"seq": seq}, {"seq": NO_SEQ})
+    for session in (alice, bob, operator):
+        assert (await session.call("network.message_status", {"seq": seq}))["seq"] == seq
+
+
+# -- why
+
+
+async def test_why_leads_from_a_message_to_its_root(alice: WireSession, bob: WireSession) -> None:
+    root = await alice.send("agent:bob", "root")
+    middle = await bob.send("agent:alice", "middle", cause=root["seq"])
+    leaf = await alice.send("agent:bob", "leaf", cause=middle["seq"])
+    chain = (await bob.call("network.why", {"seq": leaf["seq"]}))["chain"]
+    assert [link["content"] for link in chain if "content" in link] == ["leaf", "middle", "root"]
+    (alone,) = (await bob.call("network.why", {"seq": root["seq"]}))["chain"]
+    assert alone["seq"] == root["seq"]
+
+
+async def test_why_is_for_readers(alice: WireSession, bob: WireSession, stranger: WireSession) -> None:
+    seq = (await alice.send("agent:bob", "private"))["seq"]
+    await assert_same_refusal(stranger, "network.why", {"seq": seq}, {"seq": NO_SEQ})
+
+
+async def test_why_keeps_the_causes_that_one_may_not_read(
+    alice: WireSession, bob: WireSession, stranger: WireSession, operator: WireSession
+) -> None:
+    secret = await alice.send("agent:bob", "canary")
+    told = await bob.send("agent:stranger", "please", cause=secret["seq"])
+    answer = await stranger.submit_call("network.why", {"seq": told["seq"]})
+    assert answer["type"] == "result"
+    assert "please" in answer.raw
+    assert "canary" not in answer.raw
+    assert "alice" not in answer.raw
+    assert "canary" in (await operator.submit_call("network.why", {"seq": told["seq"]})).raw
+
+
+async def test_why_shows_the_reaction_in_between(node: Node, alice: WireSession, operator: WireSession) -> None:
+    bot = await node.agent("bot", role="reactor")
+    trigger = (await alice.send("agent:bot", "do it"))["seq"]
+    await bot.message("do it")
+    await bot.record("r1", "started", {"trigger": trigger, "manifest": [trigger]})
+    done = await bot.send("agent:alice", "done", cause=trigger)
+    answer = await operator.submit_call("network.why", {"seq": done["seq"]})
+    assert "r1" in answer.raw
+
+
+# -- cancel
+
+
+async def test_a_person_in_the_thread_cancels_a_reaction(node: Node, operator: WireSession) -> None:
+    bot = await node.agent("bot", role="reactor")
+    trigger = (await operator.send("agent:bot", "long work"))["seq"]
+    await bot.message("long work")
+    await bot.record("r1", "started", {"trigger": trigger})
+    assert await operator.call("network.cancel", {"reaction": "r1"}) == {"reactions": ["r1"]}
+    asked = await bot.expect("signal", kind="cancel")
+    assert asked["body"] == {"reaction": "r1"}
+
+
+async def test_cancel_by_thread_asks_every_open_reaction_in_it(node: Node, operator: WireSession) -> None:
+    bot = await node.agent("bot", role="reactor")
+    alice = await node.agent("alice")
+    for reaction, sender in (("r1", operator), ("r2", operator), ("r3", alice)):
+        trigger = (await sender.send("agent:bot", reaction))["seq"]
+        await bot.message(reaction)
+        await bot.record(reaction, "started", {"trigger": trigger})
+    await bot.record("r2", "finished", {"status": "finished"})
+    assert await operator.call("network.cancel", {"thread_id": "direct:bot~mia"}) == {"reactions": ["r1"]}
+    assert (await bot.expect("signal", kind="cancel"))["body"] == {"reaction": "r1"}
+
+
+async def test_a_stranger_cancels_nothing(node: Node, operator: WireSession, stranger: WireSession) -> None:
+    bot = await node.agent("bot", role="reactor")
+    trigger = (await operator.send("agent:bot", "long work"))["seq"]
+    await bot.message("long work")
+    await bot.record("r1", "started", {"trigger": trigger})
+    for args in ({"reaction": "r1"}, {"thread_id": "direct:bot~mia"}):
+        answer = await stranger.submit_call("network.cancel", args)
+        assert answer["type"] == "error" or answer["value"] == {"reactions": []}
+    await bot.settle()
+    assert [frame for frame in bot.unread if frame["type"] == "signal"] == []
+
+
+async def test_cancel_needs_a_reaction_or_a_thread(operator: WireSession) -> None:
+    await operator.call_refused("invalid_arguments", "network.cancel", {})
+
+
+# -- remove
+
+
+async def test_an_operator_removes_a_participant(
+    node: Node, alice: WireSession, bob: WireSession, operator: WireSession
+) -> None:
+    assert await operator.call("network.remove", {"agent_id": "bob"}) == {}
+    frames = await bob.rest()
+    expect_error(frames[-1], "forbidden")
+    assert await bob.closed() == 4403
+    await alice.refused("unknown_recipient", "agent:bob")
+    agents = (await alice.call("network.list_agents"))["agents"]
+    assert "bob" not in [agent["agent_id"] for agent in agents]
+    await alice.send("broadcast", "without bob")
+    back = await node.connect()
+    await back.send_frame(
+        {"type": "hello", "protocol": 1, "agent_id": "bob", "kind": "agent", "token": node.token_of("bob")}
+    )
+    assert (await back.next_frame())["type"] == "error"
+    assert await back.closed() in (4401, 4403)
+
+
+async def test_what_a_removed_participant_said_stays(
+    alice: WireSession, bob: WireSession, operator: WireSession
+) -> None:
+    await bob.send("agent:alice", "said")
+    await operator.call("network.remove", {"agent_id": "bob"})
+    history = await alice.call("network.history", {"thread_id": "direct:alice~bob"})
+    assert contents(history["messages"]) == ["said"]
+
+
+async def test_only_operators_remove(alice: WireSession, bob: WireSession) -> None:
+    await alice.call_refused("forbidden", "network.remove", {"agent_id": "bob"})
+    await alice.call_refused("forbidden", "network.remove", {"agent_id": "alice"})
+    await bob.settle()
+
+
+async def test_removing_nobody_is_an_error(operator: WireSession) -> None:
+    answer = await operator.submit_call("network.remove", {"agent_id": "nobody"})
+    assert answer["type"] == "error"

@@ -1,0 +1,228 @@
+"""The one session that reacts for an agent, its fence, and the records of its turns. docs/protocol.md, "Delivery"."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.node import Node
+from tests.support.wire import WireSession, contents, expect_error, hello_frame
+
+
+@pytest.fixture
+async def alice(node: Node) -> WireSession:
+    return await node.agent("alice")
+
+
+@pytest.fixture
+async def reactor(node: Node) -> WireSession:
+    return await node.agent("bot", role="reactor")
+
+
+async def begin(reactor: WireSession, sender: WireSession, reaction: str, content: str = "do it") -> tuple[int, int]:
+    """A trigger and the record that begins its reaction: their seqs."""
+    trigger = (await sender.send("agent:bot", content))["seq"]
+    await reactor.message(content)
+    return trigger, (await reactor.record(reaction, "started", {"trigger": trigger}))["seq"]
+
+
+# -- the fence
+
+
+async def test_a_newer_reactor_supersedes_the_older(node: Node, reactor: WireSession) -> None:
+    newer = await node.agent("bot", role="reactor")
+    assert newer.welcome["fence"] > reactor.welcome["fence"]
+    assert [(frame["type"], frame["kind"]) for frame in await reactor.rest()] == [("notice", "superseded")]
+    assert await reactor.closed() == 4409
+    await newer.settle()
+
+
+async def test_observers_are_not_superseded(node: Node, reactor: WireSession) -> None:
+    observer = await node.agent("bot")
+    assert "fence" not in observer.welcome
+    await node.agent("bot", role="reactor")
+    await observer.settle()
+    assert await reactor.closed() == 4409
+
+
+async def test_reactors_of_different_agents_do_not_meet(node: Node, reactor: WireSession) -> None:
+    other = await node.agent("other", role="reactor")
+    await other.settle()
+    await reactor.settle()
+
+
+async def test_what_a_superseded_session_still_sends_has_no_effect(
+    node: Node, alice: WireSession, reactor: WireSession
+) -> None:
+    trigger = (await alice.send("agent:bot", "do it"))["seq"]
+    newer = await node.agent("bot", role="reactor")
+    await reactor.send_frame({"type": "send", "message_id": "late", "to": "agent:alice", "content": "too late"})
+    await reactor.send_frame({"type": "ack", "seq": trigger})
+    frames = await reactor.rest()
+    assert all(frame["code"] == "forbidden" for frame in frames if frame["type"] == "error")
+    assert "stored" not in [frame["type"] for frame in frames]
+    await newer.message("do it")
+    stored = await newer.send("agent:alice", "in time", message_id="late")
+    assert stored["duplicate"] is False
+    assert await alice.contents_until("in time") == []
+
+
+async def test_an_outdated_fence_is_closed_with_4409_and_no_error(node: Node, reactor: WireSession) -> None:
+    newer = await node.agent("bot", role="reactor")
+    late = await node.connect()
+    hello = hello_frame("bot", token=node.token_of("bot"), role="reactor", fence=reactor.welcome["fence"])
+    await late.send_frame(hello)
+    assert [frame for frame in await late.rest() if frame["type"] in ("error", "welcome")] == []
+    assert await late.closed() == 4409
+    await newer.settle()
+
+
+async def test_the_newest_fence_is_welcome_again_with_a_higher_one(node: Node, reactor: WireSession) -> None:
+    await reactor.drop()
+    again = await node.agent("bot", role="reactor", fence=reactor.welcome["fence"])
+    assert again.welcome["fence"] > reactor.welcome["fence"]
+    third = await node.agent("bot", role="reactor", fence=again.welcome["fence"])
+    assert third.welcome["fence"] > again.welcome["fence"]
+    assert await again.closed() == 4409
+
+
+async def test_a_fence_never_given_out_is_forbidden(node: Node, reactor: WireSession) -> None:
+    forger = await node.connect()
+    fence = reactor.welcome["fence"] + 1000
+    await forger.send_frame(hello_frame("bot", token=node.token_of("bot"), role="reactor", fence=fence))
+    expect_error(await forger.next_frame(), "forbidden")
+    assert await forger.closed() == 4403
+    await reactor.settle()
+
+
+# -- records
+
+
+async def test_a_record_is_stored_in_the_numbering_of_messages(alice: WireSession, reactor: WireSession) -> None:
+    trigger, seq = await begin(reactor, alice, "r1")
+    after = await alice.send("agent:bot", "after")
+    assert trigger < seq < after["seq"]
+
+
+async def test_a_records_answer_holds_its_record_id(alice: WireSession, reactor: WireSession) -> None:
+    stored = await reactor.record("r1", "model_reply", {"turn": 1, "reply": "x"}, record_id="rec1")
+    assert set(stored) <= {"type", "record_id", "seq", "thread_id", "duplicate"}
+    assert (stored["record_id"], stored["duplicate"]) == ("rec1", False)
+
+
+async def test_a_repeated_record_answers_with_the_first_seq(alice: WireSession, reactor: WireSession) -> None:
+    first = await reactor.record("r1", "model_reply", {"turn": 1}, record_id="rec1")
+    assert await reactor.record("r1", "model_reply", {"turn": 1}, record_id="rec1") == first | {"duplicate": True}
+    error = expect_error(await reactor.submit_record("r1", "model_reply", {"turn": 2}, record_id="rec1"), "id_conflict")
+    assert error["record_id"] == "rec1"
+    records = (await reactor.call("network.records", {"reaction": "r1"}))["records"]
+    assert [record["body"] for record in records] == [{"turn": 1}]
+
+
+async def test_record_ids_of_different_agents_are_different(node: Node, reactor: WireSession) -> None:
+    other = await node.agent("other", role="reactor")
+    first = await reactor.record("r1", "note", {"by": "bot"}, record_id="rec1")
+    second = await other.record("r1", "note", {"by": "other"}, record_id="rec1")
+    assert second["duplicate"] is False
+    assert second["seq"] != first["seq"]
+    records = (await other.call("network.records", {"reaction": "r1"}))["records"]
+    assert [record["body"] for record in records] == [{"by": "other"}]
+
+
+async def test_records_are_read_by_their_agent_and_operators_only(
+    node: Node, alice: WireSession, reactor: WireSession
+) -> None:
+    await begin(reactor, alice, "r1")
+    await reactor.record("r1", "model_reply", {"reply": "canary"}, record_id="rec1")
+    operator = await node.person("mia")
+    for session in (reactor, await node.agent("bot"), operator):
+        records = (await session.call("network.records", {"reaction": "r1"}))["records"]
+        assert [record["kind"] for record in records] == ["started", "model_reply"]
+        assert set(records[1]) == {"seq", "record_id", "kind", "body", "at"}
+        assert (records[1]["record_id"], records[1]["body"]) == ("rec1", {"reply": "canary"})
+    answer = await alice.submit_call("network.records", {"reaction": "r1"})
+    assert "canary" not in answer.raw
+    assert "started" not in answer.raw
+    nothing = await alice.submit_call("network.records", {"reaction": "r2"})
+    assert {k: v for k, v in answer.items() if k != "call_id"} == {k: v for k, v in nothing.items() if k != "call_id"}
+
+
+async def test_records_are_delivered_to_nobody_and_are_no_messages(
+    node: Node, alice: WireSession, reactor: WireSession
+) -> None:
+    observer, operator = await node.agent("bot"), await node.person("mia")
+    await begin(reactor, alice, "r1")
+    await reactor.record("r1", "finished", {"status": "finished"})
+    await alice.send("broadcast", "marker")
+    assert await observer.contents_until("marker") == ["do it"]
+    assert await operator.contents_until("marker") == []
+    history = await operator.call("network.history", {"thread_id": "direct:alice~bot"})
+    assert contents(history["messages"]) == ["do it"]
+
+
+# -- open reactions
+
+
+async def test_started_opens_a_reaction_until_finished(node: Node, alice: WireSession, reactor: WireSession) -> None:
+    trigger, seq = await begin(reactor, alice, "r1")
+    await reactor.drop()
+    again = await node.agent("bot", role="reactor", fence=reactor.welcome["fence"])
+    assert again.welcome["open_reactions"] == [{"reaction": "r1", "trigger": trigger, "seq": seq}]
+    await again.record("r1", "finished", {"status": "finished"})
+    await again.drop()
+    third = await node.agent("bot", role="reactor")
+    assert third.welcome["open_reactions"] == []
+
+
+async def test_open_reactions_are_told_to_the_reactor_only(
+    node: Node, alice: WireSession, reactor: WireSession
+) -> None:
+    await begin(reactor, alice, "r1")
+    assert "open_reactions" not in (await node.agent("bot")).welcome
+
+
+async def test_several_reactions_are_open_at_once(node: Node, alice: WireSession, reactor: WireSession) -> None:
+    first, _ = await begin(reactor, alice, "r1", "one")
+    second, _ = await begin(reactor, alice, "r2", "two")
+    third, _ = await begin(reactor, alice, "r3", "three")
+    await reactor.record("r2", "finished", {"status": "finished"})
+    again = await node.agent("bot", role="reactor")
+    assert [(r["reaction"], r["trigger"]) for r in again.welcome["open_reactions"]] == [("r1", first), ("r3", third)]
+    assert second not in [r["trigger"] for r in again.welcome["open_reactions"]]
+
+
+async def test_started_acks_its_trigger(node: Node, alice: WireSession, reactor: WireSession) -> None:
+    await begin(reactor, alice, "r1")
+    await alice.send("agent:bot", "marker")
+    await reactor.drop()
+    again = await node.agent("bot", role="reactor")
+    assert await again.contents_until("marker") == []
+
+
+async def test_started_acks_just_its_trigger(node: Node, alice: WireSession, reactor: WireSession) -> None:
+    await alice.send("agent:bot", "earlier")
+    await reactor.message("earlier")
+    await begin(reactor, alice, "r1")
+    await alice.send("agent:bot", "marker")
+    await reactor.drop()
+    again = await node.agent("bot", role="reactor")
+    assert await again.contents_until("marker") == ["earlier"]
+
+
+async def test_a_reaction_whose_session_is_lost_counts_an_attempt(
+    node: Node, alice: WireSession, reactor: WireSession
+) -> None:
+    trigger, _ = await begin(reactor, alice, "r1")
+
+    async def attempts() -> int:
+        status = await alice.call("network.message_status", {"seq": trigger})
+        counted: int = status["recipients"][0]["attempts"]
+        return counted
+
+    before = await attempts()
+    await reactor.drop()
+    again = await node.agent("bot", role="reactor")
+    assert await attempts() == before + 1
+    await again.record("r1", "finished", {"status": "finished"})
+    await again.drop()
+    await node.agent("bot", role="reactor")
+    assert await attempts() == before + 1

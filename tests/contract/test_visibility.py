@@ -1,0 +1,285 @@
+"""Whose words may enter whose prompt: `network.window` under each rule. docs/protocol.md and DESIGN's safety rules.
+
+mia and bob are people who talk to the same agents; `canary` words must never reach a prompt made for the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.support.node import Node, running_node
+from tests.support.wire import Frame, WireSession, contents, expect_error
+
+
+@dataclass
+class Team:
+    node: Node
+    mia: WireSession
+    bob: WireSession
+    helper: WireSession
+    worker: WireSession
+
+
+async def gather_team(node: Node, *, card: Mapping[str, Any] | None = None) -> Team:
+    hello = {} if card is None else {"card": dict(card)}
+    return Team(
+        node,
+        await node.person("mia"),
+        await node.person("bob"),
+        await node.agent("helper", **hello),
+        await node.agent("worker", **hello),
+    )
+
+
+@pytest.fixture
+async def team(node: Node) -> Team:
+    return await gather_team(node)
+
+
+async def window(session: WireSession, trigger: Frame, **args: Any) -> dict[str, list[Any]]:
+    """What the agent may see for this trigger: the contents of each thread."""
+    value = await session.call("network.window", {"trigger": trigger["seq"], **args})
+    assert set(value) == {"threads", "as_of"}
+    assert value["as_of"] == trigger["seq"]
+    for thread in value["threads"]:
+        seqs = [message["seq"] for message in thread["messages"]]
+        assert seqs == sorted(seqs)
+        assert all(seq <= trigger["seq"] for seq in seqs)
+        assert all(message["thread_id"] == thread["thread_id"] for message in thread["messages"])
+    return {thread["thread_id"]: contents(thread["messages"]) for thread in value["threads"]}
+
+
+def words(seen: dict[str, list[Any]]) -> set[Any]:
+    return {content for thread in seen.values() for content in thread}
+
+
+# -- people, the default
+
+
+async def test_one_persons_words_stay_out_of_anothers_prompt(team: Team) -> None:
+    await team.mia.send("agent:helper", "mia's canary")
+    await team.bob.send("agent:helper", "bob's canary")
+    for_mia = await team.mia.send("agent:helper", "mia asks")
+    for_bob = await team.bob.send("agent:helper", "bob asks")
+    assert "mia's canary" in words(await window(team.helper, for_mia))
+    assert "bob's canary" not in words(await window(team.helper, for_mia))
+    assert "bob's canary" in words(await window(team.helper, for_bob))
+    assert "mia's canary" not in words(await window(team.helper, for_bob))
+
+
+async def test_agents_that_work_on_one_request_share_it(team: Team) -> None:
+    request = await team.mia.send("agent:helper", "mia's request")
+    asked = await team.helper.send("agent:worker", "please do mia's part", cause=request["seq"])
+    answered = await team.worker.send("agent:helper", "mia's part is done", cause=asked["seq"])
+    seen = await window(team.helper, answered)
+    assert words(seen) >= {"mia's request", "please do mia's part"}
+    later = await team.mia.send("agent:helper", "how is it going?")
+    assert words(await window(team.helper, later)) >= {"mia's request", "please do mia's part", "mia's part is done"}
+
+
+async def test_one_thread_of_agents_is_split_by_whom_the_work_is_for(team: Team) -> None:
+    for_mia = await team.mia.send("agent:helper", "mia's canary")
+    for_bob = await team.bob.send("agent:helper", "bob's canary")
+    await team.helper.send("agent:worker", "on mia's canary", cause=for_mia["seq"])
+    await team.helper.send("agent:worker", "on bob's canary", cause=for_bob["seq"])
+    trigger = await team.helper.send("agent:worker", "more for mia", cause=for_mia["seq"])
+    seen = words(await window(team.worker, trigger))
+    assert "on mia's canary" in seen
+    assert "on bob's canary" not in seen
+    answer = await team.worker.send("agent:helper", "done for mia", cause=trigger["seq"])
+    seen = words(await window(team.helper, answer))
+    assert seen >= {"mia's canary", "on mia's canary", "more for mia"}
+    assert not seen & {"bob's canary", "on bob's canary"}
+
+
+async def test_a_shared_root_alone_admits_nothing(team: Team) -> None:
+    root = await team.mia.send("broadcast", "a question to all")
+    asked = await team.helper.send("agent:bob", "what do you say, bob?", cause=root["seq"])
+    await team.bob.send("agent:helper", "bob's canary", cause=asked["seq"])
+    to_mia = await team.helper.send("agent:mia", "I am collecting answers", cause=root["seq"])
+    trigger = await team.mia.send("agent:helper", "so what do they say?", cause=to_mia["seq"])
+    seen = words(await window(team.helper, trigger))
+    assert seen >= {"a question to all", "I am collecting answers"}
+    assert not seen & {"bob's canary", "what do you say, bob?"}
+
+
+async def test_a_private_word_stays_out_of_a_public_prompt(team: Team) -> None:
+    await team.mia.send("agent:helper", "mia's canary")
+    trigger = await team.mia.send("broadcast", "helper, tell everybody")
+    seen = words(await window(team.helper, trigger))
+    assert "mia's canary" not in seen
+
+
+async def test_public_words_enter_a_private_prompt(team: Team) -> None:
+    await team.bob.send("broadcast", "said to all")
+    trigger = await team.mia.send("agent:helper", "mia asks")
+    assert "said to all" in words(await window(team.helper, trigger))
+
+
+async def test_a_channels_words_are_for_its_people(team: Team) -> None:
+    await team.mia.call("channels.create", {"name": "mias"})
+    await team.helper.call("channels.join", {"name": "mias"})
+    await team.mia.send("channel:mias", "in mia's channel")
+    for_mia = await team.mia.send("agent:helper", "mia asks")
+    for_bob = await team.bob.send("agent:helper", "bob asks")
+    assert "in mia's channel" in words(await window(team.helper, for_mia))
+    assert "in mia's channel" not in words(await window(team.helper, for_bob))
+    await team.mia.send("agent:helper", "mia's canary")
+    await team.bob.call("channels.join", {"name": "mias"})
+    shared = await team.mia.send("channel:mias", "now bob is here")
+    assert "mia's canary" not in words(await window(team.helper, shared))
+
+
+async def test_causeless_talk_of_agents_is_for_those_agents_only(team: Team) -> None:
+    await team.mia.send("agent:helper", "mia's canary")
+    await team.worker.send("agent:helper", "between us agents")
+    for_mia = await team.mia.send("agent:helper", "mia asks")
+    assert "between us agents" not in words(await window(team.helper, for_mia))
+    among_agents = await team.worker.send("agent:helper", "and again")
+    seen = words(await window(team.helper, among_agents))
+    assert "between us agents" in seen
+    assert "mia's canary" not in seen
+
+
+async def test_what_came_after_the_trigger_is_not_seen(team: Team) -> None:
+    trigger = await team.mia.send("agent:helper", "mia asks")
+    await team.mia.send("agent:helper", "an afterthought")
+    assert "an afterthought" not in words(await window(team.helper, trigger))
+
+
+async def test_the_rule_is_judged_at_the_triggers_seq(team: Team) -> None:
+    await team.mia.call("channels.create", {"name": "dev"})
+    await team.helper.call("channels.join", {"name": "dev"})
+    await team.mia.send("agent:helper", "mia's own")
+    trigger = await team.mia.send("channel:dev", "only mia is here")
+    assert "mia's own" in words(await window(team.helper, trigger))
+    await team.bob.call("channels.join", {"name": "dev"})
+    assert "mia's own" in words(await window(team.helper, trigger))
+    later = await team.mia.send("channel:dev", "now bob is too")
+    assert "mia's own" not in words(await window(team.helper, later))
+
+
+async def test_a_window_is_the_same_when_asked_again(team: Team) -> None:
+    await team.mia.send("agent:helper", "one")
+    trigger = await team.mia.send("agent:helper", "two")
+    before = await window(team.helper, trigger)
+    await team.bob.send("broadcast", "three")
+    await team.mia.send("agent:helper", "four")
+    assert await window(team.helper, trigger) == before
+
+
+async def test_own_words_are_in_the_window(team: Team) -> None:
+    asked = await team.mia.send("agent:helper", "mia asks")
+    await team.helper.send("agent:mia", "helper answers", cause=asked["seq"])
+    trigger = await team.mia.send("agent:helper", "thanks")
+    assert words(await window(team.helper, trigger)) >= {"mia asks", "helper answers"}
+
+
+async def test_per_thread_and_threads_narrow_a_window(team: Team) -> None:
+    await team.mia.send("broadcast", "public")
+    for number in range(5):
+        await team.mia.send("agent:helper", f"word {number}")
+    trigger = await team.mia.send("agent:helper", "mia asks")
+    seen = await window(team.helper, trigger, per_thread=2)
+    assert len(seen["direct:helper~mia"]) == 2
+    assert seen["broadcast"] == ["public"]
+    assert list(await window(team.helper, trigger, threads=["broadcast"])) == ["broadcast"]
+    assert set(await window(team.helper, trigger, threads=["direct:helper~mia"])) == {"direct:helper~mia"}
+    assert list(await window(team.helper, trigger, threads=1)) == ["direct:helper~mia"]
+
+
+async def test_naming_a_thread_widens_nothing(team: Team) -> None:
+    await team.bob.send("agent:helper", "bob's canary")
+    await team.bob.send("agent:worker", "bob's other canary")
+    trigger = await team.mia.send("agent:helper", "mia asks")
+    for thread_id in ("direct:bob~helper", "direct:bob~worker"):
+        args = {"trigger": trigger["seq"], "threads": [thread_id]}
+        answer = await team.helper.submit_call("network.window", args)
+        assert "canary" not in answer.raw
+
+
+async def test_a_trigger_that_one_may_not_read_is_unknown(team: Team) -> None:
+    trigger = await team.mia.send("agent:helper", "mia's canary")
+    error = expect_error(
+        await team.worker.submit_call("network.window", {"trigger": trigger["seq"]}), "unknown_message"
+    )
+    missing = expect_error(await team.worker.submit_call("network.window", {"trigger": 2**50}), "unknown_message")
+    assert set(error) == set(missing)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"trigger": "1"},
+        {"trigger": -1},
+        {"trigger": 1, "threads": "all"},
+        {"trigger": 1, "per_thread": 0},
+        {"trigger": 1, "per_thread": "x"},
+        {"trigger": 1, "visibility": "all"},
+        {"trigger": 1, "agent_id": "bob"},
+    ],
+    ids=str,
+)
+async def test_wrong_arguments_are_invalid(node: Node, args: dict[str, Any]) -> None:
+    helper = await node.agent("helper")
+    await helper.call_refused("invalid_arguments", "network.window", args)
+
+
+# -- the other rules
+
+
+async def scene(team: Team) -> Frame:
+    """Words of every kind, and at last a trigger by mia."""
+    request = await team.mia.send("agent:helper", "mia's own")
+    await team.bob.send("agent:helper", "bob's canary")
+    await team.bob.send("broadcast", "said to all")
+    await team.helper.send("agent:worker", "for mia among agents", cause=request["seq"])
+    await team.worker.send("agent:helper", "between us agents")
+    return await team.mia.send("agent:helper", "mia asks")
+
+
+EVERYTHING = {"mia's own", "bob's canary", "said to all", "for mia among agents", "between us agents"}
+SEEN = {
+    "people": {"mia's own", "said to all", "for mia among agents"},
+    "strict": {"mia's own", "said to all"},
+    "current": {"mia's own"},
+    "all": EVERYTHING,
+}
+
+
+@pytest.mark.parametrize("visibility", ["people", "strict", "current", "all"])
+async def test_the_networks_rule(visibility: Any) -> None:
+    async with running_node(visibility=visibility) as node:
+        team = await gather_team(node)
+        trigger = await scene(team)
+        seen = words(await window(team.helper, trigger)) - {"mia asks"}
+        assert seen == SEEN[visibility]
+
+
+@pytest.mark.parametrize("visibility", ["strict", "current"])
+async def test_an_agents_card_narrows_the_rule(node: Node, visibility: str) -> None:
+    team = await gather_team(node, card={"visibility": visibility})
+    trigger = await scene(team)
+    seen = words(await window(team.helper, trigger)) - {"mia asks"}
+    assert seen == SEEN[visibility]
+
+
+async def test_strict_admits_what_every_reader_of_the_triggers_thread_reads() -> None:
+    async with running_node(visibility="strict") as node:
+        team = await gather_team(node)
+        await team.mia.call("channels.create", {"name": "dev"})
+        for session in (team.bob, team.helper):
+            await session.call("channels.join", {"name": "dev"})
+        await team.bob.send("channel:dev", "in the channel")
+        await team.mia.send("agent:helper", "mia's own")
+        in_channel = await team.mia.send("channel:dev", "helper?")
+        seen = words(await window(team.helper, in_channel))
+        assert "in the channel" in seen
+        assert "mia's own" not in seen  # bob reads the channel and not this
+        direct = await team.bob.send("agent:helper", "bob asks")
+        assert "in the channel" in words(await window(team.helper, direct))

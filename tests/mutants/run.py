@@ -1,0 +1,108 @@
+"""Prove that tests see what they promise to see: break one line at a time and require red.
+
+    python tests/mutants/run.py [NAME ...]
+
+Each ``*.yaml`` beside this file is a mutant: the `promise` that it breaks, the `file`, the `old` text, which must stand in it
+exactly once, the `new` text, and the `tests` of which every one must fail. The tests are first run on an unchanged copy of the tree,
+where all must pass. The working tree itself is never touched. A mutant that keeps the tests from running is broken, not caught.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from roundelay.network.config import bind, load_yaml
+from roundelay.network.errors import ConfigError
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv", "__pycache__", "*.egg-info", ".*_cache", ".hypothesis", "build", "dist"
+)
+TESTS_TIMEOUT_S = 300
+
+
+class Mutant(BaseModel):
+    """One change that must turn the tests red."""
+
+    promise: str
+    file: str
+    old: str = Field(min_length=1)
+    new: str
+    tests: list[str] = Field(min_length=1)
+
+
+class NotCaughtError(Exception):
+    """Why a mutant does not count as caught."""
+
+
+def catch_mutant(mutant: Mutant) -> None:
+    """Run the mutant's tests without and with it, in a copy of the tree; raise `NotCaughtError` unless they go from green to red."""
+    with tempfile.TemporaryDirectory(prefix="roundelay-mutant-") as directory:
+        tree = copy_tree(Path(directory) / "tree")
+        source = (tree / mutant.file).read_text(encoding="utf-8")
+        if source.count(mutant.old) != 1:
+            raise NotCaughtError(f"its old text stands {source.count(mutant.old)} times in {mutant.file}, not once")
+        red, output = run_tests(tree, mutant.tests)
+        if red:
+            raise NotCaughtError(f"its tests are red without it:\n{output}")
+        (tree / mutant.file).write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+        red, output = run_tests(tree, mutant.tests)
+        for test in mutant.tests:
+            if not any(failed.startswith(test) for failed in red):
+                raise NotCaughtError(f"{test} stays green:\n{output}")
+
+
+def copy_tree(target: Path) -> Path:
+    """Copy the tree so that `roundelay` and all below it is imported from the copy, by subprocesses of the tests too."""
+    shutil.copytree(ROOT, target, ignore=NOT_COPIED, symlinks=True)
+    for folder in ("network", "agents", "mods", "templates"):
+        # Found in the package's own folder, before the editable install can offer the original.
+        (target / "roundelay" / folder).symlink_to(target / folder)
+    return target
+
+
+def run_tests(tree: Path, tests: list[str]) -> tuple[list[str], str]:
+    """The ids of the tests that failed, and what pytest printed."""
+    # Without bytecode: a change of equal length within the second would be hidden by a cached file.
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-q", "-rfE", "--tb=no", "--no-header", "--full", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *tests],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TESTS_TIMEOUT_S,
+    )
+    if done.returncode not in (0, 1):  # not collected, interrupted, or no such test
+        raise NotCaughtError(f"its tests do not run:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+    lines = done.stdout.splitlines()
+    return [line.split(" ")[1] for line in lines if line.startswith(("FAILED ", "ERROR "))], done.stdout[-3000:]
+
+
+def main(names: list[str]) -> int:
+    missed = 0
+    paths = [HERE / f"{name}.yaml" for name in names] or sorted(HERE.glob("*.yaml"))
+    for path in paths:
+        try:
+            mutant = bind(Mutant, load_yaml(path))
+            catch_mutant(mutant)
+        except (ConfigError, NotCaughtError, OSError, subprocess.TimeoutExpired) as error:
+            missed += 1
+            print(f"MISSED {path.stem}: {error}")
+        else:
+            print(f"caught {path.stem}: {mutant.promise}")
+    print(f"mutants: {len(paths) - missed} caught, {missed} missed")
+    return 1 if missed or not paths else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+"""Each mutant of this folder is caught, by `./dev test --full`; run.py says what that means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roundelay.network.config import bind, load_yaml
+from tests.mutants.run import Mutant, NotCaughtError, catch_mutant
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(700)]
+MUTANTS = sorted(Path(__file__).parent.glob("*.yaml"))
+CLOCK_TEST = "tests/unit/test_imports.py::test_file_imports_only_what_its_folder_may[network/clock.py]"
+
+
+@pytest.mark.parametrize("path", MUTANTS, ids=lambda path: path.stem)
+def test_mutant_is_caught(path: Path) -> None:
+    catch_mutant(bind(Mutant, load_yaml(path)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "tests", "reason"),
+    [
+        ("token_urlsafe(16)", "token_urlsafe(17)", [CLOCK_TEST], "stays green"),
+        ("token_urlsafe(18)", "", [CLOCK_TEST], "0 times"),
+        (
+            "import secrets",
+            "import roundelay.agents",
+            [CLOCK_TEST, "tests/unit/test_config.py"],
+            r"test_config\.py stays",
+        ),
+        ("import secrets", "", ["tests/unit/test_nowhere.py"], "do not run"),
+    ],
+)
+def test_a_mutant_that_proves_nothing_is_not_caught(old: str, new: str, tests: list[str], reason: str) -> None:
+    mutant = Mutant(promise="none", file="network/clock.py", old=old, new=new, tests=tests)
+    with pytest.raises(NotCaughtError, match=reason):
+        catch_mutant(mutant)

@@ -1,0 +1,654 @@
+"""A server that speaks OpenAI's chat completions on loopback and is as strict as the real one.
+
+In a test: ``async with FakeOpenAI(script) as server: OpenAIModel("m", base_url=server.base_url)``. As a process, for agents that are
+processes: ``python tests/support/fake_openai.py --port 0 --script package.module:function`` (or ``file.py:function``) prints its base URL
+on the first line and ends on SIGTERM; ``GET /requests`` there gives what it received.
+
+The script is a callable from the request's body to a `Reply`, sync or async, or a list of replies that are given in turn. What the real API
+refuses is refused here before the script is asked, in its words (`find_fault`): conversations whose tool calls and results do not pair,
+names and schemas that it does not take, parameters that do not exist. Every request is in ``requests``, refused or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import itertools
+import json
+import re
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server does with one request; made by the functions below. ``fault`` makes it misbehave instead of ending well."""
+
+    content: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    finish_reason: str | None = None
+    usage: tuple[int, int] | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    fault: Literal["reset", "cut", "end", "silence"] | None = None
+    delay_s: float = 0.0
+    until: asyncio.Event | None = None
+    """The reply waits for this, for tests that need a request to be in flight."""
+
+
+def text(content: str, **options: Any) -> Reply:
+    """Answer with text."""
+    return Reply(content, **options)
+
+
+def calls(wanted: Iterable[tuple[str, Any] | Mapping[str, Any]], content: str | None = None, **options: Any) -> Reply:
+    """Answer with tool calls: pairs of name and arguments (a mapping, or raw text), or whole objects as the API has them."""
+    return Reply(content, tuple(item if isinstance(item, Mapping) else call(*item) for item in wanted), **options)
+
+
+def call(name: str, arguments: Any = None, call_id: str | None = None) -> Mapping[str, Any]:
+    """One tool call; without an id it gets one from the server."""
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": written}}
+
+
+def error(status: int, message: str, *, code: str | None = None, param: str | None = None, **options: Any) -> Reply:
+    """Answer with an error, as the API writes them."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return Reply(status=status, body=body, **options)
+
+
+def rate_limited(retry_after_s: float | None = None) -> Reply:
+    """429, with ``retry-after`` if given."""
+    headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
+    return error(429, "Rate limit reached for requests", code="rate_limit_exceeded", headers=headers)
+
+
+def server_error(status: int = 500) -> Reply:
+    """The provider's own failure."""
+    return error(status, "The server had an error while processing your request. Sorry about that!")
+
+
+def context_too_long() -> Reply:
+    """400 for a conversation that does not fit the model."""
+    sentence = (
+        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. "
+        "Please reduce the length of the messages."
+    )
+    return error(400, sentence, code="context_length_exceeded", param="messages")
+
+
+def content_filter() -> Reply:
+    """A reply that the provider withheld."""
+    return Reply("", finish_reason="content_filter")
+
+
+def empty() -> Reply:
+    """A reply that says nothing."""
+    return Reply(None, finish_reason="stop")
+
+
+def reset() -> Reply:
+    """The connection breaks before any byte of the answer."""
+    return Reply(fault="reset")
+
+
+def cut(content: str = "This will not be said to its e") -> Reply:
+    """The answer breaks off in its middle: a stream after its first chunks, a body after half of its bytes."""
+    return Reply(content, fault="cut")
+
+
+def end_early(content: str = "This will not be said to its e") -> Reply:
+    """A stream that ends properly, but without saying that the reply is finished."""
+    return Reply(content, fault="end")
+
+
+def silence() -> Reply:
+    """Nothing comes; the connection stays open until the client closes it."""
+    return Reply(fault="silence")
+
+
+Script = Callable[[Body], Reply | Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request as it came; ``body`` is empty when it was not JSON."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Body
+    status: int
+    """The status that it was answered with (0: no answer)."""
+
+
+class FakeOpenAI:
+    """The server. ``api_key``: required when given; ``models``: the only ones there are when given; ``chunk_chars``: of streamed text."""
+
+    def __init__(
+        self,
+        script: Script | Sequence[Reply],
+        *,
+        api_key: str | None = None,
+        models: Sequence[str] = (),
+        chunk_chars: int = 7,
+        port: int = 0,
+    ) -> None:
+        self._script = script if callable(script) else _take_in_turn(script)
+        self._api_key = api_key
+        self._models = models
+        self._chunk_chars = chunk_chars
+        self._port = port
+        self._numbers = itertools.count(1)
+        self._arrived = asyncio.Condition()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.received: list[Received] = []
+
+    @property
+    def requests(self) -> list[Body]:
+        """The bodies of all chat requests, in order."""
+        return [item.body for item in self.received if item.path.endswith("/chat/completions")]
+
+    @property
+    def base_url(self) -> str:
+        assert self._server is not None, "the server is not running"
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"http://{host}:{port}/v1"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def wait_for_requests(self, count: int) -> None:
+        """Return when that many chat requests have come (answered or not)."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self.requests) >= count)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        try:
+            while await self._answer_one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client went away, or the test is over
+        finally:
+            self._answering.discard(task)
+            writer.close()
+
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Serve one request; False when the connection must not be used again."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, path, _ = head[0].split(" ", 2)
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+        data = await reader.readexactly(int(headers.get("content-length", "0")))
+        if path == "/requests":
+            _write_json(writer, 200, [item.__dict__ for item in self.received])
+            return True
+        try:
+            body = json.loads(data or b"{}")
+        except ValueError:
+            body = {}
+        reply = self._refuse(method, path, headers, body)
+        async with self._arrived:
+            place = len(self.received)
+            self.received.append(Received(method, path, headers, body, reply.status if reply else 0))
+            self._arrived.notify_all()
+        if reply is None and path.endswith("/models"):
+            names = self._models or ("fake",)
+            listed = [{"id": name, "object": "model", "created": 0, "owned_by": "fake"} for name in names]
+            reply = Reply(body={"object": "list", "data": listed})
+        if reply is None:
+            answer = self._script(body)
+            reply = await answer if inspect.isawaitable(answer) else answer
+            if reply.until is not None:
+                await reply.until.wait()
+            await asyncio.sleep(reply.delay_s)
+        self.received[place] = Received(method, path, headers, body, 0 if reply.fault else reply.status)
+        return await self._send(reader, writer, reply, body)
+
+    def _refuse(self, method: str, path: str, headers: Mapping[str, str], body: Body) -> Reply | None:
+        key = headers.get("authorization", "").removeprefix("Bearer ")
+        if self._api_key is not None and key != self._api_key:
+            if not key:
+                return error(
+                    401, "You didn't provide an API key. You need to provide your API key in an Authorization header."
+                )
+            return error(401, f"Incorrect API key provided: {key[:3]}***.", code="invalid_api_key")
+        if (method, path) not in {("POST", "/v1/chat/completions"), ("GET", "/v1/models")}:
+            return error(404, f"Invalid URL ({method} {path})")
+        if method == "GET":
+            return None
+        if self._models and body.get("model") not in self._models:
+            sentence = f"The model `{body.get('model')}` does not exist or you do not have access to it."
+            return error(404, sentence, code="model_not_found")
+        return find_fault(body)
+
+    async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply, body: Body) -> bool:
+        if reply.fault == "reset":
+            # Lingering for 0 s makes the close a RST (socket(7)).
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return False
+        if reply.fault == "silence":
+            await reader.read(1)  # returns when the client gives up
+            return False
+        if reply.status != 200 or reply.body is not None:
+            _write_json(writer, reply.status, reply.body, reply.headers)
+        elif body.get("stream"):
+            await self._send_stream(writer, reply, body)
+        else:
+            data = json.dumps(self._build_completion(reply, body)).encode()
+            _write_head(
+                writer, 200, {"content-type": "application/json", "content-length": str(len(data)), **reply.headers}
+            )
+            writer.write(data[: len(data) // 2] if reply.fault == "cut" else data)
+        await writer.drain()
+        return reply.fault is None
+
+    async def _send_stream(self, writer: asyncio.StreamWriter, reply: Reply, body: Body) -> None:
+        _write_head(writer, 200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **reply.headers})
+        chunks = list(self._build_chunks(reply, body))
+        for chunk in chunks[: len(chunks) // 2] if reply.fault else chunks:
+            _write_chunk(writer, f"data: {json.dumps(chunk)}\n\n".encode())
+            await writer.drain()
+        if reply.fault is None:
+            _write_chunk(writer, b"data: [DONE]\n\n")
+        if reply.fault != "cut":
+            writer.write(b"0\r\n\r\n")
+
+    def _build_completion(self, reply: Reply, body: Body) -> Body:
+        message: Body = {"role": "assistant", "content": reply.content, "refusal": reply.refusal}
+        if reply.tool_calls:
+            message["tool_calls"] = [self._number(item) for item in reply.tool_calls]
+        choice = {"index": 0, "message": message, "finish_reason": _finish_reason(reply), "logprobs": None}
+        return {**self._envelope(body, "chat.completion"), "choices": [choice], "usage": _usage(reply, body)}
+
+    def _build_chunks(self, reply: Reply, body: Body) -> Iterator[Body]:
+        envelope = self._envelope(body, "chat.completion.chunk")
+
+        def chunk(delta: Body, finish_reason: str | None = None) -> Body:
+            return {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+        yield chunk({"role": "assistant", "content": ""})
+        for piece in self._split(reply.reasoning):
+            yield chunk({"reasoning_content": piece})
+        for piece in self._split(reply.content):
+            yield chunk({"content": piece})
+        for piece in self._split(reply.refusal):
+            yield chunk({"refusal": piece})
+        for index, item in enumerate(reply.tool_calls):
+            numbered = self._number(item)
+            function = numbered["function"]
+            yield chunk({"tool_calls": [{**numbered, "index": index, "function": {**function, "arguments": ""}}]})
+            for piece in self._split(function["arguments"]):
+                yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        yield chunk({}, _finish_reason(reply))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield {**envelope, "choices": [], "usage": _usage(reply, body)}
+
+    def _envelope(self, body: Body, kind: str) -> Body:
+        return {"id": f"chatcmpl-{next(self._numbers)}", "object": kind, "created": 0, "model": body.get("model", "")}
+
+    def _number(self, item: Mapping[str, Any]) -> Body:
+        if item.get("id", "given") is None:
+            return {**item, "id": f"call_{next(self._numbers):08d}"}
+        return dict(item)  # its own id, or none at all: there are such servers
+
+    def _split(self, content: str | None) -> Iterable[str]:
+        size = self._chunk_chars
+        return [content[start : start + size] for start in range(0, len(content), size)] if content else ()
+
+
+def find_fault(body: Body) -> Reply | None:
+    """Give the refusal that the real API would answer this request with, or None."""
+    unknown = next((name for name in body if name not in _PARAMETERS), None)
+    if unknown is not None:
+        return error(400, f"Unrecognized request argument supplied: {unknown}")
+    if not isinstance(body.get("model"), str):
+        return error(400, "you must provide a model parameter")
+    if body.get("stream_options") is not None and not body.get("stream"):
+        return error(
+            400, "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream_options"
+        )
+    try:
+        _check_messages(body.get("messages"))
+        _check_tools(body)
+        _check_response_format(body.get("response_format"))
+    except _Refusal as refusal:
+        return error(400, refusal.message, code=refusal.code, param=refusal.param)
+    return None
+
+
+class _Refusal(Exception):
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code = message, param, code
+
+
+_PARAMETERS = frozenset(
+    {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream", "stream_options"}
+    | {"temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "user", "n", "reasoning_effort"}
+    | {"metadata", "store", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty", "logit_bias"}
+    | {"service_tier", "prompt_cache_key", "safety_identifier", "verbosity"}
+)
+_NAME = re.compile(r"[a-zA-Z0-9_-]+")
+_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise _Refusal(
+            "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
+            "messages",
+            "empty_array",
+        )
+    open_calls: dict[str, None] = {}
+    for index, message in enumerate(messages):
+        place = f"messages.[{index}]"
+        role = message.get("role")
+        if role == "tool":
+            call_id = message.get("tool_call_id")
+            if not open_calls and (index == 0 or messages[index - 1].get("role") not in ("tool", "assistant")):
+                _refuse_stray_result(place)
+            if call_id not in open_calls:
+                if not any(earlier.get("tool_calls") for earlier in messages[:index]):
+                    _refuse_stray_result(place)
+                raise _Refusal(
+                    f"Invalid parameter: 'tool_call_id' of '{call_id}' not found in 'tool_calls' of previous message.",
+                    f"{place}.tool_call_id",
+                )
+            del open_calls[call_id]
+            _check_text(message, index)
+            continue
+        _refuse_open_calls(open_calls, place)
+        if role not in ("system", "developer", "user", "assistant"):
+            raise _Refusal(
+                f"Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', 'tool'.",
+                f"{place}.role",
+            )
+        made = message.get("tool_calls")
+        if role != "assistant" or made is None:
+            _check_text(message, index)
+            continue
+        if not made:
+            sentence = f"Invalid '{place}.tool_calls': empty array. Expected an array with minimum length 1."
+            raise _Refusal(sentence, f"{place}.tool_calls", "empty_array")
+        for position, item in enumerate(made):
+            _check_call(item, f"{place}.tool_calls[{position}]")
+            if item["id"] in open_calls:
+                raise _Refusal(
+                    f"Duplicate value for 'tool_call_id' of '{item['id']}' in message.", f"{place}.tool_calls"
+                )
+            open_calls[item["id"]] = None
+    _refuse_open_calls(open_calls, f"messages.[{len(messages)}]")
+
+
+def _refuse_stray_result(place: str) -> None:
+    sentence = (
+        "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."  # the API's spelling
+    )
+    raise _Refusal(f"Invalid parameter: {sentence}", f"{place}.role")
+
+
+def _refuse_open_calls(open_calls: Mapping[str, None], place: str) -> None:
+    if open_calls:
+        raise _Refusal(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
+            f"The following tool_call_ids did not have response messages: {', '.join(open_calls)}",
+            f"{place}.role",
+        )
+
+
+def _check_text(message: Body, index: int) -> None:
+    content = message.get("content")
+    if isinstance(content, str) or (isinstance(content, list) and content):
+        return
+    got = "null" if content is None else type(content).__name__
+    raise _Refusal(f"Invalid value for 'content': expected a string, got {got}.", f"messages.[{index}].content")
+
+
+def _check_call(item: Any, place: str) -> None:
+    function = item.get("function") or {}
+    if not isinstance(item.get("id"), str) or not item["id"]:
+        raise _Refusal(f"Missing required parameter: '{place}.id'.", f"{place}.id", "missing_required_parameter")
+    if item.get("type") != "function":
+        raise _Refusal(f"Missing required parameter: '{place}.type'.", f"{place}.type", "missing_required_parameter")
+    if not isinstance(function.get("arguments"), str):
+        sentence = f"Invalid type for '{place}.function.arguments': expected a string, but got an object instead."
+        raise _Refusal(sentence, f"{place}.function.arguments", "invalid_type")
+    _check_name(function.get("name"), f"{place}.function.name")
+
+
+def _check_name(name: Any, place: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise _Refusal(f"Missing required parameter: '{place}'.", place, "missing_required_parameter")
+    if not _NAME.fullmatch(name):
+        raise _Refusal(
+            f"Invalid '{place}': string does not match pattern. Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'.",
+            place,
+            "invalid_value",
+        )
+    if len(name) > 64:
+        raise _Refusal(
+            f"Invalid '{place}': string too long. Expected a string with maximum length 64, "
+            f"but got a string with length {len(name)} instead.",
+            place,
+            "string_above_max_length",
+        )
+
+
+def _check_tools(body: Body) -> None:
+    if "tools" not in body:
+        if body.get("tool_choice") is not None:
+            raise _Refusal(
+                "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.",
+                "tool_choice",
+            )
+        return
+    if not isinstance(body["tools"], list) or not body["tools"]:
+        raise _Refusal(
+            "Invalid 'tools': empty array. Expected an array with minimum length 1, but got an empty array instead.",
+            "tools",
+            "empty_array",
+        )
+    names: set[str] = set()
+    for index, item in enumerate(body["tools"]):
+        place = f"tools[{index}].function"
+        function = item.get("function") if item.get("type") == "function" else None
+        if not isinstance(function, dict):
+            raise _Refusal(f"Missing required parameter: '{place}'.", place, "missing_required_parameter")
+        _check_name(function.get("name"), f"{place}.name")
+        name: str = function["name"]
+        if name in names:
+            raise _Refusal(
+                f"Invalid 'tools': the function name '{name}' is used more than once; names must be unique.", "tools"
+            )
+        names.add(name)
+        schema = function.get("parameters")
+        if schema is not None:
+            _check_object(schema, f"function '{name}'", f"{place}.parameters", "invalid_function_parameters")
+            _check_schema(schema, (), f"function '{name}'", f"{place}.parameters", strict=bool(function.get("strict")))
+
+
+def _check_response_format(shape: Any) -> None:
+    if shape is None or shape.get("type") in ("text", "json_object"):
+        return
+    described = shape.get("json_schema") or {}
+    place = "response_format.json_schema"
+    _check_name(described.get("name"), f"{place}.name")
+    subject = f"response_format '{described['name']}'"
+    if described.get("strict"):
+        _check_object(described.get("schema"), subject, "response_format", None)
+    _check_schema(described.get("schema"), (), subject, "response_format", strict=bool(described.get("strict")))
+
+
+def _check_object(schema: Any, subject: str, param: str, code: str | None) -> None:
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind != "object":
+        got = json.dumps(kind) if kind else '"None"'
+        raise _Refusal(
+            f"""Invalid schema for {subject}: schema must be a JSON Schema of 'type: "object"', got 'type: {got}'.""",
+            param,
+            code,
+        )
+
+
+def _check_schema(schema: Any, context: tuple[str, ...], subject: str, param: str, *, strict: bool) -> None:
+    def refuse(what: str) -> None:
+        raise _Refusal(
+            f"Invalid schema for {subject}: In context={context!r}, {what}", param, "invalid_function_parameters"
+        )
+
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        refuse(f"{json.dumps(schema)} is not of type 'object', 'boolean'.")
+    kinds = schema.get("type", [])
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind not in _TYPES:
+            refuse(f"'{kind}' is not valid under any of the given schemas.")
+    if schema.get("type") == "array" and "items" not in schema:
+        refuse("array schema missing items.")
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):
+        refuse("properties must be an object.")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        refuse(f"{json.dumps(required)} is not of type 'array'.")
+    if strict:
+        if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
+            refuse("'additionalProperties' is required to be supplied and to be false.")
+        missing = next((name for name in properties if name not in required), None)
+        if missing is not None:
+            refuse(
+                "'required' is required to be supplied and to be an array including every key in properties. "
+                f"Missing '{missing}'."
+            )
+        for keyword in (
+            "oneOf",
+            "allOf",
+            "not",
+            "default",
+            "patternProperties",
+            "prefixItems",
+            "minLength",
+            "maxLength",
+        ):
+            if keyword in schema:
+                refuse(f"'{keyword}' is not permitted.")
+    for keyword in ("properties", "$defs"):
+        for name, inner in (schema.get(keyword) or {}).items():
+            _check_schema(inner, (*context, keyword, name), subject, param, strict=strict)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        for index, inner in enumerate(schema.get(keyword) or ()):
+            _check_schema(inner, (*context, keyword, str(index)), subject, param, strict=strict)
+    for keyword in ("items", "additionalProperties"):
+        if keyword in schema:
+            _check_schema(schema[keyword], (*context, keyword), subject, param, strict=strict)
+
+
+def _take_in_turn(replies: Sequence[Reply]) -> Script:
+    rest = iter(replies)
+    return lambda body: next(rest, error(500, "The test has no reply left for this request."))
+
+
+def _finish_reason(reply: Reply) -> str:
+    return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+
+
+def _usage(reply: Reply, body: Body) -> Body:
+    prompt, completion = reply.usage or (
+        len(json.dumps(body["messages"])) // 4,
+        (len(reply.content or "") + len(json.dumps(reply.tool_calls, default=dict))) // 4,
+    )
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def _write_head(writer: asyncio.StreamWriter, status: int, headers: Mapping[str, str]) -> None:
+    lines = [f"HTTP/1.1 {status} Fake", *(f"{name}: {value}" for name, value in headers.items())]
+    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+
+
+def _write_json(writer: asyncio.StreamWriter, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
+    """A body that is text goes out as it is, for replies that are no JSON."""
+    data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    _write_head(
+        writer, status, {"content-type": "application/json", "content-length": str(len(data)), **(headers or {})}
+    )
+    writer.write(data)
+
+
+def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+def _load_script(spec: str) -> Script:
+    where, _, attribute = spec.rpartition(":")
+    if where.endswith(".py"):
+        found = importlib.util.spec_from_file_location(Path(where).stem, where)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        found.loader.exec_module(module)
+    else:
+        module = importlib.import_module(where)
+    script: Script = getattr(module, attribute)
+    return script
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    async with FakeOpenAI(
+        _load_script(arguments.script), api_key=arguments.api_key, models=arguments.model, port=arguments.port
+    ) as server:
+        print(server.base_url, flush=True)
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        await stopped.wait()
+
+
+if __name__ == "__main__":
+    # Run as a file this module is `__main__`; a script imports it by its name and must get the same `Reply`.
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.modules["tests.support.fake_openai"] = sys.modules["__main__"]
+    parser = argparse.ArgumentParser(description="A fake OpenAI-compatible server on loopback.")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--script", required=True, help="package.module:function or file.py:function")
+    parser.add_argument("--api-key")
+    parser.add_argument("--model", action="append", default=[])
+    asyncio.run(_run(parser.parse_args()))

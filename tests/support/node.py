@@ -1,0 +1,197 @@
+"""Nodes for tests: one inside the test's own event loop (fast), and one as a real process (killable).
+
+Both give the same `Node`: its `url`, its `owner_token`, and sessions that speak plain frames. A node remembers the
+tokens of the agents that joined through it, so that an agent comes back by its id alone, also after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from roundelay.app import serve
+from roundelay.network.config import NodeConfig
+from tests.support.wire import WireSession, make_token
+
+Durability = Literal["full", "normal", "memory"]
+Visibility = Literal["people", "strict", "all", "current"]
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 10.0
+DEFAULT_MODS = ("channels", "discovery")
+_URL = re.compile(r"ws://[^\s'\"]+")
+
+
+class Node:
+    """A running node as its visitors see it."""
+
+    def __init__(self, url: str, owner_token: str) -> None:
+        self.url = url
+        self.owner_token = owner_token
+        self.tokens: dict[str, str] = {}
+        self.sessions: list[WireSession] = []
+
+    async def connect(self, **options: Any) -> WireSession:
+        """A connection that has not said `hello` yet; `options` are those of `WireSession.open`."""
+        session = await WireSession.open(self.url, **options)
+        self.sessions.append(session)
+        return session
+
+    async def join(self, agent_id: str, *, kind: str, token: str, **hello: Any) -> WireSession:
+        session = await self.connect()
+        await session.hello(agent_id, kind=kind, token=token, **hello)
+        return session
+
+    async def agent(self, agent_id: str, **hello: Any) -> WireSession:
+        """A session of this agent, with the token of its first one."""
+        return await self.join(agent_id, kind="agent", token=self.token_of(agent_id), **hello)
+
+    async def person(self, agent_id: str, **hello: Any) -> WireSession:
+        """A session of a person who sits at this machine: with the owner's token, so an operator too."""
+        return await self.join(agent_id, kind="human", token=self.owner_token, **hello)
+
+    async def service(self, agent_id: str, **hello: Any) -> WireSession:
+        return await self.join(agent_id, kind="service", token=self.owner_token, **hello)
+
+    def token_of(self, agent_id: str) -> str:
+        return self.tokens.setdefault(agent_id, make_token())
+
+    async def close_sessions(self) -> None:
+        sessions, self.sessions = self.sessions, []
+        await asyncio.gather(*(session.close() for session in sessions), return_exceptions=True)
+
+
+@asynccontextmanager
+async def running_node(
+    *,
+    limits: Mapping[str, int] | None = None,
+    visibility: Visibility = "people",
+    durability: Durability = "memory",
+    mods: Sequence[str] = DEFAULT_MODS,
+    db: Path | None = None,
+) -> AsyncIterator[Node]:
+    """A node in this event loop, on a free port of the loopback; its sessions are closed before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = NodeConfig.model_validate(
+            {
+                "name": "contract",
+                "host": "127.0.0.1",
+                "port": 0,
+                "db": str(db or Path(folder) / "node.db"),
+                "durability": durability,
+                "visibility": visibility,
+                "mods": list(mods),
+                "limits": dict(limits or {}),
+            }
+        )
+        async with serve(config) as served:
+            node = Node(served.url, served.owner_token)
+            try:
+                yield node
+            finally:
+                await node.close_sessions()
+
+
+class ProcessNode(Node):
+    """`roundelay up` as a process of its own, which can be killed and started again on the same database."""
+
+    def __init__(self, db: Path, durability: Durability, limits: Mapping[str, int]) -> None:
+        super().__init__(url="", owner_token="")
+        self.db = db
+        self._durability = durability
+        self._limits = dict(limits)
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: asyncio.Task[bytes] | None = None
+
+    @classmethod
+    async def start(cls, db: Path, *, durability: Durability = "full", limits: Mapping[str, int] | None = None) -> Self:
+        node = cls(db, durability, limits or {})
+        await node._spawn()
+        return node
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def kill9(self) -> None:
+        """Ends the process as a crash does; its sessions find their connections lost."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+        await self._forget()
+
+    async def stop(self) -> int:
+        """Asks the process to stop (SIGTERM) and returns its exit code; does nothing when it has ended."""
+        if self._process is None:
+            return 0
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+            raise AssertionError(f"the node did not stop within {STOP_TIMEOUT_S} s of SIGTERM") from None
+        finally:
+            await self._forget()
+        return code
+
+    async def restart(self) -> None:
+        """Starts the node again on its database; it may have another port. Stops it first if it runs."""
+        await self.stop()
+        await self._spawn()
+
+    async def _spawn(self) -> None:
+        command = [sys.executable, "-m", "roundelay", "up"]
+        if self._limits:
+            config = self.db.with_suffix(".yaml")
+            config.write_text(json.dumps({"limits": self._limits}))  # JSON is YAML too
+            command.append(str(config))
+        command += ["--host", "127.0.0.1", "--port", "0", "--db", str(self.db), "--durability", self._durability]
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=self.db.parent
+        )
+        assert self._process.stdout is not None
+        seen: list[str] = []
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while (found := _URL.search(seen[-1] if seen else "")) is None:
+                    line = await self._process.stdout.readline()
+                    assert line, f"the node ended before it was ready: {''.join(seen)}"
+                    seen.append(line.decode())
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+            raise AssertionError(f"no ready line within {START_TIMEOUT_S} s: {''.join(seen)}") from None
+        self._output = asyncio.create_task(self._process.stdout.read())  # a full pipe would stop the node
+        self.url = found.group(0)
+        self.owner_token = self.db.with_name(self.db.name + ".owner").read_text().strip()
+
+    async def _forget(self) -> None:
+        if self._output is not None:
+            await self._output
+        self._output = None
+        self._process = None
+
+
+@asynccontextmanager
+async def node_process(
+    db: Path, *, durability: Durability = "full", limits: Mapping[str, int] | None = None
+) -> AsyncIterator[ProcessNode]:
+    """A `ProcessNode` that is stopped at the end, whatever the test did to it."""
+    node = await ProcessNode.start(db, durability=durability, limits=limits)
+    try:
+        yield node
+    finally:
+        await node.close_sessions()
+        await node.stop()

@@ -1,0 +1,193 @@
+"""What wakes an agent, and the order of its reactions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roundelay.agents.inbox import REMEMBERED, Arrival, Inbox, ReactTo, mentions, wakes
+from roundelay.network.messages import BaseMessage, message_from_wire
+
+
+def make_message(seq: int = 1, **fields: object) -> BaseMessage:
+    kind = fields.get("kind", "direct")
+    defaults: dict[str, object] = {
+        "direct": {"to": "agent:bob", "thread_id": "direct:bob~mia"},
+        "broadcast": {"to": "broadcast", "thread_id": "broadcast"},
+        "channel": {"to": "channel:dev", "thread_id": "channel:dev"},
+        "mod": {"to": "agent:bob", "thread_id": "mod:tasks~bob"},
+    }[str(kind)]  # type: ignore[assignment]
+    return message_from_wire(
+        {
+            "seq": seq, "message_id": f"m{seq}", "kind": kind, "sender_id": "carl", "sender_kind": "agent", "root": seq, "hops": 0,
+            "sent_at": seq, "content": "hello", **defaults, **fields,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "react_to", "expected"),
+    [
+        ({"kind": "direct"}, "mentions", True),
+        ({"kind": "direct", "sender_id": "bob"}, "mentions", False),
+        ({"kind": "direct", "sender_id": "bob"}, "all", False),
+        ({"kind": "mod"}, "mentions", True),
+        ({"kind": "mod", "sender_id": "bob", "thread_id": "mod:bob~bob"}, "mentions", True),
+        ({"kind": "mod", "sender_id": "bob", "to": "mod:tasks"}, "all", False),
+        ({"kind": "channel"}, "mentions", False),
+        ({"kind": "channel"}, "all", True),
+        ({"kind": "channel", "sender_kind": "human"}, "mentions", True),
+        ({"kind": "channel", "sender_kind": "service"}, "mentions", False),
+        ({"kind": "channel", "content": "@bob look"}, "mentions", True),
+        ({"kind": "channel", "content": {"text": "@bob look"}}, "mentions", True),
+        ({"kind": "channel", "content": "hello", "text_representation": "@bob look"}, "mentions", True),
+        ({"kind": "channel", "requires_response": True}, "mentions", True),
+        ({"kind": "channel", "requires_response": False}, "mentions", False),
+        ({"kind": "channel", "requires_response": ["ann", "bob"]}, "mentions", True),
+        ({"kind": "channel", "requires_response": ["ann"]}, "mentions", False),
+        ({"kind": "broadcast"}, "mentions", False),
+        ({"kind": "broadcast", "sender_kind": "human"}, "mentions", True),
+        ({"kind": "broadcast", "sender_kind": "human", "sender_id": "bob"}, "mentions", False),
+        ({"kind": "broadcast", "content": "@bob", "sender_id": "bob"}, "mentions", False),
+        ({"kind": "channel", "thread_id": "thread:7", "reply_to": 7}, "mentions", False),
+    ],
+)
+def test_what_wakes_an_agent(fields: dict[str, object], react_to: ReactTo, expected: bool) -> None:
+    assert wakes(make_message(**fields), "bob", react_to) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["@bob", "hi @bob!", "(@bob)", "@Bob: you?", "@bob.", "@bob...", "bye,@bob", "日本@bob", "@ann @bob", "@bob's"],
+)
+def test_a_mention(text: str) -> None:
+    assert mentions(text, "bob")
+
+
+@pytest.mark.parametrize(
+    "text", ["bob", "@bobby", "@bob.smith", "@bob-2", "@bob_x", "me@bob", "@@bob", "@ bob", "x.@bob", ""]
+)
+def test_no_mention(text: str) -> None:
+    assert not mentions(text, "bob")
+
+
+def test_an_id_with_dots_is_mentioned() -> None:
+    assert mentions("ask @bob.smith, please", "bob.smith")
+    assert mentions("ask @bob.", "bob.")
+
+
+def drain(inbox: Inbox) -> list[int]:
+    seqs = []
+    while (message := inbox.next_message()) is not None:
+        seqs.append(message.seq)
+    return seqs
+
+
+def test_a_message_that_does_not_wake_is_context() -> None:
+    inbox = Inbox("bob")
+    assert inbox.offer(make_message(1, kind="channel")) is Arrival.CONTEXT
+    assert inbox.next_message() is None
+    assert len(inbox) == 0
+
+
+def test_a_thread_has_one_reaction_at_a_time_in_order() -> None:
+    inbox = Inbox("bob")
+    first, second = make_message(1), make_message(2)
+    assert [inbox.offer(first), inbox.offer(second)] == [Arrival.QUEUED] * 2
+    assert drain(inbox) == [1]
+    inbox.finish(first)
+    assert drain(inbox) == [2]
+
+
+def test_threads_go_in_parallel_up_to_the_bound() -> None:
+    inbox = Inbox("bob", max_parallel=2)
+    messages = [make_message(seq, thread_id=f"direct:bob~p{seq}") for seq in (1, 2, 3)]
+    for message in messages:
+        inbox.offer(message)
+    assert drain(inbox) == [1, 2]
+    inbox.finish(messages[1])
+    assert drain(inbox) == [3]
+
+
+def test_a_busy_thread_does_not_hold_up_a_waiting_one() -> None:
+    inbox = Inbox("bob", max_parallel=1)
+    busy = [make_message(seq, thread_id="direct:ann~bob") for seq in (1, 2, 3)]
+    for message in (*busy, make_message(4)):
+        inbox.offer(message)
+    assert drain(inbox) == [1]
+    inbox.finish(busy[0])
+    assert drain(inbox) == [4]
+
+
+def test_a_message_is_taken_once_while_it_waits_is_in_work_and_after() -> None:
+    inbox = Inbox("bob")
+    message = make_message(1)
+    inbox.offer(message)
+    assert inbox.offer(message) is Arrival.PENDING
+    inbox.next_message()
+    assert inbox.offer(message) is Arrival.PENDING
+    inbox.finish(message)
+    assert inbox.offer(message) is Arrival.HANDLED
+    assert drain(inbox) == []
+
+
+def test_a_message_handed_back_may_come_again() -> None:
+    inbox = Inbox("bob")
+    message = make_message(1)
+    inbox.offer(message)
+    inbox.next_message()
+    inbox.release(message)
+    assert inbox.offer(message) is Arrival.QUEUED
+    assert drain(inbox) == [1]
+
+
+def test_a_reaction_that_was_begun_before_is_queued_whatever_the_rule_says() -> None:
+    inbox = Inbox("bob")
+    inbox.admit(make_message(1, kind="channel"))
+    assert inbox.offer(make_message(1, kind="channel", sender_kind="human")) is Arrival.PENDING
+    assert drain(inbox) == [1]
+
+
+def test_the_memory_of_handled_messages_is_bounded() -> None:
+    inbox = Inbox("bob")
+    for seq in range(1, REMEMBERED + 3):
+        message = make_message(seq)
+        inbox.offer(message)
+        assert inbox.next_message() is message
+        inbox.finish(message)
+    assert len(inbox) == 0
+    assert inbox.offer(make_message(2)) is Arrival.QUEUED  # forgotten
+    assert inbox.offer(make_message(3)) is Arrival.HANDLED
+
+
+@given(st.lists(st.one_of(st.tuples(st.integers(1, 12), st.integers(0, 3)), st.none()), max_size=60), st.integers(1, 3))
+def test_every_message_reacts_once_in_its_threads_order(steps: list[tuple[int, int] | None], max_parallel: int) -> None:
+    """A step offers message (seq, thread); None ends the oldest running reaction."""
+    inbox = Inbox("bob", max_parallel=max_parallel)
+    offered: dict[str, list[int]] = {}
+    begun: dict[str, list[int]] = {}
+    running: list[BaseMessage] = []
+
+    def start() -> None:
+        while (message := inbox.next_message()) is not None:
+            assert message.thread_id not in [other.thread_id for other in running]
+            running.append(message)
+            begun.setdefault(message.thread_id, []).append(message.seq)
+            assert len(running) <= max_parallel
+
+    for step in steps:
+        if step is None:
+            if running:
+                inbox.finish(running.pop(0))
+        else:
+            message = make_message(step[0] * 4 + step[1], thread_id=f"direct:bob~p{step[1]}")
+            if inbox.offer(message) is Arrival.QUEUED:
+                offered.setdefault(message.thread_id, []).append(message.seq)
+        start()
+    while running:
+        inbox.finish(running.pop(0))
+        start()
+    assert begun == offered
+    assert all(len(seqs) == len(set(seqs)) for seqs in begun.values())
+    assert len(inbox) == 0

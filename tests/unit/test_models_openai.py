@@ -1,0 +1,378 @@
+"""The OpenAI-compatible model over the real SDK, against a server on loopback that is as strict as the real API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+
+import pytest
+
+from roundelay.agents.models.model import (
+    AssistantMessage,
+    ModelDelta,
+    ModelError,
+    ModelRequest,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from roundelay.agents.models.openai_model import OpenAIModel
+from tests.support import fake_openai as fake
+from tests.support.fake_openai import FakeOpenAI, Reply
+
+SEND = ToolSpec(
+    "send",
+    "Send a text",
+    {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"], "additionalProperties": False},
+)
+ASK = ModelRequest((SystemMessage("You are a."), UserMessage("Hello?")), (SEND,))
+AFTER_CALLS = ModelRequest(
+    (
+        *ASK.messages,
+        AssistantMessage(None, (ToolCall("c1", "send", '{"text": "a"}'), ToolCall("c2", "send", "{broken"))),
+        ToolMessage("c1", "sent"),
+        ToolMessage("c2", "no JSON"),
+        UserMessage("Turn 2 of 3."),
+    ),
+    (SEND,),
+)
+
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["plain", "streaming"])
+
+
+def model_for(server: FakeOpenAI, **options: object) -> OpenAIModel:
+    return OpenAIModel("fake", base_url=server.base_url, **options)  # type: ignore[arg-type]
+
+
+@both_ways
+async def test_text_comes_with_usage_and_reason(stream: bool) -> None:
+    async with (
+        FakeOpenAI([fake.text("Hello there, mia.", usage=(12, 4))]) as server,
+        model_for(server, stream=stream) as model,
+    ):
+        reply = await model.complete(ASK)
+    assert (reply.text, reply.tool_calls, reply.finish_reason) == ("Hello there, mia.", (), "stop")
+    assert (reply.usage, reply.model) == (Usage(12, 4), "fake")
+    assert server.requests[0]["messages"] == [
+        {"role": "system", "content": "You are a."},
+        {"role": "user", "content": "Hello?"},
+    ]
+
+
+@both_ways
+async def test_several_tool_calls_arrive_whole_and_in_order(stream: bool) -> None:
+    arguments = json.dumps({"text": "ünïcode " * 20}, ensure_ascii=False)
+    answer = fake.calls([("send", arguments), ("send", "{not json"), ("send", "")], "On it.")
+    async with FakeOpenAI([answer]) as server, model_for(server, stream=stream) as model:
+        reply = await model.complete(ASK)
+    assert reply.text == "On it."
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == [
+        ("send", arguments),
+        ("send", "{not json"),
+        ("send", ""),
+    ]
+    assert len({call.id for call in reply.tool_calls}) == 3
+    assert reply.finish_reason == "tool_calls"
+
+
+@both_ways
+async def test_a_history_of_calls_and_results_is_taken_by_the_strict_server(stream: bool) -> None:
+    async with FakeOpenAI([fake.text("done")]) as server, model_for(server, stream=stream) as model:
+        reply = await model.complete(AFTER_CALLS)
+    assert reply.text == "done"
+    roles = [message["role"] for message in server.requests[0]["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "user"]
+    assert server.requests[0]["messages"][2]["tool_calls"][1]["function"]["arguments"] == "{broken"
+
+
+async def test_an_orphaned_call_is_refused_as_by_the_real_api() -> None:
+    request = ModelRequest(AFTER_CALLS.messages[:4], (SEND,))
+    async with FakeOpenAI([fake.text("unreached")]) as server, model_for(server) as model:
+        with pytest.raises(ModelError, match="did not have response messages: c2") as caught:
+            await model.complete(request)
+    assert (caught.value.reason, caught.value.retryable) == ("rejected", False)
+
+
+@both_ways
+async def test_no_tools_are_named_when_none_are_offered(stream: bool) -> None:
+    async with FakeOpenAI([fake.text("ok")]) as server, model_for(server, stream=stream) as model:
+        await model.complete(ModelRequest(ASK.messages, (), "none"))
+    assert not {"tools", "tool_choice"} & server.requests[0].keys()
+
+
+@pytest.mark.parametrize(("choice", "sent"), [("auto", None), ("none", "none"), ("required", "required")])
+async def test_the_tool_choice_is_sent_beside_tools(choice: str, sent: str | None) -> None:
+    async with FakeOpenAI([fake.text("ok")]) as server, model_for(server) as model:
+        await model.complete(ModelRequest(ASK.messages, (SEND,), choice))  # type: ignore[arg-type]
+    assert server.requests[0].get("tool_choice") == sent
+
+
+async def test_text_and_reasoning_stream_as_deltas() -> None:
+    deltas: list[ModelDelta] = []
+    async with (
+        FakeOpenAI([fake.text("one two three", reasoning="because")], chunk_chars=4) as server,
+        model_for(server, stream=True) as model,
+    ):
+        reply = await model.complete(ASK, deltas.append)
+    assert "".join(delta.text for delta in deltas) == reply.text == "one two three"
+    assert "".join(delta.reasoning for delta in deltas) == "because"
+    assert len(deltas) > 3
+
+
+@pytest.mark.parametrize("index", [0, None], ids=["every index 0", "no index"])
+async def test_streamed_calls_are_told_apart_by_their_ids_where_indexes_are_useless(index: int | None) -> None:
+    def chunk(delta: object, reason: str | None = None) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        body = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "fake", "choices": [choice]}
+        return f"data: {json.dumps(body)}\n\n"
+
+    def part(call_id: str, arguments: str) -> object:
+        call = {"id": call_id, "type": "function", "function": {"name": "send", "arguments": arguments}}
+        return {"tool_calls": [call if index is None else {**call, "index": index}]}
+
+    stream = (
+        chunk(part("a", '{"text": "1"}'))
+        + chunk(part("b", '{"text": "2"}'))
+        + chunk({}, "tool_calls")
+        + "data: [DONE]\n\n"
+    )
+    answer = Reply(body=stream, headers={"content-type": "text/event-stream"})
+    async with FakeOpenAI([answer]) as server, model_for(server, stream=True) as model:
+        reply = await model.complete(ASK)
+    assert [(call.id, call.arguments) for call in reply.tool_calls] == [("a", '{"text": "1"}'), ("b", '{"text": "2"}')]
+
+
+@both_ways
+async def test_calls_without_an_id_or_with_a_used_one_get_one_of_their_own(stream: bool) -> None:
+    nameless = {"type": "function", "function": {"name": "send", "arguments": "{}"}}
+    answer = fake.calls([nameless, fake.call("send", {}, "c1"), fake.call("send", {}, "new")])
+    async with FakeOpenAI([answer, answer]) as server, model_for(server, stream=stream) as model:
+        first = await model.complete(AFTER_CALLS)
+        again = await model.complete(AFTER_CALLS)
+    ids = [call.id for call in first.tool_calls]
+    assert len({*ids, "c1", "c2"}) == 5, "c1 is in the history already"
+    assert ids[2] == "new"
+    assert [call.id for call in again.tool_calls] == ids
+
+
+@both_ways
+async def test_a_refusal_is_text_and_says_so(stream: bool) -> None:
+    async with FakeOpenAI([Reply(refusal="I will not.")]) as server, model_for(server, stream=stream) as model:
+        reply = await model.complete(ASK)
+    assert (reply.text, reply.finish_reason) == ("I will not.", "refusal")
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(fake.empty(), "stop"), (fake.content_filter(), "content_filter")], ids=["empty", "filtered"]
+)
+async def test_a_reply_that_says_nothing_has_no_text(answer: Reply, reason: str, stream: bool) -> None:
+    async with FakeOpenAI([answer]) as server, model_for(server, stream=stream) as model:
+        reply = await model.complete(ASK)
+    assert (reply.text, reply.tool_calls, reply.finish_reason) == (None, (), reason)
+
+
+FAILURES: list[tuple[str, Callable[[], Reply], str, bool]] = [
+    ("429", fake.rate_limited, "rate_limited", True),
+    (
+        "429 without credit",
+        lambda: fake.error(429, "You exceeded your quota.", code="insufficient_quota"),
+        "quota",
+        False,
+    ),
+    ("500", fake.server_error, "server", True),
+    ("503", lambda: fake.server_error(503), "server", True),
+    ("408", lambda: fake.error(408, "Timed out."), "server", True),
+    ("401", lambda: fake.error(401, "Incorrect API key provided."), "unauthorized", False),
+    ("403", lambda: fake.error(403, "Not here."), "unauthorized", False),
+    ("404", lambda: fake.error(404, "No such model."), "not_found", False),
+    ("400", lambda: fake.error(400, "Something is wrong."), "rejected", False),
+    ("context, by code", fake.context_too_long, "context_too_long", False),
+    (
+        "context, by words",
+        lambda: fake.error(400, "the request exceeds the available context size"),
+        "context_too_long",
+        False,
+    ),
+    ("filtered prompt", lambda: fake.error(400, "Filtered.", code="content_filter"), "content_filter", False),
+    ("reset", fake.reset, "unreachable", True),
+    ("cut", fake.cut, "unreachable", True),
+    ("silence", fake.silence, "timeout", True),
+    ("no JSON", lambda: Reply(body="<html>"), "broken_reply", True),
+    ("another page", lambda: Reply(body="<html>", headers={"content-type": "text/html"}), "broken_reply", True),
+    ("no choices", lambda: Reply(body={"choices": []}), "broken_reply", True),
+    ("null", lambda: Reply(body={"choices": None, "usage": None}), "broken_reply", True),
+]
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("answer", "reason", "retryable"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES]
+)
+async def test_a_failure_is_one_model_error_and_one_request(
+    answer: Callable[[], Reply], reason: str, retryable: bool, stream: bool
+) -> None:
+    async with (
+        FakeOpenAI([answer(), fake.text("fine")]) as server,
+        model_for(server, stream=stream, silence_s=0.3) as model,
+    ):
+        with pytest.raises(ModelError) as caught:
+            await model.complete(ASK)
+        assert (caught.value.reason, caught.value.retryable) == (reason, retryable)
+        assert len(server.requests) == 1, "the SDK must not retry by itself"
+        assert "fake" in str(caught.value)
+        assert (await model.complete(ASK)).text == "fine", "the model goes on after a failure"
+
+
+async def test_a_stream_that_ends_before_its_end_is_no_reply() -> None:
+    async with FakeOpenAI([fake.end_early()]) as server, model_for(server, stream=True) as model:
+        with pytest.raises(ModelError, match="broke off") as caught:
+            await model.complete(ASK)
+    assert caught.value.retryable
+
+
+async def test_an_error_inside_a_stream_is_a_failure() -> None:
+    stream = 'data: {"error": {"message": "The engine died.", "type": "server_error"}}\n\n'
+    answer = Reply(body=stream, headers={"content-type": "text/event-stream"})
+    async with FakeOpenAI([answer]) as server, model_for(server, stream=True) as model:
+        with pytest.raises(ModelError, match="The engine died") as caught:
+            await model.complete(ASK)
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("headers", "low_ms", "high_ms"),
+    [
+        ({"retry-after": "2"}, 2000, 2000),
+        ({"retry-after": "0.25"}, 250, 250),
+        ({"retry-after-ms": "125"}, 125, 125),
+        ({"retry-after": formatdate(time.time() + 60, usegmt=True)}, 40_000, 61_000),
+        ({"retry-after": formatdate(time.time() - 60, usegmt=True)}, 0, 0),
+    ],
+)
+async def test_the_wait_that_the_server_asks_for_is_read(headers: dict[str, str], low_ms: int, high_ms: int) -> None:
+    async with FakeOpenAI([fake.error(429, "Slow down.", headers=headers)]) as server, model_for(server) as model:
+        with pytest.raises(ModelError) as caught:
+            await model.complete(ASK)
+    assert caught.value.retry_after_ms is not None
+    assert low_ms <= caught.value.retry_after_ms <= high_ms
+
+
+@pytest.mark.parametrize("header", ["soon", "", "-1"])
+async def test_an_unreadable_wait_is_none(header: str) -> None:
+    async with (
+        FakeOpenAI([fake.error(429, "Slow down.", headers={"retry-after": header})]) as server,
+        model_for(server) as model,
+    ):
+        with pytest.raises(ModelError) as caught:
+            await model.complete(ASK)
+    assert caught.value.retry_after_ms is None
+
+
+async def test_a_call_has_an_end_even_if_bytes_keep_coming() -> None:
+    slow = fake.text("a", delay_s=30)
+    async with FakeOpenAI([slow]) as server, model_for(server, silence_s=20, total_s=0.2) as model:
+        with pytest.raises(ModelError, match="in time") as caught:
+            await model.complete(ASK)
+    assert caught.value.reason == "timeout"
+
+
+@both_ways
+async def test_a_cancelled_call_is_cancelled_and_harms_no_other(stream: bool) -> None:
+    async with FakeOpenAI([fake.silence(), fake.text("fine")]) as server, model_for(server, stream=stream) as model:
+        task = asyncio.create_task(model.complete(ASK))
+        await server.wait_for_requests(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await model.complete(ASK)).text == "fine"
+
+
+async def test_an_unreachable_server_is_named() -> None:
+    async with FakeOpenAI([]) as server:
+        url = server.base_url
+    async with OpenAIModel("m", base_url=url) as model:
+        with pytest.raises(ModelError, match="cannot be reached") as caught:
+            await model.complete(ASK)
+    assert url in str(caught.value)
+
+
+async def test_settings_go_into_the_body_as_they_are() -> None:
+    async with (
+        FakeOpenAI([fake.text("ok")]) as server,
+        model_for(server, settings={"temperature": 0, "seed": 7}) as model,
+    ):
+        await model.complete(ASK)
+    assert (server.requests[0]["temperature"], server.requests[0]["seed"]) == (0, 7)
+
+
+async def test_the_key_comes_from_the_named_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEAM_KEY", "sk-test")
+    async with FakeOpenAI([fake.text("ok")], api_key="sk-test") as server:
+        async with model_for(server, api_key_env="TEAM_KEY") as model:
+            assert (await model.complete(ASK)).text == "ok"
+        async with model_for(server, api_key_env="OTHER_KEY", api_key="sk-wrong") as model:
+            with pytest.raises(ModelError, match="OTHER_KEY") as caught:
+                await model.complete(ASK)
+    assert caught.value.reason == "unauthorized"
+    assert "sk-wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", [None, "https://models.example/v1", "http://10.0.0.5/v1", "http://localhost.example/v1"]
+)
+def test_a_missing_key_is_said_at_once_with_its_variable(monkeypatch: pytest.MonkeyPatch, url: str | None) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(ModelError, match="OPENAI_API_KEY is not set: export OPENAI_API_KEY"):
+        OpenAIModel("gpt", base_url=url)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8080", "127.8.8.8", "[::1]:1", "localhost:11434"])
+def test_a_server_on_loopback_needs_no_key(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    OpenAIModel("gpt", base_url=f"http://{host}/v1")
+
+
+async def test_a_closed_model_can_be_used_again() -> None:
+    async with FakeOpenAI([fake.text("one"), fake.text("two")]) as server:
+        model = model_for(server)
+        await model.close()
+        assert (await model.complete(ASK)).text == "one"
+        await model.close()
+        assert (await model.complete(ASK)).text == "two"
+        await model.close()
+
+
+@both_ways
+async def test_without_tool_calls_a_step_is_a_json_object(stream: bool) -> None:
+    def script(body: dict[str, object]) -> Reply:
+        step = {"call": {"tool": "send", "arguments": {"text": "hi"}}}
+        return fake.text(json.dumps(step))
+
+    deltas: list[ModelDelta] = []
+    async with FakeOpenAI(script) as server, model_for(server, tool_mode="json_schema", stream=stream) as model:
+        reply = await model.complete(AFTER_CALLS, deltas.append)
+    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == [("send", {"text": "hi"})]
+    assert reply.text is None
+    assert deltas == [], "the JSON of a step is nobody's text"
+    sent = server.requests[0]
+    assert "tools" not in sent
+    assert sent["response_format"]["json_schema"]["strict"] is True
+    assert [message["role"] for message in sent["messages"]] == ["system", "user", "assistant", "user"]
+    assert all(set(message) == {"role", "content"} for message in sent["messages"])
+
+
+async def test_without_tool_calls_the_closing_answer_is_plain_text() -> None:
+    async with (
+        FakeOpenAI([fake.text('{"answer": "All sent."}')]) as server,
+        model_for(server, tool_mode="json_schema") as model,
+    ):
+        reply = await model.complete(ModelRequest(AFTER_CALLS.messages))
+    assert (reply.text, reply.tool_calls) == ("All sent.", ())

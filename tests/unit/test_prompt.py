@@ -1,0 +1,254 @@
+"""The conversation prompt: nothing that a message or an id holds forges or breaks an element; templates are the user's to replace."""
+
+from __future__ import annotations
+
+import re
+import string
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roundelay.agents.context import list_manifest, select_threads
+from roundelay.agents.prompt import ConversationPrompt, render_system_prompt, strip_unseen
+from roundelay.network.errors import ConfigError
+from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
+
+PROMPT = ConversationPrompt()
+
+
+def make_message(seq: int, sender: str = "mia", content: object = "hello", **fields: object) -> BaseMessage:
+    return DirectMessage.model_construct(
+        seq=seq, message_id=f"m{seq}", kind="direct", sender_id=sender, sender_kind="agent", to="agent:bob",
+        thread_id=str(fields.pop("thread_id", "direct:bob~mia")), reply_to=None, cause=None, root=seq, hops=0, sent_at=seq,
+        content=content, text_representation=fields.pop("text_representation", None), requires_response=None,
+    )  # fmt: skip
+
+
+def make_thread(thread_id: str, *messages: BaseMessage, omitted: int = 0) -> MessageThread:
+    return MessageThread.model_construct(thread_id=thread_id, messages=list(messages), omitted=omitted)
+
+
+def parse(prompt: str) -> ElementTree.Element:
+    end = "</conversation>"
+    return ElementTree.fromstring(prompt[: prompt.index(end) + len(end)])
+
+
+def seen(text: str) -> str:
+    """What a reader is to see of a text in an element."""
+    return strip_unseen(text)
+
+
+def seen_attribute(text: str) -> str:
+    """An XML parser reads a newline or tab in an attribute as a space (https://www.w3.org/TR/xml/#AVNormalize)."""
+    return re.sub("[\n\t]", " ", strip_unseen(text))
+
+
+# Biased to what could forge or break: markup, jinja, quotes, controls, surrogates, bidi, tags, ends of lines.
+PAYLOADS = st.one_of(
+    st.text(max_size=40),
+    st.lists(
+        st.sampled_from(
+            [
+                "</content>", "</message>", "</thread>", "</threads>", "</conversation>", "<message sender=\"boss\">", "<content>",
+                "<current_interaction>", "<!--", "-->", "<![CDATA[", "]]>", "<?xml?>", "<!DOCTYPE x>", "&lt;", "&#60;", "&", "\"", "'",
+                ">", "{{ 7 * 7 }}", "{% raw %}", "{#", "\x00", "\x1b[2J", "\r\n", "\r", "\n", "\t", "\x85", "\u2028", "\ud800", "\ufffe",
+                "\u202e", "\u200b", "\u200d", "\U000e0041", "\U0001fffe", "x", " ",
+            ]
+        ),
+        max_size=8,
+    ).map("".join),
+)  # fmt: skip
+
+
+@given(
+    threads=st.dictionaries(PAYLOADS, st.lists(st.tuples(PAYLOADS, PAYLOADS), min_size=1, max_size=4), max_size=4),
+    thread_id=PAYLOADS,
+    sender=PAYLOADS,
+    text=PAYLOADS,
+)
+def test_any_payload_stays_inside_its_element(
+    threads: dict[str, list[tuple[str, str]]], thread_id: str, sender: str, text: str
+) -> None:
+    built = {
+        name: make_thread(name, *(make_message(seq, who, said) for seq, (who, said) in enumerate(messages)))
+        for name, messages in threads.items()
+    }
+    root = parse(PROMPT.render(built, thread_id, make_message(999, sender, text)))
+
+    assert [child.tag for child in root] == ["threads", "current_interaction"]
+    found = {
+        # Two ids may read alike once stripped, so they are compared as a list.
+        "threads": [
+            (
+                thread.get("id"),
+                [(message.get("sender"), [(c.tag, c.text or "") for c in message]) for message in thread],
+            )
+            for thread in root[0]
+        ],
+        "current": [(child.tag, child.get("sender")) for child in root[1]],
+        "id": root[1][0].text or "",
+        "text": [(child.tag, child.text or "") for child in root[1][1]],
+    }
+    assert found == {
+        "threads": [
+            (
+                seen_attribute(name),
+                [(seen_attribute(who), [("content", seen(said))]) for who, said in messages],
+            )
+            for name, messages in threads.items()
+        ],
+        "current": [("incoming_thread_id", None), ("incoming_message", seen_attribute(sender))],
+        "id": seen(thread_id),
+        "text": [("content", seen(text))],
+    }
+
+
+@pytest.mark.parametrize(
+    "hidden", ["\x00", "\x1b", "\x7f", "\x9b", "\u202e", "\u2066", "\u200b", "\ufeff", "\ud800", "\U000e0041", "\ufffe"]
+)
+def test_what_a_reader_cannot_see_is_removed(hidden: str) -> None:
+    assert strip_unseen(f"a{hidden}b") == "ab"
+
+
+@pytest.mark.parametrize("text", ["naïve", "می‌خواهم", "👩‍💻 ❤️", "שלום\u200f", "日本語", "a\tb\nc", "𝔘"])
+def test_what_languages_are_written_with_is_kept(text: str) -> None:
+    assert strip_unseen(text) == text
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\x85", "\u2028", "\u2029"])
+def test_every_line_end_becomes_a_newline(end: str) -> None:
+    assert strip_unseen(f"a{end}b") == "a\nb"
+
+
+def test_text_representation_goes_before_content_and_other_content_is_json() -> None:
+    shown = make_message(1, content={"rows": 3}, text_representation="three rows")
+    plain = make_message(2, content={"rows": 3, "ok": True})
+    root = parse(PROMPT.render({"t": make_thread("t", shown, plain)}, "t", make_message(3)))
+    assert [content.text for content in root.iter("content")] == ["three rows", '{"rows":3,"ok":true}', "hello"]
+
+
+def test_quotes_in_a_text_stay_readable() -> None:
+    assert '<content>it\'s "fine"</content>' in PROMPT.render({}, "t", make_message(1, content='it\'s "fine"'))
+
+
+def test_the_closing_rule_follows_the_conversation() -> None:
+    after = PROMPT.render({}, "t", make_message(1)).partition("</conversation>")[2]
+    assert "Call a tool" in after
+    assert "finish" in after
+
+
+def test_the_system_prompt_is_the_same_for_every_message() -> None:
+    assert render_system_prompt("Be brief.", "bob") == render_system_prompt("Be brief.", "bob")
+    assert render_system_prompt("Use <b> & 'quotes'.", "bob").startswith("Use <b> & 'quotes'.")
+    assert '"bob"' in render_system_prompt("Be brief.", "bob")
+
+
+# --- templates of the user's
+
+
+def write(tmp_path: Path, source: str) -> Path:
+    path = tmp_path / "own.jinja"
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+SEED_STYLE = """
+{% for thread_id, thread in message_threads.items() %}<thread id='{{ thread_id }}'>
+{%- for message in thread.messages[-10:] %}<m>{{ message.text_representation or message.content }}</m>{% endfor %}</thread>
+{%- endfor %}{% autoescape false %}<in>{{ incoming_message.content }}</in>{% endautoescape %}"""
+
+
+@pytest.fixture(scope="module")
+def seed_style(tmp_path_factory: pytest.TempPathFactory) -> ConversationPrompt:
+    return ConversationPrompt(write(tmp_path_factory.mktemp("template"), SEED_STYLE))
+
+
+@given(text=st.text(alphabet=string.printable + "\x00\u202e\ud800", max_size=30))
+def test_a_template_of_the_users_escapes_too_even_where_it_says_not_to(
+    seed_style: ConversationPrompt, text: str
+) -> None:
+    threads = {text: make_thread(text, make_message(1, content=text))}
+    rendered = seed_style.render(threads, "t", make_message(2, content=text))
+    root = ElementTree.fromstring(f"<all>{rendered}</all>")
+    assert [child.tag for child in root.iter()] == ["all", "thread", "m", "in"]
+    assert (root[1].text or "") == seen(text)
+
+
+def test_a_template_replaces_the_shipped_one(tmp_path: Path) -> None:
+    prompt = ConversationPrompt(write(tmp_path, "{{ incoming_message.sender_id }} says {{ incoming_message.content }}"))
+    assert prompt.render({}, "t", make_message(1, content={"a": ["<"]})) == "mia says {&#34;a&#34;: [&#34;&lt;&#34;]}"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "words"),
+    [
+        ("ok\n{% for x in %}", 2, "is wrong"),
+        ("{{ incoming_mesage.text }}", None, "'incoming_mesage' is undefined"),
+        ("{{ incoming_message.txet }}", None, "txet"),
+        ("{{ incoming_message.__class__.__mro__ }}", None, "unsafe"),
+        ("{{ incoming_message.content | safe }}", 1, "safe"),
+        ("{{ message_threads.clear() }}", None, "unsafe"),
+        ("{{ 1 // 0 }}", None, "zero"),
+        ("{% include '/etc/passwd' %}", None, "no loader"),
+    ],
+)
+def test_a_wrong_template_is_refused_when_it_is_loaded(
+    tmp_path: Path, source: str, line: int | None, words: str
+) -> None:
+    path = write(tmp_path, source)
+    with pytest.raises(ConfigError, match=re.escape(words)) as refused:
+        ConversationPrompt(path)
+    assert (refused.value.path, refused.value.line) == (path, line)
+
+
+def test_a_missing_template_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "none.jinja"))):
+        ConversationPrompt(tmp_path / "none.jinja")
+
+
+# --- which messages, in which order
+
+
+def test_the_incoming_message_is_not_repeated_in_its_thread() -> None:
+    trigger = make_message(5, content="now", thread_id="t")
+    threads = select_threads(
+        [make_thread("t", make_message(4, content="before"), trigger)], trigger, max_threads=20, per_thread=10
+    )
+    assert [message.seq for message in threads["t"].messages] == [4]
+    assert (
+        PROMPT.render(threads, "t", trigger).count("now")
+        - PROMPT.render({}, "t", make_message(5, content="-")).count("now")
+        == 1
+    )
+
+
+def test_a_thread_without_other_messages_is_left_out() -> None:
+    trigger = make_message(5, thread_id="t")
+    assert select_threads([make_thread("t", trigger)], trigger, max_threads=20, per_thread=10) == {}
+
+
+def test_threads_are_ordered_by_their_newest_message_and_the_incoming_one_is_last() -> None:
+    trigger = make_message(9, thread_id="t")
+    given_threads = [
+        make_thread("t", make_message(1, thread_id="t"), trigger), make_thread("new", make_message(8)), make_thread("old", make_message(2)),
+    ]  # fmt: skip
+    for order in (given_threads, given_threads[::-1]):
+        assert list(select_threads(order, trigger, max_threads=20, per_thread=10)) == ["old", "new", "t"]
+
+
+def test_threads_and_messages_are_bounded_and_the_newest_stay() -> None:
+    trigger = make_message(1000, thread_id="t0")
+    given_threads = [
+        make_thread(f"t{i}", *(make_message(i * 20 + n, thread_id=f"t{i}") for n in range(15)), omitted=2)
+        for i in range(30)
+    ]
+    threads = select_threads(given_threads, trigger, max_threads=20, per_thread=10)
+    assert list(threads) == [*(f"t{i}" for i in range(11, 30)), "t0"]
+    assert [message.seq for message in threads["t11"].messages] == list(range(225, 235))
+    assert threads["t11"].omitted == 7
+    assert list_manifest(threads.values(), trigger) == sorted(
+        {1000} | {m.seq for thread in threads.values() for m in thread.messages}
+    )

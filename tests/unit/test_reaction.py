@@ -1,0 +1,454 @@
+"""The loop of a reaction: whatever a model replies, the next step is right and the history stays one that a provider accepts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundelay.agents.models.model import (
+    AssistantMessage,
+    ChatMessage,
+    ModelReply,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    Usage,
+    UserMessage,
+)
+from roundelay.agents.policy import AgentPolicy, OnText
+from roundelay.agents.reaction import (
+    Begin,
+    CallModel,
+    CallTools,
+    Cancel,
+    Finish,
+    IllegalStep,
+    ModelFailed,
+    Outcome,
+    Reaction,
+    State,
+    Step,
+    ToolsDone,
+)
+from roundelay.agents.tools import ToolResult, communication_tools, tool
+
+
+@tool(name="add")
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+TOOLS = [*communication_tools(), add]
+
+
+def make_reaction(
+    *, answers: bool = True, max_turns: int = 10, on_text: OnText = "auto", max_calls: int = 16
+) -> Reaction:
+    return Reaction(
+        system_prompt="Be brief.",
+        prompt="<conversation/>",
+        tools=TOOLS,
+        policy=AgentPolicy(max_turns=max_turns, on_text=on_text, max_tool_calls_per_turn=max_calls),
+        answers=answers,
+        speaks=lambda name: name in ("send_text_message", "broadcast_text_message"),
+    )
+
+
+def call(name: str, call_id: str = "c1", /, **arguments: object) -> ToolCall:
+    return ToolCall(call_id, name, json.dumps(arguments))
+
+
+def reply(*calls: ToolCall, text: str | None = None) -> ModelReply:
+    return ModelReply(text, calls, Usage(10, 2))
+
+
+def done(step: Step, ok: bool = True) -> ToolsDone:
+    """The outcome in which each planned call gave its own name."""
+    assert isinstance(step, CallTools)
+    return ToolsDone({it.index: ToolResult(it.tool.name, ok=ok) for it in step.planned})
+
+
+def tool_answers(reaction: Reaction) -> list[str]:
+    return [message.content for message in reaction.history if isinstance(message, ToolMessage)]
+
+
+def assert_valid(messages: Sequence[ChatMessage]) -> None:
+    """What OpenAI-compatible servers ask of a history."""
+    open_calls: list[str] = []
+    seen: set[str] = set()
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            assert open_calls, "a result without a call"
+            assert open_calls.pop(0) == message.tool_call_id
+            continue
+        assert not open_calls, f"unanswered: {open_calls}"
+        if isinstance(message, AssistantMessage):
+            assert message.content or message.tool_calls
+            for made in message.tool_calls:
+                assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", made.name)
+                assert isinstance(json.loads(made.arguments), dict)
+                assert made.id
+                assert made.id not in seen
+                seen.add(made.id)
+                open_calls.append(made.id)
+    assert not open_calls
+    kinds = [type(message) for message in messages]
+    assert kinds[:2] == [SystemMessage, UserMessage]
+    assert not any(a is UserMessage is b for a, b in itertools.pairwise(kinds)), "two user messages in a row"
+
+
+def test_the_conversation_comes_once_and_the_facts_of_the_turn_trail_it() -> None:
+    reaction = make_reaction()
+    first = reaction.advance(Begin())
+    assert isinstance(first, CallModel)
+    assert first.messages == (SystemMessage("Be brief."), UserMessage("<conversation/>\n\nTurn 1 of 10."))
+    second = reaction.advance(done(reaction.advance(reply(call("add", a=1, b=2)))))
+    assert isinstance(second, CallModel)
+    assert second.messages == (
+        SystemMessage("Be brief."),
+        UserMessage("<conversation/>"),
+        AssistantMessage(None, (ToolCall("c1", "add", '{"a": 1, "b": 2}'),)),
+        ToolMessage("c1", "add"),
+        UserMessage("Turn 2 of 10."),
+    )
+    assert [spec.name for spec in second.tools] == [it.name for it in TOOLS]
+
+
+def test_planned_calls_carry_validated_arguments() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(reply(call("add", "c1", a=1, b=2), call("add", "c2", a=3, b=4)))
+    assert isinstance(step, CallTools)
+    assert [(it.index, it.call.id, it.arguments) for it in step.planned] == [
+        (0, "c1", {"a": 1, "b": 2}),
+        (1, "c2", {"a": 3, "b": 4}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            call("teleport", x=1),
+            'There is no tool "teleport". The tools are: send_text_message, broadcast_text_message, finish, add.',
+        ),
+        (ToolCall("c1", "add", '{"a": 1, "b": '), "Not run"),
+        (call("add", a=1), "b"),
+        (call("add", a="x", b=2), "a"),
+        (call("add", a=1, b=2, c=3), "c"),
+        (ToolCall("c1", "add", "[1, 2]"), "Not run"),
+        (ToolCall("c1", "add", "[" * 100_000), "Not run"),
+        (ToolCall("c1", "", ""), "There is no tool"),
+        (ToolCall("c1", "functions.add now!", "{}"), "There is no tool"),
+    ],
+)
+def test_a_wrong_call_is_answered_and_the_loop_goes_on(wrong: ToolCall, words: str) -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(reply(call("add", "c0", a=1, b=1), wrong))
+    assert isinstance(step, CallTools)
+    assert [it.call.id for it in step.planned] == ["c0"]
+    assert [(it.index, it.result.ok) for it in step.answered] == [(1, False)]
+    following = reaction.advance(done(step))
+    assert isinstance(following, CallModel)
+    assert_valid(following.messages)
+    assert tool_answers(reaction)[0] == "add"
+    assert words in tool_answers(reaction)[1]
+
+
+def test_surplus_calls_are_answered_not_dropped() -> None:
+    reaction = make_reaction(max_calls=2)
+    reaction.advance(Begin())
+    step = reaction.advance(reply(*(call("add", f"c{i}", a=i, b=i) for i in range(4))))
+    assert isinstance(step, CallTools)
+    assert [it.index for it in step.planned] == [0, 1]
+    assert isinstance(reaction.advance(done(step)), CallModel)
+    assert tool_answers(reaction)[:2] == ["add", "add"]
+    assert all("at most 2 calls" in answer for answer in tool_answers(reaction)[2:])
+    assert_valid(reaction.history)
+
+
+def test_ids_that_repeat_or_are_missing_are_made_unique() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    for calls in (
+        [call("add", "x", a=1, b=1), call("add", "x", a=2, b=2), call("add", "", a=3, b=3)],
+        [call("add", "x", a=4, b=4)],
+    ):
+        step = reaction.advance(reply(*calls))
+        assert isinstance(step, CallTools)
+        assert len(step.planned) == len(calls)
+        reaction.advance(done(step))
+    assert len(tool_answers(reaction)) == 4
+    assert_valid(reaction.history)
+
+
+# --- finish
+
+
+def test_finish_ends_the_reaction_with_its_reason() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(reply(call("finish", reason="nothing to do")))
+    assert step == CallTools(1, (), ())
+    assert reaction.advance(ToolsDone({})) == Finish("finished", "nothing to do", None, 1, Usage(10, 2))
+    assert reaction.state is State.FINISHED
+    assert_valid(reaction.history)
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "null", '{"why": 1}', '{"reason": 3}', "[" * 100_000])
+def test_finish_with_broken_arguments_finishes(arguments: str) -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    reaction.advance(reply(ToolCall("c1", "finish", arguments)))
+    finish = reaction.advance(ToolsDone({}))
+    assert isinstance(finish, Finish)
+    assert (finish.status, finish.reason) == ("finished", "")
+    assert_valid(reaction.history)
+
+
+def test_finish_beside_other_calls_waits_for_them() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(reply(call("finish", "c1", reason="done"), call("add", "c2", a=1, b=2)))
+    assert isinstance(step, CallTools)
+    assert [it.call.id for it in step.planned] == ["c2"]
+    finish = reaction.advance(done(step))
+    assert isinstance(finish, Finish)
+    assert finish.reason == "done"
+    assert tool_answers(reaction) == ["Finished.", "add"]
+
+
+@pytest.mark.parametrize("beside", [call("add", "c2", a=1, b=2), call("add", "c2", a="x"), call("none", "c2")])
+def test_finish_beside_a_call_that_fails_does_not_hold(beside: ToolCall) -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(reply(call("finish", "c1", reason="done"), beside))
+    assert isinstance(reaction.advance(done(step, ok=False)), CallModel)
+    assert tool_answers(reaction)[0].startswith("Not finished")
+    assert_valid(reaction.history)
+
+
+def test_of_several_finishes_the_first_counts() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    reaction.advance(reply(call("finish", "c1", reason="first"), call("finish", "c2", reason="second")))
+    finish = reaction.advance(ToolsDone({}))
+    assert isinstance(finish, Finish)
+    assert finish.reason == "first"
+    assert tool_answers(reaction) == ["Finished.", "Finished already."]
+
+
+# --- text
+
+
+@pytest.mark.parametrize(
+    ("on_text", "answers", "sent"),
+    [("auto", True, True), ("auto", False, False), ("reply", True, True), ("reply", False, True), ("record", True, False), ("record", False, False)],
+)  # fmt: skip
+def test_text_without_a_call_ends_the_reaction_and_is_sent_or_recorded(
+    on_text: OnText, answers: bool, sent: bool
+) -> None:
+    reaction = make_reaction(on_text=on_text, answers=answers)
+    reaction.advance(Begin())
+    finish = reaction.advance(reply(text=" It is 42. "))
+    assert isinstance(finish, Finish)
+    assert (finish.status, finish.turns, finish.answer) == ("finished", 1, "It is 42." if sent else None)
+    assert_valid(reaction.history)
+
+
+def test_nudge_sends_the_model_back_to_its_tools() -> None:
+    reaction = make_reaction(on_text="nudge", max_turns=2)
+    reaction.advance(Begin())
+    step = reaction.advance(reply(text="It is 42."))
+    assert isinstance(step, CallModel)
+    assert step.messages[2] == AssistantMessage("It is 42.")
+    assert_valid(step.messages)
+    finish = reaction.advance(reply(text="It is 42, really."))
+    assert isinstance(finish, Finish)
+    assert (finish.status, finish.answer) == ("stopped", "It is 42, really.")
+
+
+@pytest.mark.parametrize("text", [None, "", "  \n"])
+def test_an_empty_reply_is_answered(text: str | None) -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(reply(text=text))
+    assert isinstance(step, CallModel)
+    assert step.turn == 2
+    assert_valid(step.messages)
+    last = step.messages[-1]
+    assert isinstance(last, UserMessage)
+    assert "Your reply was empty" in last.content
+
+
+def test_text_beside_a_call_is_kept_and_not_sent() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    reaction.advance(done(reaction.advance(reply(call("add", a=1, b=2), text="Let me see."))))
+    assert reaction.history[2] == AssistantMessage("Let me see.", (ToolCall("c1", "add", '{"a": 1, "b": 2}'),))
+    finish = reaction.advance(done(reaction.advance(reply(call("finish", "c2", reason="ok")))))
+    assert isinstance(finish, Finish)
+    assert finish.answer is None
+
+
+def test_text_beside_finish_alone_is_the_answer_unless_the_agent_has_spoken() -> None:
+    for spoken in (False, True):
+        reaction = make_reaction()
+        reaction.advance(Begin())
+        if spoken:
+            reaction.advance(
+                done(reaction.advance(reply(call("send_text_message", "c0", target_agent_id="mia", text="42"))))
+            )
+        finish = reaction.advance(done(reaction.advance(reply(call("finish", reason="ok"), text="It is 42."))))
+        assert isinstance(finish, Finish)
+        assert finish.answer == (None if spoken else "It is 42.")
+
+
+def test_a_send_that_failed_is_not_having_spoken() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(reply(call("send_text_message", "c0", target_agent_id="nobody", text="42")))
+    reaction.advance(done(step, ok=False))
+    finish = reaction.advance(done(reaction.advance(reply(call("finish", reason="ok"), text="It is 42."))))
+    assert isinstance(finish, Finish)
+    assert finish.answer == "It is 42."
+
+
+# --- limits, failures, cancelling
+
+
+def test_the_last_turn_has_no_tools_and_its_text_is_the_closing_answer() -> None:
+    reaction = make_reaction(max_turns=2)
+    reaction.advance(Begin())
+    step = reaction.advance(done(reaction.advance(reply(call("add", a=1, b=2)))))
+    assert isinstance(step, CallModel)
+    assert step.tools == ()
+    last = step.messages[-1]
+    assert isinstance(last, UserMessage)
+    assert "last one" in last.content
+    assert reaction.advance(reply(text="It is 3.")) == Finish(
+        "stopped", "reached the limit of 2 turns", "It is 3.", 2, Usage(20, 4)
+    )
+
+
+@pytest.mark.parametrize("final", [reply(call("add", "c9", a=1, b=2)), reply(), reply(call("none", "c9"))])
+def test_a_model_that_never_stops_is_stopped_with_an_answer(final: ModelReply) -> None:
+    reaction = make_reaction(max_turns=2)
+    reaction.advance(Begin())
+    reaction.advance(done(reaction.advance(reply(call("add", a=1, b=2)))))
+    step = reaction.advance(final)
+    finish = reaction.advance(done(step)) if isinstance(step, CallTools) else step
+    assert isinstance(finish, Finish)
+    assert (finish.status, finish.turns) == ("stopped", 2)
+    assert finish.answer == "I reached the limit of 2 turns without an answer."
+    assert_valid(reaction.history)
+
+
+def test_finish_holds_on_the_last_turn_too() -> None:
+    reaction = make_reaction(max_turns=1)
+    reaction.advance(Begin())
+    finish = reaction.advance(
+        done(reaction.advance(reply(call("finish", reason="ok"), call("add", "c2", a=1, b=2), text="Hi.")))
+    )
+    assert isinstance(finish, Finish)
+    assert (finish.status, finish.reason, finish.answer) == ("finished", "ok", "Hi.")
+
+
+def test_a_model_that_fails_ends_the_reaction_with_the_reason() -> None:
+    for answers, answer in ((True, "I could not answer: No key."), (False, None)):
+        reaction = make_reaction(answers=answers)
+        reaction.advance(Begin())
+        assert reaction.advance(ModelFailed("No key.")) == Finish("failed", "No key.", answer, 1, Usage())
+
+
+def test_cancelling_answers_every_open_call() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    reaction.advance(reply(call("add", "c1", a=1, b=2), call("none", "c2"), call("finish", "c3", reason="x")))
+    assert reaction.advance(Cancel("mia said stop")) == Finish("cancelled", "mia said stop", None, 1, Usage(10, 2))
+    assert tool_answers(reaction)[0] == "Cancelled."
+    assert_valid(reaction.history)
+
+
+def test_a_reaction_can_be_cancelled_before_it_begins() -> None:
+    assert make_reaction().advance(Cancel("x")) == Finish("cancelled", "x", None, 0, Usage())
+
+
+@pytest.mark.parametrize(
+    ("reached", "outcome"),
+    [
+        ([], reply()),
+        ([], ToolsDone({})),
+        ([Begin()], Begin()),
+        ([Begin()], ToolsDone({})),
+        ([Begin(), reply(call("add", a=1, b=2))], reply()),
+        ([Begin(), reply(call("add", a=1, b=2))], ModelFailed("x")),
+        ([Begin(), reply(text="bye")], reply()),
+        ([Begin(), reply(text="bye")], Cancel("x")),
+    ],
+)
+def test_an_outcome_that_is_not_awaited_is_refused_by_name(reached: list[Outcome], outcome: Outcome) -> None:
+    reaction = make_reaction()
+    for earlier in reached:
+        reaction.advance(earlier)
+    with pytest.raises(IllegalStep, match=f"{reaction.state.value} cannot take {type(outcome).__name__}"):
+        reaction.advance(outcome)
+
+
+def test_results_have_to_be_complete() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    reaction.advance(reply(call("add", a=1, b=2)))
+    with pytest.raises(ValueError, match="no result for add"):
+        reaction.advance(ToolsDone({}))
+
+
+CALLS = st.builds(
+    ToolCall,
+    st.sampled_from(["", "a", "b", "call_1_0"]) | st.text(max_size=3),
+    st.sampled_from(["add", "finish", "send_text_message", "nope", "", "bad name!"]),
+    st.sampled_from(
+        ['{"a": 1, "b": 2}', '{"reason": "r"}', "{", "", "[]", '"x"', '{"target_agent_id": "mia", "text": "t"}', "NaN"]
+    ),
+)
+REPLIES = st.builds(
+    ModelReply, st.sampled_from([None, "", "text"]), st.lists(CALLS, max_size=5).map(tuple), st.just(Usage(1, 1))
+)
+
+
+@settings(max_examples=300)
+@given(
+    replies=st.lists(REPLIES, min_size=6, max_size=6),
+    oks=st.lists(st.booleans(), min_size=6, max_size=6),
+    on_text=st.sampled_from(["auto", "reply", "nudge", "record"]),
+    answers=st.booleans(),
+    max_turns=st.integers(1, 6),
+)
+def test_any_model_ends_within_its_turns_with_a_valid_history_at_every_step(
+    replies: list[ModelReply], oks: list[bool], on_text: OnText, answers: bool, max_turns: int
+) -> None:
+    reaction = make_reaction(on_text=on_text, answers=answers, max_turns=max_turns, max_calls=3)
+    step = reaction.advance(Begin())
+    asked = 0
+    while not isinstance(step, Finish):
+        if isinstance(step, CallModel):
+            assert_valid(step.messages)
+            asked += 1
+            assert step.turn == asked
+            assert (step.tools == ()) == (asked == max_turns)
+            step = reaction.advance(replies[asked - 1])
+        else:
+            assert {it.index for it in step.planned}.isdisjoint(it.index for it in step.answered)
+            step = reaction.advance(done(step, ok=oks[asked - 1]))
+    assert_valid(reaction.history)
+    assert step.turns == asked <= max_turns
+    assert step.usage == Usage(asked, asked)
+    assert step.answer is None or on_text == "reply" or (answers and on_text != "record")
