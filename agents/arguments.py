@@ -87,7 +87,7 @@ def read_object(name: str, parameters: JsonSchema, text: str) -> dict[str, objec
         raise ToolArgumentsError(_compose(name, parameters, [f"they are not valid JSON: {error}"])) from error
     if not isinstance(value, dict):
         raise ToolArgumentsError(_compose(name, parameters, ["they must be one JSON object"]))
-    problems = [f"{key}: Field required" for key in _required(parameters) if key not in value]
+    problems = [f"{key}: Field required" for key in read_required(parameters) if key not in value]
     if parameters.get("additionalProperties") is False:
         problems += [f"{key}: Extra inputs are not permitted" for key in value if key not in properties]
     if problems:
@@ -105,6 +105,12 @@ def tidy_schema(schema: Mapping[str, object]) -> dict[str, object]:
         "required": tidy.get("required", []),
         "additionalProperties": tidy.get("additionalProperties", False),
     }
+
+
+def read_required(parameters: JsonSchema) -> Sequence[object]:
+    """Give the names that an object schema requires."""
+    required = parameters.get("required")
+    return required if isinstance(required, list) else ()
 
 
 def _tidy(schema: Mapping[str, object]) -> dict[str, object]:
@@ -158,7 +164,7 @@ def _compose(name: str, parameters: JsonSchema, problems: Iterable[str]) -> str:
 
 
 def _list_parameters(parameters: JsonSchema) -> str:
-    properties, required = read_properties(parameters), _required(parameters)
+    properties, required = read_properties(parameters), read_required(parameters)
     if not properties:
         return "It takes no parameters: {}."
     listed = [
@@ -166,8 +172,3 @@ def _list_parameters(parameters: JsonSchema) -> str:
         for name, schema in properties.items()
     ]
     return f"Its parameters: {', '.join(listed)}."
-
-
-def _required(parameters: JsonSchema) -> Sequence[object]:
-    required = parameters.get("required")
-    return required if isinstance(required, list) else ()

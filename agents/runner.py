@@ -99,6 +99,7 @@ class AgentRunner(ABC):
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
         # Signals may be dropped, so a full queue drops the newest; it must never hold up a reaction.
         self._signals: asyncio.Queue[tuple[SignalKind, dict[str, object], str]] = asyncio.Queue(maxsize=MAX_SIGNALS)
+        self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
@@ -142,8 +143,13 @@ class AgentRunner(ABC):
             try:
                 await self.close()
             finally:
+                self._ready.clear()
                 self._stopping.clear()
                 self._ended.set()
+
+    async def ready(self) -> None:
+        """Wait until `run` has connected the agent and joined its channels: whoever writes to it now wakes it."""
+        await self._ready.wait()
 
     async def stop(self) -> None:
         """End `run` and wait for that. Reactions under way are broken off and stay open: the next runner goes on with them."""
@@ -167,8 +173,11 @@ class AgentRunner(ABC):
                 group.create_task(self._end_when_asked())
                 group.create_task(self._send_signals(client))
                 await self._take_open_reactions(client)
-                group.create_task(self._watch(client))  # before any reaction begins: one may have been stopped meanwhile
+                group.create_task(
+                    self._watch(client)
+                )  # before any reaction begins: one may have been stopped meanwhile
                 self._start_reactions(group)
+                self._ready.set()
                 async for delivery in client.deliveries():
                     await self._take(delivery)
                     self._start_reactions(group)

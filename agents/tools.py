@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, overload
 from pydantic import Field
 from pydantic_core import PydanticSerializationError, to_json
 
-from .arguments import ToolArgumentsError, ToolError, read_arguments, read_object, read_signature, tidy_schema
+from .arguments import (
+    ToolArgumentsError,
+    ToolError,
+    read_arguments,
+    read_object,
+    read_required,
+    read_signature,
+    tidy_schema,
+)
+from .models.json_schema import read_properties
 from .models.model import JsonSchema, ToolSpec
 
 if TYPE_CHECKING:
@@ -182,7 +191,8 @@ def load_tool(spec: str) -> Tool:
 def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
     """Make a tool of each operation that the hub's mods announced in ``welcome``. `channels.join` becomes ``channels_join``.
 
-    The hub validates the arguments' types and answers a repeated ``call_id`` with the first result, so these are idempotent.
+    The hub validates the arguments' types and answers a repeated ``call_id`` with the first result, so these are idempotent. A model
+    sees no seqs, so two parameters mean the incoming message: ``cause`` is filled in and hidden, ``reply_to`` may be left out.
     """
     tools: list[Tool] = []
     taken = {FINISH}
@@ -190,8 +200,10 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
         for operation in mod.operations:
             name = _name_operation(operation.op, taken)
             taken.add(name)
-            parameters = tidy_schema(operation.args_schema)
-            parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op)
+            schema = tidy_schema(operation.args_schema)
+            parameters = _hide_trigger(schema)
+            filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
+            parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
             tools.append(Tool(name, operation.description, parameters, "idempotent", None, parse, run))
     return tools
 
@@ -288,8 +300,15 @@ def _name_operation(op: str, taken: set[str]) -> str:
     return name
 
 
-async def _call_operation(op: str, context: ToolContext, kwargs: Mapping[str, object]) -> object:
-    return await context.client.call(op, kwargs, call_id=context.call_id)
+def _hide_trigger(schema: JsonSchema) -> JsonSchema:
+    properties = {field: inner for field, inner in read_properties(schema).items() if field != "cause"}
+    required = [field for field in read_required(schema) if field not in ("cause", "reply_to")]
+    return {**schema, "properties": properties, "required": required}
+
+
+async def _call_operation(op: str, filled: Sequence[str], context: ToolContext, kwargs: Mapping[str, object]) -> object:
+    args = {**dict.fromkeys(filled, context.trigger.seq), **kwargs}
+    return await context.client.call(op, args, call_id=context.call_id)
 
 
 # The tools of every agent; last, since `tool` works when the module is read.

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -51,12 +52,12 @@ class Subject:
     name: str
     durability: str | None = None  # of the hub; None: a relay of floors.py
 
-    def build_command(self, directory: Path) -> list[str]:
+    def build_command(self, directory: Path, node: Sequence[str]) -> list[str]:
         if self.durability is None:
             return [sys.executable, str(HERE / "floors.py"), self.name]
         config = directory / "node.yaml"
         config.write_text(HUB_CONFIG.format(db=directory / "bench.db", durability=self.durability))
-        return [sys.executable, "-m", "roundelay", "up", str(config)]
+        return [*node, str(config)]
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,15 @@ RATIOS = (
 
 
 def run_benchmark(
-    *, rounds: int, messages: int, window: int, only: Sequence[str] = (), report: Callable[[str], None] = lambda _: None
+    *,
+    rounds: int,
+    messages: int,
+    window: int,
+    node: Sequence[str],
+    only: Sequence[str] = (),
+    report: Callable[[str], None] = lambda _: None,
 ) -> Results:
-    """Measure every scenario and subject `rounds` times, interleaved."""
+    """Measure every scenario and subject `rounds` times, interleaved. `node` starts a hub, given a config file."""
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
         results = Results(describe_machine(Path(scratch)), rounds, messages, max(messages // 20, 50), window)
         for number in range(rounds):
@@ -153,7 +160,7 @@ def run_benchmark(
                 # Each round begins with another subject: none always runs on the machine that the same one left behind.
                 turn = number % len(subjects)
                 for subject in subjects[turn:] + subjects[:turn]:
-                    sample = measure(subject, scenario, results)
+                    sample = measure(subject, scenario, results, node)
                     results.samples.setdefault(scenario.name, {}).setdefault(subject.name, []).append(sample)
                     report(
                         f"round {number + 1}/{rounds}  {scenario.title:<10}  {subject.name:<10}  "
@@ -163,13 +170,13 @@ def run_benchmark(
     return results
 
 
-def measure(subject: Subject, scenario: Scenario, results: Results) -> Sample:
+def measure(subject: Subject, scenario: Scenario, results: Results, node: Sequence[str]) -> Sample:
     """Start the subject, warm it up, measure it, end it."""
     is_hub = subject.durability is not None
     pipelined = results.messages if scenario.receivers == 1 else results.fanout_messages
     with (
         tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="roundelay-bench-") as directory,
-        start_server(subject.build_command(Path(directory))) as (url, pid),
+        start_server(subject.build_command(Path(directory), node)) as (url, pid),
         Fleet(url, scenario.receivers, names_stored=is_hub) as fleet,
     ):
         fleet.send_pipelined(max(pipelined // 10, 20), to=scenario.to, size_bytes=SIZE_BYTES, window=results.window)
@@ -301,6 +308,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=40_000, help="per round, one to one; 1/20 one to 100")
     parser.add_argument("--window", type=int, default=512, help="messages in flight when pipelined")
     parser.add_argument("--only", action="append", default=[], metavar="SUBJECT", help="plain, bare, 'hub memory', ...")
+    parser.add_argument("--node", metavar="COMMAND", help="starts a node from a config file; default: roundelay up")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 4,000 messages: a look, not a measurement")
     parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
     options = parser.parse_args()
@@ -310,6 +318,7 @@ def main() -> None:
             rounds=rounds,
             messages=messages,
             window=options.window,
+            node=shlex.split(options.node) if options.node else [sys.executable, "-m", "roundelay", "up"],
             only=options.only,
             report=lambda line: print(line, file=sys.stderr, flush=True),
         )

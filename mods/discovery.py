@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from roundelay.network.mod import Mod, Reading, operation
 from roundelay.network.state import Participant
@@ -56,7 +56,7 @@ class Discovery(Mod):
 
 
 def _read_card(participant: Participant) -> dict[str, Any]:
-    if participant.card is None:
+    if participant.card is UNSET:
         return {}
     card = msgspec.json.decode(participant.card)
     return card if isinstance(card, dict) else {}

@@ -21,6 +21,7 @@ from .entries import (
     Entry,
     Handled,
     Join,
+    Leave,
     Lost,
     ModEntry,
     Nack,
@@ -104,6 +105,8 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
             return _apply_nack(rules, state, entry)
         case Lost():
             return _apply_lost(rules, state, entry)
+        case Leave():
+            return Outcome(effects=(Refuse(entry.session_id, 1000, None),))
         case Handled():
             return Outcome(puts=entry.puts)
         case ModEntry():
@@ -338,12 +341,12 @@ def _apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcom
     new_fence = newest + 1 if hello.role == "reactor" else None
     origin = Origin(entry.session_id, hello.agent_id, hello.kind, identity.is_operator, new_fence)
     change = ChangeSet(rules, state, facts, origin)
-    card = Raw(bytes(hello.card)) if hello.card is not UNSET else None
+    card = Raw(bytes(hello.card)) if hello.card is not UNSET else UNSET
     is_new = participant is None
     if participant is None:
         row = change.write_row("registered", data=encode({"agent_id": hello.agent_id, "kind": hello.kind}))
         participant = Participant(hello.agent_id, hello.kind, row.seq)
-    kept_card = card if card is not None else participant.card
+    kept_card = card if card is not UNSET else participant.card
     updated = msgspec.structs.replace(
         participant, card=kept_card, fence=new_fence if new_fence is not None else participant.fence
     )

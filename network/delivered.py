@@ -27,6 +27,7 @@ class Acks:
         self._order = deque(seq for seq in self._order if seq in self._open)
         self._single.clear()
         self._session_top = cursor
+        self.prefix = max(self.prefix, cursor)
         self._prefix_is_due = False
 
     def take(self, seq: int) -> bool:

@@ -149,10 +149,11 @@ class Mailbox:
 
         So that a client that acknowledges one by one leaves no endless list behind.
         """
+        if not self.above:
+            return
         open_seqs = [seq for seq in (outbox.first_unacked(), min(self.retrying, default=None)) if seq is not None]
         limit = min(open_seqs) - 1 if open_seqs else outbox.delivered
-        if self.above and limit > self.floor:
-            self.settle_up_to(min(limit, outbox.delivered))
+        self.settle_up_to(min(limit, outbox.delivered))
 
     def snapshot(self) -> Floor:
         """What the ledger keeps; the mailbox is clean afterwards."""

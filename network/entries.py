@@ -109,7 +109,13 @@ class Refused(Struct, frozen=True):
     keys: dict[str, str]
 
 
-Entry: TypeAlias = Join | Send | Record | Operate | Nack | Lost | Handled | ModEntry | Refused
+class Leave(Struct, frozen=True):
+    """A session said ``bye``; it stands here so that what it sent before is answered first."""
+
+    session_id: str
+
+
+Entry: TypeAlias = Join | Send | Record | Operate | Nack | Lost | Leave | Handled | ModEntry | Refused
 
 # --- effects -----------------------------------------------------------------------------------------------------------------
 

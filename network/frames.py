@@ -6,6 +6,7 @@ First stop of every byte that arrives (`read_frame`, shape and size only) and la
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -267,7 +268,9 @@ def read_frame(data: bytes, max_depth: int) -> ClientFrame:
     Raises `FrameError`. Checks shape only: JSON without NaN or lone surrogates, nesting, known fields, types, the form of ids.
     """
     if data.count(b"{") + data.count(b"[") > max_depth and _depth(data) > max_depth:
-        raise FrameError(InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."), {})
+        raise FrameError(
+            InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."), _valid_keys(data)
+        )
     try:
         frame = _decoder.decode(data)
         # msgspec skips strings inside Raw without pairing surrogate escapes
@@ -324,8 +327,8 @@ def _refuse(what: str, data: bytes) -> FrameError:
 
 
 def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
-    """The slow path of a frame that did not decode: a duplicated ``type`` counts once, the last one; else say what is wrong."""
-    if data.count(b'"type"') > 1 and isinstance(error, msgspec.ValidationError):
+    """The slow path of a frame that did not decode: a duplicated field counts once, the last one; else say what is wrong."""
+    if isinstance(error, msgspec.ValidationError):
         try:
             frame = _decoder.decode(encode(_FIELDS.decode(data)))
         except msgspec.DecodeError:
@@ -333,6 +336,8 @@ def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
         else:
             _check_keys(frame, data)
             return frame
+    elif b"\\u" in data and _SURROGATE.search(data):
+        _refuse_lone_surrogates(data)
     keys = _valid_keys(data)
     kind = _frame_name(data)
     if isinstance(error, msgspec.ValidationError) and kind is not None and kind not in _NAMES:
@@ -346,7 +351,14 @@ def _fields(data: bytes) -> dict[str, Raw]:
     try:
         return _FIELDS.decode(data)
     except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        fields = json.loads(data)  # reads lone surrogates and NaN too: what is wrong with one field hides no other
+    except (ValueError, RecursionError):
         return {}
+    if not isinstance(fields, dict):
+        return {}
+    return {name: Raw(encode(value)) for name, value in fields.items() if isinstance(value, str) and value.isascii()}
 
 
 def _string(raw: Raw | None) -> str | None:
@@ -375,8 +387,6 @@ def _valid_keys(data: bytes) -> dict[str, str]:
 
 
 def _refuse_lone_surrogates(data: bytes) -> None:
-    import json
-
     try:
         json.dumps(json.loads(data), ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -31,6 +31,7 @@ from .entries import (
     Entry,
     Handled,
     Join,
+    Leave,
     Lost,
     ModEntry,
     Nack,
@@ -78,6 +79,7 @@ from .frames import (
 )
 from .guard import parse_address
 from .ledger import Ledger, Meta, Row
+from .metrics import read_metrics
 from .mod import AfterContext, Incoming, Mod, Operation, Reading
 from .operations import NetworkOperations
 from .session import Connection, ProtocolBreach, Session, SessionState
@@ -203,7 +205,7 @@ class Hub:
         """One text message, valid UTF-8, has arrived."""
         if session.state is SessionState.JOINING:
             session.held.append(data)
-        elif session.state is not SessionState.CLOSED:
+        elif session.state is not SessionState.CLOSED and not session.said_bye:
             self.accept(session, data)
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
@@ -240,7 +242,8 @@ class Hub:
     def _refuse_session(self, session: Session, code: int, error: RoundelayError | None) -> None:
         if error is not None:
             session.outgoing.append(error_bytes(error))
-        self._end(session, code, str(error) if error is not None else "A newer reactor has taken over.")
+        silent = "bye" if code == 1000 else "A newer reactor has taken over."
+        self._end(session, code, str(error) if error is not None else silent)
 
     # --- steps 1 to 4, per frame
 
@@ -270,7 +273,8 @@ class Hub:
             case HelloFrame():
                 self._accept_hello(session, frame)
             case ByeFrame():
-                self._end(session, 1000, "bye")
+                session.said_bye = True
+                self._enter(Leave(session.session_id), 0)
             case _:
                 assert_never(frame)
 
@@ -353,11 +357,11 @@ class Hub:
         if frame.only:
             outbox.settle(frame.seq)
             mailbox.settle(frame.seq)
-            if session.starts_at_floor:
-                mailbox.compact(outbox)
         else:
             outbox.settle_up_to(frame.seq)
             mailbox.settle_up_to(frame.seq)
+        if session.starts_at_floor:
+            mailbox.compact(outbox)
         if outbox.has_work() or outbox.is_behind:
             self.switchboard.touch(session)
 
@@ -673,6 +677,9 @@ class Hub:
     def is_handled(self, agent_id: str, seq: int) -> bool:
         mailbox = self.switchboard.mailbox(agent_id)
         return mailbox is not None and mailbox.is_handled(seq)
+
+    def figures(self) -> dict[str, float]:
+        return read_metrics(self)
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
         session = self.switchboard.sessions.get(session_id)

@@ -13,7 +13,7 @@ Third parties register a `Mod` subclass under the entry point group ``roundelay.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
@@ -97,6 +97,8 @@ class HubView(Protocol):
     def delivered_up_to(self, agent_id: str) -> int: ...
 
     def is_handled(self, agent_id: str, seq: int) -> bool: ...
+
+    def figures(self) -> dict[str, float]: ...
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None: ...
 
@@ -215,16 +217,16 @@ def args_schema(args_type: type[Struct]) -> dict[str, Any]:
     return schema
 
 
-def load_mods(names: list[str], known: dict[str, type[Mod]]) -> list[Mod]:
-    """Make the mods of these names: ``known`` ones first, then entry points of the group ``roundelay.mods``.
+def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> list[Mod]:
+    """Make the mods of these names: ``known`` ones first, then entry points of the group ``roundelay.mods``. A mod is taken as it is.
 
     Raises `ModError` that names the mod and the reason; a node does not start with less than it was told.
     """
     mods: list[Mod] = []
-    for name in names:
+    for item in wanted:
+        name = item.id if isinstance(item, Mod) else item
         try:
-            cls = known.get(name) or _find_entry_point(name)
-            mod = cls()
+            mod = item if isinstance(item, Mod) else (known.get(item) or _find_entry_point(item))()
             mod.operations()
         except ModError:
             raise

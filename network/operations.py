@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw
 
 from .change import ChangeSet
 from .entries import AskToStop, Disconnect, Origin
@@ -146,7 +146,7 @@ class NetworkOperations(Mod):
                 continue
             entry: dict[str, Any] = {"agent_id": participant.agent_id, "kind": participant.kind}
             entry["state"] = "online" if is_online else "offline"
-            if participant.card is not None:
+            if participant.card is not UNSET:
                 entry["card"] = participant.card
             agents.append(entry)
         return {"agents": agents}
@@ -311,6 +311,12 @@ class NetworkOperations(Mod):
             after = page[-1].seq
 
     @operation("read")
+    async def status(self, reading: Reading) -> dict[str, Any]:
+        """The hub's figures (operators)."""
+        _need_operator(reading.origin)
+        return dict(reading.hub.figures())
+
+    @operation("read")
     async def watch(
         self, reading: Reading, *, presence: bool | None = None, signals: bool | None = None
     ) -> dict[str, Any]:
@@ -404,7 +410,7 @@ async def _window_threads(reading: Reading, trigger: MessageHead, named: list[st
 def _visibility(reading: Reading) -> Visibility:
     """The agent's own, from its card, else the network's."""
     participant = reading.hub.state.participant(reading.origin.agent_id)
-    if participant is not None and participant.card is not None:
+    if participant is not None and participant.card is not UNSET:
         card = msgspec.json.decode(participant.card)
         wish = card.get("visibility") if isinstance(card, dict) else None
         for known in VISIBILITIES:

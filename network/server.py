@@ -100,6 +100,7 @@ class HubConnection(ServerConnection):
         if self.protocol.state is WireState.OPEN:
             self.protocol.send_close(code, reason.encode()[:120].decode(errors="ignore"))
             self._flush_protocol()
+        self.resume_reading()  # the other end's close frame has to be seen, also where reading was suspended
 
     def pause_reading(self) -> None:
         self.transport.pause_reading()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from .frames import Kind
 
@@ -35,7 +35,7 @@ class Participant(Struct, frozen=True):
     agent_id: str
     kind: Kind
     registered_seq: int
-    card: Raw | None = None
+    card: Raw | UnsetType = UNSET  # of `Raw | None` msgspec reads back only the null
     fence: int = 0
     removed_seq: int | None = None
 

@@ -203,7 +203,7 @@ class Switchboard:
         timer = self._timers.pop((agent_id, seq), None)
         if timer is not None:
             timer.cancel()
-        delay_s = max(0, due_at - self._now()) / 1000
+        delay_s = max(0, due_at + 1 - self._now()) / 1000  # a stamp is cut to its millisecond: never early
         self._timers[agent_id, seq] = self._loop.call_later(delay_s, self._redeliver, agent_id, seq, attempt)
 
     def _redeliver(self, agent_id: str, seq: int, attempt: int) -> None:
@@ -215,8 +215,9 @@ class Switchboard:
         live = self._live.get(agent_id)
         if row is None or live is None or not live.sessions or seq not in live.mailbox.retrying:
             return
-        session = live.sessions[-1]
-        if session.outbox.holds(seq):
+        # a session that still holds it may yet acknowledge it; the one that refused it does not
+        session = next((session for session in reversed(live.sessions) if not session.outbox.holds(seq)), None)
+        if session is None:
             return
         live.mailbox.retrying.discard(seq)
         session.outbox.push_again(seq, deliver_bytes(row.data, attempt))
@@ -357,8 +358,7 @@ class Switchboard:
                     self.write(session, frame)
 
     def _announce(self, participant: Participant, state: Any) -> None:
-        card = participant.card if participant.card is not None else UNSET
-        frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=card))
+        frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
         for session in self.sessions.values():
             if session.watches_presence:
                 self.write(session, frame)

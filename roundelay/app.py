@@ -64,19 +64,21 @@ class Node:
 
 
 @asynccontextmanager
-async def serve(config: NodeConfig, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Node]:
-    """Run a node for the length of an ``async with``.
+async def serve(
+    config: NodeConfig, *, tls: ssl.SSLContext | None = None, mods: Sequence[Mod] = ()
+) -> AsyncIterator[Node]:
+    """Run a node for the length of an ``async with``; ``mods`` come after those that the config names.
 
     Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address cannot be
     bound), and leaves nothing half open.
     """
     raise_file_limit()
-    mods = load_mods(list(config.mods), OWN_MODS)
+    loaded = load_mods([*config.mods, *mods], OWN_MODS)
     token = owner_token(config.db)
     hub = Hub(
         make_ledger(config.db, config.name, config.durability, random_id),
         limits=config.limits,
-        mods=mods,
+        mods=loaded,
         visibility=config.visibility,
         server=server_name(),
         owner_hash=hash_token(token),
@@ -115,7 +117,7 @@ class Network:
         *,
         name: str = "roundelay",
         durability: Durability = "full",
-        mods: Sequence[str] = ("channels", "discovery"),
+        mods: Sequence[str | Mod] = ("channels", "discovery"),
         limits: Limits | None = None,
         visibility: Visibility = "people",
         clock: Clock = system_clock,

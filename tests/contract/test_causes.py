@@ -186,7 +186,30 @@ async def test_resuming_an_unknown_root_is_refused(node: Node) -> None:
     assert answer["type"] == "error"
 
 
-# -- rates
+# -- rates and loads
+
+
+async def test_a_full_writer_refuses_with_overloaded_and_takes_the_same_frame_later() -> None:
+    async with running_node(limits={"max_pending_bytes": 2000, "root_messages_per_s": 100_000}) as node:
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        frames = [
+            {"type": "send", "message_id": f"m{n}", "to": "agent:bob", "content": f"{n} {'x' * 500}"} for n in range(40)
+        ]
+        for frame in frames:
+            await alice.send_frame(frame)
+        answers = [await alice.next_frame() for _ in frames]
+        assert [answer["message_id"] for answer in answers] == [frame["message_id"] for frame in frames]
+        refused = [answer for answer in answers if answer["type"] == "error"]
+        assert refused
+        for error in refused:
+            expect_error(error, "overloaded")
+        again = [frame for frame, answer in zip(frames, answers, strict=True) if answer["type"] == "error"]
+        for frame in again:
+            await alice.send_frame(frame)
+            stored = await alice.answer(str(frame["message_id"]))
+            assert (stored["type"], stored["duplicate"]) == ("stored", False)
+        read = sorted([(await bob.delivery())["message"]["message_id"] for _ in frames])
+        assert read == sorted(str(frame["message_id"]) for frame in frames)
 
 
 async def test_causeless_messages_of_an_agent_are_rate_limited() -> None:

@@ -363,7 +363,7 @@ SIGNALS = [
 ROWS = [*FRAMES, *CONTENTS, *SENDS, *ACKS, *CALLS, *RECORDS, *SIGNALS]
 
 
-def test_the_table_is_long_enough_and_its_names_differ() -> None:
+async def test_the_table_is_long_enough_and_its_names_differ() -> None:
     assert len(ROWS) >= 60
     assert len({row.name for row in ROWS}) == len(ROWS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.node import Node
+from tests.support.node import Node, running_node
 from tests.support.wire import WireSession, contents, expect_error, hello_frame
 
 
@@ -54,9 +54,11 @@ async def test_what_a_superseded_session_still_sends_has_no_effect(
     node: Node, alice: WireSession, reactor: WireSession
 ) -> None:
     trigger = (await alice.send("agent:bot", "do it"))["seq"]
+    reactor.socket.transport.pause_reading()  # it has not heard of its end yet
     newer = await node.agent("bot", role="reactor")
     await reactor.send_frame({"type": "send", "message_id": "late", "to": "agent:alice", "content": "too late"})
     await reactor.send_frame({"type": "ack", "seq": trigger})
+    reactor.socket.transport.resume_reading()
     frames = await reactor.rest()
     assert all(frame["code"] == "forbidden" for frame in frames if frame["type"] == "error")
     assert "stored" not in [frame["type"] for frame in frames]
@@ -159,6 +161,15 @@ async def test_records_are_delivered_to_nobody_and_are_no_messages(
     assert contents(history["messages"]) == ["do it"]
 
 
+async def test_a_record_too_large_is_refused_and_its_field_named() -> None:
+    async with running_node(limits={"max_record_bytes": 1024}) as node:
+        bot = await node.agent("bot", role="reactor")
+        error = await bot.submit_record("r1", "model_reply", {"reply": "x" * 1024}, record_id="rec1")
+        assert expect_error(error, "too_large")["record_id"] == "rec1"
+        assert "body" in error["message"]
+        await bot.record("r1", "model_reply", {"reply": "x" * 900}, record_id="rec1")
+
+
 # -- open reactions
 
 
@@ -218,11 +229,33 @@ async def test_a_reaction_whose_session_is_lost_counts_an_attempt(
         counted: int = status["recipients"][0]["attempts"]
         return counted
 
+    await alice.call("network.watch", {"presence": True})
     before = await attempts()
     await reactor.drop()
+    await alice.expect("presence", agent_id="bot", state="offline")  # the hub has noticed
     again = await node.agent("bot", role="reactor")
     assert await attempts() == before + 1
     await again.record("r1", "finished", {"status": "finished"})
+    finished = await attempts()
     await again.drop()
+    await alice.expect("presence", agent_id="bot", state="offline")
     await node.agent("bot", role="reactor")
-    assert await attempts() == before + 1
+    assert await attempts() == finished  # nothing was open any more
+
+
+async def test_a_trigger_that_kills_its_reactor_five_times_is_a_dead_letter(
+    node: Node, alice: WireSession, reactor: WireSession
+) -> None:
+    operator = await node.person("mia")
+    await operator.call("network.watch", {"presence": True})
+    trigger, _ = await begin(reactor, alice, "r1", "poison")
+    for _ in range(5):
+        await reactor.drop()
+        await operator.expect("presence", agent_id="bot", state="offline")
+        reactor = await node.agent("bot", role="reactor")
+    notice = await operator.expect("notice", kind="dead_letter")
+    assert notice["body"]["seq"] == trigger
+    (recipient,) = (await alice.call("network.message_status", {"seq": trigger}))["recipients"]
+    assert (recipient["state"], recipient["attempts"]) == ("dead", 5)
+    await alice.send("agent:bot", "the thread goes on")
+    await reactor.message("the thread goes on")

@@ -202,6 +202,14 @@ async def test_own_messages_reach_the_other_sessions(node: Node, alice: WireSess
     assert await alice.contents_until("marker") == []
 
 
+async def test_a_message_to_oneself_reaches_ones_other_session_once(node: Node, alice: WireSession) -> None:
+    other = await node.agent("alice")
+    stored = await alice.send("agent:alice", "note to self")
+    assert (await other.message("note to self"))["seq"] == stored["seq"]
+    await alice.send("broadcast", "marker")
+    assert await other.contents_until("marker") == []
+
+
 # -- mods
 
 

@@ -145,6 +145,24 @@ async def test_causeless_talk_of_agents_is_for_those_agents_only(team: Team) -> 
     assert "mia's canary" not in seen
 
 
+async def test_work_on_a_public_question_is_for_everybody_it_was_public_to(team: Team) -> None:
+    root = await team.mia.send("broadcast", "a question to all")
+    await team.helper.send("agent:worker", "work on the public question", cause=root["seq"])
+    for_bob = await team.bob.send("agent:helper", "bob asks")
+    assert "work on the public question" in words(await window(team.helper, for_bob))
+    carl = await team.node.person("carl")
+    for_carl = await carl.send("agent:helper", "carl asks")
+    seen = words(await window(team.helper, for_carl))
+    assert not seen & {"a question to all", "work on the public question"}  # he came too late to read them
+
+
+async def test_an_answer_to_one_person_is_not_for_another(team: Team) -> None:
+    for_mia = await team.mia.send("agent:helper", "mia asks")
+    await team.helper.send("agent:mia", "helper's canary for mia", cause=for_mia["seq"])
+    for_bob = await team.bob.send("agent:helper", "bob asks")
+    assert "helper's canary for mia" not in words(await window(team.helper, for_bob))
+
+
 async def test_what_came_after_the_trigger_is_not_seen(team: Team) -> None:
     trigger = await team.mia.send("agent:helper", "mia asks")
     await team.mia.send("agent:helper", "an afterthought")
@@ -187,7 +205,13 @@ async def test_per_thread_and_threads_narrow_a_window(team: Team) -> None:
     seen = await window(team.helper, trigger, per_thread=2)
     assert len(seen["direct:helper~mia"]) == 2
     assert seen["broadcast"] == ["public"]
-    assert list(await window(team.helper, trigger, threads=["broadcast"])) == ["broadcast"]
+    await team.mia.call("channels.create", {"name": "dev"})
+    await team.helper.call("channels.join", {"name": "dev"})
+    await team.mia.send("channel:dev", "in the channel")
+    trigger = await team.mia.send("agent:helper", "mia asks again")
+    assert set(await window(team.helper, trigger)) == {"broadcast", "channel:dev", "direct:helper~mia"}
+    named = set(await window(team.helper, trigger, threads=["broadcast"]))
+    assert named - {"direct:helper~mia"} == {"broadcast"}  # the trigger's own thread may always come
     assert set(await window(team.helper, trigger, threads=["direct:helper~mia"])) == {"direct:helper~mia"}
     assert list(await window(team.helper, trigger, threads=1)) == ["direct:helper~mia"]
 

@@ -5,7 +5,7 @@ processes: ``python tests/support/fake_openai.py --port 0 --script package.modul
 on the first line and ends on SIGTERM; ``GET /requests`` there gives what it received.
 
 The script is a callable from the request's body to a `Reply`, sync or async, or a list of replies that are given in turn. What the real API
-refuses is refused here before the script is asked, in its words (`find_fault`): conversations whose tool calls and results do not pair,
+refuses is refused here before the script is asked, in its words (`openai_rules`): conversations whose tool calls and results do not pair,
 names and schemas that it does not take, parameters that do not exist. Every request is in ``requests``, refused or not.
 """
 
@@ -18,7 +18,6 @@ import importlib.util
 import inspect
 import itertools
 import json
-import re
 import signal
 import socket
 import struct
@@ -29,7 +28,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-Body = dict[str, Any]
+if __name__ == "__main__":
+    # Run as a file: the repository's root is where `tests` is imported from, and a script that imports this module by its name must
+    # get the same `Reply`.
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.modules["tests.support.fake_openai"] = sys.modules["__main__"]
+
+from tests.support.openai_rules import Body, find_refusal
 
 
 @dataclass(frozen=True)
@@ -251,7 +256,8 @@ class FakeOpenAI:
         if self._models and body.get("model") not in self._models:
             sentence = f"The model `{body.get('model')}` does not exist or you do not have access to it."
             return error(404, sentence, code="model_not_found")
-        return find_fault(body)
+        refusal = find_refusal(body)
+        return error(400, refusal.message, code=refusal.code, param=refusal.param) if refusal else None
 
     async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply, body: Body) -> bool:
         if reply.fault == "reset":
@@ -328,254 +334,6 @@ class FakeOpenAI:
         return [content[start : start + size] for start in range(0, len(content), size)] if content else ()
 
 
-def find_fault(body: Body) -> Reply | None:
-    """Give the refusal that the real API would answer this request with, or None."""
-    unknown = next((name for name in body if name not in _PARAMETERS), None)
-    if unknown is not None:
-        return error(400, f"Unrecognized request argument supplied: {unknown}")
-    if not isinstance(body.get("model"), str):
-        return error(400, "you must provide a model parameter")
-    if body.get("stream_options") is not None and not body.get("stream"):
-        return error(
-            400, "The 'stream_options' parameter is only allowed when 'stream' is enabled.", param="stream_options"
-        )
-    try:
-        _check_messages(body.get("messages"))
-        _check_tools(body)
-        _check_response_format(body.get("response_format"))
-    except _Refusal as refusal:
-        return error(400, refusal.message, code=refusal.code, param=refusal.param)
-    return None
-
-
-class _Refusal(Exception):
-    def __init__(self, message: str, param: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message, self.param, self.code = message, param, code
-
-
-_PARAMETERS = frozenset(
-    {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream", "stream_options"}
-    | {"temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "user", "n", "reasoning_effort"}
-    | {"metadata", "store", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty", "logit_bias"}
-    | {"service_tier", "prompt_cache_key", "safety_identifier", "verbosity"}
-)
-_NAME = re.compile(r"[a-zA-Z0-9_-]+")
-_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
-
-
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise _Refusal(
-            "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
-            "messages",
-            "empty_array",
-        )
-    open_calls: dict[str, None] = {}
-    for index, message in enumerate(messages):
-        place = f"messages.[{index}]"
-        role = message.get("role")
-        if role == "tool":
-            call_id = message.get("tool_call_id")
-            if not open_calls and (index == 0 or messages[index - 1].get("role") not in ("tool", "assistant")):
-                _refuse_stray_result(place)
-            if call_id not in open_calls:
-                if not any(earlier.get("tool_calls") for earlier in messages[:index]):
-                    _refuse_stray_result(place)
-                raise _Refusal(
-                    f"Invalid parameter: 'tool_call_id' of '{call_id}' not found in 'tool_calls' of previous message.",
-                    f"{place}.tool_call_id",
-                )
-            del open_calls[call_id]
-            _check_text(message, index)
-            continue
-        _refuse_open_calls(open_calls, place)
-        if role not in ("system", "developer", "user", "assistant"):
-            raise _Refusal(
-                f"Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', 'tool'.",
-                f"{place}.role",
-            )
-        made = message.get("tool_calls")
-        if role != "assistant" or made is None:
-            _check_text(message, index)
-            continue
-        if not made:
-            sentence = f"Invalid '{place}.tool_calls': empty array. Expected an array with minimum length 1."
-            raise _Refusal(sentence, f"{place}.tool_calls", "empty_array")
-        for position, item in enumerate(made):
-            _check_call(item, f"{place}.tool_calls[{position}]")
-            if item["id"] in open_calls:
-                raise _Refusal(
-                    f"Duplicate value for 'tool_call_id' of '{item['id']}' in message.", f"{place}.tool_calls"
-                )
-            open_calls[item["id"]] = None
-    _refuse_open_calls(open_calls, f"messages.[{len(messages)}]")
-
-
-def _refuse_stray_result(place: str) -> None:
-    sentence = (
-        "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."  # the API's spelling
-    )
-    raise _Refusal(f"Invalid parameter: {sentence}", f"{place}.role")
-
-
-def _refuse_open_calls(open_calls: Mapping[str, None], place: str) -> None:
-    if open_calls:
-        raise _Refusal(
-            "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
-            f"The following tool_call_ids did not have response messages: {', '.join(open_calls)}",
-            f"{place}.role",
-        )
-
-
-def _check_text(message: Body, index: int) -> None:
-    content = message.get("content")
-    if isinstance(content, str) or (isinstance(content, list) and content):
-        return
-    got = "null" if content is None else type(content).__name__
-    raise _Refusal(f"Invalid value for 'content': expected a string, got {got}.", f"messages.[{index}].content")
-
-
-def _check_call(item: Any, place: str) -> None:
-    function = item.get("function") or {}
-    if not isinstance(item.get("id"), str) or not item["id"]:
-        raise _Refusal(f"Missing required parameter: '{place}.id'.", f"{place}.id", "missing_required_parameter")
-    if item.get("type") != "function":
-        raise _Refusal(f"Missing required parameter: '{place}.type'.", f"{place}.type", "missing_required_parameter")
-    if not isinstance(function.get("arguments"), str):
-        sentence = f"Invalid type for '{place}.function.arguments': expected a string, but got an object instead."
-        raise _Refusal(sentence, f"{place}.function.arguments", "invalid_type")
-    _check_name(function.get("name"), f"{place}.function.name")
-
-
-def _check_name(name: Any, place: str) -> None:
-    if not isinstance(name, str) or not name:
-        raise _Refusal(f"Missing required parameter: '{place}'.", place, "missing_required_parameter")
-    if not _NAME.fullmatch(name):
-        raise _Refusal(
-            f"Invalid '{place}': string does not match pattern. Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'.",
-            place,
-            "invalid_value",
-        )
-    if len(name) > 64:
-        raise _Refusal(
-            f"Invalid '{place}': string too long. Expected a string with maximum length 64, "
-            f"but got a string with length {len(name)} instead.",
-            place,
-            "string_above_max_length",
-        )
-
-
-def _check_tools(body: Body) -> None:
-    if "tools" not in body:
-        if body.get("tool_choice") is not None:
-            raise _Refusal(
-                "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.",
-                "tool_choice",
-            )
-        return
-    if not isinstance(body["tools"], list) or not body["tools"]:
-        raise _Refusal(
-            "Invalid 'tools': empty array. Expected an array with minimum length 1, but got an empty array instead.",
-            "tools",
-            "empty_array",
-        )
-    names: set[str] = set()
-    for index, item in enumerate(body["tools"]):
-        place = f"tools[{index}].function"
-        function = item.get("function") if item.get("type") == "function" else None
-        if not isinstance(function, dict):
-            raise _Refusal(f"Missing required parameter: '{place}'.", place, "missing_required_parameter")
-        _check_name(function.get("name"), f"{place}.name")
-        name: str = function["name"]
-        if name in names:
-            raise _Refusal(
-                f"Invalid 'tools': the function name '{name}' is used more than once; names must be unique.", "tools"
-            )
-        names.add(name)
-        schema = function.get("parameters")
-        if schema is not None:
-            _check_object(schema, f"function '{name}'", f"{place}.parameters", "invalid_function_parameters")
-            _check_schema(schema, (), f"function '{name}'", f"{place}.parameters", strict=bool(function.get("strict")))
-
-
-def _check_response_format(shape: Any) -> None:
-    if shape is None or shape.get("type") in ("text", "json_object"):
-        return
-    described = shape.get("json_schema") or {}
-    place = "response_format.json_schema"
-    _check_name(described.get("name"), f"{place}.name")
-    subject = f"response_format '{described['name']}'"
-    if described.get("strict"):
-        _check_object(described.get("schema"), subject, "response_format", None)
-    _check_schema(described.get("schema"), (), subject, "response_format", strict=bool(described.get("strict")))
-
-
-def _check_object(schema: Any, subject: str, param: str, code: str | None) -> None:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind != "object":
-        got = json.dumps(kind) if kind else '"None"'
-        raise _Refusal(
-            f"""Invalid schema for {subject}: schema must be a JSON Schema of 'type: "object"', got 'type: {got}'.""",
-            param,
-            code,
-        )
-
-
-def _check_schema(schema: Any, context: tuple[str, ...], subject: str, param: str, *, strict: bool) -> None:
-    def refuse(what: str) -> None:
-        raise _Refusal(
-            f"Invalid schema for {subject}: In context={context!r}, {what}", param, "invalid_function_parameters"
-        )
-
-    if isinstance(schema, bool):
-        return
-    if not isinstance(schema, dict):
-        refuse(f"{json.dumps(schema)} is not of type 'object', 'boolean'.")
-    kinds = schema.get("type", [])
-    for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind not in _TYPES:
-            refuse(f"'{kind}' is not valid under any of the given schemas.")
-    if schema.get("type") == "array" and "items" not in schema:
-        refuse("array schema missing items.")
-    properties = schema.get("properties", {})
-    if not isinstance(properties, dict):
-        refuse("properties must be an object.")
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        refuse(f"{json.dumps(required)} is not of type 'array'.")
-    if strict:
-        if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
-            refuse("'additionalProperties' is required to be supplied and to be false.")
-        missing = next((name for name in properties if name not in required), None)
-        if missing is not None:
-            refuse(
-                "'required' is required to be supplied and to be an array including every key in properties. "
-                f"Missing '{missing}'."
-            )
-        for keyword in (
-            "oneOf",
-            "allOf",
-            "not",
-            "default",
-            "patternProperties",
-            "prefixItems",
-            "minLength",
-            "maxLength",
-        ):
-            if keyword in schema:
-                refuse(f"'{keyword}' is not permitted.")
-    for keyword in ("properties", "$defs"):
-        for name, inner in (schema.get(keyword) or {}).items():
-            _check_schema(inner, (*context, keyword, name), subject, param, strict=strict)
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        for index, inner in enumerate(schema.get(keyword) or ()):
-            _check_schema(inner, (*context, keyword, str(index)), subject, param, strict=strict)
-    for keyword in ("items", "additionalProperties"):
-        if keyword in schema:
-            _check_schema(schema[keyword], (*context, keyword), subject, param, strict=strict)
-
-
 def _take_in_turn(replies: Sequence[Reply]) -> Script:
     rest = iter(replies)
     return lambda body: next(rest, error(500, "The test has no reply left for this request."))
@@ -643,9 +401,6 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    # Run as a file this module is `__main__`; a script imports it by its name and must get the same `Reply`.
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    sys.modules["tests.support.fake_openai"] = sys.modules["__main__"]
     parser = argparse.ArgumentParser(description="A fake OpenAI-compatible server on loopback.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--script", required=True, help="package.module:function or file.py:function")

@@ -417,6 +417,8 @@ async def test_killed_after_any_record_a_reaction_ends_the_same_and_does_nothing
         assert len([effect for effect in world.effects if effect != "paid"]) == 2
         results = {(body["turn"], body["call"]): body for body in second.records.bodies("tool_result")}
         assert set(results) == {(1, 0), (1, 1), (1, 2), (2, 0)}
+        if second.requests:
+            assert second.told() == [results[place]["content"] for place in sorted(results)], "not what is recorded"
         if not results[1, 1]["ok"]:
             assert "unknown, and it was not repeated" in results[1, 1]["content"]
         else:
@@ -471,6 +473,16 @@ async def test_a_lost_hub_leaves_the_reaction_open() -> None:
     with pytest.raises(ConnectError):
         await run.drive()
     assert not any(isinstance(event, Finished) for event in run.events)
+
+
+async def test_a_tool_that_finds_the_hub_gone_leaves_the_reaction_open() -> None:
+    async def send() -> str:
+        raise ConnectError("Gone.")
+
+    run = Run(turns(call("act"), finish()), [make_tool(send)])
+    with pytest.raises(ConnectError):
+        await run.drive()
+    assert run.records.kinds() == ["started", "model_reply", "tool_started"]
 
 
 async def test_a_busy_hub_is_asked_again() -> None:

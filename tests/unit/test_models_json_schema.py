@@ -20,7 +20,7 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.tools import communication_tools, tool
-from tests.support.fake_openai import find_fault
+from tests.support.openai_rules import find_refusal
 
 ASK = (SystemMessage("You are a."), UserMessage("Hello?"))
 TOOLS = tuple(item.spec for item in communication_tools())
@@ -74,7 +74,7 @@ def test_the_schema_is_one_of_the_tools_and_strict() -> None:
 
 @pytest.mark.parametrize("tools", [TOOLS, (visit.spec, leave.spec), (visit.spec, *TOOLS)])
 def test_a_strict_server_takes_the_schema(tools: tuple[ToolSpec, ...]) -> None:
-    assert find_fault(body_of(request_of(tools=tools))) is None
+    assert find_refusal(body_of(request_of(tools=tools))) is None
 
 
 def test_a_schema_with_optional_parameters_is_not_called_strict() -> None:

@@ -1,0 +1,312 @@
+"""A client's link to its hub: joining, staying, coming back. The lower half of `NetworkClient`.
+
+It owns the wire and the answers that are awaited. After a loss it joins again and sends once more, under the same ids, whatever
+was not answered. What arrives beside answers goes to ``on_frame``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from .errors import (
+    ConnectError,
+    Forbidden,
+    InternalError,
+    InvalidArguments,
+    RoundelayError,
+    Superseded,
+    error_from_wire,
+)
+from .frames import PROTOCOL_VERSION, ByeFrame, HelloFrame, ResumePoint, encode
+from .told import Cursor, Reconnected, Reconnecting, Welcome
+from .transport import Closed, Transport, Wire
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
+BYE_TIMEOUT_S = 2.0
+COME_BACK_CODES = (1001, 1006, 1011, 4408, 4429, 4503)
+"""Close codes before a welcome that another try may get past."""
+
+
+class Joining(Struct, frozen=True, kw_only=True):
+    """What every ``hello`` of a client says."""
+
+    agent_id: str
+    kind: Literal["agent", "human", "service"]
+    token: str | None
+    role: Literal["observer", "reactor"]
+    card: bytes | None
+
+
+class _Pending(Struct):
+    frame: bytes
+    answer: asyncio.Future[Any]
+
+
+class _Error(Struct):
+    code: str
+    message: str
+    message_id: str | None = None
+    call_id: str | None = None
+    record_id: str | None = None
+    retry_after_ms: int | None = None
+
+    def exception(self) -> RoundelayError:
+        return error_from_wire(self.code, self.message, self.retry_after_ms)
+
+
+class Link:
+    """One client's way to its hub. ``resume_at`` gives the cursor to resume from, or None to be served from the hub's floor.
+
+    ``on_welcome`` hears of each session before its frames, ``on_frame`` gets frames that answer nothing, ``on_change`` hears of
+    losses and returns, ``on_end`` is called once, with what ended the link for good.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        reconnects: bool,
+        resume_at: Callable[[], Cursor | None],
+        on_welcome: Callable[[Welcome], None],
+        on_frame: Callable[[dict[str, Any]], None],
+        on_change: Callable[[Reconnecting | Reconnected], None],
+        on_end: Callable[[RoundelayError], None],
+    ) -> None:
+        self.welcome: Welcome | None = None
+        self.failure: RoundelayError | None = None
+        self.is_closing = False
+        self._transport = transport
+        self._reconnects = reconnects
+        self._resume_at = resume_at
+        self._on_welcome = on_welcome
+        self._on_frame = on_frame
+        self._on_change = on_change
+        self._on_end = on_end
+        self._wire: Wire | None = None
+        self._pending: dict[str, _Pending] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._wire is not None
+
+    # --- lifetime
+
+    async def open(self, joining: Joining) -> None:
+        """Join for the first time; from then on the link keeps itself up. Raises what the hub said, or `ConnectError`."""
+        if self._task is not None:
+            return
+        wire = await self._transport.connect()
+        try:
+            await self._join(wire, joining)
+        except Closed as closed:
+            raise ConnectError(f"The hub closed the connection before the welcome ({closed}).") from closed
+        except BaseException:
+            await wire.drop()
+            raise
+        self._task = asyncio.create_task(self._stay(wire, joining), name=f"link-{joining.agent_id}")
+
+    async def close(self) -> None:
+        """Say goodbye. What was not answered raises `ConnectError`. Idempotent."""
+        if self.is_closing:
+            return
+        self.is_closing = True
+        if self._wire is not None and self._task is not None and not self._task.done():
+            self.push(encode(ByeFrame()))
+            await asyncio.wait({self._task}, timeout=BYE_TIMEOUT_S)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._wire is not None:
+            await self._wire.drop()
+        self._end(ConnectError("The client was closed."))
+
+    # --- asking
+
+    def push(self, frame: bytes) -> None:
+        """Send a frame that has no answer; it is gone if the link is down."""
+        if self._wire is not None:
+            try:
+                self._wire.send(frame)
+            except Closed:
+                return  # the reader of this wire finds out, and what has an answer is sent again
+
+    async def ask(self, key: str, frame: bytes) -> Any:
+        """Send a frame until it is answered under ``key``; gives the answer. Raises what the hub answered, or what ended the link."""
+        if self.failure is not None:
+            raise self.failure
+        if self._task is None:
+            raise ConnectError("This client has not connected yet; use `async with` or await connect().")
+        if key in self._pending:
+            raise InvalidArguments(f"{key[2:]!r} is under way already; choose another id.")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending[key] = _Pending(frame, answer)
+        self.push(frame)
+        try:
+            return await answer
+        finally:
+            if answer.cancelled():
+                self._pending.pop(key, None)
+
+    def answer(self, key: str, value: object) -> None:
+        """Resolve what is awaited under a key."""
+        pending = self._pending.pop(key, None)
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_result(value)
+
+    def _refuse(self, error: _Error) -> None:
+        for prefix, key in (("m:", error.message_id), ("c:", error.call_id), ("r:", error.record_id)):
+            if key is not None:
+                pending = self._pending.pop(prefix + key, None)
+                if pending is not None and not pending.answer.done():
+                    pending.answer.set_exception(error.exception())
+                return
+        log.warning("the hub refused a frame: %s", error.message, extra={"code": error.code})
+
+    # --- staying
+
+    async def _stay(self, wire: Wire, joining: Joining) -> None:
+        """Read until the end; come back as long as that may help. Owns the wire."""
+        try:
+            while True:
+                closed = await self._read(wire)
+                self._wire = None
+                await wire.drop()
+                ending = self._ending(closed, joining.agent_id)
+                if ending is not None:
+                    self._end(ending)
+                    return
+                wire = await self._come_back(joining, str(closed))
+        except RoundelayError as error:
+            self._end(error)
+        except Exception as error:
+            log.exception("a client's link failed", extra={"agent_id": joining.agent_id})
+            self._end(InternalError(f"The client failed on what the hub sent: {type(error).__name__}: {error}"))
+
+    async def _come_back(self, joining: Joining, reason: str) -> Wire:
+        """Try until the hub welcomes this client again. Raises the error for which no further try helps."""
+        delay_s = FIRST_DELAY_S
+        while True:
+            # apart from each other, so that a restarted hub is not met by all its clients at once
+            pause_s = delay_s * (0.5 + random.random() / 2)
+            self._on_change(Reconnecting(reason, pause_s))
+            await asyncio.sleep(pause_s)
+            delay_s = min(delay_s * 2, MAX_DELAY_S)
+            try:
+                wire = await self._transport.connect()
+                await self._join(wire, joining)
+            except ConnectError as error:
+                reason = str(error)
+            except Closed as closed:
+                reason = str(closed)
+                if closed.code not in COME_BACK_CODES:
+                    raise ConnectError(f"The hub ended the session: {closed}") from closed
+            else:
+                assert self.welcome is not None
+                self._on_change(Reconnected(self.welcome))
+                return wire
+
+    def _ending(self, closed: Closed, agent_id: str) -> RoundelayError | None:
+        """What a close means for good, or None if coming back may help."""
+        if self.is_closing or not self._reconnects or closed.code == 1000:
+            return ConnectError(f"The connection is closed ({closed}).")
+        if closed.code == 4409:
+            return _superseded(agent_id)
+        if closed.code in (4400, 4401, 4403):
+            return Forbidden(f"The hub ended the session: {closed.reason or closed.code}.")
+        return None
+
+    async def _join(self, wire: Wire, joining: Joining) -> None:
+        """Say hello and take the welcome. Raises what the hub said, or `Closed`."""
+        last = self.welcome
+        fence: int | UnsetType = last.fence if last is not None and last.fence is not None else UNSET
+        cursor = self._resume_at()
+        hello = HelloFrame(
+            protocol=PROTOCOL_VERSION,
+            agent_id=joining.agent_id,
+            kind=joining.kind,
+            token=UNSET if joining.token is None else joining.token,
+            role=joining.role,
+            fence=fence,
+            resume=UNSET if cursor is None else ResumePoint(cursor.epoch, cursor.seq),
+            card=UNSET if joining.card is None else Raw(joining.card),
+            client="roundelay",
+        )
+        wire.send(encode(hello))
+        frames = wire.frames()
+        error: _Error | None = None
+        try:
+            frame = decode_frame(await anext(frames))
+            if frame["type"] == "welcome":
+                self._take_welcome(wire, msgspec.convert(frame, Welcome))
+                return
+            error = msgspec.convert(frame, _Error)
+            await anext(frames)
+        except Closed as closed:
+            if closed.code == 4409:
+                raise _superseded(joining.agent_id) from closed
+            if error is None:
+                raise
+            if closed.code == 4403 and fence is not UNSET:
+                # a hub whose ledger was lost or replaced never gave this fence out; an overtaken one ends with 4409
+                self.welcome = None
+                raise Closed(4503, error.message) from closed
+            raise error.exception() from closed
+        raise Closed(1006, "the hub went on after an error")
+
+    def _take_welcome(self, wire: Wire, welcome: Welcome) -> None:
+        self.welcome = welcome
+        self._wire = wire
+        self._on_welcome(welcome)
+        for pending in self._pending.values():
+            self.push(pending.frame)
+
+    async def _read(self, wire: Wire) -> Closed:
+        """Hand on what arrives until the connection closes; gives how it did."""
+        try:
+            async for data in wire.frames():
+                frame = decode_frame(data)
+                match frame["type"]:
+                    case "error":
+                        self._refuse(msgspec.convert(frame, _Error))
+                    case "result":
+                        self.answer(f"c:{frame['call_id']}", frame["value"])
+                    case _:
+                        self._on_frame(frame)
+        except Closed as closed:
+            return closed
+        return Closed(1006, "the connection ended")
+
+    def _end(self, error: RoundelayError) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(error)
+                pending.answer.exception()  # retrieved: nobody may be waiting any more
+        self._pending.clear()
+        self._on_end(error)
+
+
+def decode_frame(data: bytes) -> dict[str, Any]:
+    """Decode a hub's frame. Numbers that do not fit are still JSON: they come as floats, never as a failure."""
+    try:
+        frame: dict[str, Any] = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        frame = json.loads(data, parse_int=lambda digits: int(digits) if len(digits) < 4000 else float(digits))
+    return frame
+
+
+def _superseded(agent_id: str) -> Superseded:
+    return Superseded(f"A newer reactor of {agent_id} has taken over; this one must not react again.")

@@ -1,0 +1,424 @@
+"""A person in the conversation: what a typed line does, what is shown of what happens.
+
+`Chat` stands between a `NetworkClient` and a `Screen`; `chat_input` gives it its lines, from a terminal or a pipe. It never decides
+who gets a message and keeps nothing that must survive: what was shown is acknowledged, what was not comes again next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal
+from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError, UnknownRecipient
+from roundelay.network.frames import is_id
+from roundelay.network.visibility import direct_thread
+from roundelay.terminal import Screen, clean, describe_place, format_line, format_table
+
+HISTORY_MESSAGES = 20
+SENT_REMEMBERED = 500
+TYPING_SHOWN_S = 6.0
+TYPING_SENT_EVERY_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where plain lines go. In a reply thread they answer its newest message, which must be known."""
+
+    to: str
+    thread_id: str
+    reply_to: int | None = None
+
+    def describe(self) -> str:
+        return describe_place(self.to, self.thread_id)
+
+
+BROADCAST = Place("broadcast", "broadcast")
+
+
+class Chat:
+    """One person's conversation. Run `show_messages` and `show_events` beside the lines that go to `take_line`."""
+
+    def __init__(
+        self, client: NetworkClient, screen: Screen, *, errors: Screen | None = None, shows_activity: bool = True
+    ) -> None:
+        self.client = client
+        self.screen = screen
+        self.errors = errors or screen
+        self.place = BROADCAST
+        self.activity = Activity()
+        self.has_failed = False
+        """Whether a line could not be obeyed."""
+        self.sent: deque[int] = deque(maxlen=SENT_REMEMBERED)
+        """The seqs of what was sent here, for `/cost`."""
+        self.typed = asyncio.Event()
+        """Set whenever the person has typed something."""
+        self._shows_activity = shows_activity
+        self._proven = {BROADCAST.to}  # places that took a message: elsewhere nobody is told of typing
+        self._typing_sent_at = 0.0
+
+    # --- what happens
+
+    async def begin(self, to: str | None = None) -> None:
+        """Say where one is and who is there; go to ``to`` if it is given."""
+        welcome = self.client.welcome
+        await self._watch()
+        self.screen.note(
+            f"You are {self.client.agent_id} in the network {clean(welcome.network.name)} at {clean(self.client.url)}."
+        )
+        await self._show_participants()
+        if to is not None:
+            await self.go(to)
+
+    async def show_messages(self) -> None:
+        """Show what is delivered, for ever. Raises what ends the connection."""
+        async for delivery in self.client.deliveries():
+            async with delivery as message:
+                self.screen.message(message)
+                self._notice_message(message)
+
+    async def show_events(self) -> None:
+        """Show what happens beside the messages, until the connection has ended."""
+        was_connected = True
+        async for event in self.client.events():
+            self.activity.take(event)
+            match event:
+                case Signal() if not self._shows_activity:
+                    continue
+                case Presence(agent_id=agent_id) if agent_id == self.client.agent_id:
+                    continue
+                case Reconnecting():
+                    if was_connected:
+                        self.screen.event(event)
+                    was_connected = False
+                    continue
+                case Reconnected():
+                    was_connected = True
+                    await self._watch()
+            self.screen.event(event)
+
+    async def _watch(self) -> None:
+        await self.client.call("network.watch", {"presence": True, "signals": True})
+
+    def _notice_message(self, message: AnyMessage) -> None:
+        self.activity.happened()
+        if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
+            self.place = Place(self.place.to, self.place.thread_id, message.seq)
+
+    # --- what one does
+
+    async def take_line(self, line: str) -> bool:
+        """Obey one line: a command, or text for the current place. False when it says to leave.
+
+        What the hub refuses is shown; raises only when the connection has ended for good.
+        """
+        text = line.strip()
+        if not text:
+            return True
+        try:
+            if text.startswith("//"):
+                await self.say(line.lstrip()[1:])
+            elif text.startswith("/"):
+                return await self._obey(text)
+            else:
+                await self.say(line)
+        except (ConnectError, GiveUp) as error:
+            if isinstance(error, ConnectError):
+                raise
+            self._complain(str(error))
+        except RoundelayError as error:
+            self._complain(str(error))
+        return True
+
+    async def say(self, text: str) -> None:
+        """Send text to the current place."""
+        place = self.place
+        stored = await self.client.send(place.to, text, reply_to=place.reply_to)
+        self.sent.append(stored.seq)
+        self._proven.add(place.to)
+        self.activity.happened()
+        now_ms = time.time_ns() // 1_000_000
+        shown = describe_place(place.to, stored.thread_id)
+        self.screen.write(
+            format_line(
+                now_ms,
+                stored.seq,
+                self.client.agent_id,
+                shown,
+                text,
+                reply_to=place.reply_to,
+                paint=self.screen.paint,
+                width=self.screen.width,
+            )
+        )
+        if self.place == place and place.reply_to is not None:
+            self.place = Place(place.to, place.thread_id, stored.seq)
+
+    async def tell_typing(self) -> None:
+        """Let the readers of the current place know when a line is being written (`typed` is set); for ever."""
+        while True:
+            await self.typed.wait()
+            self.typed.clear()
+            now = time.monotonic()
+            if self.place.to not in self._proven or now - self._typing_sent_at < TYPING_SENT_EVERY_S:
+                continue
+            self._typing_sent_at = now
+            if self.place.reply_to is not None:
+                await self.client.signal("typing", {}, thread_id=self.place.thread_id)
+            else:
+                await self.client.signal("typing", {}, to=self.place.to)
+
+    async def go(self, to: str) -> None:
+        """Make an address or a thread the current place; a channel is joined. Raises `RoundelayError`."""
+        kind, _, name = to.partition(":")
+        me = self.client.agent_id
+        if to == "broadcast":
+            place = BROADCAST
+        elif kind == "channel" and name:
+            await self._join(name)
+            place = Place(to, to)
+        elif kind == "direct" and me in name.split("~"):
+            one, _, other = name.partition("~")
+            target = other if one == me else one
+            place = Place(f"agent:{target}", to)
+        elif kind == "mod" and name:
+            mod = name.partition("~")[0]
+            place = Place(f"mod:{mod}", f"mod:{mod}~{me}")
+        elif kind == "thread":
+            newest = (await self.client.history(to, limit=1)).messages[-1]
+            place = Place(newest.to, to, newest.seq)
+        else:
+            target = name if kind == "agent" else to
+            if not is_id(target):
+                raise InvalidArguments(
+                    f"{clean(to)!r} is no place; write an id, channel:NAME, broadcast, mod:ID or thread:SEQ."
+                )
+            place = Place(f"agent:{target}", direct_thread(me, target))
+        self.place = place
+
+    async def _join(self, name: str) -> None:
+        try:
+            await self.client.call("channels.join", {"name": name})
+        except UnknownRecipient:
+            await self.client.call("channels.create", {"name": name})
+            self.screen.note(f"Created the channel {name}.")
+        self._proven.add(f"channel:{name}")
+
+    def _complain(self, sentence: str) -> None:
+        self.has_failed = True
+        self.errors.error(sentence)
+
+    def _say_place(self) -> None:
+        self.screen.note(f"Lines now go to {clean(self.place.describe())}.")
+
+    # --- commands
+
+    async def _obey(self, text: str) -> bool:
+        name, _, rest = text[1:].partition(" ")
+        if name in ("quit", "exit"):
+            return False
+        command = COMMANDS.get(name)
+        if command is None:
+            self._complain(f"There is no command /{clean(name)}; /help lists them. A text that begins with / is sent as //...")
+        else:
+            await command.function(self, rest.strip())
+        return True
+
+    async def _show_participants(self) -> None:
+        listed = await self.client.call("network.list_agents")
+        others = [agent for agent in listed["agents"] if agent["agent_id"] != self.client.agent_id]
+        for state in ("online", "offline"):
+            ids = [clean(agent["agent_id"]) for agent in others if agent["state"] == state]
+            if ids:
+                self.screen.note(f"{state.title()}: {', '.join(ids)}.")
+        if not others:
+            self.screen.note("Nobody else is registered yet.")
+
+    async def _agents(self, _rest: str) -> None:
+        listed = await self.client.call("network.list_agents")
+        self.screen.write(format_participants(listed["agents"], self.screen))
+
+    async def _dm(self, rest: str) -> None:
+        target, _, text = rest.partition(" ")
+        await self._go_and_say(f"agent:{target.removeprefix('agent:')}", text)
+
+    async def _broadcast(self, rest: str) -> None:
+        await self._go_and_say("broadcast", rest)
+
+    async def _thread(self, rest: str) -> None:
+        if not rest:
+            self.screen.note(f"You are in {clean(self.place.thread_id)}.")
+            return
+        await self._go_and_say(rest, "")
+
+    async def _join_channel(self, rest: str) -> None:
+        await self._go_and_say(f"channel:{rest.removeprefix('channel:')}", "")
+
+    async def _go_and_say(self, to: str, text: str) -> None:
+        before = self.place
+        await self.go(to)
+        if not text.strip():
+            self._say_place()
+            return
+        try:
+            await self.say(text.strip())
+        except RoundelayError:
+            self.place = before
+            raise
+
+    async def _leave(self, rest: str) -> None:
+        name = (rest or self.place.to).removeprefix("channel:")
+        if not rest and not self.place.to.startswith("channel:"):
+            raise InvalidArguments("You are in no channel now; write /leave CHANNEL.")
+        await self.client.call("channels.leave", {"name": name})
+        if self.place.to == f"channel:{name}":
+            self.place = BROADCAST
+        self.screen.note(f"You left the channel {clean(name)}.")
+        self._say_place()
+
+    async def _history(self, rest: str) -> None:
+        thread_id = rest or self.place.thread_id
+        history = await self.client.history(thread_id, limit=HISTORY_MESSAGES)
+        more = f", the last {len(history.messages)}" if history.has_more else ""
+        self.screen.note(f"{clean(thread_id)}{more}:")
+        for message in history.messages:
+            self.screen.message(message)
+
+    async def _stop(self, rest: str) -> None:
+        thread_id = rest or self.place.thread_id
+        stopped = (await self.client.call("network.cancel", {"thread_id": thread_id}))["reactions"]
+        if stopped:
+            count = "1 reaction" if len(stopped) == 1 else f"{len(stopped)} reactions"
+            self.screen.note(f"Asked {count} in {clean(thread_id)} to stop.")
+            return
+        elsewhere = sorted(self.activity.thinking_threads() - {thread_id})
+        hint = f" Agents are at work in {', '.join(map(clean, elsewhere))}: /stop THREAD." if elsewhere else ""
+        self.screen.note(f"Nobody is at work in {clean(thread_id)}.{hint}")
+
+    async def _resume(self, rest: str) -> None:
+        if not rest.isdecimal():
+            raise InvalidArguments("Write /resume SEQ with the number that the notice names.")
+        await self.client.call("network.resume_root", {"root": int(rest)})
+        self.screen.note(f"The conversation that began with #{rest} may go on.")
+
+    async def _cost(self, _rest: str) -> None:
+        from roundelay.usage import describe_usage, find_reactions, read_usage  # only here: it loads what reads journals
+
+        reactions = await find_reactions(self.client, self.sent)
+        usage = await read_usage(self.client, self.activity.reactions | reactions)
+        self.screen.write(describe_usage(usage, paint=self.screen.paint))
+
+    async def _help(self, _rest: str) -> None:
+        for command in COMMANDS.values():
+            self.screen.write(f"  {command.usage:<20} {self.screen.paint.dim(command.help)}")
+        self.screen.write(f"  {'/quit':<20} {self.screen.paint.dim('leave')}")
+        self._say_place()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    usage: str
+    help: str
+    function: Callable[[Chat, str], Awaitable[None]]
+
+
+COMMANDS = {
+    "agents": Command("/agents", "who is registered, and what they can do", Chat._agents),
+    "dm": Command("/dm ID [TEXT]", "write to one participant, and go on there", Chat._dm),
+    "broadcast": Command("/broadcast [TEXT]", "write to everyone, and go on there", Chat._broadcast),
+    "join": Command("/join CHANNEL", "join a channel, or make it, and go on there", Chat._join_channel),
+    "leave": Command("/leave [CHANNEL]", "leave a channel", Chat._leave),
+    "thread": Command("/thread ID", "go on in a thread, such as thread:15 or direct:ann~mia", Chat._thread),
+    "history": Command("/history [ID]", f"the last {HISTORY_MESSAGES} messages of this thread, or of another", Chat._history),
+    "stop": Command("/stop [THREAD]", "stop what agents do in this thread, or in another", Chat._stop),
+    "resume": Command("/resume SEQ", "let a conversation go on that was stopped at its limit", Chat._resume),
+    "cost": Command("/cost", "tokens that agents used on what was said since you joined", Chat._cost),
+    "help": Command("/help", "this list", Chat._help),
+}
+
+
+class Activity:
+    """Who is thinking or typing, from signals, which may be lost: an agent that goes offline thinks no more."""
+
+    def __init__(self) -> None:
+        self.reactions: set[tuple[str, str]] = set()
+        """Every reaction that was heard of: its id and its agent's."""
+        self.on_change: Callable[[], None] = lambda: None
+        self._thinking: dict[tuple[str, str], str] = {}  # agent and reaction -> its thread
+        self._tools: dict[str, str] = {}  # agent -> the tool that it uses
+        self._typing: dict[str, float] = {}  # person -> when the line says so no more
+        self._news = asyncio.Event()
+        self._is_connected = True
+
+    def happened(self) -> None:
+        """Something was said or done; whoever waits for quiet waits on."""
+        self._news.set()
+
+    def take(self, event: object) -> None:
+        match event:
+            case Signal(kind="thinking" | "tool", body={"reaction": str(reaction), "active": bool(is_active)}):
+                key = (event.sender_id, reaction)
+                self.reactions.add((reaction, event.sender_id))
+                if event.kind == "tool":
+                    self._take_tool(event.sender_id, event.body.get("tool"), is_active=is_active)
+                elif is_active:
+                    self._thinking[key] = event.thread_id
+                else:
+                    self._thinking.pop(key, None)
+                    self._tools.pop(event.sender_id, None)
+            case Signal(kind="typing"):
+                self._typing[event.sender_id] = time.monotonic() + TYPING_SHOWN_S
+                asyncio.get_running_loop().call_later(TYPING_SHOWN_S + 0.1, self.on_change)
+            case Presence(state="offline"):
+                self._thinking = {key: place for key, place in self._thinking.items() if key[0] != event.agent_id}
+                self._tools.pop(event.agent_id, None)
+            case Reconnecting():
+                self._is_connected = False
+                self._thinking.clear()  # the signals that end it may be lost with the connection
+            case Reconnected():
+                self._is_connected = True
+        self._news.set()
+        self.on_change()
+
+    def thinking_threads(self) -> set[str]:
+        return set(self._thinking.values())
+
+    def describe(self) -> str:
+        """Who does what at the moment, for a prompt; empty when nobody does anything."""
+        now = time.monotonic()
+        agents = sorted({agent_id for agent_id, _ in self._thinking})
+        parts = [f"{clean(agent)} uses {clean(self._tools[agent])}" for agent in agents if agent in self._tools]
+        thinking = [clean(agent) for agent in agents if agent not in self._tools]
+        typing = sorted(clean(person) for person, until in self._typing.items() if until > now)
+        parts += [f"{', '.join(names)} {verb}" for names, verb in ((thinking, "thinking"), (typing, "typing")) if names]
+        return "; ".join(parts)
+
+    async def wait_until_quiet(self, quiet_s: float) -> None:
+        """Wait until the hub is there, nobody thinks and nothing has happened for ``quiet_s``."""
+        while True:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(quiet_s):
+                    await self._news.wait()
+            except TimeoutError:
+                if not self._thinking and self._is_connected:
+                    return
+
+    def _take_tool(self, agent_id: str, tool: object, *, is_active: bool) -> None:
+        if is_active:
+            self._tools[agent_id] = str(tool)[:64]
+        else:
+            self._tools.pop(agent_id, None)
+
+
+def format_participants(agents: list[dict[str, object]], screen: Screen) -> str:
+    """A table of what `network.list_agents` gave."""
+    rows = []
+    for agent in agents:
+        card = agent.get("card")
+        description = card.get("description", "") if isinstance(card, dict) else ""
+        rows.append((agent["agent_id"], agent["kind"], agent["state"], " ".join(str(description).split())[:100]))
+    return format_table(("ID", "KIND", "STATE", "DESCRIPTION"), rows, paint=screen.paint)

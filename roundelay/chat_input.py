@@ -1,0 +1,213 @@
+"""Where a chat's lines come from: keys on a terminal, or a pipe.
+
+`run_chat` is the whole of ``roundelay chat``. On a terminal the line being typed stays below what arrives; otherwise lines are read to
+the end of the input, and then answers are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import signal
+import sys
+import termios
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from roundelay.chat import Chat
+from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
+from roundelay.network.client import NetworkClient
+from roundelay.terminal import Paint, Screen, display_width, terminal_width, wants_color
+
+QUIET_S = 2.0
+"""After the end of a pipe the chat leaves when nothing has happened for so long and nobody thinks."""
+MOST_QUIET_WAIT_S = 120.0
+MAX_KEYS = 1000
+PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
+CLEAR_LINE = "\r\x1b[2K"
+
+
+async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: float | None = None) -> bool:
+    """Chat until the person leaves or the input ends; True if every line could be obeyed.
+
+    ``wait_s`` is how long to stay after the end of a pipe; without it, until it is quiet. Raises what ends the connection.
+    """
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if is_interactive:
+        with PromptLine(sys.stdout).at_work() as prompt:
+            chat = Chat(client, Screen(prompt, paint=prompt.paint), shows_activity=False)
+            prompt.follow(chat)
+            await chat.begin(to)
+            chat.screen.note("Type a line to send it. /help lists the commands, Ctrl-D leaves.")
+            await _converse(chat, prompt.lines(), wait_s=0.0)
+    else:
+        chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr))
+        await chat.begin(to)
+        await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s)
+    return not chat.has_failed or is_interactive
+
+
+async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        beside = (chat.show_messages(), chat.show_events(), chat.tell_typing())
+        tasks = [group.create_task(work) for work in beside]
+        async for line in lines:
+            if not await chat.take_line(line):
+                break
+        else:
+            await _wait_for_answers(chat, wait_s)
+        for task in tasks:
+            task.cancel()
+
+
+async def _wait_for_answers(chat: Chat, wait_s: float | None) -> None:
+    if wait_s is not None:
+        await asyncio.sleep(wait_s)
+        return
+    try:
+        async with asyncio.timeout(MOST_QUIET_WAIT_S):
+            await chat.activity.wait_until_quiet(QUIET_S)
+    except TimeoutError:
+        chat.screen.note(f"Left after {MOST_QUIET_WAIT_S:g} s; to stay longer, give --wait SECONDS.")
+
+
+async def read_lines(descriptor: int) -> AsyncIterator[str]:
+    """The lines of a pipe, file or terminal, as they come.
+
+    A thread reads, since not every descriptor can be polled. It is a daemon and reads below Python's buffers, so that a chat which ends
+    early neither waits for it nor finds a lock of its.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1)  # full: the thread waits, and so does who writes the pipe
+
+    def read() -> None:
+        try:
+            for line in _split_lines(descriptor):
+                asyncio.run_coroutine_threadsafe(queue.put(line), loop).result()
+            asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
+        except (RuntimeError, asyncio.CancelledError):
+            return  # the loop has ended before the input
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    while (line := await queue.get()) is not None:
+        yield line
+
+
+def _split_lines(descriptor: int) -> Iterator[str]:
+    rest = b""
+    while data := _read(descriptor):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.removesuffix(b"\r").decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # closed, or a terminal that is gone: the input has ended
+        return b""
+
+
+class PromptLine:
+    """The lowest line of a terminal: a prompt and what is being typed. Its `write` puts text above it.
+
+    Use inside ``with prompt.at_work()``, which gives the terminal back as it was.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.paint = Paint(is_on=wants_color(stream))
+        self._stream = stream
+        self._input = sys.stdin.fileno()
+        self._editor = LineEditor()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._chat: Chat | None = None
+        self._is_at_work = False
+        # Full: the newest keys are dropped, which takes a paste of a thousand lines outside of a bracketed one.
+        self._keys: asyncio.Queue[Key] = asyncio.Queue(maxsize=MAX_KEYS)
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> None:
+        """Write whole lines above the prompt."""
+        self._stream.write(f"{CLEAR_LINE}{text}")
+        self._draw()
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def follow(self, chat: Chat) -> None:
+        """Show the chat's place and who is at work in the prompt."""
+        self._chat = chat
+        chat.activity.on_change = self._draw
+
+    async def lines(self) -> AsyncIterator[str]:
+        """What is entered, until the person leaves."""
+        self._draw()
+        while True:
+            match await self._keys.get():
+                case Line(text):
+                    yield text
+                    self._draw()
+                case Interrupt() | EndOfInput():
+                    return
+
+    @contextmanager
+    def at_work(self) -> Iterator[PromptLine]:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        before = termios.tcgetattr(self._input)
+        mode = termios.tcgetattr(self._input)
+        mode[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN)
+        try:
+            termios.tcsetattr(self._input, termios.TCSADRAIN, mode)
+            self._stream.write(PASTE_ON)
+            self._is_at_work = True
+            loop.add_reader(self._input, self._take_input)
+            loop.add_signal_handler(signal.SIGWINCH, self._draw)
+            loop.add_signal_handler(signal.SIGTERM, task.cancel)
+            yield self
+        finally:
+            self._is_at_work = False
+            for number in (signal.SIGWINCH, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            loop.remove_reader(self._input)
+            self._stream.write(f"{CLEAR_LINE}{PASTE_OFF}")
+            self._stream.flush()
+            termios.tcsetattr(self._input, termios.TCSADRAIN, before)
+
+    def _take_input(self) -> None:
+        data = _read(self._input)
+        keys = self._editor.feed(self._decoder.decode(data)) if data else [EndOfInput()]
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._input)
+        for key in keys:
+            if not self._keys.full():
+                self._keys.put_nowait(key)
+        self._draw()
+        if self._chat is not None and self._editor.text and not self._editor.text.startswith("/"):
+            self._chat.typed.set()
+
+    def _draw(self) -> None:
+        if not self._is_at_work:
+            return
+        width = terminal_width(self._stream) or 80
+        label, plain = self._describe()
+        text, cursor = self._editor.view(max(width - display_width(plain) - 1, 10))
+        column = display_width(plain) + cursor
+        self._stream.write(f"{CLEAR_LINE}{label}{text}\r\x1b[{column}C" if column else f"{CLEAR_LINE}{label}{text}")
+        self._stream.flush()
+
+    def _describe(self) -> tuple[str, str]:
+        """The prompt, in colours and without."""
+        if self._chat is None:
+            return "", ""
+        busy = self._chat.activity.describe()
+        state = f"({busy[:40]}) " if busy else ""
+        place = f"{self._chat.place.describe()[:40]}> "
+        return self.paint.dim(state) + self.paint.bold(place), state + place

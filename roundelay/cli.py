@@ -1,0 +1,115 @@
+"""The command ``roundelay``: its groups, its global options, and how every command fails.
+
+The commands are in `roundelay.commands`; what they need is imported when one runs, so that ``--help`` is quick. An error is one sentence
+on stderr and an exit code: 1 a failure, 2 wrong usage or a wrong file, 3 no hub to connect to. ``--debug`` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+import click
+
+from roundelay.commands import agent, node, people, reading, setup, tokens
+from roundelay.commands.options import debug_option, node_options
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or file, 3 no hub to connect to.",
+)
+@click.version_option(package_name="roundelay", message="%(prog)s %(version)s")
+@node_options
+@debug_option
+def cli() -> None:
+    """Agents, people and programs converse in threads, on one durable ledger.
+
+    Try `roundelay demo`. Or `roundelay init`, `roundelay up`, and in another terminal `roundelay chat`.
+    """
+
+
+for command in (
+    setup.demo,
+    setup.init,
+    node.up,
+    agent.agent,
+    people.chat,
+    people.send,
+    reading.tail,
+    reading.agents,
+    reading.threads,
+    reading.history,
+    reading.status,
+    tokens.token,
+    node.doctor,
+    setup.config,
+    setup.completion,
+):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave the process."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
+    try:
+        code = cli.main(args=arguments, prog_name="roundelay", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does. Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILURE)
+    except Exception as error:
+        if is_debugging():
+            raise
+        sentence, code = explain(error)
+        click.echo(f"Error: {sentence}", err=True)
+        sys.exit(code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def is_debugging() -> bool:
+    """Whether tracebacks are wanted: ``--debug``, or the environment says so."""
+    return os.environ.get("ROUNDELAY_DEBUG", "") not in ("", "0")
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """The sentence and the exit code for an error that nobody handled."""
+    from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
+    from roundelay.terminal import clean
+
+    first = next(_leaves(error))
+    match first:
+        case ConnectError():
+            code = EXIT_NO_CONNECTION
+        case ConfigError():
+            code = EXIT_USAGE
+        case _:
+            code = EXIT_FAILURE
+    if isinstance(first, RoundelayError):
+        return clean(str(first)), code
+    if isinstance(first, OSError) and first.strerror:
+        place = f"{first.filename}: " if first.filename is not None else ""
+        return clean(f"{place}{first.strerror}; check the path and its permissions."), code
+    return clean(f"Unexpected {type(first).__name__}: {first}. The same command with --debug shows where."), code
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, the group of a task group's say; an error that is none is its own."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

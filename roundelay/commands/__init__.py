@@ -1,0 +1,1 @@
+"""The commands of ``roundelay``, by topic. Only click is imported at the top of these modules; see `roundelay.cli`."""

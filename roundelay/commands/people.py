@@ -1,0 +1,63 @@
+"""A person's commands: converse, or send one message."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from roundelay.commands.options import identity_options, join_as_person, json_option, read_address, run
+
+
+@click.command()
+@click.option("--to", metavar="PLACE", help="Where lines go at first: ID, channel:NAME, thread:SEQ (default: broadcast).")
+@click.option(
+    "--wait", "wait_s", type=click.FloatRange(0, 86_400), metavar="SECONDS",
+    help="After the end of a pipe, stay so long (default: until nobody is at work and it is quiet).",
+)  # fmt: skip
+@identity_options
+def chat(to: str | None, wait_s: float | None) -> None:
+    """Join the conversation as a person: each line is a message, /help lists the commands.
+
+    In a pipe it sends every line, waits for the answers, and leaves.
+    """
+
+    async def converse() -> bool:
+        from roundelay.chat_input import run_chat
+
+        async with join_as_person() as client:
+            return await run_chat(client, to=to, wait_s=wait_s)
+
+    if not run(converse()):
+        click.get_current_context().exit(1)
+
+
+@click.command()
+@click.argument("to")
+@click.argument("text")
+@click.option("--reply-to", type=click.IntRange(1), metavar="SEQ", help="The message that this one answers.")
+@click.option("--id", "message_id", metavar="ID", help="The same id again sends nothing twice.")
+@json_option
+@identity_options
+def send(to: str, text: str, reply_to: int | None, message_id: str | None, as_json: bool) -> None:
+    """Send TEXT and wait until it is stored.
+
+    TO is an ID, broadcast, channel:NAME or mod:ID. TEXT of - is read from the input.
+    """
+    content = sys.stdin.read().removesuffix("\n") if text == "-" else text
+    if not content.strip():
+        raise click.UsageError("There is nothing to send: the text is empty.")
+
+    async def deliver() -> None:
+        async with join_as_person() as client:
+            stored = await client.send(read_address(to), content, reply_to=reply_to, message_id=message_id)
+        if as_json:
+            value = {
+                "seq": stored.seq, "thread_id": stored.thread_id, "message_id": stored.id, "duplicate": stored.duplicate,
+            }  # fmt: skip
+            click.echo(json.dumps(value))
+        else:
+            click.echo(f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}.")
+
+    run(deliver())

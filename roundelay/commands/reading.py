@@ -1,0 +1,228 @@
+"""Commands that only look: who is there, what was said, how the hub does. They call operations and leave no mark on anybody's inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from roundelay.commands.options import identity_options, join_as_reader, json_option, run
+
+if TYPE_CHECKING:
+    from roundelay.network.client import AnyMessage, NetworkClient
+
+FOLLOW_EVERY_S = 0.5
+MAX_PAGE = 500
+
+
+@click.command()
+@click.option("--online/--offline", default=None, help="Only those who are connected, or are not.")
+@json_option
+@identity_options
+def agents(as_json: bool, online: bool | None) -> None:
+    """List agents, people and services, and what they say they do."""
+
+    async def show() -> None:
+        args: dict[str, object] = {} if online is None else {"online": online}
+        async with join_as_reader() as client:
+            value = await client.call("network.list_agents", args)
+            # This command itself is no news.
+            value["agents"] = [it for it in value["agents"] if it["agent_id"] != client.agent_id]
+        if as_json:
+            _print_json(value)
+            return
+        from roundelay.chat import format_participants
+        from roundelay.terminal import Screen
+
+        screen = Screen(sys.stdout)
+        screen.write(format_participants(value["agents"], screen) if value["agents"] else "Nobody is registered yet.")
+
+    run(show())
+
+
+@click.command()
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="How many at most.")
+@json_option
+@identity_options
+def threads(as_json: bool, limit: int) -> None:
+    """List the threads, the newest first."""
+
+    async def show() -> None:
+        async with join_as_reader() as client:
+            value = await client.call("network.list_threads", {"limit": limit})
+        if as_json:
+            _print_json(value)
+            return
+        from roundelay.terminal import Screen, format_table
+
+        screen = Screen(sys.stdout)
+        rows = [(it["thread_id"], it["messages"], f"#{it['last_seq']}", _join_ids(it["readers"])) for it in value["threads"]]
+        head = ("THREAD", "MESSAGES", "LAST", "READERS")
+        screen.write(format_table(head, rows, paint=screen.paint) if rows else "Nothing has been said yet.")
+
+    run(show())
+
+
+@click.command()
+@click.argument("thread")
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="How many at most.")
+@click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Only messages older than this one.")
+@json_option
+@identity_options
+def history(thread: str, as_json: bool, limit: int, before: int | None) -> None:
+    """Show the messages of a thread: broadcast, channel:NAME, direct:A~B, thread:SEQ."""
+
+    async def show() -> None:
+        args: dict[str, object] = {"thread_id": thread, "limit": limit}
+        if before is not None:
+            args["before"] = before
+        async with join_as_reader() as client:
+            value = await client.call("network.history", args)
+        if as_json:
+            _print_json(value)
+            return
+        from roundelay.network.messages import message_from_wire
+        from roundelay.terminal import Screen
+
+        screen = Screen(sys.stdout)
+        messages = [message_from_wire(message) for message in value["messages"]]
+        if value["has_more"]:
+            screen.note(f"There is more: --before {messages[0].seq}")
+        for message in messages:
+            screen.message(message)
+        if not messages:
+            screen.note("Nothing has been said here yet.")
+
+    run(show())
+
+
+@click.command()
+@json_option
+@identity_options
+def status(as_json: bool) -> None:
+    """Show what the node is and how it does."""
+
+    async def show() -> None:
+        async with join_as_reader() as client:
+            info = await client.call("network.info")
+            figures = await _read_figures(client)
+            value = {"url": client.url, **info, "figures": figures}
+        if as_json:
+            _print_json(value)
+            return
+        from roundelay.terminal import Screen, clean
+
+        screen = Screen(sys.stdout)
+        for name, shown in value.items():
+            if name != "figures":
+                text = ", ".join(shown) if isinstance(shown, list) else str(shown)
+                screen.write(f"{name:<14} {clean(text)}")
+        for name, figure in figures.items():
+            screen.write(f"{name:<24} {figure:g}")
+
+    run(show())
+
+
+@click.command()
+@click.option("--last", type=click.IntRange(0, MAX_PAGE), default=0, metavar="N", help="Begin with the last N messages.")
+@click.option("--thread", metavar="ID", help="Only this thread.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@json_option
+@identity_options
+def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> None:
+    """Follow the conversation: every message that you may read, as it is stored.
+
+    The owner of the node reads everything; with --as, it is what that participant may read. Nothing counts as delivered or
+    handled by it. With --json each line is one message.
+    """
+
+    async def follow() -> None:
+        from roundelay.terminal import Screen
+
+        screen = Screen(sys.stdout)
+        shown = 0
+        async with join_as_reader() as client:
+            if not as_json:
+                Screen(sys.stderr).note(f"Following {client.url}; Ctrl-C ends.")
+            async for message in _follow(client, last):
+                if thread is not None and message.thread_id != thread:
+                    continue
+                if as_json:
+                    click.echo(message.model_dump_json(exclude_none=True))
+                else:
+                    screen.message(message)
+                shown += 1
+                if shown == count:
+                    return
+
+    run(follow())
+
+
+async def _follow(client: NetworkClient, last: int) -> AsyncIterator[AnyMessage]:
+    """Every message that the client may read, in order: the last ones first, then what comes, for ever.
+
+    It asks again and again, because deliveries are for their recipient's inbox: taking them here would mark them as handled, or, left
+    unacknowledged, end after `max_unacked`. Only threads with news are read.
+    """
+    seen = 0
+    is_first = True
+    while True:
+        listed = (await client.call("network.list_threads", {"limit": MAX_PAGE}))["threads"]
+        top = max((it["last_seq"] for it in listed), default=0)
+        news = [it["thread_id"] for it in listed if it["last_seq"] > seen]
+        if is_first:
+            news, is_first = (news[:last] if last else []), False
+            pages = [await client.history(thread_id, limit=max(last, 1)) for thread_id in news]
+            found = sorted((it for page in pages for it in page.messages if it.seq <= top), key=lambda it: it.seq)
+            found = found[len(found) - min(last, len(found)) :]
+        else:
+            parts = [await _read_since(client, thread_id, seen) for thread_id in news]
+            # What came after the list was made waits for the next one, so that the order holds across threads.
+            found = sorted((it for part in parts for it in part if it.seq <= top), key=lambda it: it.seq)
+        for message in found:
+            yield message
+        seen = max(seen, top)
+        await asyncio.sleep(FOLLOW_EVERY_S)
+
+
+async def _read_since(client: NetworkClient, thread_id: str, seen: int) -> list[AnyMessage]:
+    found: list[AnyMessage] = []
+    before: int | None = None
+    while True:
+        page = await client.history(thread_id, before=before, limit=MAX_PAGE)
+        found[:0] = [message for message in page.messages if message.seq > seen]
+        if not page.has_more or page.messages[0].seq <= seen:
+            return found
+        before = page.messages[0].seq
+
+
+async def _read_figures(client: NetworkClient) -> dict[str, float]:
+    """The hub's figures, by its operation; from a hub that has none, or to a participant who may not call it, from ``/metrics``."""
+    from roundelay.network.errors import Forbidden, UnknownOperation
+
+    try:
+        figures: dict[str, float] = await client.call("network.status")
+        return figures
+    except (UnknownOperation, Forbidden):
+        return await asyncio.to_thread(_fetch_metrics, client.url)
+
+
+def _fetch_metrics(url: str) -> dict[str, float]:
+    from roundelay.hub_http import get_from_hub
+
+    text = get_from_hub(url, "/metrics").body
+    lines = [line.removeprefix("roundelay_").split(" ") for line in text.splitlines() if line and line[0] != "#"]
+    return {line[0]: float(line[1]) for line in lines if len(line) == 2}
+
+
+def _join_ids(ids: list[str]) -> str:
+    return ", ".join(ids) if len(ids) <= 6 else f"{', '.join(ids[:5])} and {len(ids) - 5} more"
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, indent=None if not sys.stdout.isatty() else 2))

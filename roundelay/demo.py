@@ -1,0 +1,433 @@
+"""The demo: a node, three agents as processes of their own over WebSocket, and a person whose question needs them all.
+
+It runs for real: the node (embedded SQLite, in a folder that is removed at the end) listens in this process, the agents (`demo_team`) are
+children that connect to it, and the person is one more client. The transcript shows what the hub stored, private messages between agents
+included, which the person is not sent: a mod inside the node hands each message on after its commit. The numbers at the end come from the
+ledger, read with the owner's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+import roundelay
+from roundelay.agents.driver import first_error
+from roundelay.agents.inbox import wakes
+from roundelay.app import Node
+from roundelay.app import serve as serve_node
+from roundelay.demo_screen import DemoScreen, Totals
+from roundelay.demo_team import DESK, ROLES, THINKING_S, Report
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import NodeConfig
+from roundelay.network.errors import RoundelayError
+from roundelay.network.home import announce_node
+from roundelay.network.ledger import Row
+from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.network.mod import AfterContext, Mod
+from roundelay.terminal import Screen
+
+PERSON = "mia"
+QUESTION = "What is 17 × 23, and which is the longest word in “a roundelay comes back to its refrain”?"
+OTHER_QUESTION = "How many vowels has “roundelay”, and what is 2^10 - 24?"
+START_TIMEOUT_S = 30.0
+SCRIPT_TIMEOUT_S = 60.0
+MODEL_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 3.0
+MAX_REPORT_BYTES = 4 * 1024 * 1024
+SHOWN_TOOLS = frozenset(tool.name for role in ROLES.values() for tool in role.tools)
+
+
+class DemoFailed(RoundelayError):
+    """The demo could not come to its end; the sentence says who is missing."""
+
+    code = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one run of the demo is to do."""
+
+    question: str = QUESTION
+    model: str | None = None
+    base_url: str | None = None
+    serve: bool = False
+    kill: str | None = None
+    thinking_s: float = THINKING_S
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the answer may take."""
+        return SCRIPT_TIMEOUT_S if self.model is None else MODEL_TIMEOUT_S
+
+
+def run_demo(
+    question: str | None,
+    *,
+    model: str | None = None,
+    base_url: str | None = None,
+    serve: bool = False,
+    kill: str | None = None,
+) -> int:
+    """Run the demo on standard output and give the exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
+    screen, errors = DemoScreen(sys.stdout), Screen(sys.stderr)
+    if kill is not None and kill not in ROLES:
+        errors.error(f"There is no agent {kill} in the demo to kill; there are {', '.join(ROLES)}.")
+        return 2
+    if question is not None and not question.strip():
+        errors.error("The question is empty; ask something, or leave it out.")
+        return 2
+    plan = Plan(question or QUESTION, model, base_url, serve, kill)
+    try:
+        asyncio.run(_obey_signals(play(plan, screen)))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        if not serve:
+            errors.error("Stopped before the end.")
+        return 0 if serve else 130
+    except RoundelayError as error:
+        errors.error(str(error))
+        return 1
+    return 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of a run so far: stored messages from the hub, and reports of the agents' processes."""
+
+    messages: list[BaseMessage] = field(default_factory=list)
+    awaited: set[tuple[str, int]] = field(default_factory=set)
+    """Reactions that have not ended: the agent, and the seq of the message that wakes it."""
+    reactions: dict[str, str] = field(default_factory=dict)
+    """Which agent a reaction is of, for those that took a turn."""
+    delays_ms: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    ready: set[str] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take_message(self, message: BaseMessage) -> None:
+        """Note a stored message and whom it wakes."""
+        self.messages.append(message)
+        for agent_id in ROLES:
+            is_recipient = message.to in ("broadcast", f"agent:{agent_id}")
+            if is_recipient and wakes(message, agent_id):
+                self.awaited.add((agent_id, message.seq))
+        self.changed.set()
+
+    def take_report(self, agent_id: str, report: Report) -> None:
+        """Note what an agent's process says."""
+        match report:
+            case {"type": "ready"}:
+                self.ready.add(agent_id)
+            case {"type": "delivered", "after_ms": float(after_ms)}:
+                self.delays_ms.append(after_ms)
+            case {"type": "turn_start", "reaction": str(reaction)}:
+                self.reactions[reaction] = agent_id
+            case {"type": "reacted", "trigger": int(trigger), "status": str(status), "reason": str(reason)}:
+                self.awaited.discard((agent_id, trigger))
+                if status != "finished":
+                    self.failures.append(f"{agent_id} ended a reaction as {status}: {reason}")
+        self.changed.set()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the person has an answer, and nobody is at anything any more."""
+        answers = (it for it in self.messages if it.sender_id == DESK and it.to == f"agent:{PERSON}")
+        return not self.awaited and any(answers)
+
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Return as soon as it is so; looked at after each change."""
+        while not is_so():
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class Transcript(Mod):
+    """Hands every message on that the hub stored: runs inside the node, after the commit."""
+
+    id = "transcript"
+
+    def __init__(self, take: Callable[[BaseMessage], None]) -> None:
+        self._take = take
+
+    def after(self, context: AfterContext, message: Row) -> None:
+        self._take(message_from_wire(msgspec.json.decode(message.data)))
+
+
+class Member:
+    """One agent's process: started by `keep`, read, and started again when it was killed on purpose."""
+
+    def __init__(
+        self, agent_id: str, arguments: Sequence[str], folder: Path, take: Callable[[Member, Report], None]
+    ) -> None:
+        self.agent_id = agent_id
+        self.times_killed = 0
+        # -P: nothing in the current folder can stand in for a module
+        self._command = [sys.executable, "-P", "-m", "roundelay.demo_team", agent_id, *arguments]
+        self._log = folder / f"{agent_id}.log"
+        self._home = folder / "home"
+        self._take = take
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_killed = False
+        self._is_stopping = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs, or ran last; 0 before the first."""
+        return self._process.pid if self._process is not None else 0
+
+    async def keep(self) -> None:
+        """Run the process until `stop`. Raises `DemoFailed` when it ends by itself."""
+        while not self._is_stopping:
+            process = self._process = await self._start()
+            assert process.stdout is not None
+            async for line in process.stdout:
+                self._take(self, json.loads(line))
+            code = await process.wait()
+            if not self._is_killed and not self._is_stopping:
+                raise DemoFailed(
+                    f"The process of {self.agent_id} ended by itself (exit code {code}): {self._last_words()}"
+                )
+            self._is_killed = False
+
+    def kill(self) -> None:
+        """End the process as a crash would (SIGKILL); `keep` starts it again."""
+        if self._process is not None and self._process.returncode is None:
+            self._is_killed = True
+            self.times_killed += 1
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """End the process: its input ends, and after a while it is killed."""
+        self._is_stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        # Its own token, wherever the user keeps theirs; no session of the terminal's, whose Ctrl-C is for the demo alone.
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")
+        }
+        with self._log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=environment | {"ROUNDELAY_HOME": str(self._home)},
+                start_new_session=True,
+                limit=MAX_REPORT_BYTES,
+            )
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing."
+
+
+async def play(plan: Plan, screen: DemoScreen) -> Progress:
+    """Run the demo to its end, with `Plan.serve` until it is cancelled. Raises `RoundelayError`; leaves no process and no file behind."""
+    with tempfile.TemporaryDirectory(prefix="roundelay-demo-") as folder:
+        try:
+            return await _Stage(plan, screen, Path(folder)).play()
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+
+
+class _Stage:
+    """One run: who is on it, and what is shown of it."""
+
+    def __init__(self, plan: Plan, screen: DemoScreen, folder: Path) -> None:
+        self._plan = plan
+        self._screen = screen
+        self._folder = folder
+        self._progress = Progress()
+        self._members: dict[str, Member] = {}
+        self._calls: dict[tuple[object, object, object], str] = {}  # arguments of tool calls under way
+
+    async def play(self) -> Progress:
+        config = NodeConfig(name="demo", port=0, db=self._folder / "demo.db")
+        async with (
+            serve_node(config, mods=[Transcript(self._take_message)]) as node,
+            NetworkClient(PERSON, node.url, kind="human", token=node.owner_token) as person,
+            asyncio.TaskGroup() as group,
+        ):
+            hearing = group.create_task(self._hear(person))
+            async with self._team(node, group):
+                await self._reach(START_TIMEOUT_S, lambda: len(self._progress.ready) == len(ROLES))
+                self._screen.heading(
+                    node.url, [(it.agent_id, it.pid, ROLES[it.agent_id].description) for it in self._members.values()]
+                )
+                started_at = time.monotonic()
+                await person.send_text(DESK, self._plan.question)
+                await self._reach(self._plan.timeout_s, self._has_ended)
+                await self._sum_up(person, time.monotonic() - started_at)
+                if self._plan.serve:
+                    await self._stay(node)
+                else:
+                    self._screen.suggest("Next", _list_next())
+            hearing.cancel()
+        return self._progress
+
+    @asynccontextmanager
+    async def _team(self, node: Node, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+        """The agents' processes, stopped at the end however it comes."""
+        plan = self._plan
+        arguments = ["--url", node.url, "--thinking-s", str(plan.thinking_s)]
+        arguments += ["--model", plan.model] if plan.model is not None else []
+        arguments += ["--base-url", plan.base_url] if plan.base_url is not None else []
+        self._members = {name: Member(name, arguments, self._folder, self._take_report) for name in ROLES}
+        keeping = [group.create_task(member.keep()) for member in self._members.values()]
+        try:
+            yield
+        finally:
+            await asyncio.gather(*(member.stop() for member in self._members.values()))
+            for task in keeping:
+                task.cancel()
+
+    async def _hear(self, person: NetworkClient) -> None:
+        """Take what is delivered to the person, as a terminal would."""
+        async for message in person:
+            self._progress.delays_ms.append(time.time() * 1000 - message.sent_at)
+
+    def _take_message(self, message: BaseMessage) -> None:
+        self._screen.message(message)
+        self._progress.take_message(message)
+
+    def _take_report(self, member: Member, report: Report) -> None:
+        self._progress.take_report(member.agent_id, report)
+        call = (report.get("reaction"), report.get("turn"), report.get("call"))
+        match report:
+            case {"type": "tool_call_start", "arguments": str(arguments)}:
+                self._calls[call] = arguments
+            case {"type": "tool_call_end", "tool": str(tool), "content": str(content)} if tool in SHOWN_TOOLS:
+                self._screen.tool_call(member.agent_id, tool, self._calls.pop(call, ""), content)
+            case {"type": "ready", "open_reactions": 0} if member.times_killed:
+                self._screen.incident(f"{member.agent_id} is back as process {member.pid}; its reaction had ended")
+            case {"type": "resumed", "turns": int(turns)}:
+                self._screen.incident(
+                    f"{member.agent_id} is back as process {member.pid} and goes on in the middle: "
+                    f"{_count(turns, 'turn')} of its reaction {'is' if turns == 1 else 'are'} in the ledger and not asked again"
+                )
+        self._kill_when_due(member, report)
+
+    def _kill_when_due(self, member: Member, report: Report) -> None:
+        """Kill the agent that the plan names, once: in its second turn, or at the end of a reaction that had but one."""
+        if member.agent_id != self._plan.kill or member.times_killed:
+            return
+        turn = report.get("turn")
+        is_due = report["type"] == "reacted" or (report["type"] == "turn_start" and isinstance(turn, int) and turn > 1)
+        if is_due:
+            self._screen.incident(
+                f"{member.agent_id}, process {member.pid}, is killed in the middle of its work (SIGKILL)"
+            )
+            self._progress.ready.discard(member.agent_id)
+            member.kill()
+
+    def _has_ended(self) -> bool:
+        return self._progress.is_answered and len(self._progress.ready) == len(ROLES)
+
+    async def _reach(self, timeout_s: float, is_so: Callable[[], bool]) -> None:
+        progress = self._progress
+        try:
+            async with asyncio.timeout(timeout_s):
+                await progress.wait_until(lambda: is_so() or bool(progress.failures))
+        except TimeoutError:
+            missing = sorted(set(ROLES) - progress.ready)
+            busy = ", ".join(f"{agent_id} with #{seq}" for agent_id, seq in sorted(progress.awaited))
+            if missing:
+                what = f"{', '.join(missing)} did not connect"
+            else:
+                what = f"at work: {busy}" if busy else f"{DESK} has not answered {PERSON}"
+            raise DemoFailed(f"Not done within {timeout_s:.0f} s ({what}).") from None
+        if progress.failures:
+            raise DemoFailed(progress.failures[0])
+
+    async def _sum_up(self, person: NetworkClient, duration_s: float) -> None:
+        kinds: Counter[str] = Counter()
+        for reaction in self._progress.reactions:
+            records = (await person.call("network.records", {"reaction": reaction}))["records"]
+            kinds.update(str(record["kind"]) for record in records)
+        delays_ms = self._progress.delays_ms
+        self._screen.summary(
+            Totals(
+                messages_per_thread=Counter(message.thread_id for message in self._progress.messages),
+                turns=kinds["model_reply"],
+                tool_calls=kinds["tool_started"],
+                deliveries=len(delays_ms),
+                median_ms=statistics.median(delays_ms),
+                slowest_ms=max(delays_ms),
+                duration_s=duration_s,
+            )
+        )
+
+    async def _stay(self, node: Node) -> None:
+        """Stay up until cancelled, found by every command on this machine that is given no address."""
+        note = announce_node(node.url, Path(f"{self._folder / 'demo.db'}.owner"))
+        try:
+            command = _roundelay()
+            self._screen.suggest(
+                "It stays up until Ctrl-C; the transcript goes on here. In another terminal",
+                [
+                    (f"{command} chat", "join the conversation; /dm desk asks the team"),
+                    (f"{command} agents", "who is there"),
+                    (f"{command} threads", "what was said where"),
+                ],
+            )
+            self._screen.write("")
+            await asyncio.Event().wait()
+        finally:
+            note.unlink(missing_ok=True)
+
+
+async def _obey_signals(work: Coroutine[object, object, object]) -> None:
+    """Await the work; a request to end (SIGTERM, SIGHUP) cancels it, so that it cleans up as after Ctrl-C."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    await work
+
+
+def _list_next() -> list[tuple[str, str]]:
+    demo = "./dev demo" if _is_checkout() else "roundelay demo"
+    return [
+        (f"{demo} '{OTHER_QUESTION}'", "ask something else"),
+        (f"{demo} --kill numbers", "an agent dies in the middle of its work, and nothing is lost"),
+        (f"{demo} --serve", "stay up, and join the conversation from another terminal"),
+        (f"{demo} --model NAME", "the same team on a real model (OPENAI_API_KEY, or --base-url URL)"),
+    ]
+
+
+def _roundelay() -> str:
+    return "./dev roundelay" if _is_checkout() else "roundelay"
+
+
+def _is_checkout() -> bool:
+    """Whether this is run from the folder of a checkout, where ./dev stands."""
+    root = Path(roundelay.__file__).resolve().parents[1]
+    return (root / "dev").is_file() and Path.cwd() == root
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

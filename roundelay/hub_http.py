@@ -1,0 +1,52 @@
+"""What a hub tells over plain HTTP on its port: health, figures, the time. Blocking; call it in a thread."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+from roundelay.network.errors import ConnectError
+
+TIMEOUT_S = 5.0
+MAX_BODY_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HubAnswer:
+    """``date_s`` is the hub's clock in seconds since the Unix epoch, None if it did not say."""
+
+    status: int
+    body: str
+    date_s: float | None
+
+
+def get_from_hub(url: str, path: str) -> HubAnswer:
+    """Fetch one of the hub's pages. Raises `ConnectError`."""
+    parts = urlsplit(url)
+    host, is_tls = parts.hostname or "127.0.0.1", parts.scheme == "wss"
+    port = parts.port or (443 if is_tls else 80)
+    connection: http.client.HTTPConnection
+    if is_tls:
+        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read(MAX_BODY_BYTES).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        detail = str(error) or type(error).__name__
+        raise ConnectError(f"No hub answers at {url} ({detail}); start one with: roundelay up") from error
+    finally:
+        connection.close()
+    return HubAnswer(response.status, body, _read_date(response.getheader("Date")))
+
+
+def _read_date(header: str | None) -> float | None:
+    try:
+        return parsedate_to_datetime(header).timestamp() if header else None
+    except ValueError:
+        return None

@@ -1,0 +1,295 @@
+"""How messages and events look on a terminal: used by every command that shows a conversation, and by the demo.
+
+`format_message` and `format_event` give plain lines, `Screen` writes them. Whatever a participant wrote goes through `clean`: it
+cannot move the cursor, change a title or pass for a line of ours. No input, no network.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol, assert_never
+
+from roundelay.network.client import Event, Notice, Presence, Reconnected, Reconnecting, Signal
+from roundelay.network.messages import BaseMessage
+
+TAB = "    "
+CONTINUED = "  | "
+"""Begins every line of a message but its first, so that no message can show a line that looks like another message."""
+
+# Formatting characters stay, since emoji and several scripts need joiners; those that reorder or hide text do not.
+# https://www.unicode.org/reports/tr9/#Directional_Formatting_Codes
+_DECEPTIVE = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+_ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # no red: that is for errors
+
+
+class Writable(Protocol):
+    """The part of a text stream that is used here."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+def clean(text: str) -> str:
+    """Give the text on one line, what could drive a terminal or mislead its reader written out: ``\\x1b``, ``\\u202e``."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(char) for char in text)
+
+
+def clean_lines(text: str) -> list[str]:
+    """Give the lines of a text, each `clean`; tabs become spaces."""
+    return [clean(line) for line in text.replace("\r\n", "\n").replace("\t", TAB).split("\n")]
+
+
+def wants_color(stream: object) -> bool:
+    """Whether to colour what goes to this stream: a terminal that can, and no NO_COLOR (https://no-color.org)."""
+    isatty = getattr(stream, "isatty", None)
+    is_terminal = bool(isatty is not None and isatty())
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Paint:
+    """Colours, or nothing at all."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+
+    def dim(self, text: str) -> str:
+        return self._wrap("2", text)
+
+    def bold(self, text: str) -> str:
+        return self._wrap("1", text)
+
+    def green(self, text: str) -> str:
+        return self._wrap("32", text)
+
+    def yellow(self, text: str) -> str:
+        return self._wrap("33", text)
+
+    def red(self, text: str) -> str:
+        return self._wrap("31", text)
+
+    def name(self, agent_id: str) -> str:
+        """A participant's id, always in the same colour."""
+        color = _NAME_COLORS[zlib.crc32(agent_id.encode()) % len(_NAME_COLORS)]
+        return self._wrap(f"1;{color}", clean(agent_id))
+
+    def _wrap(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.is_on else text
+
+
+PLAIN = Paint(is_on=False)
+
+
+def format_time(at_ms: int) -> str:
+    """The time of day here."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC).astimezone():%H:%M:%S}"
+
+
+def describe_place(to: str, thread_id: str) -> str:
+    """Where a message goes, for a reader: ``bob``, ``broadcast``, ``channel:dev``; the reply thread beside it."""
+    place = to.removeprefix("agent:")
+    return f"{place} in {thread_id}" if thread_id.startswith("thread:") else place
+
+
+def format_line(
+    at_ms: int,
+    seq: int,
+    sender_id: str,
+    place: str,
+    text: str,
+    *,
+    reply_to: int | None = None,
+    paint: Paint = PLAIN,
+    width: int | None = None,
+) -> str:
+    """A message as ``12:03:05 #15 bob → mia (re #14): text``, further lines of its text below.
+
+    With ``width`` the text is broken here instead of by the terminal, whose own breaks a message could use to forge a line.
+    """
+    stamp, sender = f"{format_time(at_ms)} #{seq}", clean(sender_id)
+    aim = f"→ {clean(place)}{f' (re #{reply_to})' if reply_to is not None else ''}:"
+    lines = clean_lines(text)
+    if width is not None:
+        room = max(width - display_width(f"{stamp} {sender} {aim} "), 8)
+        lines = [
+            piece
+            for number, line in enumerate(lines)
+            for piece in _break_line(line, room if number == 0 else width - len(CONTINUED), width - len(CONTINUED))
+        ]
+    first, *others = lines
+    head = f"{paint.dim(stamp)} {paint.name(sender_id)} {paint.dim(aim)} {first}"
+    return "\n".join([head, *(paint.dim(CONTINUED) + line for line in others)])
+
+
+def format_message(message: BaseMessage, *, paint: Paint = PLAIN, width: int | None = None) -> str:
+    """A message with its place and what it answers; see `format_line`."""
+    place = describe_place(message.to, message.thread_id)
+    is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
+    sender = f"mod:{message.sender_id}" if is_from_mod else message.sender_id
+    return format_line(
+        message.sent_at,
+        message.seq,
+        sender,
+        place,
+        message.text,
+        reply_to=message.reply_to,
+        paint=paint,
+        width=width,
+    )
+
+
+def format_event(event: Event) -> str | None:
+    """What happened, in one line without colours; None for what a reader need not know (the end of thinking, a token)."""
+    match event:
+        case Presence():
+            return f"{clean(event.agent_id)} is {event.state}"
+        case Signal():
+            return _describe_signal(event)
+        case Notice():
+            return _describe_notice(event)
+        case Reconnecting():
+            return f"The connection is lost ({clean(event.reason)}); trying again"
+        case Reconnected():
+            return "Connected again"
+        case _:
+            assert_never(event)
+
+
+def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint: Paint = PLAIN) -> str:
+    """Columns as wide as they need to be; the last one is not padded."""
+    cells = [[clean(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(display_width, column)) for column in zip(head, *cells, strict=True)]
+    lines = [_pad(row, widths) for row in (list(head), *cells)]
+    return "\n".join([paint.bold(lines[0]), *lines[1:]])
+
+
+def display_width(text: str) -> int:
+    """How many columns a clean text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(_char_width(char) for char in text)
+
+
+def terminal_width(stream: object) -> int | None:
+    """The columns of the terminal that a stream is; None for anything else."""
+    fileno = getattr(stream, "fileno", None)
+    try:
+        columns = os.get_terminal_size(fileno()).columns if fileno is not None else 0
+    except (OSError, ValueError):
+        return None
+    return columns if columns >= 20 else None
+
+
+class Screen:
+    """Writes lines for a reader, each flushed; on a terminal in colours and broken at its width."""
+
+    def __init__(self, stream: Writable, *, paint: Paint | None = None) -> None:
+        self.stream = stream
+        self.paint = paint if paint is not None else Paint(is_on=wants_color(stream))
+
+    @property
+    def width(self) -> int | None:
+        """The terminal's columns; None where lines are not to be broken."""
+        return terminal_width(self.stream)
+
+    def write(self, line: str) -> None:
+        """Write a finished line as it is; what participants wrote has been cleaned before."""
+        self.stream.write(f"{line}\n")
+        self.stream.flush()
+
+    def message(self, message: BaseMessage) -> None:
+        self.write(format_message(message, paint=self.paint, width=self.width))
+
+    def note(self, text: str) -> None:
+        """A line of ours: what happened beside the messages."""
+        self.write(self.paint.dim(f"* {text}"))
+
+    def error(self, text: str) -> None:
+        """What went wrong, in a sentence."""
+        self.write(self.paint.red(f"! {clean(text)}"))
+
+    def event(self, event: Event) -> None:
+        line = format_event(event)
+        if line is not None:
+            self.note(line)
+
+
+def _escape(char: str) -> str:
+    if unicodedata.category(char) not in _ESCAPED_CATEGORIES and char not in _DECEPTIVE and not "\U000e0000" <= char <= "\U000e007f":
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _break_line(line: str, first_width: int, width: int) -> list[str]:
+    """Break a clean line into pieces that fit, after a space where there is one."""
+    pieces, start, room = [], 0, first_width
+    while (end := _find_end(line, start, room)) < len(line):
+        space = line.rfind(" ", start + 1, end)
+        cut = space + 1 if space >= 0 else end
+        pieces.append(line[start:cut].rstrip())
+        start, room = cut, width
+    return [*pieces, line[start:]]
+
+
+def _find_end(line: str, start: int, room: int) -> int:
+    """The index up to which a line fits into ``room`` columns, but at least one character."""
+    taken, end = 0, start
+    while end < len(line):
+        taken += _char_width(line[end])
+        if taken > room and end > start:
+            break
+        end += 1
+    return end
+
+
+def _char_width(char: str) -> int:
+    if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+def _pad(row: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def _describe_signal(signal: Signal) -> str | None:
+    body: Mapping[str, object] = signal.body if isinstance(signal.body, dict) else {}
+    if body.get("active") is False:
+        return None
+    who, where = clean(signal.sender_id), clean(signal.thread_id)
+    match signal.kind:
+        case "thinking" | "typing":
+            return f"{who} is {signal.kind} ({where})"
+        case "tool":
+            return f"{who} uses {clean(str(body.get('tool', 'a tool')))[:80]} ({where})"
+        case _:
+            return None
+
+
+def _describe_notice(notice: Notice) -> str | None:
+    body: Mapping[str, object] = notice.body if isinstance(notice.body, dict) else {}
+    where = clean(notice.thread_id or "")
+    match notice.kind:
+        case "behind":
+            return "Many messages are waiting; they come one after the other"
+        case "loop_stopped" | "budget_exhausted":
+            reason = clean(str(body.get("reason", notice.kind)))
+            return f"The conversation that began with #{body.get('root')} was stopped in {where}: {reason}"
+        case "dead_letter":
+            reason = clean(str(body.get("reason", "")))
+            return f"{clean(str(body.get('agent_id')))} could not handle #{body.get('seq')} and gave up: {reason}"
+        case "draining":
+            return "The hub is stopping"
+        case "superseded":
+            return "Another session has taken over"
+        case _:
+            return clean(notice.kind)

@@ -1,0 +1,206 @@
+"""One suite for every `Ledger`: what the hub leans on, whichever implementation is under it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from msgspec import Raw
+
+from roundelay.network.errors import LedgerError
+from roundelay.network.ledger import Ledger, Row, Span, Wanted
+from roundelay.network.ledger_memory import MemoryLedger
+from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.state import CallResult, Floor, MessageHead, Participant, Put, RootBudget
+
+Opener = Callable[[], Ledger]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    """Opens the same ledger again and again."""
+    if request.param == "memory":
+        ledger = MemoryLedger(epoch="e1")
+        return lambda: ledger
+    epochs = iter(["e1", "e2", "e3"])
+    return lambda: SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: next(epochs))
+
+
+@pytest.fixture
+async def ledger(opener: Opener) -> AsyncIterator[Ledger]:
+    opened = opener()
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def message(
+    seq: int, sender: str, to: str, *, root: int | None = None, thread: str = "t", label: int | None = None
+) -> Row:
+    kind = {"agent": "direct", "broadcast": "broadcast", "channel": "channel", "mod": "mod"}[to.partition(":")[0]]
+    head = MessageHead(
+        seq=seq, sender_id=sender, sender_kind="agent", kind=kind, to=to, thread_id=thread, root=root or seq, hops=0,
+        label=label or seq,
+    )  # fmt: skip
+    return Row(
+        seq=seq, at=1000 + seq, type="message", actor=sender, key=f"m:{sender}-{seq}", target=to, stream=thread,
+        label=str(head.label), digest=f"d{seq}", data=b'{"seq":%d,"content":"\\u00e9 \xc3\xa9"}' % seq, head=head,
+    )  # fmt: skip
+
+
+def seqs(rows: list[Row]) -> list[int]:
+    return [row.seq for row in rows]
+
+
+async def test_a_new_ledger_is_empty(opener: Opener) -> None:
+    ledger = opener()
+    meta, puts = await ledger.open()
+    assert (meta.epoch, meta.head, meta.stamp, meta.first_seq, puts) == ("e1", 0, 0, 1, [])
+    await ledger.close()
+
+
+async def test_rows_come_back_as_they_were_appended(ledger: Ledger) -> None:
+    excluded = Row(
+        seq=2, at=1002, type="message", actor="ann", key="m:x", target="broadcast", stream="broadcast", label="2", excluded=("bob",),
+        digest="d", data=b"{}", head=message(2, "ann", "broadcast").head,
+    )  # fmt: skip
+    record = Row(
+        seq=3, at=1003, type="record", actor="bob", key="r:1", stream="reaction", label="started", data=b'{"a":1}'
+    )
+    rows = [message(1, "ann", "agent:bob"), excluded, record]
+    await ledger.append(rows, [])
+    assert await ledger.rows(0, 10) == rows
+    assert await ledger.rows(1, 1) == [excluded]
+
+
+async def test_lookup_finds_keys_heads_their_roots_and_cold_values(ledger: Ledger) -> None:
+    first, second = message(1, "ann", "agent:bob"), message(2, "bob", "agent:ann", root=1)
+    call = CallResult("digest", 5, Raw(b'{"x":1}'))
+    await ledger.append([first, second], [Put("root", "1", RootBudget(2, 2)), Put("call", "ann/c", call)])
+    keys = {("ann", "m:ann-1"), ("ann", "m:none"), ("bob", "m:ann-1")}
+    facts = await ledger.lookup(Wanted(keys, {2, 99}, {("call", "ann/c"), ("call", "ann/d")}))
+    assert {key: (known.seq, known.thread_id, known.digest) for key, known in facts.known.items()} == {
+        ("ann", "m:ann-1"): (1, "t", "d1")
+    }
+    assert facts.heads == {2: second.head}
+    assert facts.cold == {("root", "1"): RootBudget(2, 2), ("call", "ann/c"): call}
+
+
+async def test_the_inbox_is_the_union_of_spans_and_own_private_messages(ledger: Ledger) -> None:
+    rows = [
+        message(1, "ann", "agent:bob"),
+        message(2, "ann", "broadcast"),
+        message(3, "bob", "agent:ann"),  # bob's own
+        message(4, "ann", "channel:dev"),
+        message(5, "ann", "channel:dev"),
+        message(6, "cid", "agent:ann"),
+        message(7, "bob", "mod:tasks"),  # bob's own
+        message(8, "bob", "channel:ops"),  # his, but not private
+    ]
+    await ledger.append(rows, [])
+    spans = [Span("agent:bob", 0), Span("broadcast", 0), Span("channel:dev", 4, 6), Span("channel:dev", 7)]
+    assert seqs(await ledger.inbox(spans, "bob", 0, 99, 99)) == [1, 2, 3, 5, 7]
+    assert seqs(await ledger.inbox(spans, "bob", 1, 5, 99)) == [2, 3, 5]
+    assert seqs(await ledger.inbox(spans, "bob", 0, 99, 2)) == [1, 2]
+    assert seqs(await ledger.inbox(spans, "bob", 0, 99, 2, newest=True)) == [5, 7]
+    assert seqs(await ledger.inbox([], "nobody", 0, 99, 99)) == []
+
+
+async def test_a_thread_pages_both_ways(ledger: Ledger) -> None:
+    await ledger.append([message(seq, "ann", "broadcast", thread="a" if seq % 2 else "b") for seq in range(1, 11)], [])
+    assert seqs(await ledger.thread("a", limit=2)) == [7, 9]
+    assert seqs(await ledger.thread("a", before=7, limit=2)) == [3, 5]
+    assert seqs(await ledger.thread("a", after=1, limit=2, newest=False)) == [3, 5]
+    assert seqs(await ledger.thread("none", limit=2)) == []
+
+
+async def test_threads_are_summed_newest_first(ledger: Ledger) -> None:
+    rows = [message(1, "ann", "agent:bob", thread="x"), message(2, "ann", "agent:cid", thread="y")]
+    rows += [message(3, "ann", "broadcast", thread="z"), message(4, "bob", "agent:ann", thread="x")]
+    await ledger.append(rows, [])
+    mine = await ledger.threads([Span("agent:bob", 0), Span("broadcast", 0)], "bob")
+    assert [(thread.thread_id, thread.last_seq, thread.messages) for thread in mine] == [("x", 4, 2), ("z", 3, 1)]
+    everyone = await ledger.all_threads()
+    assert [(thread.thread_id, thread.messages) for thread in everyone] == [("x", 2), ("z", 1), ("y", 1)]
+
+
+async def test_tables_outlive_a_reopening_and_cold_ones_are_read_by_prefix(opener: Opener) -> None:
+    ledger = opener()
+    await ledger.open()
+    bob = Participant("bob", "agent", 1, Raw(b'{"description":"b"}'), 3)
+    puts = [Put("participant", "bob", bob), Put("floor", "bob", Floor(7, (9,))), Put("floor", "ann", Floor(1))]
+    await ledger.append(
+        [message(1, "ann", "broadcast")], [*puts, Put("dead", "b/1", None), Put("root", "1", RootBudget(1, 1))]
+    )
+    await ledger.append([], [Put("floor", "ann", None)])
+    await ledger.close()
+    again = opener()
+    meta, loaded = await again.open()
+    assert (meta.epoch, meta.head, meta.stamp) == ("e1", 1, 1001)
+    assert sorted(loaded, key=lambda put: put.table) == [
+        Put("floor", "bob", Floor(7, (9,))),
+        Put("participant", "bob", bob),
+    ]
+    assert await again.cold("root", "", 10) == [("1", RootBudget(1, 1))]
+    assert await again.lookup_cold("root", "1") == RootBudget(1, 1)
+    assert await again.lookup_cold("root", "2") is None
+    await again.close()
+
+
+async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
+    old, new = CallResult("d", 100, Raw(b"{}")), CallResult("d", 200, Raw(b"{}"))
+    await ledger.append([], [Put("call", "a/old", old), Put("call", "a/new", new)])
+    await ledger.expire_calls(150)
+    assert await ledger.cold("call", "", 10) == [("a/new", new)]
+
+
+async def test_a_closed_ledger_refuses_to_append(opener: Opener) -> None:
+    ledger = opener()
+    await ledger.open()
+    await ledger.close()
+    with pytest.raises(LedgerError):
+        await ledger.append([message(1, "ann", "broadcast")], [])
+
+
+async def test_records_are_found_by_agent_and_kind(ledger: Ledger) -> None:
+    kinds = ["started", "finished", "started"]
+    rows = [
+        Row(seq=seq, at=seq, type="record", actor="bob", key=f"r:{seq}", stream=f"x{seq}", label=kind)
+        for seq, kind in enumerate(kinds, 1)
+    ]
+    await ledger.append(rows, [])
+    assert seqs(await ledger.records("bob", "started", 0, 10)) == [1, 3]
+    assert seqs(await ledger.records("bob", "started", 1, 10)) == [3]
+    assert seqs(await ledger.records("ann", "started", 0, 10)) == []
+
+
+async def test_one_failing_row_leaves_nothing_of_its_batch(tmp_path: Path) -> None:
+    ledger = SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: "e")
+    await ledger.open()
+    await ledger.append([message(1, "ann", "broadcast")], [])
+    with pytest.raises(LedgerError):
+        await ledger.append(
+            [message(2, "ann", "broadcast"), message(1, "ann", "broadcast")], [Put("floor", "a", Floor(1))]
+        )
+    assert seqs(await ledger.rows(0, 10)) == [1]
+    assert await ledger.lookup_cold("floor", "a") is None
+    await ledger.close()
+
+
+async def test_a_second_process_on_the_same_file_is_refused(tmp_path: Path) -> None:
+    first = SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: "e")
+    await first.open()
+    second = SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: "e")
+    with pytest.raises(LedgerError, match="in use by another node"):
+        await second.open()
+    await first.close()
+    await second.open()
+    await second.close()
+
+
+async def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("this is no database, but long enough to be looked at as one" * 20)
+    ledger = SQLiteLedger(tmp_path / "text.db", new_epoch=lambda: "e")
+    with pytest.raises(LedgerError, match=r"text\.db"):
+        await ledger.open()

@@ -1,0 +1,653 @@
+"""Agents on a real hub: what wakes them, where their answers go, what is resumed, stopped and handed back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.events import Event, Finished, Resumed
+from roundelay.agents.journal import reaction_id
+from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Script, ScriptedModel, broadcast, call, finish, say, send
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.runner import AgentRunner, ReactionResult
+from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
+from roundelay.agents.tools import Tool, ToolContext, ToolError, tool
+from roundelay.app import Network, serve
+from roundelay.network.client import NetworkClient, Signal
+from roundelay.network.config import Limits, NodeConfig
+from roundelay.network.errors import ConnectError, Superseded
+from roundelay.network.messages import BaseMessage, MessageThread
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+def make_runner(agent_id: str, script: Script, **options: Any) -> SimpleAgentRunner:
+    return SimpleAgentRunner(agent_id, instruction="You are under test.", model=ScriptedModel(script), **options)
+
+
+@asynccontextmanager
+async def running(network: Network, *runners: AgentRunner) -> AsyncIterator[None]:
+    """The runners at work, their agents registered and in their channels."""
+    clients = [await network.join(it.agent_id, role="reactor", card=it.describe_card()) for it in runners]
+    tasks = [asyncio.create_task(it.run(client)) for it, client in zip(runners, clients, strict=True)]
+    await asyncio.gather(*(it.ready() for it in runners))
+    try:
+        yield
+    finally:
+        for runner in runners:
+            await runner.stop()
+        await asyncio.gather(*tasks)
+
+
+class Person:
+    """Somebody at the network: hears what is delivered, in order."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self.client = client
+        self._messages = client.__aiter__()
+
+    @classmethod
+    async def join(cls, network: Network, agent_id: str) -> Person:
+        return cls(await network.join(agent_id, kind="human"))
+
+    async def hear(self) -> BaseMessage:
+        return await anext(self._messages)
+
+    async def ask(self, agent_id: str, text: str) -> BaseMessage:
+        """Say something to an agent and hear what comes back."""
+        await self.client.send_text(agent_id, text)
+        return await self.hear()
+
+    async def records(self, reaction: str) -> list[dict[str, Any]]:
+        value = await self.client.call("network.records", {"reaction": reaction})
+        return list(value["records"])
+
+    async def history(self, thread_id: str) -> list[tuple[str, str]]:
+        return [(it.sender_id, it.text) for it in (await self.client.history(thread_id)).messages]
+
+
+class Heard:
+    """Events of runners, to be waited for."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    async def finished(self, count: int = 1) -> list[Finished]:
+        """Wait until so many reactions have ended."""
+        while len(ended := [it for it in self.events if isinstance(it, Finished)]) < count:
+            self._changed.clear()
+            await self._changed.wait()
+        return ended
+
+
+# --- where answers go
+
+
+async def test_a_person_is_answered_in_the_direct_thread(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+    async with running(network, make_runner("bob", lambda request: f"You said: {read_prompt(request).incoming_text}")):
+        asked = await mia.client.send_text("bob", "hello <you>")
+        answer = await mia.hear()
+    assert (answer.sender_id, answer.text, answer.thread_id) == ("bob", "You said: hello <you>", "direct:bob~mia")
+    assert (answer.reply_to, answer.cause, answer.root, answer.hops) == (asked.seq, asked.seq, asked.seq, 1)
+
+
+async def test_a_persons_broadcast_is_answered_in_its_reply_thread(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+    async with running(
+        network, make_runner("bob", lambda request: "here"), make_runner("ann", lambda request: "here too")
+    ):
+        asked = await mia.client.broadcast("who is there?")
+        answers = [await mia.hear(), await mia.hear()]
+    assert {(it.sender_id, it.text, it.thread_id) for it in answers} == {
+        ("bob", "here", f"thread:{asked.seq}"), ("ann", "here too", f"thread:{asked.seq}"),
+    }  # fmt: skip
+
+
+async def test_an_agent_joins_its_channels_and_answers_a_person_there(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+    await mia.client.call("channels.create", {"name": "dev"})
+    async with running(network, make_runner("bob", lambda request: "on it", channels=["dev", "ops"])):
+        asked = await mia.client.post("dev", "the build is red")
+        answer = await mia.hear()
+        assert (answer.to, answer.thread_id, answer.text) == ("channel:dev", f"thread:{asked.seq}", "on it")
+        assert (await mia.client.call("channels.members", {"name": "ops"}))["members"] == ["bob"]
+
+
+async def test_text_to_an_agent_that_asked_nothing_is_recorded_and_not_sent(network: Network) -> None:
+    mia, heard = await Person.join(network, "mia"), Heard()
+    async with running(network, make_runner("bob", lambda request: "thanks!", on_event=heard)):
+        ann = await network.join("ann")
+        await ann.send_text("bob", "fyi")
+        [end] = await heard.finished()
+        await ann.send("agent:bob", "and?", requires_response=["bob"])
+        answer = await anext(ann.__aiter__())
+    assert end.answer is None
+    assert answer.text == "thanks!"
+    kinds = {it["kind"]: it["body"] for it in await mia.records(end.reaction)}
+    assert kinds["model_reply"]["reply"]["text"] == "thanks!"
+    assert kinds["finished"]["status"] == "finished"
+
+
+# --- what wakes
+
+
+async def test_in_a_channel_agents_wake_each_other_by_mention_only_and_the_rest_is_handled_context(
+    network: Network,
+) -> None:
+    mia, prompts = await Person.join(network, "mia"), []
+
+    def script(request: ModelRequest) -> Any:
+        prompts.append(read_prompt(request))
+        return call("channels_post", name="dev", text="seen") if request.turn == 1 else finish()
+
+    heard = Heard()
+    async with running(network, make_runner("bob", script, channels=["dev"], on_event=heard)):
+        ann = await network.join("ann")
+        await ann.call("channels.join", {"name": "dev"})
+        quiet = await ann.post("dev", "just thinking aloud")
+        await until_state(mia.client, quiet.seq, "bob", "handled")
+        loud = await ann.post("dev", "@bob what do you think?", cause=quiet.seq)
+        await heard.finished()
+        posted = (await ann.history("channel:dev")).messages[-1]
+        assert (posted.sender_id, posted.text, posted.cause, posted.root) == ("bob", "seen", loud.seq, quiet.seq)
+        assert [it.incoming_text for it in prompts if it.turn == 1] == ["@bob what do you think?"]
+        assert [it.text for it in prompts[0].find_thread("channel:dev").messages] == ["just thinking aloud"]
+
+
+async def until_state(client: NetworkClient, seq: int, agent_id: str, expected: str) -> None:
+    """Ask until a recipient has come so far: acks have no answer of their own to wait for."""
+    while True:
+        status = await client.call("network.message_status", {"seq": seq})
+        [state] = [it["state"] for it in status["recipients"] if it["agent_id"] == agent_id]
+        if state == expected:
+            return
+
+
+async def test_agents_work_together_and_every_message_has_its_cause(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+
+    def lead(request: ModelRequest) -> Any:
+        view = read_prompt(request)
+        if request.turn > 1:
+            return finish()
+        if view.incoming_sender == "mia":
+            return [send("clerk", f"add up: {view.incoming_text}"), broadcast("I am on it")]
+        return send("mia", view.incoming_text)
+
+    def clerk(request: ModelRequest) -> Any:
+        numbers = [int(it) for it in read_prompt(request).incoming_text.split() if it.isdigit()]
+        return send("lead", f"it is {sum(numbers)}") if request.turn == 1 else finish()
+
+    async with running(network, make_runner("lead", lead), make_runner("clerk", clerk)):
+        asked = await mia.client.send_text("lead", "2 3 5")
+        heard = [await mia.hear(), await mia.hear()]
+    assert {it.text for it in heard} == {"I am on it", "it is 10"}
+    assert {it.root for it in heard} == {asked.seq}
+    assert {it.text: it.hops for it in heard} == {"I am on it": 1, "it is 10": 3}
+
+
+# --- the prompt
+
+
+async def test_the_prompt_holds_what_the_agent_may_see_and_nothing_of_others(network: Network) -> None:
+    mia, zoe = await Person.join(network, "mia"), await Person.join(network, "zoe")
+    views = []
+
+    def script(request: ModelRequest) -> str:
+        view = read_prompt(request)
+        views.append(view)
+        return f"noted {view.incoming_text}"
+
+    async with running(network, make_runner("bob", script)):
+        await mia.ask("bob", "mia's secret")
+        await zoe.ask("bob", "zoe's secret")
+        await mia.ask("bob", "again")
+    assert [it.incoming_text for it in views] == ["mia's secret", "zoe's secret", "again"]
+    shown = [[(m.sender, m.text) for thread in it.threads for m in thread.messages] for it in views]
+    assert shown == [[], [], [("mia", "mia's secret"), ("bob", "noted mia's secret")]]
+
+
+async def test_visibility_all_shows_an_agent_everything_it_holds(network: Network) -> None:
+    async with Network.open(visibility="all") as open_network:
+        mia, zoe = await Person.join(open_network, "mia"), await Person.join(open_network, "zoe")
+        views = []
+
+        def script(request: ModelRequest) -> str:
+            views.append(read_prompt(request))
+            return "ok"
+
+        async with running(open_network, make_runner("bob", script, visibility="all")):
+            await mia.ask("bob", "one")
+            await zoe.ask("bob", "two")
+        assert [thread.thread_id for thread in views[1].threads] == ["direct:bob~mia"]
+
+
+# --- order and parallelism
+
+
+async def test_a_thread_is_answered_in_order_while_other_threads_go_on(network: Network) -> None:
+    mia, zoe = await Person.join(network, "mia"), await Person.join(network, "zoe")
+    release = asyncio.Event()
+
+    async def script(request: ModelRequest) -> str:
+        text = read_prompt(request).incoming_text
+        if text == "slow":
+            await release.wait()
+        return f"re: {text}"
+
+    async with running(network, make_runner("bob", script)):
+        await mia.client.send_text("bob", "slow")
+        await mia.client.send_text("bob", "next")
+        assert (await zoe.ask("bob", "quick")).text == "re: quick"
+        release.set()
+        assert [(await mia.hear()).text, (await mia.hear()).text] == ["re: slow", "re: next"]
+
+
+async def test_parallel_reactions_are_bounded(network: Network) -> None:
+    people = [await Person.join(network, f"p{number}") for number in range(4)]
+    at_work, peak, both = 0, 0, asyncio.Barrier(2)
+
+    async def script(request: ModelRequest) -> str:
+        nonlocal at_work, peak
+        at_work += 1
+        peak = max(peak, at_work)
+        await both.wait()
+        at_work -= 1
+        return "ok"
+
+    async with running(network, make_runner("bob", script, policy=AgentPolicy(max_parallel_reactions=2))):
+        for person in people:
+            await person.client.send_text("bob", "hi")
+        for person in people:
+            await person.hear()
+    assert peak == 2
+
+
+async def test_who_watches_sees_the_agent_think_and_use_its_tools(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+    await mia.client.call("network.watch", {"signals": True})
+    tools = [tool(name="look")(look)]
+    async with running(
+        network, make_runner("bob", lambda request: call("look") if request.turn == 1 else "done", tools=tools)
+    ):
+        await mia.ask("bob", "hi")
+        seen = []
+        async for event in mia.client.events():
+            if isinstance(event, Signal):
+                seen.append((event.sender_id, event.thread_id, event.kind, event.body["active"]))
+                if len(seen) == 4:
+                    break
+    assert seen == [("bob", "direct:bob~mia", kind, active) for kind, active in [
+        ("thinking", True), ("tool", True), ("tool", False), ("thinking", False),
+    ]]  # fmt: skip
+
+
+def look() -> str:
+    """Look around."""
+    return "nothing"
+
+
+# --- errors come back to the model
+
+
+async def test_an_unknown_recipient_is_told_to_the_model(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+
+    def script(request: ModelRequest) -> Any:
+        results = read_prompt(request).tool_results
+        return results[-1].content if results else send("nobody", "hi")
+
+    async with running(network, make_runner("bob", script)):
+        assert (await mia.ask("bob", "say hi to nobody")).text.startswith("unknown_recipient: ")
+
+
+async def test_polite_agents_stop_at_the_networks_budget() -> None:
+    async with Network.open(limits=Limits(max_hops=6)) as network:
+        mia, heard = await Person.join(network, "mia"), Heard()
+
+        def polite(request: ModelRequest) -> Any:
+            if request.turn > 1:
+                return finish(read_prompt(request).tool_results[-1].content)
+            return send("ann" if request.agent_id == "bob" else "bob", "no, thank YOU")
+
+        async with running(
+            network, make_runner("ann", polite, on_event=heard), make_runner("bob", polite, on_event=heard)
+        ):
+            await mia.client.send_text("ann", "say thanks to bob")
+            ends = await heard.finished(7)
+        assert [it.status for it in ends] == ["finished"] * 7
+        assert [it.reason.partition(":")[0] for it in ends if it.reason.startswith("loop_stopped")] == ["loop_stopped"]
+        assert len(await mia.history("direct:ann~bob")) == 6
+
+
+# --- faults
+
+
+class Faulty:
+    """A model that raises what no model should, once."""
+
+    name = "faulty"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        self.calls += 1
+        if self.calls == 1:
+            raise ZeroDivisionError("oops")
+        return ModelReply("better now")
+
+
+async def test_a_fault_in_a_reaction_ends_it_visibly_and_the_agent_goes_on(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    mia = await Person.join(network, "mia")
+    runner = SimpleAgentRunner("bob", instruction="x", model=Faulty())
+    async with running(network, runner):
+        asked = await mia.client.send_text("bob", "hi")
+        assert "ZeroDivisionError" in (await mia.hear()).text
+        assert (await mia.ask("bob", "hi again")).text == "better now"
+        chain = (await mia.client.call("network.message_status", {"seq": asked.seq}))["recipients"]
+        [records] = [await mia.records(it["reaction"]) for it in chain]
+    assert records[-1]["body"]["status"] == "failed"
+    assert records[-1]["body"]["reason"] == "ZeroDivisionError: oops"
+    assert [it.exc_info is not None for it in caplog.records if it.getMessage() == "reaction failed"] == [True]
+
+
+class Moody(AgentRunner):
+    """An agent without a model, which fails on its first try and keeps no journal."""
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(agent_id)
+        self.tries: list[str] = []
+
+    async def react(
+        self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
+    ) -> ReactionResult:
+        self.tries.append(incoming_message.text)
+        if len(self.tries) == 1:
+            raise RuntimeError("not in the mood")
+        ongoing = self.find_ongoing(incoming_message)
+        await self.client.reply(ongoing.message, f"re: {incoming_message.text}")
+        return ReactionResult(ongoing.journal.reaction, "finished", "", None, 0, None)  # type: ignore[arg-type]
+
+
+async def test_a_reaction_that_did_not_begin_is_handed_back_and_tried_again(network: Network) -> None:
+    mia, moody = await Person.join(network, "mia"), Moody("bob")
+    async with running(network, moody):
+        asked = await mia.client.send_text("bob", "one")
+        answer = await mia.hear()
+        assert (answer.text, moody.tries) == ("re: one", ["one", "one"])
+        await until_state(mia.client, asked.seq, "bob", "handled")
+
+
+async def test_a_name_that_two_tools_have_is_refused_at_once() -> None:
+    with pytest.raises(ToolError, match="finish"):
+        make_runner("bob", lambda request: "x", tools=[tool(name="finish")(look)])
+
+
+async def test_a_missing_key_is_refused_at_once() -> None:
+    with pytest.raises(Exception, match="OPENAI_API_KEY"):
+        SimpleOpenAIAgentRunner("bob", instruction="x", model_name="gpt")
+
+
+# --- stopping and taking over
+
+
+async def test_a_person_stops_a_reaction_and_the_thread_goes_on(network: Network) -> None:
+    mia, heard = await Person.join(network, "mia"), Heard()
+    thinking, ended = asyncio.Event(), asyncio.Event()
+
+    async def script(request: ModelRequest) -> str:
+        if read_prompt(request).incoming_text == "go on for ever":
+            thinking.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return "hello"
+
+    async with running(network, make_runner("bob", script, on_event=heard)):
+        await mia.client.send_text("bob", "go on for ever")
+        await thinking.wait()
+        stopped = (await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"}))["reactions"]
+        [end] = await heard.finished()
+        assert (end.status, end.reason, end.answer) == ("cancelled", "stopped by mia", None)
+        assert stopped == [end.reaction]
+        assert ended.is_set()
+        assert (await mia.ask("bob", "hi")).text == "hello"
+        assert (await mia.records(end.reaction))[-1]["body"]["status"] == "cancelled"
+
+
+async def test_a_newer_runner_takes_over_and_the_older_one_says_so(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+    old, new = make_runner("bob", lambda request: "old"), make_runner("bob", lambda request: "new")
+    task = asyncio.create_task(old.run(await network.join("bob", role="reactor")))
+    assert (await mia.ask("bob", "hi")).text == "old"
+    async with running(network, new):
+        with pytest.raises(Superseded, match="Another runner of agent bob has taken over"):
+            await task
+        assert (await mia.ask("bob", "hi")).text == "new"
+
+
+async def test_stop_before_run_ends_it_at_once_and_a_runner_runs_again(network: Network) -> None:
+    mia, runner = await Person.join(network, "mia"), make_runner("bob", lambda request: "hi")
+    await runner.stop()
+    await runner.run(await network.join("bob", role="reactor"))
+    async with running(network, runner):
+        assert (await mia.ask("bob", "hi")).text == "hi"
+        with pytest.raises(RuntimeError, match="runs already"):
+            await runner.run()
+
+
+# --- resuming
+
+
+class World:
+    """What an agent's tools did, outside of its process."""
+
+    def __init__(self) -> None:
+        self.noted: set[str] = set()
+        self.paid = 0
+
+    def tools(self) -> list[Tool]:
+        @tool(idempotent=True)
+        async def note(context: ToolContext, text: str) -> str:
+            """Keep a note, once for each call id."""
+            self.noted.add(context.call_id)
+            return f"noted {text}"
+
+        @tool(once=True)
+        async def pay() -> str:
+            """Pay."""
+            self.paid += 1
+            return "paid"
+
+        return [note, pay]
+
+
+def shopper(asked: list[int]) -> Script:
+    def script(request: ModelRequest) -> Any:
+        asked.append(request.turn)
+        match request.turn:
+            case 1:
+                return [call("note", text="a"), call("pay"), send("ann", "I pay"), broadcast("paying"), call("nope")]
+            case 2:
+                return [say("One moment."), call("channels_post", name="dev", text="paid")]
+            case _:
+                return "done"
+
+    return script
+
+
+class CutClient:
+    """A client that loses the hub for good at its n-th record, before or after the hub has it: as a killed process does."""
+
+    def __init__(self, client: NetworkClient, cut_at: int, *, after: bool) -> None:
+        self._client = client
+        self._cut_at = cut_at
+        self._after = after
+        self.records = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Any:
+        self.records += 1
+        if self.records == self._cut_at and self._after:
+            await self._client.record(reaction, kind, body, record_id=record_id)
+        if self.records >= self._cut_at:
+            raise ConnectError("cut")
+        return await self._client.record(reaction, kind, body, record_id=record_id)
+
+
+async def shop(path: Path, cuts: list[tuple[int, bool]]) -> tuple[list[tuple[str, str]], World, list[int], int]:
+    """One errand, cut off at each of ``cuts`` in turn and then let through; the network itself restarts in between too."""
+    world, asked = World(), list[int]()
+    heard: list[tuple[str, str]] = []
+    for number, cut in enumerate([*cuts, None]):
+        async with Network.open(path) as network:
+            mia, ann = await Person.join(network, "mia"), await network.join("ann")
+            runner = make_runner("bob", shopper(asked), tools=world.tools(), channels=["dev"])
+            client = await network.join("bob", role="reactor")
+            if number == 0:
+                await client.call("channels.create", {"name": "dev"})
+                await ann.call("channels.join", {"name": "dev"})
+                await mia.client.send_text("bob", "go shopping")
+            if cut is not None:
+                cut_client = CutClient(client, cut[0], after=cut[1])
+                with pytest.raises(ConnectError, match="cut"):
+                    await runner.run(cut_client)  # type: ignore[arg-type]
+                continue
+            counting = CutClient(client, 1_000_000, after=False)
+            task = asyncio.create_task(runner.run(counting))  # type: ignore[arg-type]
+            trigger = (await mia.client.history("direct:bob~mia")).messages[0].seq
+            await until_recorded(mia, reaction_id("bob", trigger, client.welcome.network.epoch), "finished")
+            await runner.stop()
+            await task
+            for thread_id in ("direct:ann~bob", "broadcast", "channel:dev"):
+                heard += [(it.thread_id, it.text) for it in (await ann.history(thread_id)).messages]
+            heard += [("direct:bob~mia", it.text) for it in (await mia.client.history("direct:bob~mia")).messages]
+    return heard, world, asked, counting.records
+
+
+async def until_recorded(person: Person, reaction: str, kind: str) -> None:
+    while kind not in {it["kind"] for it in await person.records(reaction)}:
+        pass
+
+
+async def test_cut_off_at_any_record_an_agent_ends_its_errand_with_the_same_messages(tmp_path: Path) -> None:
+    expected, world, asked, writes = await shop(tmp_path / "whole.db", [])
+    assert expected == [
+        ("direct:ann~bob", "I pay"), ("broadcast", "paying"), ("channel:dev", "paid"),
+        ("direct:bob~mia", "go shopping"), ("direct:bob~mia", "done"),
+    ]  # fmt: skip
+    assert (world.paid, len(world.noted), asked) == (1, 1, [1, 2, 3])
+    assert writes == 16
+    for cut_at in range(1, writes + 1):
+        for after in (False, True):
+            heard, world, asked, _ = await shop(tmp_path / f"{cut_at}{after}.db", [(cut_at, after)])
+            assert heard == expected, (cut_at, after)
+            assert world.paid <= 1
+            assert len(world.noted) == 1
+            assert len(asked) <= 4, "more than the model call in flight was asked again"
+
+
+async def test_cut_off_again_and_again_it_still_arrives(tmp_path: Path) -> None:
+    expected = (await shop(tmp_path / "whole.db", []))[0]
+    heard, world, _, _ = await shop(tmp_path / "cut.db", [(2, False), (2, True), (3, False), (2, True), (3, True)])
+    assert heard == expected
+    assert world.paid <= 1
+
+
+async def test_a_stopped_runner_leaves_its_reaction_open_and_the_next_one_goes_on(network: Network) -> None:
+    mia, heard = await Person.join(network, "mia"), Heard()
+    begun, asked = asyncio.Event(), list[int]()
+
+    @tool(once=True)
+    async def pay() -> str:
+        """Pay."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "paid"
+
+    def script(request: ModelRequest) -> Any:
+        asked.append(request.turn)
+        return call("pay") if request.turn == 1 else read_prompt(request).tool_results[-1].content
+
+    first = make_runner("bob", script, tools=[pay])
+    task = asyncio.create_task(first.run(await network.join("bob", role="reactor")))
+    await mia.client.send_text("bob", "pay")
+    await begun.wait()
+    await first.stop()
+    await task
+    async with running(network, make_runner("bob", script, tools=[pay], on_event=heard)):
+        assert "Whether it took effect is unknown" in (await mia.hear()).text
+    assert asked == [1, 2]
+    assert isinstance(heard.events[0], Resumed)
+    assert not heard.events[0].config_changed
+
+
+async def test_a_reaction_stopped_by_a_person_while_its_agent_was_away_is_not_taken_up(network: Network) -> None:
+    mia, heard = await Person.join(network, "mia"), Heard()
+    begun, asked = asyncio.Event(), list[int]()
+
+    async def script(request: ModelRequest) -> str:
+        asked.append(request.turn)
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    first = make_runner("bob", script)
+    client = await network.join("bob", role="reactor")
+    task = asyncio.create_task(first.run(client))
+    await mia.client.send_text("bob", "go on for ever")
+    await begun.wait()
+    await first.stop()
+    await task
+    await client.close()
+    await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+    async with running(network, make_runner("bob", script, on_event=heard)):
+        [end] = await heard.finished()
+    assert (end.status, end.reason) == ("cancelled", "stopped by a person")
+    assert asked == [1]
+
+
+# --- over sockets
+
+
+async def test_over_websockets_with_a_token_of_its_own(tmp_path: Path) -> None:
+    config = NodeConfig(port=0, db=tmp_path / "node.db")
+    async with serve(config) as node:
+        runner = make_runner("bob", lambda request: "over the wire", url=node.url)
+        task = asyncio.create_task(runner.run())
+        async with NetworkClient("mia", node.url, kind="human", token=node.owner_token) as client:
+            mia = Person(client)
+            await runner.ready()
+            assert (await mia.ask("bob", "hi")).text == "over the wire"
+            agents = (await client.call("network.list_agents", {"kind": "agent"}))["agents"]
+            assert agents[0]["card"]["visibility"] == "people"
+        await runner.stop()
+        await task
+
+
+async def test_a_hub_that_cannot_be_reached_is_said() -> None:
+    with pytest.raises(ConnectError):
+        await make_runner("bob", lambda request: "x", url="ws://127.0.0.1:1/").run()

@@ -1,0 +1,56 @@
+"""docs/protocol.md and docs/asyncapi.json say what the frames say."""
+
+import json
+import re
+from pathlib import Path
+
+from msgspec import UNSET
+from msgspec.structs import fields
+
+from roundelay.network.asyncapi import asyncapi_document
+from roundelay.network.frames import CLIENT_FRAMES, HUB_FRAMES
+from roundelay.network.hub import WELCOME_LIMITS
+from roundelay.network.operations import NetworkOperations
+
+DOCS = Path(__file__).parents[2] / "docs"
+PROTOCOL = (DOCS / "protocol.md").read_text(encoding="utf-8")
+
+
+def table_of(heading: str) -> dict[str, str]:
+    """The rows of the table under a heading: the first column's name and the rest."""
+    section = PROTOCOL.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return {row[0]: row[1] for row in re.findall(r"^\| `([a-z_.]+)` \|(.*)$", section, re.MULTILINE)}
+
+
+def test_asyncapi_json_is_what_the_frames_generate() -> None:
+    written = json.loads((DOCS / "asyncapi.json").read_text(encoding="utf-8"))
+    assert written == asyncapi_document(), "run: python -m roundelay.network.asyncapi > docs/asyncapi.json"
+
+
+def test_protocol_names_every_frame_and_field_of_the_code() -> None:
+    for heading, frames in (("Client to hub", CLIENT_FRAMES), ("Hub to client", HUB_FRAMES)):
+        rows = table_of(heading)
+        assert set(rows) == {str(cls.__struct_config__.tag) for cls in frames}
+        for cls in frames:
+            row = rows[str(cls.__struct_config__.tag)]
+            for field in fields(cls):
+                assert f"`{field.name}`" in row, f"{cls.__name__}.{field.name} is not in docs/protocol.md"
+                is_optional = field.default is UNSET
+                if is_optional and cls in CLIENT_FRAMES and cls.__struct_config__.tag != "signal":
+                    assert re.search(rf"`{field.name}`\s*(= \w+)?\?", row), f"{cls.__name__}.{field.name} is optional in the code"
+
+
+def test_protocol_lists_every_network_operation_and_its_arguments() -> None:
+    rows = table_of("Operations that every hub has")
+    operations = {operation.op: operation for operation in NetworkOperations().operations()}
+    assert set(rows) == set(operations)
+    for op, operation in operations.items():
+        for field in fields(operation.args_type):
+            mark = "" if field.required else "?"
+            if op != "network.cancel":
+                assert f"`{field.name}`{mark}" in rows[op], f"{op} takes {field.name}{mark}"
+
+
+def test_protocol_lists_every_limit_of_welcome() -> None:
+    section = PROTOCOL.partition("- `limits` in `welcome`:")[2].partition("\n- ")[0]
+    assert set(re.findall(r"`([a-z_]+)`", section)) == set(WELCOME_LIMITS)
