@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Signal
+from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
 from roundelay.network.errors import ConnectError, InvalidArguments, RoundelayError, Superseded, UnknownRecipient
 from roundelay.network.messages import BaseMessage, MessageThread
 
@@ -99,6 +99,7 @@ class AgentRunner(ABC):
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
         # Signals may be dropped, so a full queue drops the newest; it must never hold up a reaction.
         self._signals: asyncio.Queue[tuple[SignalKind, dict[str, object], str]] = asyncio.Queue(maxsize=MAX_SIGNALS)
+        self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
@@ -164,28 +165,44 @@ class AgentRunner(ABC):
 
     async def _serve(self, client: NetworkClient) -> None:
         self._client = client
+        while True:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    await self._serve_epoch(client, group)
+                return
+            except BaseExceptionGroup as failures:
+                errors = failures.split(_Stop)[1]
+                if errors is None:
+                    return
+                error = first_error(errors)
+                if not isinstance(error, _NewEpoch):
+                    raise self._explain(error) from failures
+                _logger.warning("the ledger was replaced; starting over", extra={"agent_id": self.agent_id})
+
+    async def _serve_epoch(self, client: NetworkClient, group: asyncio.TaskGroup) -> None:
+        """Serve as long as the ledger is the same one. In another one the seqs and reactions known here mean nothing."""
+        epoch = client.welcome.network.epoch
         self._inbox = Inbox(self.agent_id, react_to=self.react_to, max_parallel=self.policy.max_parallel_reactions)
         self._deliveries, self._resumed, self._ongoing, self._stopped_early = {}, {}, {}, {}
+        group.create_task(self._end_when_asked())
+        group.create_task(self._send_signals(client))
         for name in self.channels:
             await join_channel(client, name)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._end_when_asked())
-                group.create_task(self._send_signals(client))
-                await self._take_open_reactions(client)
-                group.create_task(
-                    self._watch(client)
-                )  # before any reaction begins: one may have been stopped meanwhile
-                self._start_reactions(group)
-                self._ready.set()
-                async for delivery in client.deliveries():
-                    await self._take(delivery)
-                    self._start_reactions(group)
-                self._stopping.set()  # the client was closed
-        except BaseExceptionGroup as failures:
-            errors = failures.split(_Stop)[1]
-            if errors is not None:
-                raise self._explain(first_error(errors)) from failures
+        await self._take_open_reactions(client)
+        group.create_task(self._watch(client, epoch))  # before any reaction begins: one may have been stopped meanwhile
+        self._start_reactions(group)
+        self._ready.set()
+        if self._carried is not None:
+            delivery, self._carried = self._carried, None
+            await self._take(delivery)
+            self._start_reactions(group)
+        async for delivery in client.deliveries():
+            if client.welcome.network.epoch != epoch:
+                self._carried = delivery
+                raise _NewEpoch
+            await self._take(delivery)
+            self._start_reactions(group)
+        self._stopping.set()  # the client was closed
 
     async def _end_when_asked(self) -> None:
         await self._stopping.wait()
@@ -354,13 +371,18 @@ class AgentRunner(ABC):
 
     # --- beside the reactions
 
-    async def _watch(self, client: NetworkClient) -> None:
-        """Obey a person's stop. Only the hub sends signals of kind ``cancel``."""
+    async def _watch(self, client: NetworkClient, epoch: str) -> None:
+        """Obey a person's stop, and notice another ledger. Only the hub sends signals of kind ``cancel``."""
         async for event in client.events():
-            if isinstance(event, Signal) and event.kind == "cancel" and isinstance(event.body, dict):
-                self._cancel(event.body.get("reaction"), event.sender_id)
+            match event:
+                case Signal(kind="cancel", body={"reaction": str(reaction)}):
+                    self._cancel(reaction, event.sender_id)
+                case Reconnected(welcome=welcome) if welcome.network.epoch != epoch:
+                    raise _NewEpoch
+                case _:
+                    continue
 
-    def _cancel(self, reaction: object, sender_id: str) -> None:
+    def _cancel(self, reaction: str, sender_id: str) -> None:
         # After a restart the hub repeats what was asked before, in the agent's own name.
         by = sender_id if sender_id != self.agent_id else "a person"
         for ongoing in self._ongoing.values():
@@ -369,7 +391,7 @@ class AgentRunner(ABC):
                 if ongoing.work is not None:
                     ongoing.work.cancel()  # nothing happens to one that has ended already
                 return
-        if isinstance(reaction, str) and any(reaction == waiting for waiting, _ in self._resumed.values()):
+        if any(reaction == waiting for waiting, _ in self._resumed.values()):
             self._stopped_early[reaction] = by
 
     def _signal(self, kind: SignalKind, body: dict[str, object], thread_id: str) -> None:
@@ -393,6 +415,10 @@ MAX_REASON_CHARS = 500
 
 class _Stop(Exception):
     """Ends the runner's tasks; never leaves it."""
+
+
+class _NewEpoch(Exception):
+    """Ends the tasks too: the hub came back with another ledger. Never leaves the runner."""
 
 
 def _narrow(message: BaseMessage) -> AnyMessage:

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from load import Fleet, LoadError
-from machine import MachineFacts, describe_machine, measure_fdatasync, read_process_cpu_s
+from machine import MachineFacts, describe_machine, measure_fdatasync, pin_process, read_process_cpu_s, split_cores
 
 HERE = Path(__file__).resolve().parent
 SIZE_BYTES = 200
@@ -77,6 +77,7 @@ class Sample:
     server_cpu_us: float  # per message sent
     server_busy: float  # share of one core, 1.0 or more: the server was the bottleneck, as it should be
     generator_busy: float
+    others_busy: float  # what else ran on the machine meanwhile, in cores: it should be nothing
     delivered_p50_us: float | None = None
     delivered_p99_us: float | None = None
     stored_p50_us: float | None = None
@@ -101,6 +102,7 @@ class Results:
     messages: int
     fanout_messages: int
     window: int
+    server_cores: set[int]  # empty: not pinned
     fdatasync_p50_us: list[float] = field(default_factory=list)  # one per round, measured just before it
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)  # scenario -> subject -> one per round
 
@@ -131,6 +133,7 @@ RATIOS = (
     Ratio("in-memory hub / bare relay", "one_to_one", "hub memory", "bare", 0.55, 0.75, _throughput),
     Ratio("  the same by server CPU", "one_to_one", "hub memory", "bare", None, None, _inverse_cpu),
     Ratio("FULL / plain relay", "one_to_one", "hub full", "plain", 0.7, None, _throughput),
+    Ratio("  the same by server CPU", "one_to_one", "hub full", "plain", None, None, _inverse_cpu),
     Ratio("NORMAL / in-memory", "one_to_one", "hub normal", "hub memory", 0.55, 0.7, _throughput),
     Ratio("FULL / in-memory", "one_to_one", "hub full", "hub memory", 0.45, 0.6, _throughput),
     Ratio("fan-out, in-memory hub / broadcast()", "one_to_100", "hub memory", "broadcast", 2.0, 2.8, _throughput),
@@ -152,7 +155,11 @@ def run_benchmark(
 ) -> Results:
     """Measure every scenario and subject `rounds` times, interleaved. `node` starts a hub, given a config file."""
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
-        results = Results(describe_machine(Path(scratch)), rounds, messages, max(messages // 20, 50), window)
+        server_cores, own_cores = split_cores()
+        pin_process(0, own_cores)
+        results = Results(
+            describe_machine(Path(scratch)), rounds, messages, max(messages // 20, 50), window, server_cores
+        )
         for number in range(rounds):
             results.fdatasync_p50_us.append(measure_fdatasync(Path(scratch))[0])
             for scenario in SCENARIOS:
@@ -165,7 +172,8 @@ def run_benchmark(
                     report(
                         f"round {number + 1}/{rounds}  {scenario.title:<10}  {subject.name:<10}  "
                         f"{sample.messages_per_s:>9,.0f}/s  {sample.server_cpu_us:7.1f} us CPU  "
-                        f"server {sample.server_busy:4.0%}  generator {sample.generator_busy:4.0%}"
+                        f"server {sample.server_busy:4.0%}  generator {sample.generator_busy:4.0%}  "
+                        f"others {sample.others_busy:4.0%}"
                     )
     return results
 
@@ -176,22 +184,25 @@ def measure(subject: Subject, scenario: Scenario, results: Results, node: Sequen
     pipelined = results.messages if scenario.receivers == 1 else results.fanout_messages
     with (
         tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="roundelay-bench-") as directory,
-        start_server(subject.build_command(Path(directory), node)) as (url, pid),
+        start_server(subject.build_command(Path(directory), node), results.server_cores) as (url, pid),
         Fleet(url, scenario.receivers, names_stored=is_hub) as fleet,
     ):
         fleet.send_pipelined(max(pipelined // 10, 20), to=scenario.to, size_bytes=SIZE_BYTES, window=results.window)
         cpu_s = read_process_cpu_s(pid)
         throughput = fleet.send_pipelined(pipelined, to=scenario.to, size_bytes=SIZE_BYTES, window=results.window)
         cpu_s = read_process_cpu_s(pid) - cpu_s
+        others_cpu_s = throughput.machine_cpu_s - cpu_s - throughput.generator_cpu_s
+        others_busy = max(0.0, others_cpu_s / throughput.elapsed_s)
         server_cpu_us, server_busy = cpu_s / pipelined * 1e6, cpu_s / throughput.elapsed_s
         if scenario.receivers > 1:
-            return Sample(throughput.messages_per_s, server_cpu_us, server_busy, throughput.generator_busy)
+            return Sample(throughput.messages_per_s, server_cpu_us, server_busy, throughput.generator_busy, others_busy)
         latency = fleet.send_one_by_one(max(pipelined // 40, 50), to=scenario.to, size_bytes=SIZE_BYTES)
         return Sample(
             throughput.messages_per_s,
             server_cpu_us,
             server_busy,
             throughput.generator_busy,
+            others_busy,
             latency.delivered_p50_us,
             latency.delivered_p99_us,
             latency.stored_p50_us,
@@ -199,11 +210,12 @@ def measure(subject: Subject, scenario: Scenario, results: Results, node: Sequen
 
 
 @contextlib.contextmanager
-def start_server(command: Sequence[str]) -> Iterator[tuple[str, int]]:
+def start_server(command: Sequence[str], cores: set[int] | None = None) -> Iterator[tuple[str, int]]:
     """The server's URL and process id, once it has printed its ready line; it is ended on the way out."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
+            pin_process(process.pid, cores or set())
             assert process.stdout is not None
             line = ""
             deadline_s = time.monotonic() + READY_TIMEOUT_S
@@ -229,9 +241,10 @@ def format_results(results: Results) -> str:
         f"{facts.filesystem}, fdatasync p50 before each round (us): "
         + ", ".join(f"{value:.0f}" for value in results.fdatasync_p50_us),
         f"{results.rounds} rounds, {results.messages:,} messages (one to 100: {results.fanout_messages:,}), "
-        f"{SIZE_BYTES} bytes, window {results.window}",
+        f"{SIZE_BYTES} bytes, window {results.window}, servers on core "
+        f"{', '.join(map(str, sorted(results.server_cores))) or 'any'}, the generator on the last one",
         "",
-        f"{'':<12}{'subject':<12}{'messages/s':>12}{'CPU us/msg':>12}{'server':>8}{'generator':>11}"
+        f"{'':<12}{'subject':<12}{'messages/s':>12}{'CPU us/msg':>12}{'server':>8}{'generator':>11}{'others':>8}"
         f"{'p50 us':>9}{'p99 us':>9}{'stored p50':>12}",
     ]
     for scenario in SCENARIOS:
@@ -249,7 +262,8 @@ def format_results(results: Results) -> str:
                 f"{scenario.title:<12}{name:<12}{_median([s.messages_per_s for s in samples]) or 0:>12,.0f}"
                 f"{_median([s.server_cpu_us for s in samples]) or 0:>12.1f}"
                 f"{_median([s.server_busy for s in samples]) or 0:>8.0%}"
-                f"{_median([s.generator_busy for s in samples]) or 0:>11.0%}{latency}"
+                f"{_median([s.generator_busy for s in samples]) or 0:>11.0%}"
+                f"{_median([s.others_busy for s in samples]) or 0:>8.0%}{latency}"
             )
     lines += ["", f"{'ratio':<40}{'median':>8}{'min':>8}{'max':>8}{'target':>9}{'aim':>7}"]
     for ratio in RATIOS:
@@ -269,6 +283,7 @@ def format_results(results: Results) -> str:
         "bare: routing in the protocol callback, one joined write per connection and tick, no parsing, no state.",
         "Each relay answers the sender with a frame of the size of `stored`. All on uvloop, without deflate.",
         "server, generator: share of one core in use. The generator reads eagerly: with time to spare it uses more.",
+        "others: what else ran on the machine. Beyond a few percent, trust the ratios by server CPU, not the rates.",
         "p50, p99: from writing a message, nothing else in flight, to its delivery.",
     ]
     return "\n".join(lines)
@@ -294,7 +309,8 @@ def to_json(results: Results) -> str:
         for ratio in RATIOS
         if (values := compute_ratio(ratio, results))
     }
-    return json.dumps(asdict(results) | {"ratios": ratios}, indent=2) + "\n"
+    plain = asdict(results) | {"server_cores": sorted(results.server_cores), "ratios": ratios}
+    return json.dumps(plain, indent=2) + "\n"
 
 
 def _median(values: Sequence[float | None]) -> float | None:

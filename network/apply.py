@@ -17,6 +17,7 @@ from .change import ChangeSet, Rules, write_message
 from .entries import (
     NOTHING,
     Answer,
+    AskToStop,
     Effect,
     Entry,
     Handled,
@@ -263,18 +264,17 @@ def _begin_reaction(change: ChangeSet, facts: Facts, origin: Origin, reaction: s
         raise UnknownMessage(
             f"There is no message {trigger} that {origin.agent_id} may read; trigger is the seq of one."
         )
-    taken: OpenReaction | None = change.state.get("reaction", reaction)
-    if taken is not None and taken.agent_id != origin.agent_id:
-        raise Forbidden(f"The reaction {reaction!r} is another agent's; choose an id of your own.")
-    change.put_row("reaction", reaction, OpenReaction(reaction, origin.agent_id, trigger, row.seq, head))
+    change.put_row(
+        "reaction", f"{origin.agent_id}/{reaction}", OpenReaction(reaction, origin.agent_id, trigger, row.seq, head)
+    )
     change.put_row("triggered", f"{origin.agent_id}/{trigger}", Triggered(reaction, row.seq))
     change.effects.append(Settle(origin.agent_id, trigger))
 
 
 def _end_reaction(change: ChangeSet, state: State, reaction: str, agent_id: str) -> None:
-    found: OpenReaction | None = state.get("reaction", reaction)
-    if found is not None and found.agent_id == agent_id:
-        change.put_row("reaction", reaction, None)
+    found: OpenReaction | None = state.get("reaction", f"{agent_id}/{reaction}")
+    if found is not None:
+        change.put_row("reaction", f"{agent_id}/{reaction}", None)
         change.put_row("attempt", f"{agent_id}/{found.trigger}", None)
 
 
@@ -355,8 +355,8 @@ def _apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcom
     if identity.binds and entry.token_hash is not None:
         change.put_row("token", entry.token_hash, Token(hello.agent_id, hello.kind, state.stamp))
     cancelled = tuple(
-        key
-        for key, reaction in state.items("reaction")
+        AskToStop(hello.agent_id, reaction.reaction, reaction.trigger_head.thread_id, hello.agent_id)
+        for _, reaction in state.items("reaction")
         if reaction.agent_id == hello.agent_id and reaction.is_cancelled
     )
     return change.outcome(Welcome(origin, hello, updated, is_new, cancelled if new_fence is not None else ()))
@@ -381,7 +381,7 @@ def _apply_lost(rules: Rules, state: State, entry: Lost) -> Outcome:
     for key, reaction in list(state.items("reaction")):
         if reaction.agent_id != agent_id:
             continue
-        reason = f"The agent's process was lost during the reaction {key}."
+        reason = f"The agent's process was lost during the reaction {reaction.reaction}."
         if _count_failure(change, agent_id, reaction.trigger, reason, None) >= MAX_FAILURES:
             change.put_row("reaction", key, None)
     return change.outcome()

@@ -134,7 +134,7 @@ class Welcome(Struct, frozen=True):
     hello: HelloFrame
     participant: Participant
     is_new: bool
-    cancelled: tuple[str, ...] = ()
+    cancelled: tuple[AskToStop, ...] = ()
 
 
 class Refuse(Struct, frozen=True):

@@ -78,10 +78,14 @@ class Change(Protocol):
 class HubView(Protocol):
     """What a reading operation may ask of the running hub."""
 
-    name: str
-    epoch: str
     server: str
     ledger: Ledger
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def epoch(self) -> str: ...
 
     @property
     def state(self) -> State: ...

@@ -39,13 +39,15 @@ class NetworkOperations(Mod):
             raise InvalidArguments("network.cancel takes either reaction or thread_id.")
         stopped = []
         for key, found in list(change.state.items("reaction")):
-            if key != reaction and found.trigger_head.thread_id != thread_id:
+            if found.reaction != reaction and found.trigger_head.thread_id != thread_id:
                 continue
             if not _may_cancel(change, found):
                 continue
             change.put_row("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
-            change.effects.append(AskToStop(found.agent_id, key, found.trigger_head.thread_id, change.origin.agent_id))
-            stopped.append(key)
+            change.effects.append(
+                AskToStop(found.agent_id, found.reaction, found.trigger_head.thread_id, change.origin.agent_id)
+            )
+            stopped.append(found.reaction)
         return {"reactions": stopped}
 
     @operation("change")

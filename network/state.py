@@ -89,7 +89,7 @@ class Attempt(Struct, frozen=True):
 
 
 class OpenReaction(Struct, frozen=True):
-    """A reaction begun and not finished; ``seq`` is that of its ``started`` record."""
+    """A reaction begun and not finished, under ``AGENT/REACTION``; ``seq`` is that of its ``started`` record."""
 
     reaction: str
     agent_id: str

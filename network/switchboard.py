@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from msgspec import UNSET
 
 from .config import Limits
 from .delivery import Mailbox, Outbox
-from .entries import Origin
-from .errors import LedgerError
+from .entries import Origin, error_bytes
+from .errors import LedgerError, RoundelayError
 from .frames import NoticeFrame, PresenceFrame, deliver_bytes, encode
-from .ledger import Ledger, Row
+from .ledger import Ledger, Meta, Row
 from .session import Connection, Session, SessionState
 from .state import Attempt, Participant, State
 from .visibility import anchor, inbox_spans, is_recipient
@@ -44,10 +44,13 @@ class LiveParticipant:
 
 
 class Switchboard:
-    """The hub's sessions. ``state`` and ``published`` are the hub's, refreshed by it after each commit."""
+    """The hub's sessions. ``state`` is the committed one, ``meta`` the ledger's, ``published`` the newest seq that was handed on; the hub refreshes them."""
 
-    def __init__(self, limits: Limits, ledger: Ledger, now: Callable[[], int]) -> None:
+    def __init__(
+        self, limits: Limits, ledger: Ledger, now: Callable[[], int], on_reactor_lost: Callable[[Origin], None]
+    ) -> None:
         self.state = State()
+        self.meta = Meta(epoch="", name="", first_seq=1, head=0, stamp=0)
         self.published = 0
         self.sessions: dict[str, Session] = {}
         self.joined = 0
@@ -56,6 +59,7 @@ class Switchboard:
         self._limits = limits
         self._ledger = ledger
         self._now = now
+        self._on_reactor_lost = on_reactor_lost
         self._live: dict[str, LiveParticipant] = {}
         self._recent: deque[Row] = deque(maxlen=RECENT_ROWS)
         self._dirty: dict[Session, None] = {}
@@ -110,6 +114,32 @@ class Switchboard:
     def opening(self) -> int:
         """Connections that have not been welcomed."""
         return len(self.sessions) - self.joined
+
+    def lose(self, session: Session) -> None:
+        """The connection is gone. Idempotent."""
+        was_live = session.state is SessionState.LIVE
+        self.leave(session)
+        if was_live and not session.said_bye and session.origin is not None and session.origin.fence is not None:
+            self._on_reactor_lost(session.origin)
+
+    def end(self, session: Session, code: int, reason: str) -> None:
+        """Write what is queued, then close with this code."""
+        self.flush_session(session)
+        session.connection.end(code, reason)
+        session.said_bye = True
+        self.leave(session)
+
+    def refuse(self, session: Session, code: int, error: RoundelayError | None) -> None:
+        """End a session; the error goes before the close code, if there is one."""
+        if error is not None:
+            session.outgoing.append(error_bytes(error))
+        silent = "bye" if code == 1000 else "A newer reactor has taken over."
+        self.end(session, code, str(error) if error is not None else silent)
+
+    def end_all(self, reason: str) -> None:
+        """Close every session with 4503: come back."""
+        for session in list(self.sessions.values()):
+            self.end(session, 4503, reason)
 
     def sessions_of(self, agent_id: str) -> list[Session]:
         live = self._live.get(agent_id)
@@ -208,7 +238,7 @@ class Switchboard:
 
     def _redeliver(self, agent_id: str, seq: int, attempt: int) -> None:
         self._timers.pop((agent_id, seq), None)
-        self._spawn(self._redeliver_row(agent_id, seq, attempt))
+        self.spawn(self._redeliver_row(agent_id, seq, attempt))
 
     async def _redeliver_row(self, agent_id: str, seq: int, attempt: int) -> None:
         row = (await self._ledger.messages([seq])).get(seq)
@@ -227,7 +257,7 @@ class Switchboard:
 
     def _page(self, session: Session) -> None:
         session.outbox.is_paging = True
-        self._spawn(self._read_pages(session))
+        self.spawn(self._read_pages(session))
 
     async def _read_pages(self, session: Session) -> None:
         """Bring a session up to date from the ledger, as far as its window goes, then let it go live without a gap."""
@@ -363,7 +393,8 @@ class Switchboard:
             if session.watches_presence:
                 self.write(session, frame)
 
-    def _spawn(self, coroutine: Any) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task of the hub's until it ends or the hub closes."""
         task: asyncio.Task[None] = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from roundelay.identity import READER_ID
 from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError, UnknownRecipient
 from roundelay.network.frames import is_id
@@ -88,7 +89,7 @@ class Chat:
             match event:
                 case Signal() if not self._shows_activity:
                     continue
-                case Presence(agent_id=agent_id) if agent_id == self.client.agent_id:
+                case Presence(agent_id=agent_id) if agent_id in (self.client.agent_id, READER_ID):
                     continue
                 case Reconnecting():
                     if was_connected:
@@ -222,14 +223,16 @@ class Chat:
             return False
         command = COMMANDS.get(name)
         if command is None:
-            self._complain(f"There is no command /{clean(name)}; /help lists them. A text that begins with / is sent as //...")
+            self._complain(
+                f"There is no command /{clean(name)}; /help lists them. A text that begins with / is sent as //..."
+            )
         else:
             await command.function(self, rest.strip())
         return True
 
     async def _show_participants(self) -> None:
         listed = await self.client.call("network.list_agents")
-        others = [agent for agent in listed["agents"] if agent["agent_id"] != self.client.agent_id]
+        others = [agent for agent in listed["agents"] if agent["agent_id"] not in (self.client.agent_id, READER_ID)]
         for state in ("online", "offline"):
             ids = [clean(agent["agent_id"]) for agent in others if agent["state"] == state]
             if ids:
@@ -305,7 +308,11 @@ class Chat:
         self.screen.note(f"The conversation that began with #{rest} may go on.")
 
     async def _cost(self, _rest: str) -> None:
-        from roundelay.usage import describe_usage, find_reactions, read_usage  # only here: it loads what reads journals
+        from roundelay.usage import (  # only here: it loads what reads journals
+            describe_usage,
+            find_reactions,
+            read_usage,
+        )
 
         reactions = await find_reactions(self.client, self.sent)
         usage = await read_usage(self.client, self.activity.reactions | reactions)
@@ -332,7 +339,9 @@ COMMANDS = {
     "join": Command("/join CHANNEL", "join a channel, or make it, and go on there", Chat._join_channel),
     "leave": Command("/leave [CHANNEL]", "leave a channel", Chat._leave),
     "thread": Command("/thread ID", "go on in a thread, such as thread:15 or direct:ann~mia", Chat._thread),
-    "history": Command("/history [ID]", f"the last {HISTORY_MESSAGES} messages of this thread, or of another", Chat._history),
+    "history": Command(
+        "/history [ID]", f"the last {HISTORY_MESSAGES} messages of this thread, or of another", Chat._history
+    ),
     "stop": Command("/stop [THREAD]", "stop what agents do in this thread, or in another", Chat._stop),
     "resume": Command("/resume SEQ", "let a conversation go on that was stopped at its limit", Chat._resume),
     "cost": Command("/cost", "tokens that agents used on what was said since you joined", Chat._cost),

@@ -81,7 +81,9 @@ async def read_lines(descriptor: int) -> AsyncIterator[str]:
     early neither waits for it nor finds a lock of its.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1)  # full: the thread waits, and so does who writes the pipe
+    queue: asyncio.Queue[str | None] = asyncio.Queue(
+        maxsize=1
+    )  # full: the thread waits, and so does who writes the pipe
 
     def read() -> None:
         try:

@@ -19,7 +19,15 @@ from roundelay.commands.options import debug_option, node_options
 EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
+class _Commands(click.Group):
+    """Lists the commands in the order in which one meets them, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 @click.group(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or file, 3 no hub to connect to.",
 )

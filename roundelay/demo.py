@@ -40,9 +40,9 @@ from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.mod import AfterContext, Mod
 from roundelay.terminal import Screen
 
-PERSON = "mia"
+PERSON = "zoe"
 QUESTION = "What is 17 × 23, and which is the longest word in “a roundelay comes back to its refrain”?"
-OTHER_QUESTION = "How many vowels has “roundelay”, and what is 2^10 - 24?"
+OTHER_QUESTION = "What is 2^10 - 24, and “roundelay” backwards?"
 START_TIMEOUT_S = 30.0
 SCRIPT_TIMEOUT_S = 60.0
 MODEL_TIMEOUT_S = 600.0
@@ -197,9 +197,7 @@ class Member:
                 self._take(self, json.loads(line))
             code = await process.wait()
             if not self._is_killed and not self._is_stopping:
-                raise DemoFailed(
-                    f"The process of {self.agent_id} ended by itself (exit code {code}): {self._last_words()}"
-                )
+                raise DemoFailed(f"{self.agent_id} could not go on (exit code {code}): {self._last_words()}")
             self._is_killed = False
 
     def kill(self) -> None:
@@ -272,12 +270,13 @@ class _Stage:
             NetworkClient(PERSON, node.url, kind="human", token=node.owner_token) as person,
             asyncio.TaskGroup() as group,
         ):
+            self._screen.node(node.url)
             hearing = group.create_task(self._hear(person))
             async with self._team(node, group):
                 await self._reach(START_TIMEOUT_S, lambda: len(self._progress.ready) == len(ROLES))
-                self._screen.heading(
-                    node.url, [(it.agent_id, it.pid, ROLES[it.agent_id].description) for it in self._members.values()]
-                )
+                for member in self._members.values():
+                    self._screen.member(member.agent_id, member.pid, ROLES[member.agent_id].description)
+                self._screen.write("")
                 started_at = time.monotonic()
                 await person.send_text(DESK, self._plan.question)
                 await self._reach(self._plan.timeout_s, self._has_ended)
@@ -338,9 +337,7 @@ class _Stage:
         turn = report.get("turn")
         is_due = report["type"] == "reacted" or (report["type"] == "turn_start" and isinstance(turn, int) and turn > 1)
         if is_due:
-            self._screen.incident(
-                f"{member.agent_id}, process {member.pid}, is killed in the middle of its work (SIGKILL)"
-            )
+            self._screen.incident(f"{member.agent_id}, process {member.pid}, is killed at its work (SIGKILL)")
             self._progress.ready.discard(member.agent_id)
             member.kill()
 
@@ -387,11 +384,11 @@ class _Stage:
         try:
             command = _roundelay()
             self._screen.suggest(
-                "It stays up until Ctrl-C; the transcript goes on here. In another terminal",
+                "It stays up until Ctrl-C, and the transcript goes on here. In another terminal",
                 [
-                    (f"{command} chat", "join the conversation; /dm desk asks the team"),
-                    (f"{command} agents", "who is there"),
-                    (f"{command} threads", "what was said where"),
+                    ("ask the team yourself", f"{command} chat --to {DESK}"),
+                    ("see who is there", f"{command} agents"),
+                    ("see what was said where", f"{command} threads"),
                 ],
             )
             self._screen.write("")
@@ -412,10 +409,10 @@ async def _obey_signals(work: Coroutine[object, object, object]) -> None:
 def _list_next() -> list[tuple[str, str]]:
     demo = "./dev demo" if _is_checkout() else "roundelay demo"
     return [
-        (f"{demo} '{OTHER_QUESTION}'", "ask something else"),
-        (f"{demo} --kill numbers", "an agent dies in the middle of its work, and nothing is lost"),
-        (f"{demo} --serve", "stay up, and join the conversation from another terminal"),
-        (f"{demo} --model NAME", "the same team on a real model (OPENAI_API_KEY, or --base-url URL)"),
+        ("ask something else", f"{demo} '{OTHER_QUESTION}'"),
+        ("kill an agent at its work", f"{demo} --kill numbers"),
+        ("stay up and join in", f"{demo} --serve"),
+        ("the same on a real model", f"{demo} --model NAME [--base-url URL]"),
     ]
 
 

@@ -43,14 +43,14 @@ class DemoScreen(Screen):
         """Where lines are broken."""
         return min(self.width or PLAIN_WIDTH, MAX_WIDTH)
 
-    def heading(self, url: str, members: Iterable[tuple[str, int, str]]) -> None:
-        """Who is there: the node, and each agent with its process."""
-        self.write(
-            f"{self.paint.bold('Roundelay')}: a node at {url}, its ledger in SQLite, and three agents by WebSocket"
-        )
-        for agent_id, pid, description in members:
-            self.write(f"  {self._name(agent_id, 8)} {self.paint.dim(f'process {pid:<8}')} {description}")
-        self.write("")
+    def node(self, url: str) -> None:
+        """The node is up."""
+        self.write(f"{self.paint.bold('Roundelay')}: a node at {url} and three agents on WebSockets")
+
+    def member(self, agent_id: str, pid: int, description: str) -> None:
+        """An agent is there."""
+        padding = " " * (8 - len(agent_id))
+        self.write(f"  {self.paint.name(agent_id)}{padding} {self.paint.dim(f'process {pid:<8}')} {description}")
 
     def message(self, message: BaseMessage) -> None:
         """A message with its thread, its text behind a bar so that no text can pass for another message."""
@@ -92,14 +92,11 @@ class DemoScreen(Screen):
         self.write("")
 
     def suggest(self, title: str, commands: Sequence[tuple[str, str]]) -> None:
-        """Commands to try, each with what it does."""
+        """Commands to try: what each does, and the command."""
         self.write(self.paint.bold(title))
-        width = max(len(command) for command, _ in commands)
-        for command, purpose in commands:
-            self.write(f"  {command:<{width}}   {self.paint.dim(purpose)}".rstrip())
-
-    def _name(self, agent_id: str, width: int) -> str:
-        return self.paint.name(agent_id) + " " * (width - len(agent_id))
+        width = max(len(purpose) for purpose, _ in commands)
+        for purpose, command in commands:
+            self.write(f"  {self.paint.dim(purpose.ljust(width))}   {command}")
 
     def _break(self, lines: Iterable[str], indent: int, hanging: str = "") -> list[str]:
         width = max(self.columns - indent, 20)

@@ -68,7 +68,7 @@ class Role:
 
 # --- the scripts
 
-_ASKS = re.compile(r"^(?:@\S+ )+please: (?P<asker>\S+) asks: (?P<question>.*)", re.DOTALL)
+_ASKS = re.compile(r"^(?:@\S+ )*@\S+, (?P<asker>\S+) asks: (?P<question>.*)", re.DOTALL)
 _ANSWERS = re.compile(r"^@desk, for (?P<asker>\S+): (?P<part>.*)", re.DOTALL)
 _DRAFT = re.compile(r"^My draft for (?P<asker>\S+): (?P<draft>.*)\nIs your part right\?$", re.DOTALL)
 _CHECKED = re.compile(r"^Checked for (?P<asker>\S+): (?P<part>.*) — (?P<verdict>.*)$", re.DOTALL)
@@ -84,7 +84,7 @@ def run_desk(view: PromptView) -> Sequence[Action]:
         if not is_direct and f"@{DESK}" not in view.incoming_text:
             return [finish("said to everyone; whoever can, answers")]
         names = " ".join(f"@{name}" for name in SPECIALISTS)
-        return [broadcast(f"{names} please: {view.incoming_sender} asks: {view.incoming_text}")]
+        return [broadcast(f"{names}, {view.incoming_sender} asks: {view.incoming_text}")]
     return _tell_asker(view) if is_direct else _join_answers(view)
 
 

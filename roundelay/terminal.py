@@ -222,7 +222,11 @@ class Screen:
 
 
 def _escape(char: str) -> str:
-    if unicodedata.category(char) not in _ESCAPED_CATEGORIES and char not in _DECEPTIVE and not "\U000e0000" <= char <= "\U000e007f":
+    if (
+        unicodedata.category(char) not in _ESCAPED_CATEGORIES
+        and char not in _DECEPTIVE
+        and not "\U000e0000" <= char <= "\U000e007f"
+    ):
         return char
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

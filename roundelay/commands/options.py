@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -17,15 +16,14 @@ from urllib.parse import urlsplit
 
 import click
 
+from roundelay.identity import READER_ID, login_id
+
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
 
 Kind = Literal["agent", "human", "service"]
 Function = TypeVar("Function", bound=Callable[..., object])
 T = TypeVar("T")
-
-READER_ID = "roundelay-cli"
-"""Who reads when nobody is named: a service, since another person would change whom broadcasts are for, and so what prompts hold."""
 
 
 @dataclass
@@ -123,15 +121,6 @@ def log_option(function: Function) -> Function:
     )(function)
 
 
-def login_id() -> str:
-    """The login user's name as an id."""
-    try:
-        name = getpass.getuser().lower()
-    except (OSError, KeyError):
-        name = ""
-    return re.sub(r"[^a-z0-9._-]+", "-", name).lstrip("._-")[:64] or "person"
-
-
 def read_address(text: str) -> str:
     """An address as it was typed: a bare id means that participant."""
     return text if ":" in text or text == "broadcast" else f"agent:{text}"
@@ -141,8 +130,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine; silent but for its own output."""
     import asyncio
     import logging
-
-    from roundelay.network.errors import ConnectError
 
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())

@@ -11,7 +11,9 @@ from roundelay.commands.options import identity_options, join_as_person, json_op
 
 
 @click.command()
-@click.option("--to", metavar="PLACE", help="Where lines go at first: ID, channel:NAME, thread:SEQ (default: broadcast).")
+@click.option(
+    "--to", metavar="PLACE", help="Where lines go at first: ID, channel:NAME, thread:SEQ (default: broadcast)."
+)
 @click.option(
     "--wait", "wait_s", type=click.FloatRange(0, 86_400), metavar="SECONDS",
     help="After the end of a pipe, stay so long (default: until nobody is at work and it is quiet).",
@@ -58,6 +60,8 @@ def send(to: str, text: str, reply_to: int | None, message_id: str | None, as_js
             }  # fmt: skip
             click.echo(json.dumps(value))
         else:
-            click.echo(f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}.")
+            click.echo(
+                f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}."
+            )
 
     run(deliver())

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -61,14 +59,16 @@ def threads(as_json: bool, limit: int) -> None:
         from roundelay.terminal import Screen, format_table
 
         screen = Screen(sys.stdout)
-        rows = [(it["thread_id"], it["messages"], f"#{it['last_seq']}", _join_ids(it["readers"])) for it in value["threads"]]
+        rows = [
+            (it["thread_id"], it["messages"], f"#{it['last_seq']}", _join_ids(it["readers"])) for it in value["threads"]
+        ]
         head = ("THREAD", "MESSAGES", "LAST", "READERS")
         screen.write(format_table(head, rows, paint=screen.paint) if rows else "Nothing has been said yet.")
 
     run(show())
 
 
-@click.command()
+@click.command(short_help="Show the messages of a thread.")
 @click.argument("thread")
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="How many at most.")
 @click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Only messages older than this one.")
@@ -129,7 +129,9 @@ def status(as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--last", type=click.IntRange(0, MAX_PAGE), default=0, metavar="N", help="Begin with the last N messages.")
+@click.option(
+    "--last", type=click.IntRange(0, MAX_PAGE), default=0, metavar="N", help="Begin with the last N messages."
+)
 @click.option("--thread", metavar="ID", help="Only this thread.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
 @json_option
@@ -169,6 +171,8 @@ async def _follow(client: NetworkClient, last: int) -> AsyncIterator[AnyMessage]
     It asks again and again, because deliveries are for their recipient's inbox: taking them here would mark them as handled, or, left
     unacknowledged, end after `max_unacked`. Only threads with news are read.
     """
+    import asyncio
+
     seen = 0
     is_first = True
     while True:
@@ -203,6 +207,8 @@ async def _read_since(client: NetworkClient, thread_id: str, seen: int) -> list[
 
 async def _read_figures(client: NetworkClient) -> dict[str, float]:
     """The hub's figures, by its operation; from a hub that has none, or to a participant who may not call it, from ``/metrics``."""
+    import asyncio
+
     from roundelay.network.errors import Forbidden, UnknownOperation
 
     try:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import READER_ID, Function, Kind, debug_option, join_as_reader, json_option, node_options, run
+from roundelay.commands.options import (
+    Function,
+    Kind,
+    debug_option,
+    join_as_reader,
+    json_option,
+    node_options,
+    run,
+)
+from roundelay.identity import READER_ID
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -27,7 +36,7 @@ def token() -> None:
 
 def token_options(function: Function) -> Function:
     function = click.option(
-        "--db", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+        "--db", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
         help="Do it in this database, while no node runs on it.",
     )(function)  # fmt: skip
     return debug_option(node_options(function))
@@ -119,9 +128,6 @@ async def _operate(db: Path | None) -> AsyncIterator[NetworkClient]:
             yield client
         return
     from roundelay.app import Network
-    from roundelay.network.errors import LedgerError
 
-    if not db.exists():  # opening would make it
-        raise LedgerError(f"There is no database {db}; roundelay up --db {db} makes one.")
     async with Network.open(db) as network:
         yield await network.join(READER_ID, kind="service")

@@ -161,6 +161,49 @@ async def test_records_are_delivered_to_nobody_and_are_no_messages(
     assert contents(history["messages"]) == ["do it"]
 
 
+async def test_a_reaction_named_like_a_thread_stays_out_of_it(node: Node, alice: WireSession) -> None:
+    carol, operator = await node.agent("carol"), await node.person("mia")
+    mallory = await node.agent("mallory", role="reactor")
+    await alice.send("agent:carol", "private")
+    public = await alice.send("broadcast", "public")
+    await alice.send("broadcast", "reply", reply_to=public["seq"])
+    before = await operator.call("network.list_threads")
+    for thread_id in ("direct:alice~carol", "broadcast", f"thread:{public['seq']}"):
+        history = await operator.call("network.history", {"thread_id": thread_id})
+        await mallory.record(thread_id, "note", {"content": "forged"})
+        assert await operator.call("network.history", {"thread_id": thread_id}) == history
+        answer = await mallory.submit_call("network.records", {"reaction": thread_id})
+        assert [record["body"] for record in answer["value"]["records"]] == [{"content": "forged"}]
+        assert "private" not in answer.raw
+    assert await operator.call("network.list_threads") == before
+    await mallory.call_refused("unknown_message", "network.history", {"thread_id": "direct:alice~carol"})
+    await alice.send("broadcast", "marker")
+    assert "forged" not in str(await carol.deliveries_until("marker"))
+
+
+async def test_one_agents_reaction_id_takes_nothing_from_another(
+    node: Node, alice: WireSession, reactor: WireSession
+) -> None:
+    mallory = await node.agent("mallory", role="reactor")
+    public = await alice.send("broadcast", "who does it?")
+    for session in (reactor, mallory):
+        await session.message("who does it?")
+    await mallory.record("r1", "started", {"trigger": public["seq"]})
+    await reactor.record("r1", "started", {"trigger": public["seq"]})
+    await mallory.record("r1", "finished", {"status": "finished"})
+    again = await node.agent("bot", role="reactor")
+    assert [reaction["reaction"] for reaction in again.welcome["open_reactions"]] == ["r1"]
+
+
+async def test_a_trigger_that_one_may_not_read_begins_nothing(node: Node, alice: WireSession) -> None:
+    await node.agent("bot")
+    private = await alice.send("agent:bot", "private")
+    mallory = await node.agent("mallory", role="reactor")
+    answer = await mallory.submit_record("r1", "started", {"trigger": private["seq"]})
+    assert answer["type"] == "error"
+    assert (await node.agent("mallory", role="reactor")).welcome["open_reactions"] == []
+
+
 async def test_a_record_too_large_is_refused_and_its_field_named() -> None:
     async with running_node(limits={"max_record_bytes": 1024}) as node:
         bot = await node.agent("bot", role="reactor")

@@ -20,7 +20,7 @@ from roundelay.agents.runner import AgentRunner, ReactionResult
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, ToolError, tool
 from roundelay.app import Network, serve
-from roundelay.network.client import NetworkClient, Signal
+from roundelay.network.client import NetworkClient, Presence, Signal
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.errors import ConnectError, Superseded
 from roundelay.network.messages import BaseMessage, MessageThread
@@ -518,34 +518,50 @@ class CutClient:
         return await self._client.record(reaction, kind, body, record_id=record_id)
 
 
-async def shop(path: Path, cuts: list[tuple[int, bool]]) -> tuple[list[tuple[str, str]], World, list[int], int]:
-    """One errand, cut off at each of ``cuts`` in turn and then let through; the network itself restarts in between too."""
-    world, asked = World(), list[int]()
-    heard: list[tuple[str, str]] = []
-    for number, cut in enumerate([*cuts, None]):
-        async with Network.open(path) as network:
-            mia, ann = await Person.join(network, "mia"), await network.join("ann")
-            runner = make_runner("bob", shopper(asked), tools=world.tools(), channels=["dev"])
-            client = await network.join("bob", role="reactor")
-            if number == 0:
-                await client.call("channels.create", {"name": "dev"})
-                await ann.call("channels.join", {"name": "dev"})
-                await mia.client.send_text("bob", "go shopping")
-            if cut is not None:
-                cut_client = CutClient(client, cut[0], after=cut[1])
-                with pytest.raises(ConnectError, match="cut"):
-                    await runner.run(cut_client)  # type: ignore[arg-type]
-                continue
-            counting = CutClient(client, 1_000_000, after=False)
-            task = asyncio.create_task(runner.run(counting))  # type: ignore[arg-type]
-            trigger = (await mia.client.history("direct:bob~mia")).messages[0].seq
-            await until_recorded(mia, reaction_id("bob", trigger, client.welcome.network.epoch), "finished")
-            await runner.stop()
-            await task
-            for thread_id in ("direct:ann~bob", "broadcast", "channel:dev"):
-                heard += [(it.thread_id, it.text) for it in (await ann.history(thread_id)).messages]
-            heard += [("direct:bob~mia", it.text) for it in (await mia.client.history("direct:bob~mia")).messages]
-    return heard, world, asked, counting.records
+Cut = tuple[int, bool]
+"""At which record of a run the hub is lost, and whether the hub had it."""
+
+
+class Errand:
+    """Bob goes shopping for mia: every kind of message, both kinds of tool, three turns."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.asked: list[int] = []
+        self.heard: list[tuple[str, str]] = []
+        self.records = 0
+
+    async def begin(self, network: Network) -> None:
+        mia, ann = await Person.join(network, "mia"), await network.join("ann")
+        await network.join("bob")
+        await ann.call("channels.create", {"name": "dev"})
+        await mia.client.send_text("bob", "go shopping")
+
+    def make_runner(self) -> SimpleAgentRunner:
+        return make_runner("bob", shopper(self.asked), tools=self.world.tools(), channels=["dev"])
+
+    async def be_cut(self, network: Network, cut: Cut) -> None:
+        client = CutClient(await network.join("bob", role="reactor"), cut[0], after=cut[1])
+        with pytest.raises(ConnectError, match="cut"):
+            await self.make_runner().run(client)  # type: ignore[arg-type]
+
+    async def end(self, network: Network) -> None:
+        mia, ann = await Person.join(network, "mia"), await network.join("ann")
+        client = CutClient(await network.join("bob", role="reactor"), 1_000_000, after=False)
+        runner = self.make_runner()
+        task = asyncio.create_task(runner.run(client))  # type: ignore[arg-type]
+        trigger = (await mia.client.history("direct:bob~mia")).messages[0].seq
+        await until_recorded(mia, reaction_id("bob", trigger, client.welcome.network.epoch), "finished")
+        await runner.stop()
+        await task
+        for reader, thread_id in (
+            (ann, "direct:ann~bob"),
+            (ann, "broadcast"),
+            (ann, "channel:dev"),
+            (mia.client, "direct:bob~mia"),
+        ):
+            self.heard += [(it.thread_id, it.text) for it in (await reader.history(thread_id)).messages]
+        self.records = client.records
 
 
 async def until_recorded(person: Person, reaction: str, kind: str) -> None:
@@ -553,28 +569,47 @@ async def until_recorded(person: Person, reaction: str, kind: str) -> None:
         pass
 
 
-async def test_cut_off_at_any_record_an_agent_ends_its_errand_with_the_same_messages(tmp_path: Path) -> None:
-    expected, world, asked, writes = await shop(tmp_path / "whole.db", [])
-    assert expected == [
-        ("direct:ann~bob", "I pay"), ("broadcast", "paying"), ("channel:dev", "paid"),
-        ("direct:bob~mia", "go shopping"), ("direct:bob~mia", "done"),
-    ]  # fmt: skip
-    assert (world.paid, len(world.noted), asked) == (1, 1, [1, 2, 3])
-    assert writes == 16
-    for cut_at in range(1, writes + 1):
-        for after in (False, True):
-            heard, world, asked, _ = await shop(tmp_path / f"{cut_at}{after}.db", [(cut_at, after)])
-            assert heard == expected, (cut_at, after)
-            assert world.paid <= 1
-            assert len(world.noted) == 1
-            assert len(asked) <= 4, "more than the model call in flight was asked again"
+EXPECTED = [
+    ("direct:ann~bob", "I pay"), ("broadcast", "paying"), ("channel:dev", "paid"),
+    ("direct:bob~mia", "go shopping"), ("direct:bob~mia", "done"),
+]  # fmt: skip
+RECORDS = 16  # started, 3 replies, 5 starts, 6 results, finished
 
 
-async def test_cut_off_again_and_again_it_still_arrives(tmp_path: Path) -> None:
-    expected = (await shop(tmp_path / "whole.db", []))[0]
-    heard, world, _, _ = await shop(tmp_path / "cut.db", [(2, False), (2, True), (3, False), (2, True), (3, True)])
-    assert heard == expected
-    assert world.paid <= 1
+async def test_an_errand_without_a_cut() -> None:
+    async with Network.open() as network:
+        errand = Errand()
+        await errand.begin(network)
+        await errand.end(network)
+    assert errand.heard == EXPECTED
+    assert (errand.world.paid, len(errand.world.noted), errand.asked, errand.records) == (1, 1, [1, 2, 3], RECORDS)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("cut_at", range(1, RECORDS + 1))
+async def test_cut_off_at_any_record_an_agent_ends_with_the_same_messages(cut_at: int, after: bool) -> None:
+    async with Network.open() as network:
+        errand = Errand()
+        await errand.begin(network)
+        await errand.be_cut(network, (cut_at, after))
+        await errand.end(network)
+    assert errand.heard == EXPECTED
+    assert errand.world.paid <= 1
+    assert len(errand.world.noted) == 1
+    assert len(errand.asked) <= 4, "more than the model call in flight was asked again"
+
+
+async def test_cut_off_again_and_again_while_the_hub_restarts_too_it_still_ends_so(tmp_path: Path) -> None:
+    errand, path = Errand(), tmp_path / "errand.db"
+    async with Network.open(path) as network:
+        await errand.begin(network)
+    for cut in [(2, False), (2, True), (3, False), (2, True), (3, True)]:
+        async with Network.open(path) as network:
+            await errand.be_cut(network, cut)
+    async with Network.open(path) as network:
+        await errand.end(network)
+    assert errand.heard == EXPECTED
+    assert errand.world.paid <= 1
 
 
 async def test_a_stopped_runner_leaves_its_reaction_open_and_the_next_one_goes_on(network: Network) -> None:
@@ -646,6 +681,48 @@ async def test_over_websockets_with_a_token_of_its_own(tmp_path: Path) -> None:
             assert agents[0]["card"]["visibility"] == "people"
         await runner.stop()
         await task
+
+
+@pytest.mark.parametrize("durability", ["full", "memory"])
+async def test_an_agent_outlives_its_hub_with_the_same_ledger_or_another(tmp_path: Path, durability: str) -> None:
+    config = NodeConfig.model_validate({"port": 0, "db": tmp_path / "node.db", "durability": durability})
+    heard = Heard()
+    runner = make_runner(
+        "bob", lambda request: f"re: {read_prompt(request).incoming_text}", channels=["dev"], on_event=heard
+    )
+    async with serve(config) as node:
+        config = config.model_copy(update={"port": node.port})
+        task = asyncio.create_task(runner.run(client := await connect(node.url)))
+        await runner.ready()
+        async with NetworkClient("mia", node.url, kind="human", token=node.owner_token) as mia:
+            await mia.send_text("bob", "one")
+            await heard.finished()
+    async with serve(config) as node, NetworkClient("zoe", node.url, kind="human", token=node.owner_token) as zoe:
+        await zoe.call("network.watch", {"presence": True})
+        if "bob" not in await list_online(zoe):
+            await until_online(zoe, "bob")
+        assert (await Person(zoe).ask("bob", "two")).text == "re: two"
+        assert (await zoe.call("channels.members", {"name": "dev"}))["members"] == ["bob"]
+        await runner.stop()
+        await task
+        await client.close()
+    assert len(await heard.finished()) == 2
+
+
+async def connect(url: str) -> NetworkClient:
+    client = NetworkClient("bob", url, role="reactor")
+    await client.connect()
+    return client
+
+
+async def list_online(client: NetworkClient) -> set[str]:
+    return {it["agent_id"] for it in (await client.call("network.list_agents", {"online": True}))["agents"]}
+
+
+async def until_online(client: NetworkClient, agent_id: str) -> None:
+    async for event in client.events():
+        if isinstance(event, Presence) and (event.agent_id, event.state) == (agent_id, "online"):
+            return
 
 
 async def test_a_hub_that_cannot_be_reached_is_said() -> None:

@@ -91,6 +91,12 @@ async def test_a_history_of_calls_and_results_is_taken_by_the_strict_server(stre
     assert server.requests[0]["messages"][2]["tool_calls"][1]["function"]["arguments"] == "{broken"
 
 
+async def test_an_empty_turn_of_the_model_is_taken_by_the_strict_server() -> None:
+    request = ModelRequest((*ASK.messages, AssistantMessage(None), UserMessage("Go on.")), (SEND,))
+    async with FakeOpenAI([fake.text("fine")]) as server, model_for(server) as model:
+        assert (await model.complete(request)).text == "fine"
+
+
 async def test_an_orphaned_call_is_refused_as_by_the_real_api() -> None:
     request = ModelRequest(AFTER_CALLS.messages[:4], (SEND,))
     async with FakeOpenAI([fake.text("unreached")]) as server, model_for(server) as model:
@@ -252,11 +258,19 @@ async def test_an_error_inside_a_stream_is_a_failure() -> None:
         ({"retry-after": "2"}, 2000, 2000),
         ({"retry-after": "0.25"}, 250, 250),
         ({"retry-after-ms": "125"}, 125, 125),
-        ({"retry-after": formatdate(time.time() + 60, usegmt=True)}, 40_000, 61_000),
-        ({"retry-after": formatdate(time.time() - 60, usegmt=True)}, 0, 0),
     ],
 )
 async def test_the_wait_that_the_server_asks_for_is_read(headers: dict[str, str], low_ms: int, high_ms: int) -> None:
+    async with FakeOpenAI([fake.error(429, "Slow down.", headers=headers)]) as server, model_for(server) as model:
+        with pytest.raises(ModelError) as caught:
+            await model.complete(ASK)
+    assert caught.value.retry_after_ms is not None
+    assert low_ms <= caught.value.retry_after_ms <= high_ms
+
+
+@pytest.mark.parametrize(("offset_s", "low_ms", "high_ms"), [(600, 500_000, 601_000), (-600, 0, 0)])
+async def test_a_wait_given_as_a_date_counts_from_now(offset_s: int, low_ms: int, high_ms: int) -> None:
+    headers = {"retry-after": formatdate(time.time() + offset_s, usegmt=True)}
     async with FakeOpenAI([fake.error(429, "Slow down.", headers=headers)]) as server, model_for(server) as model:
         with pytest.raises(ModelError) as caught:
             await model.complete(ASK)
@@ -275,9 +289,9 @@ async def test_an_unreadable_wait_is_none(header: str) -> None:
     assert caught.value.retry_after_ms is None
 
 
-async def test_a_call_has_an_end_even_if_bytes_keep_coming() -> None:
+async def test_a_call_has_an_end_whatever_the_server_does() -> None:
     slow = fake.text("a", delay_s=30)
-    async with FakeOpenAI([slow]) as server, model_for(server, silence_s=20, total_s=0.2) as model:
+    async with FakeOpenAI([slow]) as server, model_for(server, silence_s=60, total_s=0.2) as model:
         with pytest.raises(ModelError, match="in time") as caught:
             await model.complete(ASK)
     assert caught.value.reason == "timeout"

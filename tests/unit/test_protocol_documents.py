@@ -9,8 +9,8 @@ from msgspec.structs import fields
 
 from roundelay.network.asyncapi import asyncapi_document
 from roundelay.network.frames import CLIENT_FRAMES, HUB_FRAMES
-from roundelay.network.hub import WELCOME_LIMITS
 from roundelay.network.operations import NetworkOperations
+from roundelay.network.publisher import WELCOME_LIMITS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROTOCOL = (DOCS / "protocol.md").read_text(encoding="utf-8")

@@ -1,0 +1,308 @@
+"""Steps 1 to 4: one frame comes in, and becomes an entry of the pending batch, or is done with.
+
+What is stored waits for the batch; acknowledgements, signals and reads do not. Whatever is refused is answered in its order, by way
+of the batch too. No await: a frame is taken in within the transport's callback.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, assert_never
+
+import msgspec
+from msgspec import UNSET
+
+from .apply import body_digest, send_digest
+from .auth import hash_token
+from .config import Limits
+from .entries import Entry, Join, Leave, Nack, Operate, Record, Refused, Send
+from .errors import (
+    InvalidArguments,
+    Overloaded,
+    RoundelayError,
+    TooLarge,
+    UnknownMessage,
+    UnknownOperation,
+    UnknownRecipient,
+)
+from .frames import (
+    AckFrame,
+    ByeFrame,
+    CallFrame,
+    FrameError,
+    HelloFrame,
+    NackFrame,
+    RecordFrame,
+    SendFrame,
+    SignalFrame,
+    SignalOutFrame,
+    encode,
+)
+from .guard import parse_address
+from .ledger import Ledger
+from .mod import Incoming, Mod, Operation
+from .session import ProtocolBreach, Session, SessionState
+from .switchboard import Switchboard
+from .visibility import direct_thread, may_read, mod_thread, thread_readers
+
+MAX_READS_PER_SESSION = 64
+MAX_CARD_BYTES = 16384
+MAX_REASON_CHARS = 2000
+
+StartRead = Callable[[Session, Operation, str, msgspec.Struct], Coroutine[Any, Any, None]]
+
+
+class Intake:
+    """The pending batch and the way into it. The writer takes the batch by `take_batch`; ``on_work`` tells it that there is one."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        ledger: Ledger,
+        *,
+        limits: Limits,
+        operations: Mapping[str, Operation],
+        mods: Sequence[Mod],
+        owner_hash: str | None,
+        counts: Counter[str],
+        on_work: Callable[[], None],
+        read: StartRead,
+    ) -> None:
+        self.pending: list[Entry] = []
+        self._pending_bytes = 0
+        self._board = board
+        self._ledger = ledger
+        self._limits = limits
+        self._operations = operations
+        self._mods = frozenset(mod.id for mod in mods)
+        self._before = tuple(mod for mod in mods if mod.overrides("before"))
+        self._owner_hash = owner_hash
+        self._counts = counts
+        self._on_work = on_work
+        self._read = read
+
+    def take_batch(self) -> list[Entry]:
+        """Everything that is pending; the next entry begins another batch."""
+        batch, self.pending, self._pending_bytes = self.pending, [], 0
+        return batch
+
+    def enter(self, entry: Entry, size: int = 0) -> None:
+        """Step 4: one more entry for the next batch."""
+        self.pending.append(entry)
+        self._pending_bytes += size
+        self._on_work()
+
+    def receive(self, session: Session, data: bytes) -> None:
+        """One text message, valid UTF-8, has arrived."""
+        if session.state is SessionState.JOINING:
+            session.held.append(data)
+        elif session.state is not SessionState.CLOSED and not session.said_bye:
+            self.accept(session, data)
+
+    def release(self, session: Session) -> None:
+        """The session is welcomed: what it sent meanwhile comes in."""
+        session.connection.resume_reading()
+        held, session.held = session.held, []
+        for data in held:
+            self.receive(session, data)
+
+    def refuse(self, session: Session, error: RoundelayError) -> None:
+        """A frame was refused by the transport (a binary one, say): answered in its order; before ``welcome`` it ends the session."""
+        if session.state is SessionState.LIVE:
+            self.enter(Refused(session.session_id, error, {}))
+        elif session.state is not SessionState.CLOSED:
+            self._board.refuse(session, 4400, error)
+
+    def accept(self, session: Session, data: bytes) -> None:
+        """Take one frame in: its place and shape are checked, then it waits for the next batch, or is done here if nothing is stored."""
+        try:
+            frame = session.read(data)  # 1 auth, 2 shape
+        except FrameError as error:
+            self.enter(Refused(session.session_id, error.error, error.keys))
+            return
+        except ProtocolBreach as breach:
+            self._board.refuse(session, breach.code, breach.error)
+            return
+        match frame:
+            case SendFrame():
+                self._accept_send(session, frame, len(data))
+            case AckFrame():
+                self._accept_ack(session, frame)
+            case RecordFrame():
+                self._accept_record(session, frame, len(data))
+            case CallFrame():
+                self._accept_call(session, frame, len(data))
+            case NackFrame():
+                self._accept_nack(session, frame)
+            case SignalFrame():
+                self._accept_signal(session, frame)
+            case HelloFrame():
+                self._accept_hello(session, frame)
+            case ByeFrame():
+                session.said_bye = True
+                self.enter(Leave(session.session_id))
+            case _:
+                assert_never(frame)
+
+    def _accept_send(self, session: Session, frame: SendFrame, size: int) -> None:
+        origin = session.live_origin()
+        refusal: RoundelayError | None = None
+        try:
+            parse_address(frame.to)
+        except RoundelayError as error:
+            self.enter(Refused(session.session_id, error, {"message_id": frame.message_id}))
+            return
+        for mod in self._before:  # 3 mods.before
+            try:
+                mod.before(Incoming(origin, frame))
+            except RoundelayError as error:
+                refusal = error
+                break
+        if self._is_overloaded(session, {"message_id": frame.message_id}):
+            return
+        self.enter(Send(origin, frame, send_digest(frame), refusal), size)  # 4 into the batch
+
+    def _accept_record(self, session: Session, frame: RecordFrame, size: int) -> None:
+        keys = {"record_id": frame.record_id}
+        body = bytes(frame.body)
+        if len(body) > self._limits.max_record_bytes:
+            error = TooLarge(
+                f"body has {len(body)} bytes, more than max_record_bytes ({self._limits.max_record_bytes}); keep less of it."
+            )
+            self.enter(Refused(session.session_id, error, keys))
+            return
+        if self._is_overloaded(session, keys):
+            return
+        digest = body_digest(frame.reaction.encode(), frame.kind.encode(), body)
+        trigger = _read_trigger(frame) if frame.kind == "started" else None
+        self.enter(Record(session.live_origin(), frame, digest, trigger), size)
+
+    def _accept_call(self, session: Session, frame: CallFrame, size: int) -> None:
+        keys = {"call_id": frame.call_id}
+        try:
+            operation = self._operations.get(frame.op)
+            if operation is None:
+                raise UnknownOperation(f"There is no operation {frame.op[:80]!r}; welcome lists the mods' operations.")
+            args = operation.decode(frame.args)
+        except RoundelayError as error:
+            self.enter(Refused(session.session_id, error, keys))
+            return
+        if self._is_overloaded(session, keys):
+            return
+        if operation.is_change:
+            digest = body_digest(frame.op.encode(), bytes(frame.args))
+            self.enter(Operate(session.live_origin(), frame.call_id, frame.op, args, digest), size)
+        elif session.reads_under_way >= MAX_READS_PER_SESSION:
+            busy = Overloaded(
+                f"{MAX_READS_PER_SESSION} reads of this session are under way; send the same again later.", 100
+            )
+            self.enter(Refused(session.session_id, busy, keys))
+        else:
+            session.reads_under_way += 1
+            self._board.spawn(self._read(session, operation, frame.call_id, args))
+
+    def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
+        if hello.card is not UNSET and len(bytes(hello.card)) > MAX_CARD_BYTES:
+            error = TooLarge(f"card has more than {MAX_CARD_BYTES} bytes; describe the participant more shortly.")
+            self._board.refuse(session, 4400, error)
+            return
+        session.connection.pause_reading()  # what follows hello waits for its welcome
+        token_hash = hash_token(hello.token) if hello.token is not UNSET else None
+        is_owner = token_hash is not None and token_hash == self._owner_hash
+        self.enter(Join(session.session_id, hello, token_hash, session.connection.peer, is_owner))
+
+    def _accept_ack(self, session: Session, frame: AckFrame) -> None:
+        outbox = session.outbox
+        mailbox = self._board.mailbox(session.live_origin().agent_id)
+        if frame.seq > outbox.delivered or mailbox is None:
+            error = InvalidArguments(
+                f"ack {frame.seq} is above {outbox.delivered}, the highest delivered on this session."
+            )
+            self.enter(Refused(session.session_id, error, {}))
+            return
+        if frame.only:
+            outbox.settle(frame.seq)
+            mailbox.settle(frame.seq)
+        else:
+            outbox.settle_up_to(frame.seq)
+            mailbox.settle_up_to(frame.seq)
+        if session.starts_at_floor:
+            mailbox.compact(outbox)
+        if outbox.has_work() or outbox.is_behind:
+            self._board.touch(session)
+
+    def _accept_nack(self, session: Session, frame: NackFrame) -> None:
+        origin, outbox = session.live_origin(), session.outbox
+        mailbox = self._board.mailbox(origin.agent_id)
+        if not outbox.holds(frame.seq) or mailbox is None:
+            error = InvalidArguments(
+                f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not acked."
+            )
+            self.enter(Refused(session.session_id, error, {}))
+            return
+        outbox.settle(frame.seq)
+        mailbox.retrying.add(frame.seq)
+        retry_after_ms = frame.retry_after_ms if frame.retry_after_ms is not UNSET else None
+        self.enter(Nack(origin, frame.seq, frame.reason[:MAX_REASON_CHARS], retry_after_ms))
+        self._board.touch(session)
+
+    def _accept_signal(self, session: Session, frame: SignalFrame) -> None:
+        origin = session.live_origin()
+        if frame.to is UNSET:
+            self._board.spawn(self._signal_thread(session, frame))
+            return
+        try:
+            kind, name = parse_address(frame.to)
+            thread_id, readers = self._signal_readers(origin.agent_id, kind, name)
+        except RoundelayError as error:
+            self.enter(Refused(session.session_id, error, {}))
+            return
+        self._pass_signal(session, frame, thread_id, readers)
+
+    def _signal_readers(self, sender: str, kind: str, name: str) -> tuple[str, list[str]]:
+        state = self._board.state
+        if kind == "agent" and state.present(name) is not None:
+            return direct_thread(sender, name), [name, sender]
+        if kind == "broadcast":
+            return "broadcast", [participant.agent_id for participant in state.participants()]
+        if kind == "channel" and state.member(name, sender).is_in:
+            return f"channel:{name}", [agent_id for agent_id, member in state.members(name).items() if member.is_in]
+        if kind == "mod" and name in self._mods:
+            return mod_thread(name, sender), [sender]
+        raise UnknownRecipient(f"{kind}:{name} is no place where {sender} may signal.")
+
+    async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
+        assert frame.thread_id is not UNSET
+        rows = await self._ledger.thread(frame.thread_id, limit=1)
+        head = rows[0].head if rows else None
+        if head is None or not may_read(self._board.state, session.live_origin().agent_id, head):
+            error = UnknownMessage(
+                f"There is no thread {frame.thread_id[:80]!r} that {session.live_origin().agent_id} may read."
+            )
+            self.enter(Refused(session.session_id, error, {}))
+            return
+        self._pass_signal(session, frame, frame.thread_id, sorted(thread_readers(self._board.state, head)))
+
+    def _pass_signal(self, session: Session, frame: SignalFrame, thread_id: str, readers: list[str]) -> None:
+        sender = session.live_origin().agent_id
+        data = encode(SignalOutFrame(sender_id=sender, thread_id=thread_id, kind=frame.kind, body=frame.body))
+        self._board.signal(readers, session.session_id, data)
+
+    def _is_overloaded(self, session: Session, keys: dict[str, str]) -> bool:
+        if self._pending_bytes < self._limits.max_pending_bytes:
+            return False
+        self._counts["overloaded"] += 1
+        self.enter(
+            Refused(session.session_id, Overloaded("The hub's writer is behind; send the same again.", 200), keys), 0
+        )
+        return True
+
+
+def _read_trigger(frame: RecordFrame) -> int | None:
+    try:
+        body = msgspec.json.decode(frame.body)
+    except msgspec.DecodeError:
+        return None
+    trigger = body.get("trigger") if isinstance(body, dict) else None
+    return trigger if isinstance(trigger, int) and not isinstance(trigger, bool) else None

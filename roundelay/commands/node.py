@@ -1,0 +1,143 @@
+"""The node: run it, and find out why it does not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from roundelay.commands.options import debug_option, json_option, log_option, node_options
+from roundelay.identity import READER_ID
+
+if TYPE_CHECKING:
+    import asyncio
+
+DEFAULT_FILE = Path("roundelay.yaml")
+
+
+def pick_file(file: Path | None) -> Path | None:
+    """The node's file: the one that was named, else roundelay.yaml if it is here."""
+    return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+
+
+@click.command(short_help="Run a node and the agents of its file.")
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--host", help="The address to listen on (default: 127.0.0.1).")
+@click.option("--port", type=int, help="The port to listen on; 0 takes any free one (default: 8700).")
+@click.option("--db", metavar="FILE", help="The database (default: roundelay.db).")
+@click.option(
+    "--durability",
+    help="full: no acknowledged message is lost, even at power loss (default); normal: not by a crash; memory: nothing is kept.",
+)
+@click.option("--name", help="The network's name, for a new database.")
+@click.option("--no-agents", is_flag=True, help="Start none of the agents that FILE declares.")
+@click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
+@log_option
+@debug_option
+def up(
+    file: Path | None,
+    host: str | None,
+    port: int | None,
+    db: str | None,
+    durability: str | None,
+    name: str | None,
+    no_agents: bool,
+    insecure: bool,
+    log_level: str,
+) -> None:
+    """Run a node, and the agents that FILE declares, until it is stopped.
+
+    FILE is roundelay.yaml if there is one here. A flag goes before the environment (ROUNDELAY_PORT and so on), that before the
+    file. One line on the output says when everything is ready, and where.
+    """
+    import asyncio
+
+    from roundelay.logs import log_to_stderr
+    from roundelay.network.config import resolve_config
+    from roundelay.network.errors import ConnectError
+    from roundelay.up import is_loopback_host, run_node
+
+    flags = {"host": host, "port": port, "db": db, "durability": durability, "name": name}
+    config, _ = resolve_config(pick_file(file), os.environ, flags)
+    if not is_loopback_host(config.host) and not insecure:
+        raise click.UsageError(
+            f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on their way. "
+            "Listen on 127.0.0.1 and put a TLS proxy before it; or, on a network that you trust, add --insecure."
+        )
+    log_to_stderr(log_level)
+    agents = []
+    if config.agents and not no_agents:
+        from roundelay.agents.team import load_agents
+
+        agents = load_agents(config.agents)
+
+    def announce_ready(line: str) -> None:
+        click.echo(line)
+        if sys.stderr.isatty():
+            click.echo("Ctrl-C stops it. In another terminal: roundelay chat", err=True)
+
+    work = run_node(
+        config,
+        agents,
+        operator_id=READER_ID,
+        log_level=log_level,
+        announce_ready=announce_ready,
+        say=lambda text: click.echo(text, err=True),
+    )
+    try:
+        with asyncio.Runner(loop_factory=_find_loop_factory()) as runner:
+            runner.run(work)
+    except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
+        raise click.ClickException(str(error)) from error
+
+
+def _find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The faster event loop, where it exists; None for Python's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", metavar="NAME", help="Ask this OpenAI-compatible model too.")
+@click.option("--base-url", metavar="URL", help="Where --model is (default: the OpenAI API).")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(1, 600), default=30.0, show_default=True, metavar="SECONDS",
+    help="How long a model may take.",
+)  # fmt: skip
+@json_option
+@node_options
+@debug_option
+def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s: float, as_json: bool) -> None:
+    """Check what a node and its agents need, and say what to do.
+
+    Versions, configuration, database, port, clock; and each model of FILE's agents is asked once to call a tool.
+    """
+    import asyncio
+
+    from roundelay.commands.options import find_target
+    from roundelay.doctor import examine
+    from roundelay.terminal import Screen
+
+    checks = asyncio.run(
+        examine(
+            pick_file(file), url=find_target().url, model=model, base_url=base_url, timeout_s=timeout_s, env=os.environ
+        )
+    )
+    is_well = all(check.status != "failed" for check in checks)
+    if as_json:
+        click.echo(json.dumps({"ok": is_well, "checks": [check.to_json() for check in checks]}, ensure_ascii=False))
+    else:
+        screen = Screen(sys.stdout)
+        for check in checks:
+            screen.write(check.describe(screen.paint))
+    if not is_well:
+        click.get_current_context().exit(1)

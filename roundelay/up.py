@@ -1,0 +1,259 @@
+"""``roundelay up``: a node, and a process of its own for each agent that its file declares.
+
+An agent's process is started again when it ends with an error, later each time, and ends with the node: at its stop by SIGTERM, at a crash
+because its input ends. What a process prints goes to stderr, with the agent's id before it; stdout has the one line that says ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from roundelay.app import Node, serve
+from roundelay.network.auth import hash_token
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import NodeConfig
+from roundelay.network.errors import ConfigError
+from roundelay.network.home import agent_token, announce_node
+from roundelay.network.local import LocalTransport
+
+if TYPE_CHECKING:
+    from roundelay.agents.team import AgentSpec
+
+FIRST_DELAY_S, MAX_DELAY_S = 0.5, 60.0
+STEADY_S = 60.0
+"""A process that lived so long begins again with the first delay."""
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+WRONG_FILE = 2
+"""Exit code of an agent whose file is wrong; starting it again would not help."""
+MAX_LINE_BYTES = 64 * 1024
+
+Say = Callable[[str], None]
+
+
+async def run_node(
+    config: NodeConfig, agents: Sequence[AgentSpec], *, operator_id: str, log_level: str, announce_ready: Say, say: Say
+) -> None:
+    """Run a node with its agents until SIGTERM or SIGINT; both are stopped in good order.
+
+    ``announce_ready`` gets the ready line once every agent has joined, or has failed at it. ``operator_id`` lets the agents in where they
+    would be refused. Raises what `serve` raises, and `ConfigError` when an agent's file is wrong.
+    """
+    with _stop_signals() as stopping:
+        async with serve(config) as node:
+            url = reachable_url(node.url)
+            with _announced(url, config, say):
+                await _let_in(node, url, [spec.id for spec in agents], operator_id)
+                processes = [AgentProcess(spec, url, log_level=log_level, say=say) for spec in agents]
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(process.keep()) for process in processes]
+                    settling = _announce_when_settled(node, config, processes, announce_ready, say)
+                    tasks.append(group.create_task(settling))
+                    await stopping.wait()
+                    for task in tasks:
+                        task.cancel()
+
+
+async def _announce_when_settled(
+    node: Node, config: NodeConfig, processes: Sequence[AgentProcess], announce_ready: Say, say: Say
+) -> None:
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            for process in processes:
+                await process.settled.wait()
+    except TimeoutError:
+        say(f"Not ready yet: {', '.join(it.agent_id for it in processes if not it.settled.is_set())}.")
+    announce_ready(describe_node(node, config, [process.agent_id for process in processes if process.is_ready]))
+
+
+def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> str:
+    """The ready line."""
+    database = "none" if config.durability == "memory" else str(config.db)
+    parts = [f"network {node.hub.name}", f"database {database}", f"durability {config.durability}"]
+    if agent_ids:
+        parts.append(f"agents {' '.join(agent_ids)}")
+    return f"Roundelay is ready at {node.url} ({', '.join(parts)})"
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether only this machine can connect to what listens there."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def reachable_url(url: str) -> str:
+    """The URL for clients on this machine: a node on every address is reached by loopback."""
+    host = urlsplit(url).hostname
+    return {"0.0.0.0": url.replace("0.0.0.0", "127.0.0.1"), "::": url.replace("[::]", "[::1]")}.get(host or "", url)
+
+
+class AgentProcess:
+    """The process of one agent, started again when it fails."""
+
+    def __init__(self, spec: AgentSpec, url: str, *, log_level: str, say: Say) -> None:
+        self.agent_id = spec.id
+        self.settled = asyncio.Event()
+        """The agent has joined, or has failed once."""
+        self.is_ready = False
+        self._spec = spec
+        self._url = url
+        self._log_level = log_level
+        self._say = say
+        self._error = ""
+
+    async def keep(self) -> None:
+        """Run it until it ends by itself, or until cancelled, which stops it. Raises `ConfigError` when it cannot begin."""
+        delay_s = FIRST_DELAY_S
+        while True:
+            started_at = time.monotonic()
+            self._error = ""
+            code = await self._run_once()
+            if code == WRONG_FILE and not self.settled.is_set():
+                raise ConfigError(self._error or f"Agent {self.agent_id} cannot start.")
+            self.settled.set()
+            if code == 0:
+                self._say(f"Agent {self.agent_id} has ended.")
+                return
+            if time.monotonic() - started_at > STEADY_S:
+                delay_s = FIRST_DELAY_S
+            if self._error:
+                self._say(f"{self.agent_id}: Error: {self._error}")
+            ending = f"exit code {code}" if code > 0 else f"signal {-code}"
+            self._say(f"Agent {self.agent_id} has ended with {ending}; it starts again in {delay_s:g} s.")
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, MAX_DELAY_S)
+
+    async def _run_once(self) -> int:
+        command = [sys.executable, "-m", "roundelay", "agent", "run", str(self._spec.path), "--only", self.agent_id]
+        command += ["--url", self._url, "--log-level", self._log_level, "--until-input-ends"]
+        # A token in the environment is one participant's, and not this agent's: that one is in the user's folder.
+        env = {name: value for name, value in os.environ.items() if name not in ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")}
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**env, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,  # Ctrl-C is for the node, which then stops its agents
+        )
+        assert process.stdout is not None
+        try:
+            async for line in _read_lines(process.stdout):
+                self._take_line(line)
+            return await process.wait()
+        finally:
+            self.is_ready = False
+            await _stop(process)
+
+    def _take_line(self, line: str) -> None:
+        if line.startswith(ready_line(self.agent_id, "")):
+            self.is_ready = True
+            self.settled.set()
+        elif line.startswith("Error: "):
+            self._error = line.removeprefix("Error: ")
+        else:
+            self._say(f"{self.agent_id}: {line}")
+
+
+def ready_line(agent_id: str, url: str) -> str:
+    """What an agent's process prints when the agent has joined; also how its beginning is recognised."""
+    return f"Agent {agent_id} is ready at {url}"
+
+
+async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines without their ends; one that is too long comes in pieces."""
+    rest = b""
+    while data := await stream.read(MAX_LINE_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End a process: asked at first, then killed. Nothing is left of it."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def _let_in(node: Node, url: str, agent_ids: Sequence[str], operator_id: str) -> None:
+    """Make sure that the tokens which the agents have here are taken.
+
+    Most times there is nothing to do: the first use of an id binds its token. But tokens are kept by the hub's address, so on another
+    port an agent has another one; and away from loopback nothing is bound.
+    """
+    state = node.hub.state
+    unknown = {}
+    for agent_id in agent_ids:
+        token_hash = hash_token(agent_token(url, agent_id))
+        is_first_use = state.participant(agent_id) is None and is_loopback_host(urlsplit(url).hostname or "")
+        if not is_first_use and state.get("token", token_hash) is None:
+            unknown[agent_id] = token_hash
+    if not unknown:
+        return
+    async with NetworkClient(operator_id, kind="service", transport=LocalTransport(node.hub)) as client:
+        for agent_id, token_hash in unknown.items():
+            args = {"agent_id": agent_id, "kind": "agent", "token_hash": token_hash}
+            await client.call("network.create_token", args)
+
+
+@contextmanager
+def _announced(url: str, config: NodeConfig, say: Say) -> Iterator[None]:
+    """Leave the note by which commands on this machine find the node, as long as it runs."""
+    note = None
+    try:
+        note = announce_node(url, Path(f"{config.db}.owner"))
+    except OSError as error:
+        say(f"No note of this node could be left ({error.strerror}: {error.filename}); commands need --url {url}")
+    try:
+        yield
+    finally:
+        if note is not None:
+            note.unlink(missing_ok=True)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[asyncio.Event]:
+    """An event that is set by the first signal to stop; a second one ends the process as usual."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
+
+    def stop() -> None:
+        stopping.set()
+        release()
+
+    def release() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield stopping
+    finally:
+        release()

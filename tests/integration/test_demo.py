@@ -1,0 +1,257 @@
+"""The demo, run for real: its agents are processes, its node listens, its answers are computed from the question."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.models.model import (
+    AssistantMessage,
+    ModelRequest,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Call, Say
+from roundelay.demo import PERSON, Plan, Progress, play, run_demo
+from roundelay.demo_screen import DemoScreen
+from roundelay.demo_team import DESK, ROLES
+from roundelay.network.client import NetworkClient
+from roundelay.network.home import running_nodes
+from roundelay.network.messages import BaseMessage
+from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
+
+START_TIMEOUT_S = 60.0
+DEMO = [sys.executable, "-m", "roundelay", "demo"]
+
+
+def run(plan: Plan) -> tuple[Progress, str]:
+    """Give what a run came to, and its screen."""
+    shown = io.StringIO()
+    return asyncio.run(play(plan, DemoScreen(shown))), shown.getvalue()
+
+
+def places(messages: Iterable[BaseMessage]) -> Counter[tuple[str, str, str]]:
+    """Who said what where. A reply thread is named for a seq, which differs from run to run."""
+    return Counter((it.sender_id, re.sub(r"\d+", "N", it.thread_id), it.text) for it in messages)
+
+
+def answers(messages: Iterable[BaseMessage]) -> list[str]:
+    return [it.text for it in messages if it.to == f"agent:{PERSON}"]
+
+
+def unbroken(screen: str) -> str:
+    """What the screen says, without its line breaks."""
+    return " ".join(screen.replace("\n! ", " ").split())
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> tuple[Progress, str]:
+    return run(Plan())
+
+
+def test_one_question_gives_direct_messages_a_broadcast_and_a_reply_thread(undisturbed: tuple[Progress, str]) -> None:
+    messages = undisturbed[0].messages
+    kinds = Counter(re.sub(r"\d+", "N", it.thread_id) for it in messages)
+    assert kinds == {"direct:desk~zoe": 2, "broadcast": 1, "thread:N": 2, "direct:desk~numbers": 2}
+    assert {it.sender_id for it in messages} == {PERSON, *ROLES}
+    [answer] = answers(messages)
+    assert "17 × 23 = 391" in answer
+    assert "“roundelay” (9 letters)" in answer
+
+
+def test_screen_shows_each_message_with_its_thread_and_ends_with_the_totals(undisturbed: tuple[Progress, str]) -> None:
+    progress, screen = undisturbed
+    for message in progress.messages:
+        assert re.search(rf"^#{message.seq} {message.sender_id} .* in {message.thread_id}$", screen, re.MULTILINE)
+    assert 'numbers calculate(expression="17 * 23") → 391' in screen
+    assert re.search(r"^7 messages in 4 threads, 13 turns, 6 tool calls, ", screen, re.MULTILINE)
+    assert re.search(r"delivery  p50 \d+ ms", screen)
+    assert "--kill numbers" in screen
+    assert "\x1b" not in screen
+
+
+@pytest.mark.parametrize(
+    ("question", "parts"),
+    [
+        ("2^10 - 24, and “roundelay” backwards?", ["2^10 - 24 = 1000", "“roundelay” backwards is “yalednuor”"]),
+        ("How many vowels has “refrain”?", ["“refrain” has 3 vowels. (words checked its part: it is right.)"]),
+        ("Will it rain?", ["None of us can answer that"]),
+    ],
+)
+def test_another_question_gets_another_answer(question: str, parts: list[str]) -> None:
+    progress, _ = run(Plan(question, thinking_s=0.02))
+    [answer] = answers(progress.messages)
+    for part in parts:
+        assert part in answer
+
+
+@pytest.mark.parametrize("agent_id", ROLES)
+def test_an_agent_killed_at_its_work_changes_no_message(agent_id: str, undisturbed: tuple[Progress, str]) -> None:
+    progress, screen = run(Plan(kill=agent_id))
+    assert places(progress.messages) == places(undisturbed[0].messages)
+    first, second = re.findall(rf"{agent_id}(?:, process| is back as process) (\d+)", screen)
+    assert first != second
+    assert "goes on in the middle: 1 turn of its reaction is in the ledger" in unbroken(screen)
+    assert re.search(r"^7 messages in 4 threads, 13 turns, 6 tool calls, ", screen, re.MULTILINE)
+
+
+async def test_the_same_team_runs_on_a_real_models_api() -> None:
+    shown = io.StringIO()
+    async with FakeOpenAI(play_a_model) as server:
+        progress = await play(Plan("What is 6 * 7?", model="any", base_url=server.base_url), DemoScreen(shown))
+    assert answers(progress.messages) == ["6 × 7 = 42. (numbers checked its part: it is right.)"]
+    assert {body["model"] for body in server.requests} == {"any"}
+
+
+def play_a_model(body: dict[str, Any]) -> Reply:
+    """Say what the scripts say, but from a provider's request and in a provider's words."""
+    messages: list[Any] = []
+    for it in body["messages"]:
+        match it["role"]:
+            case "system":
+                messages.append(SystemMessage(it["content"]))
+            case "user":
+                messages.append(UserMessage(it["content"]))
+            case "tool":
+                messages.append(ToolMessage(it["tool_call_id"], it["content"]))
+            case _:
+                made = [
+                    ToolCall(c["id"], c["function"]["name"], c["function"]["arguments"])
+                    for c in it.get("tool_calls", ())
+                ]
+                messages.append(AssistantMessage(it.get("content"), tuple(made)))
+    [agent_id] = [name for name in ROLES if f'Your id in this network is "{name}"' in messages[0].content]
+    actions = ROLES[agent_id].script(read_prompt(ModelRequest(messages)))
+    said = [it.text for it in actions if isinstance(it, Say)]
+    return text(said[0]) if said else calls([(it.tool, it.arguments) for it in actions if isinstance(it, Call)])
+
+
+def test_a_missing_key_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run_demo(None, model="any") == 1
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert "OPENAI_API_KEY is not set" in sentence
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("question", "kill", "word"), [(" ", None, "empty"), (None, "nobody", "nobody")])
+def test_wrong_use_is_refused_at_once(
+    question: str | None, kill: str | None, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_demo(question, kill=kill) == 2
+    printed = capsys.readouterr()
+    assert word in printed.err
+    assert printed.out == ""
+
+
+@asynccontextmanager
+async def demo_process(folder: Path, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command, with its temporary files in a folder of the test's own."""
+    process = await asyncio.create_subprocess_exec(
+        *DEMO,
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def read_until(process: asyncio.subprocess.Process, wanted: str) -> str:
+    assert process.stdout is not None
+    seen = ""
+    async with asyncio.timeout(START_TIMEOUT_S):
+        while wanted not in seen:
+            line = await process.stdout.readline()
+            assert line, f"the demo ended: {seen}"
+            seen += line.decode()
+    return seen
+
+
+def list_pids(screen: str) -> list[int]:
+    return [int(pid) for pid in re.findall(r"process (\d+)", screen)]
+
+
+async def test_command_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with demo_process(tmp_path, "What is 6 * 7?") as process:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            out, err = await process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    assert "6 × 7 = 42" in out.decode()
+    assert not any(map(is_running, list_pids(out.decode())))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
+async def test_interrupted_command_leaves_nothing_behind(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    async with demo_process(tmp_path) as process:
+        screen = await read_until(process, "desk → everyone")
+        process.send_signal(number)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            assert await process.wait() == code
+    assert len(list_pids(screen)) == len(ROLES)
+    assert not any(map(is_running, list_pids(screen)))
+    assert os.listdir(tmp_path) == []
+
+
+async def test_agents_end_when_the_demo_is_killed(tmp_path: Path) -> None:
+    async with demo_process(tmp_path) as process:
+        pids = list_pids(await read_until(process, "desk → everyone"))
+        watched = [os.pidfd_open(pid) for pid in pids]
+        process.kill()
+        await process.wait()
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(START_TIMEOUT_S):
+        for descriptor in watched:
+            ended = loop.create_future()
+            loop.add_reader(descriptor, lambda ended=ended: ended.done() or ended.set_result(None))
+            await ended
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+
+async def test_with_serve_others_join_and_ask(tmp_path: Path) -> None:
+    async with demo_process(tmp_path, "--serve") as process:
+        await read_until(process, "stays up until Ctrl-C")
+        [node] = running_nodes()
+        async with NetworkClient("bob", kind="human") as bob:
+            await bob.send_text(DESK, "What is 6 * 7?")
+            async for message in bob:
+                if message.to == "agent:bob":
+                    assert message.text.startswith("6 × 7 = 42. (numbers")
+                    break
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            assert await process.wait() == 0
+    assert running_nodes() == []
+    assert not is_running(node.pid)
+    assert os.listdir(tmp_path) == []
