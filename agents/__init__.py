@@ -8,8 +8,9 @@ and `driver`, with `models` and `tools`, written down by `journal`, told by `eve
 from .events import Event, OnEvent, event_to_json
 from .inbox import ReactTo
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest
+from .ongoing import ReactionResult
 from .policy import AgentPolicy, OnText
-from .runner import AgentRunner, ReactionResult
+from .runner import AgentRunner
 from .simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from .tools import Tool, ToolContext, ToolResult, tool
 

@@ -47,6 +47,7 @@ from .reaction import (
     ToolsDone,
 )
 from .retry import retry_later
+from .text import cut, replace_surrogates
 from .tools import ToolContext, ToolResult
 
 _logger = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class Driver:
             # A provider that wants longer than a model call may take will not be waited for.
             if not error.retryable or attempt >= self._policy.model_attempts or delay_s > self._policy.model_timeout_s:
                 _logger.warning("model failed", extra={"reaction": self._journal.reaction, "reason": error.reason})
-                return ModelFailed(str(error))
+                return ModelFailed(replace_surrogates(str(error)))
             self._emit(ModelRetry(self._journal.reaction, step.turn, str(error), delay_s))
             await asyncio.sleep(delay_s)
             attempt += 1
@@ -225,9 +226,7 @@ class Driver:
     def _bound(self, content: str, *, ok: bool) -> ToolResult:
         # A character takes at most 8 bytes of a record here: 6 as an escape, and room for the rest of the frame.
         limit = min(self._policy.max_result_chars, self._journal.max_body_bytes // 8)
-        if len(content) > limit:
-            content = f"{content[:limit]}\n[cut here: the first {limit} of {len(content)} characters]"
-        return ToolResult(_clean(content), ok=ok)
+        return ToolResult(replace_surrogates(cut(content, limit)), ok=ok)
 
 
 FIRST_DELAY_S = 0.5
@@ -256,11 +255,9 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _clean(text: str) -> str:
-    """Replace lone surrogates, which JSON escapes can make and no frame may hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def _without_surrogates(reply: ModelReply) -> ModelReply:
-    calls = tuple(replace(call, name=_clean(call.name), arguments=_clean(call.arguments)) for call in reply.tool_calls)
-    return replace(reply, text=None if reply.text is None else _clean(reply.text), tool_calls=calls)
+    calls = tuple(
+        replace(call, name=replace_surrogates(call.name), arguments=replace_surrogates(call.arguments))
+        for call in reply.tool_calls
+    )
+    return replace(reply, text=None if reply.text is None else replace_surrogates(reply.text), tool_calls=calls)

@@ -20,6 +20,7 @@ from roundelay.network.errors import IdConflict
 from .models.model import ModelReply, Usage
 from .reaction import AnsweredCall, Finish, PlannedCall, Status
 from .retry import retry_later
+from .text import replace_surrogates
 from .tools import ToolResult
 
 
@@ -120,7 +121,10 @@ class Journal:
     async def record_finished(self, finish: Finish) -> None:
         """End the reaction; it will not be resumed."""
         body = FinishedBody(
-            status=finish.status, reason=finish.reason[:MAX_REASON_CHARS], turns=finish.turns, usage=finish.usage
+            status=finish.status,
+            reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]),
+            turns=finish.turns,
+            usage=finish.usage,
         )
         await self._record("finished", 0, 0, body.model_dump())
 

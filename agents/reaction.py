@@ -32,6 +32,7 @@ from .models.model import (
     UserMessage,
 )
 from .policy import AgentPolicy
+from .text import cut, replace_surrogates
 from .tools import FINISH, Tool, ToolResult
 
 Status = Literal["finished", "stopped", "cancelled", "failed"]
@@ -268,7 +269,8 @@ class Reaction:
         self._planned = tuple(planned)
 
     def _refuse(self, index: int, text: str) -> None:
-        self._refused[index] = ToolResult(text, ok=False)
+        # The text may quote what the model wrote, at any length.
+        self._refused[index] = ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)
 
     def _take_results(self, results: Mapping[int, ToolResult]) -> Step:
         missing = [planned.call.name for planned in self._planned if planned.index not in results]
@@ -320,6 +322,8 @@ class Reaction:
         return Finish(status, reason, answer, self.turn, self.usage)
 
 
+MAX_REFUSAL_CHARS = 2000
+
 TOO_LARGE = "too_large"
 """The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""
 
@@ -355,4 +359,4 @@ def _read_reason(call: ToolCall) -> str:
         reason = json.loads(call.arguments or "{}")["reason"]
     except (ValueError, LookupError, TypeError, RecursionError):
         reason = ""
-    return reason if isinstance(reason, str) else ""
+    return replace_surrogates(reason) if isinstance(reason, str) else ""

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
@@ -22,46 +21,17 @@ from .context import build_context
 from .driver import first_error
 from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
 from .inbox import Arrival, Inbox, ReactTo, requires_response_from
-from .journal import Journal, Recorded, derived_id, reaction_id
+from .journal import Journal, Recorded, reaction_id
 from .models.model import Usage
+from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
-from .reaction import Finish, Status
-from .retry import retry_later
+from .reaction import Finish
+from .text import replace_surrogates
 
 Visibility = Literal["people", "strict", "all", "current"]
 SignalKind = Literal["thinking", "tool"]
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReactionResult:
-    """How a reaction ended. ``text`` is what went to the incoming thread as its answer, None if nothing did."""
-
-    reaction: str
-    status: Status
-    reason: str
-    text: str | None
-    turns: int
-    usage: Usage
-
-
-@dataclass(slots=True)
-class Ongoing:
-    """A reaction that this runner is at, from taking its message out of the inbox to its end."""
-
-    message: AnyMessage
-    journal: Journal
-    recorded: Recorded | None = None
-    """What it had done before, when it is resumed."""
-
-    delivery: Delivery | None = None
-    """To ack or nack; None when it is resumed."""
-
-    work: asyncio.Task[Finish] | None = None
-    """What a person's stop cancels."""
-
-    stopped_by: str | None = None
 
 
 class AgentRunner(ABC):
@@ -269,7 +239,7 @@ class AgentRunner(ABC):
         reaction = reaction or reaction_id(self.agent_id, message.seq, client.welcome.network.epoch)
         journal = self._make_journal(client, reaction)
         journal.is_started = recorded is not None
-        ongoing = Ongoing(_narrow(message), journal, recorded, self._deliveries.pop(message.seq, None))
+        ongoing = Ongoing(client, _narrow(message), journal, recorded, self._deliveries.pop(message.seq, None))
         ongoing.stopped_by = self._stopped_early.pop(reaction, None)
         self._ongoing[message.seq] = ongoing
         return ongoing
@@ -305,12 +275,12 @@ class AgentRunner(ABC):
         try:
             if not ongoing.journal.is_started:
                 if ongoing.delivery is not None:
-                    await ongoing.delivery.nack(reason[:MAX_REASON_CHARS])
+                    await ongoing.delivery.nack(replace_surrogates(reason[:MAX_REASON_CHARS]))
                 return False
             answer = f"I could not answer: an error on my side ({type(error).__name__}). My log has it."
             is_told = self.policy.on_text != "record" and self.should_answer(ongoing.message)
             finish = Finish("failed", reason, answer if is_told else None, 0, Usage())
-            await self.conclude(ongoing, finish)
+            await conclude(ongoing, finish, attempts=self.policy.hub_attempts)
         except (ConnectError, Superseded):
             raise
         except RoundelayError as refused:
@@ -326,35 +296,11 @@ class AgentRunner(ABC):
         if message.seq in self._ongoing:
             return self._ongoing[message.seq]
         reaction = reaction_id(self.agent_id, message.seq, self.client.welcome.network.epoch)
-        return Ongoing(_narrow(message), self._make_journal(self.client, reaction))
+        return Ongoing(self.client, _narrow(message), self._make_journal(self.client, reaction))
 
     def should_answer(self, message: BaseMessage) -> bool:
         """Tell whether somebody waits for an answer of this agent: a person wrote the message, or it requires the agent's response."""
         return message.sender_kind == "human" or requires_response_from(message, self.agent_id)
-
-    async def conclude(self, ongoing: Ongoing, finish: Finish) -> ReactionResult:
-        """Send the answer, if there is one, to the incoming thread, and record the end. An answer that the hub refuses is the end's reason."""
-        if finish.answer is not None:
-            try:
-                await self._send_answer(ongoing, finish, finish.answer)
-            except (ConnectError, Superseded):
-                raise
-            except RoundelayError as error:
-                _logger.warning("answer refused", extra={"reaction": ongoing.journal.reaction, "code": error.code})
-                reason = f"the answer could not be sent ({error.code}): {error}"
-                finish = Finish("failed", reason, None, finish.turns, finish.usage)
-        await ongoing.journal.record_finished(finish)
-        return ReactionResult(
-            ongoing.journal.reaction, finish.status, finish.reason, finish.answer, finish.turns, finish.usage
-        )
-
-    async def _send_answer(self, ongoing: Ongoing, finish: Finish, answer: str) -> None:
-        # The words of a failure are not the same on every machine, so it has an id of its own.
-        key = "failure" if finish.status == "failed" else "answer"
-        message_id = derived_id(ongoing.journal.reaction, finish.turns, key)
-        await retry_later(
-            lambda: self.client.reply(ongoing.message, answer, message_id=message_id), attempts=self.policy.hub_attempts
-        )
 
     def observe(self, ongoing: Ongoing, event: Event) -> None:
         """Pass an event on to whoever listens, and tool calls to the thread's readers as signals."""

@@ -23,10 +23,11 @@ from .events import OnEvent
 from .inbox import ReactTo
 from .journal import Started, derived_id
 from .models.model import Model
+from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
 from .prompt import ConversationPrompt, render_system_prompt
 from .reaction import Finish, PlannedCall, Reaction
-from .runner import AgentRunner, Ongoing, ReactionResult, Visibility
+from .runner import AgentRunner, Visibility
 from .tools import Tool, ToolContext, communication_tools, index_tools, mod_tools
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ class SimpleAgentRunner(AgentRunner):
             make_context=partial(self._make_context, ongoing),
             on_event=partial(self.observe, ongoing),
         )
-        return await self.conclude(ongoing, await self._drive(ongoing, driver, config_hash))
+        finish = await self._drive(ongoing, driver, config_hash)
+        return await conclude(ongoing, finish, attempts=self.policy.hub_attempts)
 
     async def close(self) -> None:
         """Close the model, where it is the runner's own."""

@@ -82,10 +82,10 @@ def read_machine_cpu_s() -> float:
 
 
 def split_cores() -> tuple[set[int], set[int]]:
-    """(the servers' cores, the load generator's): the last core is the generator's. Both empty where nothing can be pinned.
+    """(the servers' cores, the load generator's), which is the last one. Both empty where nothing can be pinned.
 
-    Left alone, the kernel moves two processes that keep waking each other to one core: they then take turns, and a server that
-    answers each message by itself is measured at three quarters of its speed.
+    Left alone, the kernel moves two processes that keep waking each other to one core: they then take turns, and a server
+    that answers each message by itself is measured at three quarters of its speed.
     """
     if not hasattr(os, "sched_getaffinity"):
         return set(), set()

@@ -111,10 +111,10 @@ def _prove(state: State, join: Join) -> Identity:
 
 
 def _use_token(agent_id: str, kind: str, token: Token) -> Identity:
-    if token.revoked:
-        raise Refusal(4401, NotAuthenticated("This token was revoked; ask an operator for another."))
     if token.agent_id != agent_id:
         raise Refusal(4401, NotAuthenticated(f"This token is not that of {agent_id}."))
+    if token.revoked:
+        raise Refusal(4403, Forbidden("This token was revoked; ask an operator for another."))
     if token.kind != kind:
         raise Refusal(4403, Forbidden(f"This token joins {agent_id} as {token.kind}, not {kind}."))
     return Identity(is_operator=token.operator, binds=False)

@@ -6,6 +6,7 @@ and written synchronously at start-up only.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 from pathlib import Path
@@ -137,6 +138,15 @@ def find_owner_token(url: str) -> str | None:
     wanted = urlsplit(url)
     for node in running_nodes():
         parts = urlsplit(node.url)
-        if parts.port == wanted.port and Path(node.owner_file).exists():
+        # A hub on another machine that has the same port must not be shown this token.
+        is_here = wanted.hostname == parts.hostname or _is_loopback(wanted.hostname or "")
+        if is_here and parts.port == wanted.port and Path(node.owner_file).exists():
             return read_token(Path(node.owner_file))
     return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,6 +1,6 @@
 """The hub: accepts, orders, stores and delivers; the only writer of the ledger.
 
-Eight steps (docs/design.md). Per frame, in `intake`: 1 auth and 2 shape (`session`, `frames`), 3 the mods' ``before``, 4 into the
+Eight steps (docs/design.md). Per frame, in `intake`: 1 auth (`session`) and 2 shape (`shape`), 3 the mods' ``before``, 4 into the
 pending batch. Per batch, here in `Hub.commit`: 5 `Ledger.lookup`, 6 `apply` in order, 7 `Ledger.append`, durable, 8 merge and publish
 (`publisher`, `switchboard`). Nothing is answered or delivered before step 7 has returned. If it fails, its outcome is unknown:
 nothing is answered, sessions are closed with 4503, the ledger is reopened, and the senders' repeats settle what happened.

@@ -30,7 +30,6 @@ from .frames import (
     AckFrame,
     ByeFrame,
     CallFrame,
-    FrameError,
     HelloFrame,
     NackFrame,
     RecordFrame,
@@ -43,6 +42,7 @@ from .guard import parse_address
 from .ledger import Ledger
 from .mod import Incoming, Mod, Operation
 from .session import ProtocolBreach, Session, SessionState
+from .shape import FrameError
 from .switchboard import Switchboard
 from .visibility import direct_thread, may_read, mod_thread, thread_readers
 

@@ -17,12 +17,10 @@ from .frames import Kind, Seq, is_id
 from .ledger import Row, ThreadSummary
 from .mod import Mod, Reading, operation
 from .state import MessageHead, OpenReaction, RootBudget, Token, Triggered
-from .visibility import VISIBILITIES, PromptFilter, Visibility, may_read, readable_spans, recipients, thread_readers
+from .visibility import may_read, readable_spans, recipients, thread_readers
+from .window import MAX_WINDOW_THREADS, PAGE, find_message, read_window, reads
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
-SCANNED_ROWS = 4000
-"""How far back `network.window` looks for threads beside the incoming one, in messages that the agent may read."""
-PAGE = 500
 
 
 class NetworkOperations(Mod):
@@ -198,7 +196,7 @@ class NetworkOperations(Mod):
         rows: list[Row] = []
         while len(rows) <= limit:
             page = await reading.hub.ledger.thread(thread_id, before=before, limit=PAGE)
-            rows[:0] = [row for row in page if _reads(reading, row.head)]
+            rows[:0] = [row for row in page if reads(reading, row.head)]
             if len(page) < PAGE:
                 break
             before = page[0].seq
@@ -219,32 +217,17 @@ class NetworkOperations(Mod):
 
         `threads` is how many (20) or which; the trigger's own thread is always among them. Up to the trigger, nothing later.
         """
-        head = await _find(reading, trigger, "trigger")
-        most = threads if isinstance(threads, int) else 100 if threads is not None else 20
-        chosen = await _window_threads(reading, head, threads if isinstance(threads, list) else None)
-        labels = _Labels(reading)
-        filter_ = PromptFilter(reading.hub.state, _visibility(reading), head, await labels.of(head))
-        windows: list[tuple[int, str, list[Row]]] = []
-        for thread_id in chosen:
-            rows = await reading.hub.ledger.thread(thread_id, before=trigger + 1, limit=PAGE)
-            seen = [row for row in rows if row.head is not None and _reads_own(reading, row.head)]
-            await labels.load(seen)
-            admitted = [
-                row for row in seen if row.head is not None and filter_.admits(row.head, await labels.of(row.head))
-            ]
-            if admitted:
-                windows.append((admitted[-1].seq, thread_id, admitted[-(per_thread or 10) :]))
-            if len(windows) == most:
-                break
-        # by their oldest message in the window: a thread keeps its place while the conversation goes on
-        windows.sort(key=lambda window: (window[2][0].seq, window[1]))
-        shown = [{"thread_id": name, "messages": [Raw(row.data) for row in rows]} for _, name, rows in windows]
+        head = await find_message(reading, trigger, "trigger")
+        named = threads if isinstance(threads, list) else None
+        most = threads if isinstance(threads, int) else MAX_WINDOW_THREADS if named is not None else 20
+        windows = await read_window(reading, head, named, most, per_thread or 10)
+        shown = [{"thread_id": name, "messages": [Raw(row.data) for row in rows]} for name, rows in windows]
         return {"threads": shown, "as_of": trigger}
 
     @operation("read")
     async def message_status(self, reading: Reading, *, seq: Seq) -> dict[str, Any]:
         """How far a message has got with each of its recipients."""
-        head = await _find(reading, seq, "seq")
+        head = await find_message(reading, seq, "seq")
         hub = reading.hub
         dead = {key.partition("/")[0] for key, letter in await hub.ledger.cold("dead", "", 10_000) if letter.seq == seq}
         states = []
@@ -271,15 +254,15 @@ class NetworkOperations(Mod):
     async def why(self, reading: Reading, *, seq: Seq) -> dict[str, Any]:
         """What a message follows from: it, the reaction that sent it, the message before, up to the root."""
         chain: list[Any] = []
-        head: MessageHead | None = await _find(reading, seq, "seq")
+        head: MessageHead | None = await find_message(reading, seq, "seq")
         while head is not None:
-            if _reads(reading, head):
+            if reads(reading, head):
                 chain.append(Raw((await reading.hub.ledger.messages([head.seq]))[head.seq].data))
             if head.cause is None:
                 break
             triggered: Triggered | None = await _triggered(reading, head.sender_id, head.cause)
             cause = (await reading.hub.ledger.messages([head.cause])).get(head.cause)
-            if triggered is not None and _reads(reading, head):
+            if triggered is not None and reads(reading, head):
                 chain.append(
                     {
                         "reaction": triggered.reaction,
@@ -339,23 +322,6 @@ def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
     return origin.kind == "human" and may_read(change.state, origin.agent_id, reaction.trigger_head)
 
 
-def _reads(reading: Reading, head: MessageHead | None) -> bool:
-    return head is not None and (reading.origin.is_operator or _reads_own(reading, head))
-
-
-def _reads_own(reading: Reading, head: MessageHead) -> bool:
-    return may_read(reading.hub.state, reading.origin.agent_id, head)
-
-
-async def _find(reading: Reading, seq: int, field: str) -> MessageHead:
-    row = (await reading.hub.ledger.messages([seq])).get(seq)
-    if row is None or row.head is None or not _reads(reading, row.head):
-        raise UnknownMessage(
-            f"There is no message {seq} that {reading.origin.agent_id} may read; {field} is the seq of one."
-        )
-    return row.head
-
-
 async def _threads(reading: Reading) -> list[ThreadSummary]:
     hub, origin = reading.hub, reading.origin
     if origin.is_operator:
@@ -386,65 +352,6 @@ async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
         mod, _, participant = name.partition("~")
         return mod in reading.hub.mod_ids and participant == agent_id
     return False
-
-
-async def _window_threads(reading: Reading, trigger: MessageHead, named: list[str] | None) -> list[str]:
-    """Threads to look into: the trigger's first, then those named, or those with the newest messages before it."""
-    if named is not None:
-        return list(dict.fromkeys((trigger.thread_id, *named)))
-    participant = reading.hub.state.participant(reading.origin.agent_id)
-    if participant is None:
-        return [trigger.thread_id]
-    spans = readable_spans(reading.hub.state, participant)
-    chosen = {trigger.thread_id: None}
-    until, scanned = trigger.seq, 0
-    while scanned < SCANNED_ROWS:
-        page = await reading.hub.ledger.inbox(spans, reading.origin.agent_id, 0, until, PAGE, newest=True)
-        for row in reversed(page):
-            chosen[row.stream] = None
-        if len(page) < PAGE:
-            break
-        scanned += len(page)
-        until = page[0].seq - 1
-    return list(chosen)
-
-
-def _visibility(reading: Reading) -> Visibility:
-    """The agent's own, from its card, else the network's."""
-    participant = reading.hub.state.participant(reading.origin.agent_id)
-    if participant is not None and participant.card is not UNSET:
-        card = msgspec.json.decode(participant.card)
-        wish = card.get("visibility") if isinstance(card, dict) else None
-        for known in VISIBILITIES:
-            if wish == known:
-                return known
-    return reading.hub.network_visibility
-
-
-class _Labels:
-    """Heads of the messages that labels name, each read once per call."""
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._heads: dict[int, MessageHead] = {}
-
-    async def load(self, rows: list[Row]) -> None:
-        for row in rows:
-            if row.head is not None:
-                self._heads[row.seq] = row.head
-        missing = {row.head.label for row in rows if row.head is not None} - self._heads.keys()
-        if missing:
-            found = await self._reading.hub.ledger.messages(missing)
-            self._heads.update({seq: row.head for seq, row in found.items() if row.head is not None})
-
-    async def of(self, head: MessageHead) -> MessageHead:
-        if head.label == head.seq:
-            return head
-        if head.label not in self._heads:
-            found = await self._reading.hub.ledger.messages([head.label])
-            row = found.get(head.label)
-            self._heads[head.label] = row.head if row is not None and row.head is not None else head
-        return self._heads[head.label]
 
 
 async def _triggered(reading: Reading, agent_id: str, trigger: int) -> Triggered | None:

@@ -12,7 +12,8 @@ from typing import Protocol
 from .delivery import Outbox
 from .entries import Origin, Peer
 from .errors import InvalidFrame, RequestError
-from .frames import ClientFrame, FrameError, HelloFrame, read_frame
+from .frames import ClientFrame, HelloFrame
+from .shape import FrameError, read_frame
 
 
 class SessionState(Enum):

@@ -397,6 +397,8 @@ class Activity:
 
     def describe(self) -> str:
         """Who does what at the moment, for a prompt; empty when nobody does anything."""
+        if not self._is_connected:
+            return "not connected"
         now = time.monotonic()
         agents = sorted({agent_id for agent_id, _ in self._thinking})
         parts = [f"{clean(agent)} uses {clean(self._tools[agent])}" for agent in agents if agent in self._tools]

@@ -155,7 +155,7 @@ def format_event(event: Event) -> str | None:
         case Notice():
             return _describe_notice(event)
         case Reconnecting():
-            return f"The connection is lost ({clean(event.reason)}); trying again"
+            return f"The connection is lost ({clean(event.reason).rstrip(': ')}); trying again"
         case Reconnected():
             return "Connected again"
         case _:

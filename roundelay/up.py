@@ -22,7 +22,7 @@ from roundelay.app import Node, serve
 from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
-from roundelay.network.errors import ConfigError
+from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.home import agent_token, announce_node
 from roundelay.network.local import LocalTransport
 
@@ -49,6 +49,7 @@ async def run_node(
     ``announce_ready`` gets the ready line once every agent has joined, or has failed at it. ``operator_id`` lets the agents in where they
     would be refused. Raises what `serve` raises, and `ConfigError` when an agent's file is wrong.
     """
+    prepare_folder(config.db)
     with _stop_signals() as stopping:
         async with serve(config) as node:
             url = reachable_url(node.url)
@@ -74,6 +75,20 @@ async def _announce_when_settled(
     except TimeoutError:
         say(f"Not ready yet: {', '.join(it.agent_id for it in processes if not it.settled.is_set())}.")
     announce_ready(describe_node(node, config, [process.agent_id for process in processes if process.is_ready]))
+
+
+def prepare_folder(db: Path) -> None:
+    """Make the database's folder. Raises `LedgerError` when nothing can be written there."""
+    folder = db.resolve().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "permission denied"
+    except FileExistsError:
+        reason = f"{folder} is no folder"
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    if reason:
+        raise LedgerError(f"The database {db} cannot be written ({reason}); choose another one with --db.")
 
 
 def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> str:

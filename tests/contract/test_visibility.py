@@ -99,12 +99,13 @@ async def test_one_thread_of_agents_is_split_by_whom_the_work_is_for(team: Team)
 async def test_a_shared_root_alone_admits_nothing(team: Team) -> None:
     root = await team.mia.send("broadcast", "a question to all")
     asked = await team.helper.send("agent:bob", "what do you say, bob?", cause=root["seq"])
-    await team.bob.send("agent:helper", "bob's canary", cause=asked["seq"])
+    secret = await team.bob.send("agent:helper", "bob's canary", cause=asked["seq"])
+    await team.helper.send("agent:worker", "work on bob's canary", cause=secret["seq"])
     to_mia = await team.helper.send("agent:mia", "I am collecting answers", cause=root["seq"])
     trigger = await team.mia.send("agent:helper", "so what do they say?", cause=to_mia["seq"])
     seen = words(await window(team.helper, trigger))
     assert seen >= {"a question to all", "I am collecting answers"}
-    assert not seen & {"bob's canary", "what do you say, bob?"}
+    assert not seen & {"bob's canary", "what do you say, bob?", "work on bob's canary"}
 
 
 async def test_a_private_word_stays_out_of_a_public_prompt(team: Team) -> None:
@@ -181,6 +182,27 @@ async def test_the_rule_is_judged_at_the_triggers_seq(team: Team) -> None:
     assert "mia's own" not in words(await window(team.helper, later))
 
 
+async def test_what_a_late_joiner_may_not_read_stays_out_of_the_channels_prompt(team: Team) -> None:
+    await team.mia.call("channels.create", {"name": "dev"})
+    await team.helper.call("channels.join", {"name": "dev"})
+    await team.mia.send("channel:dev", "before bob came")
+    await team.bob.call("channels.join", {"name": "dev"})
+    trigger = await team.mia.send("channel:dev", "helper, sum up")
+    assert "before bob came" not in words(await window(team.helper, trigger))
+
+
+async def test_who_has_left_a_channel_is_no_longer_its_audience(team: Team) -> None:
+    await team.mia.call("channels.create", {"name": "dev"})
+    for session in (team.bob, team.helper):
+        await session.call("channels.join", {"name": "dev"})
+    await team.mia.send("channel:dev", "with bob")
+    while_in = await team.bob.send("agent:helper", "bob asks")
+    await team.bob.call("channels.leave", {"name": "dev"})
+    after = await team.bob.send("agent:helper", "bob asks again")
+    assert "with bob" in words(await window(team.helper, while_in))  # judged at the trigger's seq, whenever asked
+    assert "with bob" not in words(await window(team.helper, after))
+
+
 async def test_a_window_is_the_same_when_asked_again(team: Team) -> None:
     await team.mia.send("agent:helper", "one")
     trigger = await team.mia.send("agent:helper", "two")
@@ -214,6 +236,17 @@ async def test_per_thread_and_threads_narrow_a_window(team: Team) -> None:
     assert named - {"direct:helper~mia"} == {"broadcast"}  # the trigger's own thread may always come
     assert set(await window(team.helper, trigger, threads=["direct:helper~mia"])) == {"direct:helper~mia"}
     assert list(await window(team.helper, trigger, threads=1)) == ["direct:helper~mia"]
+
+
+@pytest.mark.parametrize("visibility", ["people", "all"])
+async def test_naming_a_thread_that_one_may_not_read_shows_nothing(visibility: Any) -> None:
+    async with running_node(visibility=visibility) as node:
+        team = await gather_team(node)
+        await team.mia.send("agent:worker", "mia's canary for the worker")
+        trigger = await team.mia.send("agent:helper", "mia asks")
+        args = {"trigger": trigger["seq"], "threads": ["direct:mia~worker"]}
+        assert "canary" not in (await team.helper.submit_call("network.window", args)).raw
+        assert "canary" not in str(await window(team.helper, trigger))
 
 
 async def test_naming_a_thread_widens_nothing(team: Team) -> None:

@@ -15,8 +15,9 @@ from roundelay.agents.journal import reaction_id
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, ScriptedModel, broadcast, call, finish, say, send
+from roundelay.agents.ongoing import ReactionResult
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.runner import AgentRunner, ReactionResult
+from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, ToolError, tool
 from roundelay.app import Network, serve

@@ -361,6 +361,19 @@ async def test_lone_surrogates_of_a_model_reach_neither_journal_nor_tools() -> N
     assert run.records.bodies("model_reply")[0]["reply"]["text"] == "a?"
 
 
+async def test_lone_surrogates_and_floods_in_arguments_are_answered() -> None:
+    """JSON escapes make surrogates of plain ASCII, and the answer to a wrong argument quotes it."""
+    wrong = ToolCall("c1", "add", '{"a": "\\ud800", "b": "' + "x" * 100_000 + '"}')
+    run = Run(
+        turns(ModelReply(None, (wrong,)), ModelReply(None, (ToolCall("c2", "finish", '{"reason": "\\udfff"}'),))), [add]
+    )
+    end = await run.drive()
+    assert end.reason == "?"
+    [result] = run.records.bodies("tool_result")
+    result["content"].encode("utf-8")
+    assert len(result["content"]) < 3000
+
+
 # --- going on after a restart
 
 

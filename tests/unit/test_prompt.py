@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundelay.agents.context import list_manifest, select_threads
-from roundelay.agents.prompt import ConversationPrompt, render_system_prompt, strip_unseen
+from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
+from roundelay.agents.text import strip_unseen
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 

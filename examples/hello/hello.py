@@ -1,0 +1,19 @@
+"""Two agents say hello, in one process and without a server. Run it: python examples/hello/hello.py"""
+
+import asyncio
+
+from roundelay import Network
+
+
+async def main() -> None:
+    async with Network.open() as network:  # a path keeps it in a file
+        ann, bob = await network.join("ann"), await network.join("bob")
+        await ann.send_text("bob", "Hello, Bob!")
+        async for message in bob:
+            await bob.reply(message, f"Hello yourself, {message.sender_id}!")
+            break
+        for message in (await ann.history("direct:ann~bob")).messages:
+            print(f"#{message.seq} {message.sender_id}: {message.text}")
+
+
+asyncio.run(main())

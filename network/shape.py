@@ -1,0 +1,187 @@
+"""Step 2: the shape of a frame, and nothing else about it: JSON, nesting, fields, types, the form of ids. Pure.
+
+The fast path decodes once. What is wrong with a frame is found out on the slow path, so that its refusal says where.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from .errors import InvalidFrame, RequestError
+from .frames import (
+    CLIENT_FRAMES,
+    CallFrame,
+    ClientFrame,
+    HelloFrame,
+    RecordFrame,
+    SendFrame,
+    SignalFrame,
+    encode,
+    is_id,
+    is_key,
+)
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_NAMES = frozenset(str(cls.__struct_config__.tag) for cls in CLIENT_FRAMES)
+
+
+class FrameError(Exception):
+    """A frame was refused by shape; ``keys`` holds the valid ids it carried, to be repeated in the answer."""
+
+    def __init__(self, error: RequestError, keys: dict[str, str]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.keys = keys
+
+
+def read_frame(data: bytes, max_depth: int) -> ClientFrame:
+    """Decode and check one text frame, valid UTF-8 (the caller has checked it).
+
+    Raises `FrameError`. Checks shape only: JSON without NaN or lone surrogates, nesting, known fields, types, the form of ids.
+    """
+    if data.count(b"{") + data.count(b"[") > max_depth and _depth(data) > max_depth:
+        raise FrameError(
+            InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."), _valid_keys(data)
+        )
+    try:
+        frame = _decoder.decode(data)
+        # msgspec skips strings inside Raw without pairing surrogate escapes
+        if b"\\u" in data and _SURROGATE.search(data):
+            _refuse_lone_surrogates(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return _reread_or_refuse(data, error)
+    _check_keys(frame, data)
+    return frame
+
+
+def _check_keys(frame: ClientFrame, data: bytes) -> None:
+    match frame:
+        case SendFrame():
+            if not is_key(frame.message_id):
+                raise _refuse("message_id must be 1 to 128 visible ASCII characters", data)
+            if frame.requires_response is False:
+                raise _refuse("requires_response is true or a list of ids; leave it out otherwise", data)
+            if isinstance(frame.requires_response, list) and not all(map(is_id, frame.requires_response)):
+                raise _refuse("requires_response names something that is not an id", data)
+            if frame.exclude_agent_ids is not UNSET:
+                if frame.to != "broadcast":
+                    raise _refuse("exclude_agent_ids goes with the address broadcast only", data)
+                if not all(map(is_id, frame.exclude_agent_ids)):
+                    raise _refuse("exclude_agent_ids names something that is not an id", data)
+            if frame.metadata is not UNSET and not _is_object(frame.metadata):
+                raise _refuse("metadata must be an object", data)
+        case CallFrame():
+            if not is_key(frame.call_id):
+                raise _refuse("call_id must be 1 to 128 visible ASCII characters", data)
+            if not _is_object(frame.args):
+                raise _refuse("args must be an object", data)
+        case RecordFrame():
+            if not is_key(frame.record_id):
+                raise _refuse("record_id must be 1 to 128 visible ASCII characters", data)
+            if not is_key(frame.reaction) or not is_key(frame.kind):
+                raise _refuse("reaction and kind must be 1 to 128 visible ASCII characters", data)
+        case SignalFrame():
+            if (frame.to is UNSET) == (frame.thread_id is UNSET):
+                raise _refuse("a signal names either to or thread_id", data)
+        case HelloFrame():
+            if frame.card is not UNSET and not _is_object(frame.card):
+                raise _refuse("card must be an object", data)
+        case _:
+            pass
+
+
+def _is_object(raw: Raw) -> bool:
+    return bytes(raw).lstrip()[:1] == b"{"
+
+
+def _refuse(what: str, data: bytes) -> FrameError:
+    return FrameError(InvalidFrame(f"{what[0].upper()}{what[1:]}."), _valid_keys(data))
+
+
+def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
+    """The slow path of a frame that did not decode: a duplicated field counts once, the last one; else say what is wrong."""
+    if isinstance(error, msgspec.ValidationError):
+        try:
+            frame = _decoder.decode(encode(_FIELDS.decode(data)))
+        except msgspec.DecodeError:
+            pass
+        else:
+            _check_keys(frame, data)
+            return frame
+    elif b"\\u" in data and _SURROGATE.search(data):
+        _refuse_lone_surrogates(data)
+    keys = _valid_keys(data)
+    kind = _frame_name(data)
+    if isinstance(error, msgspec.ValidationError) and kind is not None and kind not in _NAMES:
+        known = ", ".join(sorted(_NAMES))
+        raise FrameError(InvalidFrame(f"No frame is called {kind!r}; the frames are {known}."), keys) from error
+    where = f"The {kind} frame is wrong" if kind is not None else "The frame is wrong"
+    raise FrameError(InvalidFrame(f"{where}: {error}."), keys) from error
+
+
+def _fields(data: bytes) -> dict[str, Raw]:
+    try:
+        return _FIELDS.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        fields = json.loads(data)  # reads lone surrogates and NaN too: what is wrong with one field hides no other
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(fields, dict):
+        return {}
+    return {name: Raw(encode(value)) for name, value in fields.items() if isinstance(value, str) and value.isascii()}
+
+
+def _string(raw: Raw | None) -> str | None:
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.DecodeError:
+        return None
+
+
+def _frame_name(data: bytes) -> str | None:
+    name = _string(_fields(data).get("type"))
+    return name if name is None or len(name) <= 40 else name[:40]
+
+
+def _valid_keys(data: bytes) -> dict[str, str]:
+    """The ids that the answer repeats: each valid ``message_id``, ``call_id`` or ``record_id`` of the frame it belongs to."""
+    fields = _fields(data)
+    name = {"send": "message_id", "call": "call_id", "record": "record_id"}.get(_string(fields.get("type")) or "")
+    for key in (name,) if name else ("message_id", "call_id", "record_id"):
+        value = _string(fields.get(key))
+        if value is not None and is_key(value):
+            return {key: value}
+    return {}
+
+
+def _refuse_lone_surrogates(data: bytes) -> None:
+    try:
+        json.dumps(json.loads(data), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "The frame holds a lone surrogate; send valid Unicode."
+        raise FrameError(InvalidFrame(message), _valid_keys(data)) from None
+    except (ValueError, RecursionError):  # huge numbers: JSON all the same, carried as it came
+        return
+
+
+def _depth(data: bytes) -> int:
+    """The deepest nesting of objects and arrays, counted outside strings."""
+    deepest = depth = 0
+    for token in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', data, re.DOTALL):
+        char = token.group()
+        if char in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in b"]}":
+            depth -= 1
+    return deepest

@@ -1,0 +1,85 @@
+"""Every example runs, as its own first lines say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from roundelay.app import serve
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import NodeConfig
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TIMEOUT_S = 60.0
+
+
+@asynccontextmanager
+async def started(*command: str, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A program in a folder of the test's own; interrupted at the end, as with Ctrl-C."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, cwd=folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(TIMEOUT_S):
+            await process.wait()
+
+
+async def read_line(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(TIMEOUT_S):
+        return (await process.stdout.readline()).decode()
+
+
+def test_hello_prints_the_conversation_of_two_agents(tmp_path: Path) -> None:
+    hello = EXAMPLES / "hello" / "hello.py"
+    done = subprocess.run([sys.executable, hello], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [line.partition(" ")[2] for line in done.stdout.splitlines()]
+    assert said == ["ann: Hello, Bob!", "bob: Hello yourself, ann!"]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("something by Woolf", "Mrs Dalloway by Virginia Woolf; To the Lighthouse by Virginia Woolf"),
+        ("cookery", "nothing on the shelf fits"),
+    ],
+)
+async def test_team_answers_a_person_at_a_terminal(question: str, answer: str, tmp_path: Path) -> None:
+    up = ("-m", "roundelay", "up", str(EXAMPLES / "team_with_a_person" / "team.yaml"))
+    async with started(*up, "--port", "0", "--db", str(tmp_path / "library.db"), folder=tmp_path) as node:
+        assert "ws://127.0.0.1:" in await read_line(node)
+        async with started("-m", "roundelay", "chat", "--to", "host", "--as", "zoe", folder=tmp_path) as chat:
+            async with asyncio.timeout(TIMEOUT_S):
+                out, _ = await chat.communicate(f"{question}\n".encode())
+    assert f"host → zoe: {answer}" in out.decode()
+
+
+async def test_client_in_plain_websockets_answers_people_and_nobody_else(tmp_path: Path) -> None:
+    config = NodeConfig(port=0, db=tmp_path / "node.db", durability="memory")
+    async with serve(config) as node, NetworkClient("zoe", node.url, kind="human", token=node.owner_token) as zoe:
+        client = ("-I", str(EXAMPLES / "bring_your_own_client" / "client.py"), node.url, "mirror")
+        for word in ("refrain", "level"):  # the second time with the token of the first
+            async with started(*client, folder=tmp_path) as mirror:
+                assert "mirror is connected" in await read_line(mirror)
+                async with NetworkClient("ann", node.url) as ann:
+                    await ann.send_text("mirror", "from an agent")
+                sent = await zoe.send_text("mirror", word)
+                async for message in zoe:
+                    break
+                assert (message.text, message.reply_to, message.cause) == (word[::-1], sent.seq, sent.seq)
+        thread = await zoe.history("direct:mirror~zoe")
+        assert [it.text for it in thread.messages] == ["refrain", "niarfer", "level", "level"]
+    assert os.stat(tmp_path / "mirror.token").st_mode & 0o777 == 0o600
