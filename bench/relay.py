@@ -184,7 +184,7 @@ def measure(subject: Subject, scenario: Scenario, results: Results, node: Sequen
     pipelined = results.messages if scenario.receivers == 1 else results.fanout_messages
     with (
         tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="roundelay-bench-") as directory,
-        start_server(subject.build_command(Path(directory), node), results.server_cores) as (url, pid),
+        start_server(subject.build_command(Path(directory), node), results.server_cores, Path(directory)) as (url, pid),
         Fleet(url, scenario.receivers, names_stored=is_hub) as fleet,
     ):
         fleet.send_pipelined(max(pipelined // 10, 20), to=scenario.to, size_bytes=SIZE_BYTES, window=results.window)
@@ -210,9 +210,13 @@ def measure(subject: Subject, scenario: Scenario, results: Results, node: Sequen
 
 
 @contextlib.contextmanager
-def start_server(command: Sequence[str], cores: set[int] | None = None) -> Iterator[tuple[str, int]]:
+def start_server(
+    command: Sequence[str], cores: set[int] | None = None, home: Path | None = None
+) -> Iterator[tuple[str, int]]:
     """The server's URL and process id, once it has printed its ready line; it is ended on the way out."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    # Nothing of the user's gets in, and no note of this node reaches the user's other commands.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDELAY_")}
+    environment |= {"PYTHONUNBUFFERED": "1"} | ({"ROUNDELAY_HOME": str(home)} if home is not None else {})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             pin_process(process.pid, cores or set())

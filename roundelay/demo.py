@@ -9,15 +9,13 @@ ledger, read with the owner's token.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +27,7 @@ from roundelay.agents.driver import first_error
 from roundelay.agents.inbox import wakes
 from roundelay.app import Node
 from roundelay.app import serve as serve_node
+from roundelay.demo_process import DemoFailed, MemberProcess
 from roundelay.demo_screen import DemoScreen, Totals
 from roundelay.demo_team import DESK, ROLES, THINKING_S, Report
 from roundelay.network.client import NetworkClient
@@ -46,15 +45,7 @@ OTHER_QUESTION = "What is 2^10 - 24, and “roundelay” backwards?"
 START_TIMEOUT_S = 30.0
 SCRIPT_TIMEOUT_S = 60.0
 MODEL_TIMEOUT_S = 600.0
-STOP_TIMEOUT_S = 3.0
-MAX_REPORT_BYTES = 4 * 1024 * 1024
 SHOWN_TOOLS = frozenset(tool.name for role in ROLES.values() for tool in role.tools)
-
-
-class DemoFailed(RoundelayError):
-    """The demo could not come to its end; the sentence says who is missing."""
-
-    code = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +101,8 @@ class Progress:
     messages: list[BaseMessage] = field(default_factory=list)
     awaited: set[tuple[str, int]] = field(default_factory=set)
     """Reactions that have not ended: the agent, and the seq of the message that wakes it."""
-    reactions: dict[str, str] = field(default_factory=dict)
-    """Which agent a reaction is of, for those that took a turn."""
+    reactions: set[str] = field(default_factory=set)
+    """The ids of those that took a turn."""
     delays_ms: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)
@@ -134,7 +125,7 @@ class Progress:
             case {"type": "delivered", "after_ms": float(after_ms)}:
                 self.delays_ms.append(after_ms)
             case {"type": "turn_start", "reaction": str(reaction)}:
-                self.reactions[reaction] = agent_id
+                self.reactions.add(reaction)
             case {"type": "reacted", "trigger": int(trigger), "status": str(status), "reason": str(reason)}:
                 self.awaited.discard((agent_id, trigger))
                 if status != "finished":
@@ -166,83 +157,6 @@ class Transcript(Mod):
         self._take(message_from_wire(msgspec.json.decode(message.data)))
 
 
-class Member:
-    """One agent's process: started by `keep`, read, and started again when it was killed on purpose."""
-
-    def __init__(
-        self, agent_id: str, arguments: Sequence[str], folder: Path, take: Callable[[Member, Report], None]
-    ) -> None:
-        self.agent_id = agent_id
-        self.times_killed = 0
-        # -P: nothing in the current folder can stand in for a module
-        self._command = [sys.executable, "-P", "-m", "roundelay.demo_team", agent_id, *arguments]
-        self._log = folder / f"{agent_id}.log"
-        self._home = folder / "home"
-        self._take = take
-        self._process: asyncio.subprocess.Process | None = None
-        self._is_killed = False
-        self._is_stopping = False
-
-    @property
-    def pid(self) -> int:
-        """Of the process that runs, or ran last; 0 before the first."""
-        return self._process.pid if self._process is not None else 0
-
-    async def keep(self) -> None:
-        """Run the process until `stop`. Raises `DemoFailed` when it ends by itself."""
-        while not self._is_stopping:
-            process = self._process = await self._start()
-            assert process.stdout is not None
-            async for line in process.stdout:
-                self._take(self, json.loads(line))
-            code = await process.wait()
-            if not self._is_killed and not self._is_stopping:
-                raise DemoFailed(f"{self.agent_id} could not go on (exit code {code}): {self._last_words()}")
-            self._is_killed = False
-
-    def kill(self) -> None:
-        """End the process as a crash would (SIGKILL); `keep` starts it again."""
-        if self._process is not None and self._process.returncode is None:
-            self._is_killed = True
-            self.times_killed += 1
-            self._process.kill()
-
-    async def stop(self) -> None:
-        """End the process: its input ends, and after a while it is killed."""
-        self._is_stopping = True
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        # Its own token, wherever the user keeps theirs; no session of the terminal's, whose Ctrl-C is for the demo alone.
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")
-        }
-        with self._log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=environment | {"ROUNDELAY_HOME": str(self._home)},
-                start_new_session=True,
-                limit=MAX_REPORT_BYTES,
-            )
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing."
-
-
 async def play(plan: Plan, screen: DemoScreen) -> Progress:
     """Run the demo to its end, with `Plan.serve` until it is cancelled. Raises `RoundelayError`; leaves no process and no file behind."""
     with tempfile.TemporaryDirectory(prefix="roundelay-demo-") as folder:
@@ -260,7 +174,8 @@ class _Stage:
         self._screen = screen
         self._folder = folder
         self._progress = Progress()
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, MemberProcess] = {}
+        self._unshown: asyncio.Queue[BaseMessage] = asyncio.Queue()  # as long as the transcript; the demo's is short
         self._calls: dict[tuple[object, object, object], str] = {}  # arguments of tool calls under way
 
     async def play(self) -> Progress:
@@ -271,7 +186,7 @@ class _Stage:
             asyncio.TaskGroup() as group,
         ):
             self._screen.node(node.url)
-            hearing = group.create_task(self._hear(person))
+            background = [group.create_task(self._hear(person)), group.create_task(self._show())]
             async with self._team(node, group):
                 await self._reach(START_TIMEOUT_S, lambda: len(self._progress.ready) == len(ROLES))
                 for member in self._members.values():
@@ -285,7 +200,8 @@ class _Stage:
                     await self._stay(node)
                 else:
                     self._screen.suggest("Next", _list_next())
-            hearing.cancel()
+            for task in background:
+                task.cancel()
         return self._progress
 
     @asynccontextmanager
@@ -295,7 +211,7 @@ class _Stage:
         arguments = ["--url", node.url, "--thinking-s", str(plan.thinking_s)]
         arguments += ["--model", plan.model] if plan.model is not None else []
         arguments += ["--base-url", plan.base_url] if plan.base_url is not None else []
-        self._members = {name: Member(name, arguments, self._folder, self._take_report) for name in ROLES}
+        self._members = {name: MemberProcess(name, arguments, self._folder, self._take_report) for name in ROLES}
         keeping = [group.create_task(member.keep()) for member in self._members.values()]
         try:
             yield
@@ -310,10 +226,15 @@ class _Stage:
             self._progress.delays_ms.append(time.time() * 1000 - message.sent_at)
 
     def _take_message(self, message: BaseMessage) -> None:
-        self._screen.message(message)
+        """Note a message within the hub's own step: showing it, which may fail or block, is left to a task."""
         self._progress.take_message(message)
+        self._unshown.put_nowait(message)
 
-    def _take_report(self, member: Member, report: Report) -> None:
+    async def _show(self) -> None:
+        while True:
+            self._screen.message(await self._unshown.get())
+
+    def _take_report(self, member: MemberProcess, report: Report) -> None:
         self._progress.take_report(member.agent_id, report)
         call = (report.get("reaction"), report.get("turn"), report.get("call"))
         match report:
@@ -330,7 +251,7 @@ class _Stage:
                 )
         self._kill_when_due(member, report)
 
-    def _kill_when_due(self, member: Member, report: Report) -> None:
+    def _kill_when_due(self, member: MemberProcess, report: Report) -> None:
         """Kill the agent that the plan names, once: in its second turn, or at the end of a reaction that had but one."""
         if member.agent_id != self._plan.kill or member.times_killed:
             return
@@ -356,7 +277,8 @@ class _Stage:
                 what = f"{', '.join(missing)} did not connect"
             else:
                 what = f"at work: {busy}" if busy else f"{DESK} has not answered {PERSON}"
-            raise DemoFailed(f"Not done within {timeout_s:.0f} s ({what}).") from None
+            words = [f"{it.agent_id}: {it.read_last_words()}" for it in self._members.values() if it.read_last_words()]
+            raise DemoFailed(f"Not done within {timeout_s:.0f} s ({what}). {' '.join(words)}".rstrip()) from None
         if progress.failures:
             raise DemoFailed(progress.failures[0])
 

@@ -141,10 +141,21 @@ def _trim_expression(found: str) -> str | None:
         closed = source + ")" * (source.count("(") - source.count(")"))
         try:
             tree = ast.parse(closed.replace("^", "**"), mode="eval")
-            return closed if isinstance(tree.body, ast.BinOp) else None
         except (SyntaxError, MemoryError, RecursionError):
             source = source[:-1].strip()  # what belongs to the sentence, not to the expression
+            continue
+        return closed if isinstance(tree.body, ast.BinOp) and _can_calculate(closed) else None
     return None
+
+
+def _can_calculate(source: str) -> bool:
+    try:
+        evaluate(source)
+    except ToolError:
+        return False
+    except (ZeroDivisionError, OverflowError):
+        return True  # the answer will say so
+    return True
 
 
 def _write_expression(source: str) -> str:

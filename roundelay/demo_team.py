@@ -25,8 +25,9 @@ from roundelay.agents.events import Event, Resumed, ToolCallEnd, ToolCallStart, 
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import PromptView, read_prompt
 from roundelay.agents.models.scripted import Action, Call, Script, ScriptedModel, broadcast, finish, say, send
+from roundelay.agents.ongoing import ReactionResult
 from roundelay.agents.policy import AgentPolicy, OnText
-from roundelay.agents.runner import AgentRunner, ReactionResult
+from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.tools import Tool
 from roundelay.demo_skills import (

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from roundelay.network.errors import ConnectError
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 3.0
 MAX_BODY_BYTES = 1024 * 1024
 
 

@@ -47,6 +47,7 @@ class LineEditor:
         self._draft = ""
         self._sequence = ""  # an escape sequence that has begun
         self._is_pasting = False
+        self._last = ""  # the character before
 
     @property
     def text(self) -> str:
@@ -56,6 +57,7 @@ class LineEditor:
         """Take what was typed or pasted; gives what came of it, in order. An escape sequence may be cut anywhere."""
         keys: list[Key] = []
         for char in data:
+            last, self._last = self._last, char
             if self._sequence:
                 self._sequence += char
                 if _is_complete(self._sequence):
@@ -64,7 +66,8 @@ class LineEditor:
             elif char == "\x1b":
                 self._sequence = char
             elif self._is_pasting:
-                self._insert("\n" if char == "\r" else char)
+                if char != "\n" or last != "\r":  # one line break, however it is written
+                    self._insert("\n" if char == "\r" else char)
             else:
                 key = self._take_char(char)
                 if key is not None:
@@ -113,7 +116,7 @@ class LineEditor:
             self._is_pasting = True
         elif sequence == "\x1b[201~":
             self._is_pasting = False
-        elif sequence in _SEQUENCES:
+        elif sequence in _SEQUENCES and not self._is_pasting:
             _SEQUENCES[sequence](self)
 
     def _finish(self) -> Line:

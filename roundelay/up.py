@@ -80,6 +80,8 @@ async def _announce_when_settled(
 def prepare_folder(db: Path) -> None:
     """Make the database's folder. Raises `LedgerError` when nothing can be written there."""
     folder = db.resolve().parent
+    if db.is_dir():
+        raise LedgerError(f"The database {db} is a folder; name a file in it with --db.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         reason = "" if os.access(folder, os.W_OK | os.X_OK) else "permission denied"

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .local import LocalModel
+    from .local import LocalModel, LocalServer
     from .model import (
         AssistantMessage,
         ChatMessage,
@@ -34,6 +34,7 @@ __all__ = [
     "AssistantMessage",
     "ChatMessage",
     "LocalModel",
+    "LocalServer",
     "Model",
     "ModelDelta",
     "ModelError",
@@ -56,6 +57,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "LocalModel": "local",
+    "LocalServer": "local",
     "OpenAIModel": "openai_model",
     "PromptView": "prompt_view",
     "RuleSet": "script_rules",

@@ -89,9 +89,9 @@ def node_options(function: Function) -> Function:
 
 
 def identity_options(function: Function) -> Function:
-    """Add `node_options`, ``--as`` and ``--kind``."""
+    """Add `node_options`, ``--as`` and ``--as-kind``."""
     function = click.option(
-        "--kind", type=click.Choice(("human", "service", "agent")), expose_value=False, callback=_keep_kind,
+        "--as-kind", type=click.Choice(("human", "service", "agent")), expose_value=False, callback=_keep_kind,
         help="What --as is (default: human).",
     )(function)  # fmt: skip
     function = click.option(
@@ -159,7 +159,7 @@ async def join_as_reader() -> AsyncIterator[NetworkClient]:
 @asynccontextmanager
 async def _join(agent_id: str, kind: Kind) -> AsyncIterator[NetworkClient]:
     from roundelay.network.client import NetworkClient
-    from roundelay.network.errors import NotAuthenticated
+    from roundelay.network.errors import Forbidden, NotAuthenticated
 
     target = find_target()
     client = NetworkClient(agent_id, target.url, kind=kind, token=target.token)
@@ -167,6 +167,8 @@ async def _join(agent_id: str, kind: Kind) -> AsyncIterator[NetworkClient]:
         await client.connect()
     except NotAuthenticated as error:
         raise NotAuthenticated(f"{error} {_advise(target)}") from error
+    except Forbidden as error:
+        raise Forbidden(f"{error} {_advise(target)}" if target.token is not None else str(error)) from error
     try:
         yield client
     finally:
@@ -180,5 +182,5 @@ def _advise(target: Target) -> str:
             "its operator makes one: roundelay token create ID --kind human"
         )
     if target.agent_id is None:
-        return "Say with --as (and --kind) whose token it is."
-    return "Check --as, --kind and --token."
+        return "Say with --as (and --as-kind) whose token it is."
+    return "Check --as, --as-kind and --token."

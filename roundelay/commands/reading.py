@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +13,6 @@ from roundelay.commands.options import identity_options, join_as_reader, json_op
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, NetworkClient
 
-FOLLOW_EVERY_S = 0.5
 MAX_PAGE = 500
 
 
@@ -143,66 +141,34 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
     handled by it. With --json each line is one message.
     """
 
-    async def follow() -> None:
-        from roundelay.terminal import Screen
+    def show(message: AnyMessage) -> bool:
+        """Show a message if it is wanted; True when it was the last one."""
+        nonlocal count
+        if thread is not None and message.thread_id != thread:
+            return False
+        if as_json:
+            click.echo(message.model_dump_json(exclude_none=True))
+        else:
+            screen.message(message)
+        count = count - 1 if count is not None else None
+        return count == 0
 
-        screen = Screen(sys.stdout)
-        shown = 0
+    async def follow() -> None:
         async with join_as_reader() as client:
-            if not as_json:
-                Screen(sys.stderr).note(f"Following {client.url}; Ctrl-C ends.")
-            async for message in _follow(client, last):
-                if thread is not None and message.thread_id != thread:
-                    continue
-                if as_json:
-                    click.echo(message.model_dump_json(exclude_none=True))
-                else:
-                    screen.message(message)
-                shown += 1
-                if shown == count:
+            follower = Follower(client)
+            for message in await follower.begin(last):
+                if show(message):
+                    return
+            Screen(sys.stderr).note(f"Following {client.url}; Ctrl-C ends.")
+            async for message in follower.messages():
+                if show(message):
                     return
 
+    from roundelay.follow import Follower
+    from roundelay.terminal import Screen
+
+    screen = Screen(sys.stdout)
     run(follow())
-
-
-async def _follow(client: NetworkClient, last: int) -> AsyncIterator[AnyMessage]:
-    """Every message that the client may read, in order: the last ones first, then what comes, for ever.
-
-    It asks again and again, because deliveries are for their recipient's inbox: taking them here would mark them as handled, or, left
-    unacknowledged, end after `max_unacked`. Only threads with news are read.
-    """
-    import asyncio
-
-    seen = 0
-    is_first = True
-    while True:
-        listed = (await client.call("network.list_threads", {"limit": MAX_PAGE}))["threads"]
-        top = max((it["last_seq"] for it in listed), default=0)
-        news = [it["thread_id"] for it in listed if it["last_seq"] > seen]
-        if is_first:
-            news, is_first = (news[:last] if last else []), False
-            pages = [await client.history(thread_id, limit=max(last, 1)) for thread_id in news]
-            found = sorted((it for page in pages for it in page.messages if it.seq <= top), key=lambda it: it.seq)
-            found = found[len(found) - min(last, len(found)) :]
-        else:
-            parts = [await _read_since(client, thread_id, seen) for thread_id in news]
-            # What came after the list was made waits for the next one, so that the order holds across threads.
-            found = sorted((it for part in parts for it in part if it.seq <= top), key=lambda it: it.seq)
-        for message in found:
-            yield message
-        seen = max(seen, top)
-        await asyncio.sleep(FOLLOW_EVERY_S)
-
-
-async def _read_since(client: NetworkClient, thread_id: str, seen: int) -> list[AnyMessage]:
-    found: list[AnyMessage] = []
-    before: int | None = None
-    while True:
-        page = await client.history(thread_id, before=before, limit=MAX_PAGE)
-        found[:0] = [message for message in page.messages if message.seq > seen]
-        if not page.has_more or page.messages[0].seq <= seen:
-            return found
-        before = page.messages[0].seq
 
 
 async def _read_figures(client: NetworkClient) -> dict[str, float]:

@@ -14,10 +14,9 @@ import click
 from roundelay.commands.options import (
     Function,
     Kind,
-    debug_option,
+    identity_options,
     join_as_reader,
     json_option,
-    node_options,
     run,
 )
 from roundelay.identity import READER_ID
@@ -39,7 +38,7 @@ def token_options(function: Function) -> Function:
         "--db", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
         help="Do it in this database, while no node runs on it.",
     )(function)  # fmt: skip
-    return debug_option(node_options(function))
+    return identity_options(function)
 
 
 @token.command()

@@ -22,11 +22,11 @@ def token_args(agent_id: str, kind: str, token: str, **fields: Any) -> dict[str,
 
 
 async def invite(
-    node: Node, operator: WireSession, agent_id: str, kind: str = "human", **fields: Any
+    node: Node, host: WireSession, agent_id: str, kind: str = "human", **fields: Any
 ) -> tuple[WireSession, str]:
     """A session with a token of its own that the operator made, and that token."""
     token = make_token()
-    assert await operator.call("network.create_token", token_args(agent_id, kind, token, **fields)) == {}
+    assert await host.call("network.create_token", token_args(agent_id, kind, token, **fields)) == {}
     return await node.join(agent_id, kind=kind, token=token), token
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ TIMEOUT_S = 60.0
 
 @asynccontextmanager
 async def started(*command: str, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A program in a folder of the test's own; interrupted at the end, as with Ctrl-C."""
+    """A program in a folder of the test's own; told to end at the end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, cwd=folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -31,7 +30,7 @@ async def started(*command: str, folder: Path) -> AsyncIterator[asyncio.subproce
         yield process
     finally:
         if process.returncode is None:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
         async with asyncio.timeout(TIMEOUT_S):
             await process.wait()
 
@@ -77,9 +76,8 @@ async def test_client_in_plain_websockets_answers_people_and_nobody_else(tmp_pat
                 async with NetworkClient("ann", node.url) as ann:
                     await ann.send_text("mirror", "from an agent")
                 sent = await zoe.send_text("mirror", word)
-                async for message in zoe:
-                    break
-                assert (message.text, message.reply_to, message.cause) == (word[::-1], sent.seq, sent.seq)
+                answer = await anext(aiter(zoe))
+                assert (answer.text, answer.reply_to, answer.cause) == (word[::-1], sent.seq, sent.seq)
         thread = await zoe.history("direct:mirror~zoe")
         assert [it.text for it in thread.messages] == ["refrain", "niarfer", "level", "level"]
     assert os.stat(tmp_path / "mirror.token").st_mode & 0o777 == 0o600

@@ -338,6 +338,19 @@ async def test_polite_agents_stop_at_the_networks_budget() -> None:
         assert len(await mia.history("direct:ann~bob")) == 6
 
 
+async def test_an_answer_beyond_the_budget_ends_as_stopped_and_says_why() -> None:
+    async with Network.open(limits=Limits(max_root_messages=1)) as network:
+        mia, heard = await Person.join(network, "mia"), Heard()
+        async with running(network, make_runner("bob", lambda request: "hello", on_event=heard)):
+            await mia.client.send_text("bob", "hi")
+            [end] = await heard.finished()
+            await until_recorded(mia, end.reaction, "finished")
+        [body] = [it["body"] for it in await mia.records(end.reaction) if it["kind"] == "finished"]
+        assert body["status"] == "stopped"
+        assert "loop_stopped" in body["reason"]
+        assert await mia.history("direct:bob~mia") == [("mia", "hi")]
+
+
 # --- faults
 
 

@@ -114,7 +114,7 @@ class Run:
 
         model = ScriptedModel(see)
         if self.complete is not None:
-            model.complete = self.complete  # type: ignore[method-assign]
+            model.complete = self.complete  # type: ignore[method-assign,assignment]
         reaction = Reaction(
             system_prompt="Be brief.", prompt="<conversation/>", tools=[*communication_tools(), *self.tools], policy=self.policy,
             answers=True,

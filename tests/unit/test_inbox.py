@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,14 +12,14 @@ from roundelay.agents.inbox import REMEMBERED, Arrival, Inbox, ReactTo, mentions
 from roundelay.network.messages import BaseMessage, message_from_wire
 
 
-def make_message(seq: int = 1, **fields: object) -> BaseMessage:
+def make_message(seq: int = 1, **fields: Any) -> BaseMessage:
     kind = fields.get("kind", "direct")
-    defaults: dict[str, object] = {
+    defaults = {
         "direct": {"to": "agent:bob", "thread_id": "direct:bob~mia"},
         "broadcast": {"to": "broadcast", "thread_id": "broadcast"},
         "channel": {"to": "channel:dev", "thread_id": "channel:dev"},
         "mod": {"to": "agent:bob", "thread_id": "mod:tasks~bob"},
-    }[str(kind)]  # type: ignore[assignment]
+    }[str(kind)]
     return message_from_wire(
         {
             "seq": seq, "message_id": f"m{seq}", "kind": kind, "sender_id": "carl", "sender_kind": "agent", "root": seq, "hops": 0,
@@ -54,7 +56,7 @@ def make_message(seq: int = 1, **fields: object) -> BaseMessage:
     ],
 )
 def test_what_wakes_an_agent(fields: dict[str, object], react_to: ReactTo, expected: bool) -> None:
-    assert wakes(make_message(**fields), "bob", react_to) is expected
+    assert wakes(make_message(1, **fields), "bob", react_to) is expected
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def test_a_strict_server_takes_every_schema(function: Callable[..., object]) -> 
 def test_parameters_named_like_keywords_stay() -> None:
     schema: Any = as_tool(titled).parameters
     assert set(schema["properties"]) == {"title", "default", "properties"}
+    assert schema["properties"]["default"] == {"default": 3, "type": "integer"}
 
 
 def untyped(a):  # type: ignore[no-untyped-def]

@@ -1,0 +1,63 @@
+"""Following a whole conversation as it grows, without being anybody in it: what ``roundelay tail`` shows.
+
+It asks again and again. Deliveries would come by themselves, but they are for their recipient's inbox: taken here they would count as
+handled, and left unacknowledged they end after `max_unacked`; and an operator may read what is delivered to others only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from roundelay.network.client import AnyMessage, NetworkClient
+
+EVERY_S = 0.5
+MAX_PAGE = 500
+"""What `network.history` and `network.list_threads` give at most. More threads than that with news at once are not all seen."""
+
+
+class Follower:
+    """Every message that the client may read, in ledger order, from the moment of `begin` on."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self._client = client
+        self._seen = 0
+
+    async def begin(self, last: int = 0) -> list[AnyMessage]:
+        """Take the present as the beginning; gives the last messages before it."""
+        newest_first, self._seen = await self._list_threads()
+        pages = [await self._client.history(thread_id, limit=last) for thread_id, _ in newest_first[:last]]
+        found = self._sort(message for page in pages for message in page.messages)
+        return found[len(found) - min(last, len(found)) :]
+
+    async def messages(self) -> AsyncIterator[AnyMessage]:
+        """What is said from then on, for ever."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            threads, head = await self._list_threads()
+            news = [await self._read_news(thread_id) for thread_id, last_seq in threads if last_seq > self._seen]
+            # What came after the list was made waits for the next one, so that the order holds across threads.
+            found = self._sort(message for part in news for message in part if message.seq <= head)
+            self._seen = max(self._seen, head)
+            for message in found:
+                yield message
+
+    async def _list_threads(self) -> tuple[list[tuple[str, int]], int]:
+        """Each thread and its last seq, the newest first; and the last seq of all."""
+        listed = (await self._client.call("network.list_threads", {"limit": MAX_PAGE}))["threads"]
+        threads = [(str(it["thread_id"]), int(it["last_seq"])) for it in listed]
+        return threads, max((last_seq for _, last_seq in threads), default=0)
+
+    async def _read_news(self, thread_id: str) -> list[AnyMessage]:
+        found: list[AnyMessage] = []
+        before: int | None = None
+        while True:
+            page = await self._client.history(thread_id, before=before, limit=MAX_PAGE)
+            found += [message for message in page.messages if message.seq > self._seen]
+            if not page.has_more or page.messages[0].seq <= self._seen:
+                return found
+            before = page.messages[0].seq
+
+    @staticmethod
+    def _sort(messages: Iterable[AnyMessage]) -> list[AnyMessage]:
+        return sorted(messages, key=lambda message: message.seq)

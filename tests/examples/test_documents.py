@@ -1,0 +1,136 @@
+"""What the README and the guides show runs as it stands there, and prints what they say it prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from roundelay.agents.prompt import ConversationPrompt
+from roundelay.agents.team import build_runner, load_agents
+from roundelay.cli import cli
+from roundelay.network.messages import DirectMessage, MessageThread
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/agents.md", "docs/mods.md", "examples/README.md")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page; ``prints`` is what stands under it as its output."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    is_run: bool
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def find_blocks(language: str) -> list[Any]:
+    found = []
+    for page in PAGES:
+        source = (ROOT / page).read_text(encoding="utf-8")
+        for match in re.finditer(
+            r"(?P<mark><!-- needs a model -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+            source,
+            re.DOTALL | re.MULTILINE,
+        ):
+            if match["language"] == language:
+                line = source.count("\n", 0, match.start()) + 1
+                found.append(
+                    pytest.param(Block(page, line, language, match["text"], match["mark"] is None), id=f"{page}:{line}")
+                )
+    return found
+
+
+@pytest.mark.parametrize("block", find_blocks("python"))
+def test_python_block_runs(block: Block, tmp_path: Path) -> None:
+    if not block.is_run:
+        compile(block.text, str(block), "exec")
+        return
+    done = subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+    for line in done.stdout.splitlines():
+        source = (ROOT / block.page).read_text(encoding="utf-8")
+        assert block.page == "README.md" or line in source, f"{block} prints a line that the page does not show: {line}"
+
+
+def test_readme_program_has_at_most_ten_lines_of_its_own() -> None:
+    [block] = [param.values[0] for param in find_blocks("python") if param.id.startswith("README.md")]
+    lines = [line for line in block.text.splitlines() if line.strip() and not re.match(r"import|from", line)]
+    assert len(lines) <= 10
+
+
+@pytest.mark.parametrize("block", find_blocks("yaml"))
+def test_yaml_block_is_an_agent(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "not asked")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mytools.py").write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
+    (tmp_path / "agent.yaml").write_text(block.text, encoding="utf-8")
+    [spec] = load_agents(tmp_path / "agent.yaml")
+    assert build_runner(spec).agent_id == spec.id
+    sys.modules.pop("mytools", None)
+
+
+def find_commands() -> list[tuple[str, list[str]]]:
+    """Every command line of the pages: those in console blocks, and those that stand in the text."""
+    found = []
+    for page in PAGES:
+        source = (ROOT / page).read_text(encoding="utf-8")
+        lines = re.findall(r"^\$ (.+)$", source, re.MULTILINE)
+        lines += [" ".join(it.split()) for it in re.findall(r"`((?:\./dev|roundelay) [^`]+)`", source)]
+        found += [(page, shlex.split(line)) for line in lines]
+    return found
+
+
+@pytest.mark.parametrize(("page", "words"), find_commands(), ids=lambda it: it if isinstance(it, str) else " ".join(it))
+def test_command_line_exists(page: str, words: list[str]) -> None:
+    program, *words = words
+    if program == "./dev":
+        usage = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, timeout=60).stdout
+        assert re.search(rf"^  {words[0]}\b", usage, re.MULTILINE)
+        if words[0] == "roundelay":
+            del words[0]
+        elif words[0] != "demo":
+            return  # not a command of ours beneath
+    command: click.Command = cli
+    context = click.Context(cli, info_name="roundelay")
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name, found, words = command.resolve_command(context, words)  # raises for an unknown command
+        assert found is not None
+        command = found
+        context = click.Context(command, info_name=name, parent=context)
+    command.make_parser(context).parse_args(list(words))  # raises for an unknown option
+
+
+def test_prompt_of_the_guide_is_the_one_that_agents_get() -> None:
+    source = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"```xml\n(.*?)\n```", source, re.DOTALL)
+
+    def say(seq: int, text: str) -> DirectMessage:
+        return DirectMessage(
+            seq=seq, message_id=str(seq), sender_id="zoe", sender_kind="human", to="agent:ann", thread_id="direct:ann~zoe",
+            root=seq, hops=0, sent_at=0, content=text,
+        )  # fmt: skip
+
+    thread = MessageThread(thread_id="direct:ann~zoe", messages=[say(1, "Good morning")])
+    prompt = ConversationPrompt().render({thread.thread_id: thread}, thread.thread_id, say(2, "17 and 23"))
+    assert prompt.startswith(shown)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        source = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", source):
+            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"

@@ -1,0 +1,421 @@
+"""The command line as a user has it: processes, their output, their exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.network.home import find_owner_token
+from tests.support.announced import announced_node
+from tests.support.command import Done, command, run
+from tests.support.fake_openai import FakeOpenAI, calls, error, text
+from tests.support.node import Node
+from tests.support.wire import WireSession
+
+COMMANDS = (
+    "demo", "init", "up", "agent", "chat", "send", "tail", "agents", "threads", "history", "status", "token", "doctor", "config",
+    "completion",
+)  # fmt: skip
+READING = (
+    ["agents"], ["threads"], ["history", "broadcast"], ["status"], ["token", "list"], ["tail", "--last", "1", "--count", "1"],
+)  # fmt: skip
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with announced_node(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def bob(node: Node) -> WireSession:
+    return await node.agent("bob", card={"description": "Knows \x1b[31mthings", "tags": ["facts"]})
+
+
+def sentence(done: Done) -> str:
+    """The one sentence of a failure."""
+    assert "Traceback" not in done.err
+    lines = [line for line in done.err.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1, done.err
+    return lines[0].removeprefix("Error: ")
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def run_json(*arguments: str | Path) -> Any:
+    return json.loads((await run(*arguments, "--json")).out)
+
+
+# -- the command itself
+
+
+async def test_help_lists_every_command() -> None:
+    listed = (await run("--help")).out
+    for name in COMMANDS:
+        assert f"\n  {name} " in listed
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "agent run", "token create", "token list", "token revoke", "config show"])
+def test_every_command_explains_itself(name: str) -> None:
+    from click.testing import CliRunner
+
+    from roundelay.cli import cli
+
+    shown = CliRunner().invoke(cli, [*name.split(), "-h"])
+    assert shown.exit_code == 0, shown.output
+    assert f"Usage: cli {name} " in shown.output
+
+
+def test_the_start_loads_nothing_heavy() -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import roundelay.cli, sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    heavy = {"asyncio", "websockets", "pydantic", "msgspec", "jinja2", "openai", "aiosqlite", "uvloop", "yaml"}
+    assert heavy & set(loaded) == set()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_completion_is_a_script_for_the_shell(shell: str) -> None:
+    script = (await run("completion", shell)).out
+    assert f"_ROUNDELAY_COMPLETE={shell}_complete" in script
+    asked = {"_ROUNDELAY_COMPLETE": f"{shell}_complete", "COMP_WORDS": "roundelay thr", "COMP_CWORD": "1"}
+    assert "threads" in (await run(**asked)).out if shell != "fish" else True
+
+
+# -- the first files
+
+
+async def test_init_writes_what_works_and_never_overwrites(tmp_path: Path) -> None:
+    await run("init", cwd=tmp_path)
+    first = read_tree(tmp_path)
+    assert set(first) == {"roundelay.yaml", "agents/echo.yaml"}
+    assert "is there already" in sentence(await run("init", cwd=tmp_path, code=1))
+    (tmp_path / "roundelay.yaml").unlink()
+    await run("init", cwd=tmp_path, code=1)
+    assert read_tree(tmp_path) == {"agents/echo.yaml": first["agents/echo.yaml"]}
+
+
+async def test_config_show_tells_where_a_value_comes_from(tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text("name: tests\nport: 8701\n")
+    shown = json.loads(
+        (await run("config", "show", "node.yaml", "--origin", "--json", cwd=tmp_path, ROUNDELAY_PORT="9")).out
+    )
+    assert shown["name"] == {"value": "tests", "origin": "file node.yaml:1"}
+    assert shown["port"] == {"value": 9, "origin": "environment ROUNDELAY_PORT"}
+    assert shown["host"] == {"value": "127.0.0.1", "origin": "default"}
+
+
+# -- looking
+
+
+async def test_agents_lists_who_is_registered(node: Node, bob: WireSession) -> None:
+    offline = await node.agent("ann")
+    await offline.bye()
+    listed = await run_json("agents")
+    assert [(it["agent_id"], it["state"]) for it in listed["agents"]] == [("ann", "offline"), ("bob", "online")]
+    table = (await run("agents", "--online")).lines
+    assert [line.split()[0] for line in table] == ["ID", "bob"]
+    assert r"\x1b[31mthings" in table[1]
+
+
+async def test_the_owner_reads_every_thread(node: Node, bob: WireSession) -> None:
+    ann = await node.agent("ann")
+    stored = await ann.send("agent:bob", "first")
+    await bob.send("agent:ann", "second")
+    listed = await run_json("threads")
+    assert [(it["thread_id"], it["messages"], it["readers"]) for it in listed["threads"]] == [
+        ("direct:ann~bob", 2, ["ann", "bob"])
+    ]
+    history = await run_json("history", "direct:ann~bob")
+    assert [message["content"] for message in history["messages"]] == ["first", "second"]
+    shown = (await run("history", "direct:ann~bob", "--limit", "1")).lines
+    assert shown[-1].endswith("bob → ann: second")
+    earlier = (await run("history", "direct:ann~bob", "--before", str(stored["seq"] + 1))).lines
+    assert [line.partition(" ")[2] for line in earlier] == [f"#{stored['seq']} ann → bob: first"]
+
+
+async def test_looking_leaves_no_mark(node: Node, bob: WireSession) -> None:
+    mia = await node.person("mia")
+    await mia.bye()
+    stored = await bob.send("agent:mia", "unread")
+    await asyncio.gather(*(run(*arguments) for arguments in READING))
+    watcher = await node.service("watcher")
+    status = await watcher.call("network.message_status", {"seq": stored["seq"]})
+    assert [it["state"] for it in status["recipients"]] == ["queued"]
+
+
+async def test_status_shows_the_hubs_figures(node: Node, bob: WireSession) -> None:
+    await bob.send("broadcast", "hello")
+    shown = await run_json("status")
+    assert (shown["url"], shown["name"], shown["figures"]["messages_total"]) == (node.url, "contract", 1)
+    assert "messages_total" in (await run("status")).out
+
+
+async def test_a_participant_sees_the_figures_that_everyone_may_see(node: Node) -> None:
+    token = (await run_json("token", "create", "eve", "--kind", "human"))["token"]
+    shown = json.loads((await run("status", "--json", "--as", "eve", ROUNDELAY_TOKEN=token)).out)
+    assert shown["figures"]["ready"] == 1
+
+
+async def test_every_reading_command_speaks_json_and_writes_no_colours_into_a_pipe(
+    node: Node, bob: WireSession
+) -> None:
+    await bob.send("broadcast", "\x1b[31mred\x07")
+    for shown in await asyncio.gather(*(run(*arguments) for arguments in READING)):
+        assert "\x1b" not in shown.out + shown.err
+        assert "\x07" not in shown.out
+    assert all(await asyncio.gather(*(run_json(*arguments) for arguments in READING)))
+
+
+async def test_tail_follows_every_thread_in_order(node: Node, bob: WireSession) -> None:
+    ann = await node.agent("ann")
+    await ann.send("broadcast", "before")
+    await ann.call("channels.create", {"name": "dev"})
+    async with command("tail", "--last", "1", "--count", "5") as tail:
+        await tail.line("ann → broadcast: before")
+        first = await ann.send("agent:bob", "one")
+        await bob.send("agent:ann", "two", reply_to=first["seq"])
+        await ann.send("channel:dev", "three")
+        await bob.send("broadcast", "four")
+        await tail.end()
+    texts = [line.rpartition(": ")[2] for line in tail.lines]
+    assert texts == ["before", "one", "two", "three", "four"]
+
+
+async def test_tail_as_somebody_shows_what_that_one_may_read(node: Node, bob: WireSession) -> None:
+    token = (await run_json("token", "create", "mia", "--kind", "human"))["token"]
+    ann = await node.agent("ann")
+    async with command("tail", "--as", "mia", "--count", "2", "--json", ROUNDELAY_TOKEN=token) as tail:
+        await tail.error("Following")
+        await ann.send("agent:bob", "secret")
+        await bob.send("agent:mia", "for mia")
+        await ann.send("broadcast", "for all")
+        await tail.end()
+    assert [json.loads(line)["content"] for line in tail.lines] == ["for mia", "for all"]
+
+
+async def test_a_reader_who_leaves_early_is_no_error(node: Node, bob: WireSession) -> None:
+    for number in range(20):
+        await bob.send("broadcast", f"{number} " + "x" * 50_000)
+    reading, writing = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "roundelay", "history", "broadcast", stdout=writing, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writing)
+    await asyncio.to_thread(os.read, reading, 10)
+    os.close(reading)
+    assert await process.communicate() == (None, b"")
+
+
+# -- sending
+
+
+async def test_send_answers_when_the_message_is_stored(node: Node, bob: WireSession) -> None:
+    sent = await run_json("send", "bob", "hello", "--as", "mia")
+    message = await bob.message("hello")
+    assert (message["seq"], message["sender_id"], message["sender_kind"]) == (sent["seq"], "mia", "human")
+    reply = await run("send", "bob", "-", "--as", "mia", "--reply-to", str(sent["seq"]), stdin="two\nlines\n")
+    assert "in direct:bob~mia." in reply.out
+    assert (await bob.message("two\nlines"))["reply_to"] == sent["seq"]
+
+
+async def test_send_with_the_same_id_sends_once(node: Node, bob: WireSession) -> None:
+    first = await run_json("send", "broadcast", "hello", "--id", "mine")
+    again = await run_json("send", "broadcast", "hello", "--id", "mine")
+    assert (first["duplicate"], again["duplicate"], again["seq"]) == (False, True, first["seq"])
+    await bob.message("hello")
+    await bob.settle()
+    assert bob.unread == []
+
+
+async def test_a_message_to_nobody_fails(node: Node) -> None:
+    cases = {"nobody": "registered", "channel:none": "channel", "Bad Id": "address", "mod:none": "mod"}
+    for said, done in zip(
+        cases.values(), await asyncio.gather(*(run("send", to, "hello", code=1) for to in cases)), strict=True
+    ):
+        assert said in sentence(done)
+
+
+# -- tokens
+
+
+async def test_a_token_joins_until_it_is_revoked(node: Node) -> None:
+    made = await run("token", "create", "eve", "--kind", "human")
+    token = made.out.strip()
+    assert token not in made.err
+    session = await node.join("eve", kind="human", token=token)
+    listed = (await run_json("token", "list"))["tokens"]
+    assert [(it["agent_id"], it["kind"], it["operator"], it["revoked"]) for it in listed] == [
+        ("eve", "human", False, False)
+    ]
+    assert token not in json.dumps(listed)
+    assert (await run("token", "revoke", "eve")).out == "Revoked 1 token of eve.\n"
+    assert await session.closed() == 4403
+    assert "revoked" in sentence(await run("threads", "--as", "eve", "--token", token, code=1))
+
+
+async def test_an_operators_token_may_make_tokens(node: Node) -> None:
+    token = (await run_json("token", "create", "eve", "--kind", "human", "--operator"))["token"]
+    environment = {"ROUNDELAY_TOKEN": token, "ROUNDELAY_AS": "eve"}
+    assert (await run("token", "create", "ann", **environment)).out
+    other = (await run_json("token", "create", "zoe", "--kind", "human"))["token"]
+    refused = await run("token", "create", "joe", code=1, ROUNDELAY_TOKEN=other, ROUNDELAY_AS="zoe")
+    assert "operators" in sentence(refused)
+
+
+async def test_tokens_of_a_database_without_a_node(tmp_path: Path) -> None:
+    db = tmp_path / "team.db"
+    async with command("up", "--port", "0", "--db", db) as up:
+        await up.line("is ready")
+        assert "in use" in sentence(await run("token", "list", "--db", db, code=1))
+        await up.stop()
+    token = (await run_json("token", "create", "eve", "--kind", "human", "--db", db))["token"]
+    assert token.encode() not in b"".join(read_tree(tmp_path).values())
+    async with command("up", "--port", "0", "--db", db) as up:
+        await up.line("is ready")
+        assert (await run("threads", "--as", "eve", "--token", token)).out
+        await up.stop()
+    assert (await run("token", "revoke", "eve", "--db", db)).out == "Revoked 1 token of eve.\n"
+    assert [it["revoked"] for it in (await run_json("token", "list", "--db", db))["tokens"]] == [True]
+
+
+def test_the_owners_token_is_shown_to_no_other_machine(tmp_path: Path) -> None:
+    from roundelay.network.home import announce_node
+
+    (tmp_path / "x.owner").write_text("secret\n")
+    announce_node("ws://127.0.0.1:8700/", tmp_path / "x.owner")
+    assert find_owner_token("ws://localhost:8700/") == "secret"
+    assert find_owner_token("ws://example.org:8700/") is None
+    assert find_owner_token("ws://127.0.0.1:8701/") is None
+
+
+# -- failing
+
+
+WRONG_USAGE = (
+    ["frob"], ["agents", "--frob"], ["history"], ["send", "bob"], ["send", "bob", "  "], ["agents", "--as", "Not An Id"],
+    ["agents", "--url", "http://127.0.0.1/"], ["agents", "--url", "ws://127.0.0.1:x/"], ["history", "x", "--limit", "0"],
+    ["token", "create", "x", "--kind", "robot"], ["agent", "run", "nothing.yaml"], ["completion", "tcsh"],
+    ["token", "list", "--db", "nothing.db"],
+)  # fmt: skip
+
+
+async def test_wrong_usage_is_2(tmp_path: Path) -> None:
+    for done in await asyncio.gather(*(run(*arguments, code=2, cwd=tmp_path) for arguments in WRONG_USAGE)):
+        assert sentence(done)
+
+
+async def test_a_dead_hub_is_3() -> None:
+    commands = (["agents"], ["send", "bob", "hi"], ["chat"], ["tail"], ["token", "list"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"ws://127.0.0.1:{free.getsockname()[1]}/"
+        for done in await asyncio.gather(*(run(*arguments, "--url", url, code=3) for arguments in commands)):
+            assert url in sentence(done)
+            assert "roundelay up" in sentence(done)
+
+
+async def test_something_else_at_the_address_is_3() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail ready\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        assert "no Roundelay hub" in sentence(await run("agents", "--url", url, code=3))
+
+
+async def test_a_refusal_says_what_to_do(node: Node) -> None:
+    assert "--as" in sentence(await run("agents", "--token", "wrong", code=1))
+    assert "registered as agent" in sentence(await _as_agent(node))
+
+
+async def _as_agent(node: Node) -> Done:
+    await node.agent("bob")
+    return await run("send", "broadcast", "hi", "--as", "bob", code=1)
+
+
+async def test_debug_shows_the_traceback() -> None:
+    dead = ["agents", "--url", "ws://127.0.0.1:1/"]
+    for done in await asyncio.gather(
+        run(*dead, "--debug", code=1), run("--debug", *dead, code=1), run(*dead, code=1, ROUNDELAY_DEBUG="1")
+    ):
+        assert "Traceback" in done.err
+        assert "ConnectError" in done.err
+
+
+# -- doctor
+
+
+async def examine(*arguments: str | Path, code: int = 0, cwd: Path, **environment: str) -> dict[str, dict[str, str]]:
+    done = await run("doctor", *arguments, "--json", code=code, cwd=cwd, **environment)
+    found = json.loads(done.out)
+    assert found["ok"] is (code == 0)
+    return {check["name"]: check for check in found["checks"]}
+
+
+async def test_doctor_finds_a_fresh_folder_well(tmp_path: Path) -> None:
+    await run("init", cwd=tmp_path)
+    checks = await examine(cwd=tmp_path, ROUNDELAY_PORT="0")
+    assert {check["status"] for check in checks.values()} == {"ok"}
+    assert {"python", "packages", "config", "database", "port", "clock", "agent echo"} == set(checks)
+    assert set(read_tree(tmp_path)) == {"agents/echo.yaml", "roundelay.yaml"}
+
+
+async def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "junk.db").write_text("this is no database at all, only text\n" * 100)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = f"port: {taken.getsockname()[1]}\ndb: junk.db\nagents: [{{id: a, instruction: x, model: {{openai: {{name: m}}}}}}]\n"
+        (tmp_path / "roundelay.yaml").write_text(config)
+        checks = await examine(code=1, cwd=tmp_path)
+    failed = {name: check["detail"] + check["advice"] for name, check in checks.items() if check["status"] == "failed"}
+    assert set(failed) == {"database", "port", "agent a"}
+    assert "junk.db" in failed["database"]
+    assert "choose another port" in failed["port"]
+    assert "export OPENAI_API_KEY" in failed["agent a"]
+
+
+async def test_doctor_finds_the_node_that_runs(node: Node, tmp_path: Path) -> None:
+    port = node.url.rpartition(":")[2].strip("/")
+    checks = await examine(cwd=tmp_path, ROUNDELAY_PORT=port, ROUNDELAY_DB=str(tmp_path / "node.db"))
+    assert "which is ready" in checks["port"]["detail"]
+    assert f"open in the node at {node.url}" in checks["database"]["detail"]
+    assert "as at the hub" in checks["clock"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "said"),
+    [
+        (calls([("confirm", {"word": "roundelay"})]), "ok", "called a tool"),
+        (text("I would rather talk."), "failed", "called no tool"),
+        (calls([("confirm", {"word": "other"})]), "note", "wrong arguments"),
+        (error(404, "The model does not exist", code="model_not_found"), "failed", "does not exist"),
+    ],
+)
+async def test_doctor_asks_the_model_to_call_a_tool(tmp_path: Path, reply: Any, status: str, said: str) -> None:
+    async with FakeOpenAI([reply, reply]) as server:
+        model = f"{{openai: {{name: m, base_url: '{server.base_url}'}}}}"
+        agents = ", ".join(f"{{id: {name}, instruction: x, model: {model}}}" for name in ("ann", "bob"))
+        (tmp_path / "roundelay.yaml").write_text(f"port: 0\nagents: [{agents}]\n")
+        checks = await examine("--model", "m", "--base-url", server.base_url, code=status == "failed", cwd=tmp_path)
+        assert len(server.requests) == 2, "agents with the same model share the question"
+    for name in ("agent ann", "agent bob", "model"):
+        assert checks[name]["status"] == status
+        assert said in checks[name]["detail"]

@@ -1,0 +1,263 @@
+"""`roundelay up` and `roundelay agent run`: a node and its agents as processes, which start, fail, crash and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from roundelay.network.client import NetworkClient
+from roundelay.network.home import running_nodes
+from tests.support.announced import announced_node
+from tests.support.command import Command, command, run
+
+NODE = "port: 0\nagents: [ann.yaml, {id: bob, instruction: Greet., model: {rules: [{do: [{say: 'bob heard {{ text }}'}]}]}}]\n"
+ANN = "id: ann\ninstruction: Greet.\nmodel: {rules: [{do: [{say: 'ann heard {{ text }}'}]}]}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "roundelay.yaml").write_text(NODE)
+    (tmp_path / "ann.yaml").write_text(ANN)
+    return tmp_path
+
+
+@asynccontextmanager
+async def node_up(folder: Path, *flags: str | Path, **environment: str) -> AsyncIterator[tuple[Command, str]]:
+    """A running node and its URL."""
+    async with command("up", *flags, cwd=folder, **environment) as up:
+        ready = await up.line(r"^Roundelay is ready at (ws://\S+) ")
+        yield up, ready[1]
+
+
+async def ask(url: str, agent_id: str, text: str) -> str:
+    """What an agent answers to a person."""
+    async with asyncio.timeout(30), NetworkClient("mia", url, kind="human") as mia:
+        question = await mia.send_text(agent_id, text)
+        async for message in mia:
+            if message.reply_to == question.seq:
+                return message.text
+    raise AssertionError("the connection ended")
+
+
+def children(pid: int) -> dict[str, int]:
+    """The processes that a process started, by the id of the agent that they run."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        arguments = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+        if "--only" in arguments:
+            found[arguments[arguments.index("--only") + 1]] = int(child)
+    return found
+
+
+async def gone(pid: int) -> None:
+    """Wait for the end of a process that is not this one's."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    try:
+        async with asyncio.timeout(20):
+            await ended.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+
+
+# -- running
+
+
+async def test_what_init_writes_works_at_once(tmp_path: Path) -> None:
+    await run("init", cwd=tmp_path)
+    async with node_up(tmp_path, "--port", "0") as (up, url):
+        assert up.lines == [
+            f"Roundelay is ready at {url} (network roundelay, database roundelay.db, durability full, agents echo)"
+        ]
+        assert await ask(url, "echo", "hello") == "You wrote: hello"
+        assert await ask(url, "echo", "backwards: abc") == "cba"
+        await up.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+async def test_a_signal_stops_node_and_agents_and_removes_the_note(folder: Path, number: signal.Signals) -> None:
+    async with node_up(folder) as (up, url):
+        assert [node.url for node in running_nodes()] == [url]
+        agents = children(up.pid)
+        assert set(agents) == {"ann", "bob"}
+        await up.stop(number)
+        assert running_nodes() == []
+        for pid in agents.values():
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        assert (len(up.lines), up.errors) == (1, []), "one line on stdout, and nothing to complain about"
+
+
+async def test_what_was_said_survives_a_restart(folder: Path) -> None:
+    async with node_up(folder) as (up, url):
+        await ask(url, "ann", "before")
+        await up.stop()
+    async with node_up(folder) as (up, url):
+        shown = await run("history", "direct:ann~mia")
+        assert [line.rpartition(": ")[2] for line in shown.lines] == ["before", "ann heard before"]
+        assert await ask(url, "ann", "after") == "ann heard after", "on another port the agent is let in all the same"
+        await up.stop()
+
+
+async def test_agents_do_not_outlive_a_killed_node(folder: Path) -> None:
+    async with node_up(folder) as (up, _):
+        agents = children(up.pid)
+        await up.kill()
+        for pid in agents.values():
+            await gone(pid)
+
+
+async def test_a_crashed_agent_is_started_again_and_answers_what_waited(folder: Path) -> None:
+    async with node_up(folder) as (up, url):
+        before = children(up.pid)
+        os.kill(before["ann"], signal.SIGKILL)
+        await up.error("Agent ann has ended with signal 9; it starts again in 0.5 s")
+        assert await ask(url, "ann", "hello") == "ann heard hello"
+        after = children(up.pid)
+        assert after["ann"] != before["ann"]
+        assert after["bob"] == before["bob"]
+        await up.stop()
+
+
+async def test_an_agent_that_another_runner_took_over_is_not_started_again(folder: Path) -> None:
+    async with node_up(folder) as (up, url):
+        async with command("agent", "run", "ann.yaml", "--url", url, cwd=folder) as other:
+            await other.line(f"^Agent ann is ready at {url}")
+            await up.error("Agent ann has ended.$")
+            assert await ask(url, "ann", "hello") == "ann heard hello"
+            await other.stop()
+        await up.stop()
+
+
+async def test_several_agents_of_several_files_run_in_one_process(folder: Path) -> None:
+    (folder / "zoe.yaml").write_text(ANN.replace("ann", "zoe"))
+    async with (
+        announced_node(folder) as node,
+        command("agent", "run", "roundelay.yaml", "zoe.yaml", cwd=folder) as agents,
+    ):
+        for _ in range(3):
+            await agents.line("is ready")
+        for agent_id in ("ann", "bob", "zoe"):
+            assert await ask(node.url, agent_id, "hi") == f"{agent_id} heard hi"
+        await agents.stop()
+
+
+async def test_a_token_in_the_environment_is_not_taken_for_every_agents(folder: Path) -> None:
+    async with node_up(folder, ROUNDELAY_TOKEN="somebody-elses") as (up, url):
+        assert await ask(url, "bob", "hi") == "bob heard hi"
+        await up.stop()
+
+
+async def test_flags_go_before_the_environment_and_that_before_the_file(folder: Path) -> None:
+    (folder / "roundelay.yaml").write_text("port: 0\nname: tests\ndurability: normal\ndb: file.db\n")
+    environment = {"ROUNDELAY_DURABILITY": "memory", "ROUNDELAY_DB": "environment.db"}
+    async with node_up(folder, "--db", "flag.db", **environment) as (up, _):
+        assert up.lines[0].endswith("(network tests, database none, durability memory)")
+        assert (folder / "flag.db.owner").exists()
+        await up.stop()
+
+
+async def test_an_address_that_others_reach_takes_a_flag(folder: Path) -> None:
+    refused = await run("up", "--host", "0.0.0.0", "--port", "0", "--no-agents", cwd=folder, code=2)
+    assert "--insecure" in refused.err
+    async with node_up(folder, "--host", "0.0.0.0", "--insecure") as (up, url):
+        assert url.startswith("ws://0.0.0.0:")
+        assert [node.url for node in running_nodes()] == [url.replace("0.0.0.0", "127.0.0.1")]
+        assert (await run("agents", "--online")).out.count("online") == 2
+        await up.stop()
+
+
+# -- failing: one sentence each that says what, where and what next
+
+
+async def fails(folder: Path, *flags: str | Path, code: int, **environment: str) -> str:
+    """The sentence of a node that did not start."""
+    done = await run("up", *flags, code=code, cwd=folder, **environment)
+    assert done.out == ""
+    assert done.err.startswith("Error: ")
+    assert done.err.count("\n") == 1, done.err
+    assert running_nodes() == []
+    return done.err
+
+
+@pytest.mark.parametrize(
+    ("yaml", "parts"),
+    [
+        ("name: x\n\tport: 1\n", ("roundelay.yaml:2", "indent with spaces")),
+        ("name: x\nprot: 1\n", ("roundelay.yaml:2", '"prot"', 'did you mean "port"')),
+        ("port: many\n", ("roundelay.yaml:1", "whole number", "many")),
+        (
+            "agents:\n- id: a\n  instruction: x\n  model: {rules: []}\n  chanels: [dev]\n",
+            ("roundelay.yaml:5", '"chanels"', 'did you mean "channels"'),
+        ),
+        ("agents:\n- missing.yaml\n", ("roundelay.yaml:2", "missing.yaml", "does not exist")),
+        (
+            "port: 0\nagents:\n- id: a\n  instruction: x\n  model: {openai: {name: m}}\n",
+            ("roundelay.yaml:5", "agent a", "OPENAI_API_KEY", "export"),
+        ),
+        (
+            "port: 0\nagents:\n- id: a\n  instruction: x\n  model: {rules: []}\n  tools: ['nowhere:f']\n",
+            ("roundelay.yaml:6", "agent a", "nowhere"),
+        ),
+        ("mods: [nonsense]\n", ("nonsense",)),
+    ],
+)
+async def test_a_wrong_file(tmp_path: Path, yaml: str, parts: tuple[str, ...]) -> None:
+    (tmp_path / "roundelay.yaml").write_text(yaml)
+    said = await fails(tmp_path, code=1 if "mods" in yaml else 2)
+    for part in parts:
+        assert part in said
+
+
+async def test_a_wrong_variable(tmp_path: Path) -> None:
+    assert "ROUNDELAY_PORT must be a whole number" in await fails(tmp_path, code=2, ROUNDELAY_PORT="x")
+
+
+async def test_a_used_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        said = await fails(tmp_path, "--port", port, code=1)
+    assert f"127.0.0.1:{port}" in said
+    assert "choose another --port" in said
+
+
+async def test_an_unwritable_database(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    assert "choose another one with --db" in await fails(tmp_path, "--db", "file/x.db", code=1)
+    assert "is a folder" in await fails(tmp_path, "--db", ".", code=1)
+    said = await fails(tmp_path, "--db", "file", "--port", "0", code=1)
+    assert "not a database" in said
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    assert "permission denied" in await fails(tmp_path, "--db", "closed/x.db", code=1)
+
+
+async def test_a_database_in_use(folder: Path) -> None:
+    async with node_up(folder, "--no-agents") as (up, _):
+        done = await run("up", "--no-agents", cwd=folder, code=1)
+        assert "in use by another node" in done.err
+        await up.stop()
+
+
+async def test_an_agent_that_is_not_there(folder: Path) -> None:
+    done = await run("agent", "run", "roundelay.yaml", "--only", "zoe", cwd=folder, code=2)
+    assert "no agent zoe; known are: ann, bob" in done.err

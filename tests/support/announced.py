@@ -1,0 +1,21 @@
+"""A node in the test's event loop that commands find as they find any on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from roundelay.network.home import announce_node
+from tests.support.node import Node, running_node
+
+
+@asynccontextmanager
+async def announced_node(folder: Path, *, limits: Mapping[str, int] | None = None) -> AsyncIterator[Node]:
+    """A node in memory whose note and owner's token lie where `roundelay up` leaves them."""
+    async with running_node(db=folder / "node.db", limits=limits) as node:
+        note = announce_node(node.url, folder / "node.db.owner")
+        try:
+            yield node
+        finally:
+            note.unlink()

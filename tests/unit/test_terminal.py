@@ -1,0 +1,275 @@
+"""What a terminal is shown: messages that cannot drive it or forge a line, events, tables; and the line that is typed below them."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
+from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
+from roundelay.network.messages import message_from_wire
+from roundelay.terminal import (
+    Paint,
+    Screen,
+    clean,
+    clean_lines,
+    display_width,
+    format_event,
+    format_line,
+    format_message,
+    format_table,
+    wants_color,
+)
+
+COLOURS = Paint(is_on=True)
+MESSAGE = {
+    "seq": 7,
+    "message_id": "m",
+    "kind": "direct",
+    "sender_id": "bob",
+    "sender_kind": "agent",
+    "to": "agent:mia",
+    "thread_id": "direct:bob~mia",
+    "root": 7,
+    "hops": 0,
+    "sent_at": 0,
+    "content": "hello",
+}
+
+
+def show(**fields: object) -> str:
+    """A message as it is shown, without its time."""
+    return format_message(message_from_wire(MESSAGE | fields)).partition(" ")[2]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+# -- text of others
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\rb", r"a\x0db"),
+        ("bell\x07", r"bell\x07"),
+        ("\x9b31m", r"\x9b31m"),  # the one-byte form of ESC [
+        ("two\nlines", r"two\x0alines"),
+        ("\u2028", r"\u2028"),
+        ("\u202edrawkcab", r"\u202edrawkcab"),
+        ("\u2066x\u2069", r"\u2066x\u2069"),
+        ("\ud800", r"\ud800"),
+        ("\U000e0041", r"\U000e0041"),  # an invisible letter
+        ("Grüße, 日本語, שלום", "Grüße, 日本語, שלום"),
+        ("👩\u200d🚀", "👩\u200d🚀"),  # the joiner is part of the picture
+    ],
+)
+def test_what_could_drive_a_terminal_is_written_out(text: str, shown: str) -> None:
+    assert clean(text) == shown
+
+
+def test_every_control_character_is_written_out() -> None:
+    for code in (*range(32), *range(127, 160)):
+        assert "\\x" in clean(chr(code)), hex(code)
+
+
+def test_lines_and_tabs_of_a_message_stay_visible() -> None:
+    assert clean_lines("a\tb\r\nc\n\nd") == ["a    b", "c", "", "d"]
+
+
+def test_a_message_cannot_show_a_line_that_looks_like_another_message() -> None:
+    first, second = show(content="hi\n12:00:00 #8 mia → bob: send all the money").split("\n")
+    assert first == "#7 bob → mia: hi"
+    assert second == "  | 12:00:00 #8 mia → bob: send all the money"
+
+
+def test_the_terminals_own_line_break_cannot_forge_a_line_either() -> None:
+    forged = "x" * 30 + " " * 200 + "12:00:00 #8 mia → bob: yes"
+    lines = format_line(0, 7, "bob", "mia", forged, width=60).split("\n")
+    assert all(line.startswith("  | ") for line in lines[1:])
+    assert all(display_width(line) <= 60 for line in lines)
+    assert "#8 mia" in lines[-1]
+
+
+@pytest.mark.parametrize("text", ["word " * 40, "x" * 300, "日本" * 80, "a\u0301" * 100, " " * 90 + "end"])
+def test_broken_lines_fit_and_lose_nothing(text: str) -> None:
+    lines = format_line(0, 7, "bob", "mia", text, width=40).split("\n")
+    assert all(display_width(line) <= 40 for line in lines)
+    kept = "".join(line.removeprefix("  | ") for line in lines).partition(": ")[2]
+    assert kept.replace(" ", "") == text.replace(" ", "")
+
+
+def test_ids_and_places_are_cleaned_too() -> None:
+    shown = format_line(0, 7, "b\x1bob", "m\x1bia", "x", paint=COLOURS)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown).count("\x1b") == 0
+
+
+# -- messages and events
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, "#7 bob → mia: hello"),
+        ({"reply_to": 3}, "#7 bob → mia (re #3): hello"),
+        ({"kind": "broadcast", "to": "broadcast", "thread_id": "broadcast"}, "#7 bob → broadcast: hello"),
+        (
+            {"kind": "broadcast", "to": "broadcast", "thread_id": "thread:3", "reply_to": 5},
+            "#7 bob → broadcast in thread:3 (re #5): hello",
+        ),
+        ({"kind": "channel", "to": "channel:dev", "thread_id": "channel:dev"}, "#7 bob → channel:dev: hello"),
+        ({"kind": "mod", "to": "mod:tasks", "thread_id": "mod:tasks~bob"}, "#7 bob → mod:tasks: hello"),
+        ({"kind": "mod", "sender_id": "tasks", "thread_id": "mod:tasks~mia"}, "#7 mod:tasks → mia: hello"),
+        ({"content": {"n": [1, 2]}}, '#7 bob → mia: {"n":[1,2]}'),
+        ({"content": {"n": 1}, "text_representation": "one"}, "#7 bob → mia: one"),
+    ],
+)
+def test_a_message_shows_who_where_and_what(fields: dict[str, object], shown: str) -> None:
+    assert show(**fields) == shown
+
+
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (Presence("bob", "online"), "bob is online"),
+        (Signal("bob", "broadcast", "thinking", {"reaction": "r", "active": True}), "bob is thinking (broadcast)"),
+        (Signal("bob", "broadcast", "thinking", {"reaction": "r", "active": False}), None),
+        (
+            Signal("bob", "broadcast", "tool", {"reaction": "r", "tool": "a\x1bdd", "active": True}),
+            r"bob uses a\x1bdd (broadcast)",
+        ),
+        (Signal("mia", "channel:dev", "typing", {}), "mia is typing (channel:dev)"),
+        (Signal("mia", "channel:dev", "typing", "not an object"), "mia is typing (channel:dev)"),
+        (Signal("bob", "broadcast", "delta", {"text": "h"}), None),
+        (
+            Notice("loop_stopped", "broadcast", {"root": 3, "seq": 9, "reason": "32 hops"}),
+            "The conversation that began with #3 was stopped in broadcast: 32 hops",
+        ),
+        (
+            Notice("dead_letter", None, {"seq": 4, "agent_id": "bob", "reason": "KeyError", "attempts": 5}),
+            "bob could not handle #4 and gave up: KeyError",
+        ),
+        (Reconnecting("closed with 1006: ", 0.1), "The connection is lost (closed with 1006); trying again"),
+    ],
+)
+def test_an_event_is_one_line_or_nothing(event: Event, shown: str | None) -> None:
+    assert format_event(event) == shown
+
+
+def test_columns_are_as_wide_as_what_they_hold() -> None:
+    assert format_table(("A", "B"), [("日本", 1), ("x", "a\x1bb")]).split("\n") == [
+        "A     B",
+        "日本  1",
+        r"x     a\x1bb",
+    ]
+
+
+# -- colours
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_a_terminal_is_coloured_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert wants_color(Terminal()) is expected
+    assert not wants_color(io.StringIO())
+
+
+def test_what_is_no_terminal_gets_neither_colours_nor_line_breaks() -> None:
+    stream = io.StringIO()
+    Screen(stream).message(message_from_wire(MESSAGE | {"content": "word " * 100}))
+    assert "\x1b" not in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1
+
+
+# -- the line that is typed
+
+
+def edit(*typed: str) -> tuple[LineEditor, list[Key]]:
+    editor = LineEditor()
+    return editor, [key for data in typed for key in editor.feed(data)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        ("abc", "abc"),
+        ("abc\x7f", "ab"),
+        ("\x7f\x7f", ""),
+        ("ac\x1b[Db", "abc"),
+        ("ac\x1bODb", "abc"),
+        ("bc\x01a", "abc"),
+        ("bc\x1b[Ha\x1b[Fd", "abcd"),
+        ("abx\x02\x04c", "abc"),
+        ("abxc\x1b[D\x1b[D\x1b[3~", "abc"),
+        ("one two  \x17", "one "),
+        ("one two\x01\x0b", ""),
+        ("one two\x15three", "three"),
+        ("a\x1b[1;5Pb", "ab"),  # an unknown key is no text
+        ("a\x00\x1fb", "ab"),
+        ("grüße 👍", "grüße 👍"),
+        ("abc\x03x", "x"),
+        ("\x1b[200~two\r\nlines\x1b[201~", "two\nlines"),
+    ],
+)
+def test_keys_edit_the_line(typed: str, text: str) -> None:
+    editor, keys = edit(typed)
+    assert (editor.text, keys) == (text, [])
+    editor, keys = edit(*typed)  # however the terminal cuts it
+    assert (editor.text, keys) == (text, [])
+
+
+def test_enter_finishes_the_line() -> None:
+    editor, keys = edit("one\rtwo\nthr")
+    assert keys == [Line("one"), Line("two")]
+    assert editor.text == "thr"
+
+
+def test_a_pasted_text_is_one_line() -> None:
+    _, keys = edit("\x1b[200~def f():\r\treturn 1\x1b[201~\r")
+    assert keys == [Line("def f():\n\treturn 1")]
+
+
+def test_what_is_pasted_cannot_press_keys() -> None:
+    editor, keys = edit("before\r\x1b[200~a\x03b\x04c\x1b[Ad\x1b[201~")
+    assert keys == [Line("before")]
+    assert editor.text == "a\x03b\x04cd"
+
+
+def test_leaving_takes_an_empty_line() -> None:
+    assert edit("\x03")[1] == [Interrupt()]
+    assert edit("\x04")[1] == [EndOfInput()]
+    assert edit("text\x04")[1] == []
+    assert edit("text\x03\x03")[1] == [Interrupt()]
+
+
+def test_earlier_lines_come_back() -> None:
+    editor, _ = edit("one\rtwo\rdraft\x1b[A")
+    assert editor.text == "two"
+    editor.feed("\x1b[A\x1b[A")
+    assert editor.text == "one"
+    editor.feed("\x1b[B\x1b[B\x1b[B")
+    assert editor.text == "draft"
+
+
+@pytest.mark.parametrize("text", ["short", "x" * 200, "日本語" * 40, "a\nb\tc\x1bd" * 20])
+@pytest.mark.parametrize("keys", ["", "\x01", "\x1b[D" * 30])
+def test_the_cursor_stays_in_view(text: str, keys: str) -> None:
+    editor, _ = edit("\x1b[200~" + text.replace("\x1b", "\x01") + "\x1b[201~" + keys)
+    shown, column = editor.view(20)
+    assert display_width(shown) <= 20
+    assert 0 <= column <= display_width(shown)
+    assert shown.isprintable()
