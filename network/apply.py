@@ -71,7 +71,7 @@ def wanted(entries: list[Entry]) -> Wanted:
         match entry:
             case Send():
                 frame = entry.frame
-                want.keys.add((entry.origin.agent_id, "m:" + frame.message_id))
+                want.keys.add(entry.key)
                 if frame.reply_to is not UNSET:
                     want.seqs.add(frame.reply_to)
                 if frame.cause is not UNSET:
@@ -120,8 +120,7 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
 
 def send_digest(frame: SendFrame) -> str:
     """What makes two sends the same: every field but ``message_id`` and ``metadata``, ``content`` byte by byte as sent."""
-    digest = hashlib.blake2b(frame.content, digest_size=16)
-    digest.update(b"\0" + frame.to.encode())
+    data = b"%b\0%b" % (frame.content, frame.to.encode())
     optional = (
         frame.text_representation,
         frame.reply_to,
@@ -130,8 +129,8 @@ def send_digest(frame: SendFrame) -> str:
         frame.requires_response,
     )
     if optional != _UNSET_FIELDS:
-        digest.update(encode([None if value is UNSET else [value] for value in optional]))
-    return digest.hexdigest()
+        data += encode([None if value is UNSET else [value] for value in optional])
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 _UNSET_FIELDS = (UNSET,) * 5
@@ -158,7 +157,7 @@ def _check_rights(state: State, origin: Origin) -> None:
 
 def _apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome:
     origin, frame = entry.origin, entry.frame
-    known = facts.known.get((origin.agent_id, "m:" + frame.message_id))
+    known = facts.known.get(entry.key)
     if known is not None:
         if known.digest != entry.digest:
             conflict = IdConflict(
@@ -170,7 +169,7 @@ def _apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcom
         if entry.refusal is not None:
             raise entry.refusal
         _check_rights(state, origin)
-        row, puts = write_message(rules, state, facts, origin, frame, entry.digest)
+        row, puts = write_message(rules, state, facts, origin, frame, entry.digest, entry.key[1])
     except LoopStopped as error:
         return _stop_loop(state, facts, entry, error)
     except RoundelayError as error:

@@ -51,6 +51,7 @@ class Send(Struct, frozen=True, gc=False):
     """A ``send``; ``refusal`` is what a mod's ``before`` said, which a repeat does not hear."""
 
     origin: Origin
+    key: tuple[str, str]
     frame: SendFrame
     digest: str
     refusal: RoundelayError | None = None

@@ -124,9 +124,10 @@ class Intake:
         except ProtocolBreach as breach:
             self._board.refuse(session, breach.code, breach.error)
             return
+        if isinstance(frame, SendFrame):  # before the match, whose class patterns cost: nearly every frame is one
+            self._accept_send(session, frame, len(data))
+            return
         match frame:
-            case SendFrame():
-                self._accept_send(session, frame, len(data))
             case AckFrame():
                 self._accept_ack(session, frame)
             case RecordFrame():
@@ -159,9 +160,12 @@ class Intake:
             except RoundelayError as error:
                 refusal = error
                 break
-        if self._is_overloaded(session, {"message_id": frame.message_id}):
+        if self._pending_bytes >= self._limits.max_pending_bytes and self._is_overloaded(
+            session, {"message_id": frame.message_id}
+        ):
             return
-        self.enter(Send(origin, frame, send_digest(frame), refusal), size)  # 4 into the batch
+        key = (origin.agent_id, "m:" + frame.message_id)
+        self.enter(Send(origin, key, frame, send_digest(frame), refusal), size)  # 4 into the batch
 
     def _accept_record(self, session: Session, frame: RecordFrame, size: int) -> None:
         keys = {"record_id": frame.record_id}

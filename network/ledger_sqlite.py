@@ -29,7 +29,10 @@ Durability = Literal["full", "normal", "memory"]
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
 _ROW_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
-_INSERT = f"INSERT INTO log ({_ROW_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+_INSERT = f"INSERT INTO log ({_ROW_COLUMNS}) VALUES "
+# Many rows a statement: a thread gives up the GIL once per statement. With `executemany` it does so for each row, and while the
+# loop's thread is busy each row then waits for up to `sys.getswitchinterval()`: measured, a hundred times the transaction.
+_INSERTS = tuple((rows, _INSERT + ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?)"] * rows)) for rows in (256, 64, 16, 4, 1))
 
 T = TypeVar("T")
 
@@ -130,6 +133,8 @@ class SQLiteLedger:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
         db.execute("PRAGMA busy_timeout = 2000")
+        # Pages. SQLite's 1000 makes every 166th single commit wait for a checkpoint's two fsyncs.
+        db.execute("PRAGMA wal_autocheckpoint = 10000")
         migrate(db)
         meta = dict(db.execute("SELECT key, value FROM meta"))
         is_lossy_restart = meta.get("state") == "open" and self._durability != "full"
@@ -167,7 +172,7 @@ class SQLiteLedger:
         def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")
             try:
-                db.executemany(_INSERT, log)
+                _insert_rows(db, log)
                 if saved:
                     db.executemany("INSERT OR REPLACE INTO state (tbl, key, value) VALUES (?, ?, ?)", saved)
                 if dropped:
@@ -252,6 +257,14 @@ class SQLiteLedger:
     async def _read(self, sql: str, values: Sequence[object]) -> list[Row]:
         found = await self._run(self._reader, lambda db: db.execute(sql, values).fetchall())
         return [_row(*columns) for columns in found]
+
+
+def _insert_rows(db: sqlite3.Connection, log: Sequence[tuple[object, ...]]) -> None:
+    start = 0
+    for rows, sql in _INSERTS:
+        while len(log) - start >= rows:
+            db.execute(sql, [value for row in log[start : start + rows] for value in row])
+            start += rows
 
 
 def _lookup(wanted: Wanted, db: sqlite3.Connection) -> Facts:

@@ -45,14 +45,16 @@ def read_frame(data: bytes, max_depth: int) -> ClientFrame:
 
     Raises `FrameError`. Checks shape only: JSON without NaN or lone surrogates, nesting, known fields, types, the form of ids.
     """
-    if data.count(b"{") + data.count(b"[") > max_depth and _depth(data) > max_depth:
+    # `find` and `in` stop at the first byte; `count` walks, and most frames are one flat object
+    is_flat = data.find(b"{", 1) < 0 and b"[" not in data
+    if not is_flat and data.count(b"{") + data.count(b"[") > max_depth and _depth(data) > max_depth:
         raise FrameError(
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."), _valid_keys(data)
         )
     try:
         frame = _decoder.decode(data)
         # msgspec skips strings inside Raw without pairing surrogate escapes
-        if b"\\u" in data and _SURROGATE.search(data):
+        if b"\\" in data and _SURROGATE.search(data):
             _refuse_lone_surrogates(data)
     except (msgspec.DecodeError, RecursionError) as error:
         return _reread_or_refuse(data, error)
@@ -65,6 +67,8 @@ def _check_keys(frame: ClientFrame, data: bytes) -> None:
         case SendFrame():
             if not is_key(frame.message_id):
                 raise _refuse("message_id must be 1 to 128 visible ASCII characters", data)
+            if frame.metadata is UNSET and frame.requires_response is UNSET and frame.exclude_agent_ids is UNSET:
+                return
             if frame.requires_response is False:
                 raise _refuse("requires_response is true or a list of ids; leave it out otherwise", data)
             if isinstance(frame.requires_response, list) and not all(map(is_id, frame.requires_response)):

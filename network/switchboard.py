@@ -195,6 +195,13 @@ class Switchboard:
         self._recent.append(row)
         frame = b""
         sender = head.sender_id
+        if head.kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
+            frame = deliver_bytes(row.data)
+            name = row.target[6:]
+            self._push(name, row.seq, frame, sender_session, needs_ack=name != sender)
+            if name != sender:
+                self._push(sender, row.seq, frame, sender_session, needs_ack=False)
+            return
         if head.kind == "broadcast" and anchor(head.thread_id) is None:
             excluded = head.excluded
             targets: Iterable[LiveParticipant] = (
@@ -219,6 +226,18 @@ class Switchboard:
                 if not outbox.push(row.seq, frame, needs_ack=needs_ack):
                     self._tell_behind(session)
                 self.touch(session)
+
+    def _push(self, agent_id: str, seq: int, frame: bytes, sender_session: str, *, needs_ack: bool) -> None:
+        live = self._live.get(agent_id)
+        if live is None:
+            return
+        for session in live.sessions:
+            if session.outbox.is_behind or session.session_id == sender_session:
+                continue
+            self.deliveries += 1
+            if not session.outbox.push(seq, frame, needs_ack=needs_ack):
+                self._tell_behind(session)
+            self.touch(session)
 
     def _tell_behind(self, session: Session) -> None:
         body = {"from_seq": session.outbox.position}

@@ -61,7 +61,8 @@ def describe_usage(report: UsageReport, *, paint: Paint) -> str:
     """A table with a line for each agent and their sum, or why there is none."""
     notes = []
     if report.hidden:
-        notes.append(f"{report.hidden} reactions are hidden: their records are for their agent and for operators.")
+        count = "1 reaction is" if report.hidden == 1 else f"{report.hidden} reactions are"
+        notes.append(f"{count} hidden: records are for their agent and for operators.")
     if not report.agents:
         return "\n".join(notes or ["No agent has reacted yet to what was said since you joined."])
     total = sum((agent.usage for agent in report.agents), Usage())

@@ -1,0 +1,479 @@
+"""`roundelay chat`: a person in the conversation, by a pipe and at a terminal. The agents here speak plain frames."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.announced import announced_node
+from tests.support.command import Command, command, run
+from tests.support.node import Node, node_process
+from tests.support.wire import WireSession
+
+THINKING = {"type": "signal", "kind": "thinking"}
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with announced_node(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def bob(node: Node) -> WireSession:
+    return await node.agent("bob")
+
+
+@asynccontextmanager
+async def chatting(*flags: str, **environment: str) -> AsyncIterator[Command]:
+    """Mia, in the conversation, with her input open."""
+    async with command("chat", "--as", "mia", *flags, **environment) as chat:
+        await chat.line("You are mia in the network")
+        yield chat
+
+
+def shown(chat: Command) -> list[str]:
+    """The messages on her screen, without their times and numbers."""
+    lines = [re.sub(r" \(re #\d+\)", "", line) for line in chat.lines]
+    return [found[1] for line in lines if (found := re.match(r"\d\d:\d\d:\d\d #\d+ (.*)", line))]
+
+
+# -- in a pipe
+
+
+async def test_lines_are_sent_and_answers_shown_until_it_is_quiet(node: Node, bob: WireSession) -> None:
+    async with chatting() as chat:
+        assert "* Online: bob." in chat.lines or await chat.line("Online: bob")
+        await chat.type("hello all", "/dm bob just you")
+        chat.close_input()
+        first = await bob.message("hello all")
+        await bob.message("just you")
+        assert (first["sender_id"], first["sender_kind"], first["kind"]) == ("mia", "human", "broadcast")
+        await bob.send("agent:mia", "hello mia")
+        await bob.send("broadcast", "hello back", reply_to=first["seq"])
+        await chat.end()
+    assert shown(chat) == [
+        "mia → broadcast: hello all",
+        "mia → bob: just you",
+        "bob → mia: hello mia",
+        f"bob → broadcast in thread:{first['seq']}: hello back",
+    ]
+
+
+async def test_it_waits_as_long_as_an_agent_thinks(node: Node, bob: WireSession) -> None:
+    async with chatting("--to", "bob") as chat:
+        await chat.type("think about it")
+        chat.close_input()
+        thread = (await bob.message("think about it"))["thread_id"]
+        await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": True}})
+        await chat.line("bob is thinking")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):  # longer than the quiet after which it would leave
+                await chat.process.wait()
+        await bob.send("agent:mia", "done")
+        await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": False}})
+        await chat.line("bob → mia: done")
+        await chat.end()
+
+
+async def test_an_agent_that_went_offline_is_not_waited_for(node: Node, bob: WireSession) -> None:
+    async with chatting("--to", "bob") as chat:
+        await chat.type("think about it")
+        chat.close_input()
+        thread = (await bob.message("think about it"))["thread_id"]
+        await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r1", "active": True}})
+        await chat.line("bob is thinking")
+        await bob.drop()
+        await chat.line("bob is offline")
+        await chat.end()
+
+
+async def test_wait_says_how_long_to_stay(node: Node, bob: WireSession) -> None:
+    done = await run("chat", "--as", "mia", "--wait", "0", stdin="hello\n")
+    assert "mia → broadcast: hello" in done.out
+    await bob.message("hello")
+
+
+async def test_lines_go_to_the_current_place(node: Node, bob: WireSession) -> None:
+    lines = [
+        "/join dev",
+        "one",
+        "/dm bob two",
+        "three",
+        "/broadcast",
+        "four",
+        "/thread channel:dev",
+        "five",
+        "/leave",
+        "six",
+    ]
+    async with chatting("--wait", "0") as chat:
+        await chat.type(*lines)
+        chat.close_input()
+        await chat.end()
+    assert shown(chat) == [
+        "mia → channel:dev: one",
+        "mia → bob: two",
+        "mia → bob: three",
+        "mia → broadcast: four",
+        "mia → channel:dev: five",
+        "mia → broadcast: six",
+    ]
+    assert (await bob.call("channels.list"))["channels"][0]["members"] == 0
+
+
+async def test_lines_in_a_thread_answer_its_newest_message(node: Node, bob: WireSession) -> None:
+    async with chatting() as chat:
+        await chat.type("question")
+        first = await bob.message("question")
+        second = await bob.send("broadcast", "answer", reply_to=first["seq"])
+        await chat.line("bob → broadcast in thread")
+        await chat.type(f"/thread thread:{first['seq']}", "and then?")
+        third = await bob.message("and then?")
+        fourth = await bob.send("broadcast", "the end", reply_to=third["seq"])
+        await chat.line("the end")
+        await chat.type("thanks")
+        fifth = await bob.message("thanks")
+    assert third["thread_id"] == fifth["thread_id"] == f"thread:{first['seq']}"
+    assert (third["reply_to"], fifth["reply_to"]) == (second["seq"], fourth["seq"])
+    assert (third["hops"], fifth["hops"]) == (0, 0), "a person's line begins anew, however long the thread is"
+
+
+async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: Node, bob: WireSession) -> None:
+    lines = [
+        "/dm nobody hi",
+        "still to all",
+        "/frob",
+        "/thread nowhere:x",
+        "/leave",
+        "/resume x",
+        "//help is a command",
+    ]
+    done = await run("chat", "--as", "mia", "--wait", "0", stdin="\n".join(lines), code=1)
+    errors = done.err.splitlines()
+    assert len(errors) == 5
+    for line, said in zip(errors, ("nobody", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ"), strict=True):
+        assert line.startswith("! ")
+        assert said in line
+    await bob.message("still to all")
+    await bob.message("/help is a command")
+
+
+async def test_quit_leaves_at_once(node: Node, bob: WireSession) -> None:
+    async with chatting() as chat:
+        await chat.type("hello", "/quit", "not sent")
+        await chat.end()
+    assert shown(chat) == ["mia → broadcast: hello"]
+
+
+async def test_an_input_without_an_end_of_line_is_sent_too(node: Node, bob: WireSession) -> None:
+    await run("chat", "--wait", "0", stdin=b"caf\xc3\xa9\r\nno end \xff")
+    await bob.message("café")
+    await bob.message("no end \ufffd")
+
+
+# -- what is shown
+
+
+async def test_messages_wait_for_a_person_and_are_shown_once(node: Node, bob: WireSession) -> None:
+    await run("chat", "--as", "mia", "--wait", "0")
+    await bob.send("agent:mia", "while you were away")
+    async with chatting() as chat:
+        await chat.line("bob → mia: while you were away")
+        chat.close_input()
+        await chat.end()
+    assert "while you were away" not in (await run("chat", "--as", "mia", "--wait", "0.5")).out
+
+
+async def test_a_message_can_neither_drive_the_terminal_nor_forge_a_line(node: Node, bob: WireSession) -> None:
+    async with chatting() as chat:
+        await bob.send("agent:mia", "\x1b]0;title\x07\x1b[2Jhi\n12:00:00 #1 mia → bob: forged\r\u202e")
+        await chat.line("forged")
+        await chat.type("/history direct:bob~mia")
+        await chat.line("forged")
+    assert not any(re.search("[\x00-\x1f\x7f-\x9f\u202e]", line) for line in chat.lines)
+    assert not any(re.match(r"\d\d:\d\d:\d\d #1 mia", line) for line in chat.lines)
+    assert r"  | 12:00:00 #1 mia → bob: forged\x0d\u202e" in chat.lines
+
+
+async def test_presence_and_activity_are_shown(node: Node) -> None:
+    async with chatting() as chat:
+        ann = await node.agent("ann")
+        await chat.line(r"^\* ann is online")
+        thread = (await ann.send("agent:mia", "hi"))["thread_id"]
+        tool = {"type": "signal", "kind": "tool", "thread_id": thread}
+        await ann.send_frame({**tool, "body": {"reaction": "r", "tool": "add", "active": True}})
+        await chat.line(r"^\* ann uses add")
+        await ann.bye()
+        await chat.line(r"^\* ann is offline")
+
+
+async def test_two_chats_of_one_person_show_the_same(node: Node, bob: WireSession) -> None:
+    async with chatting() as here, chatting() as there:
+        await here.type("from here")
+        await there.line("mia → broadcast: from here")
+        await bob.send("agent:mia", "to both")
+        await here.line("to both")
+        await there.line("to both")
+
+
+async def test_commands_show_who_is_there_and_what_was_said(node: Node) -> None:
+    await node.agent("ann", card={"description": "adds numbers"})
+    async with chatting() as chat:
+        await chat.type("/agents", "hello", "/history", "/help")
+        assert await chat.line(r"^ann +agent +online +adds numbers")
+        await chat.line("mia → broadcast: hello")
+        await chat.line(r"^\* broadcast:")
+        await chat.line("mia → broadcast: hello")
+        for name in (
+            "agents",
+            "dm",
+            "broadcast",
+            "join",
+            "leave",
+            "thread",
+            "history",
+            "stop",
+            "resume",
+            "cost",
+            "help",
+            "quit",
+        ):
+            await chat.line(rf"^  /{name}")
+
+
+# -- agents at work
+
+
+async def start_reaction(bob: WireSession, message: dict[str, object], reaction: str = "r1") -> None:
+    body = {
+        "trigger": message["seq"], "thread_id": message["thread_id"], "as_of": message["seq"], "manifest": [message["seq"]],
+        "config_hash": "x",
+    }  # fmt: skip
+    await bob.record(reaction, "started", body)
+
+
+async def test_stop_asks_what_runs_in_the_thread_to_stop(node: Node) -> None:
+    bob = await node.agent("bob", role="reactor")
+    async with chatting("--to", "bob") as chat:
+        await chat.type("/stop", "work")
+        await chat.line(r"Nobody is at work in direct:bob~mia\.$")
+        message = await bob.message("work")
+        await start_reaction(bob, message)
+        await bob.send_frame(
+            {**THINKING, "thread_id": message["thread_id"], "body": {"reaction": "r1", "active": True}}
+        )
+        await chat.line("bob is thinking")
+        await chat.type("/broadcast", "/stop")
+        await chat.line("Nobody is at work in broadcast. Agents are at work in direct:bob~mia: /stop THREAD")
+        await chat.type("/stop direct:bob~mia")
+        await chat.line("Asked 1 reaction in direct:bob~mia to stop")
+        signal = await bob.expect("signal", kind="cancel")
+        assert signal["body"] == {"reaction": "r1"}
+
+
+async def test_cost_adds_up_the_recorded_replies(node: Node) -> None:
+    bob = await node.agent("bob", role="reactor")
+    async with chatting("--to", "bob") as chat:
+        await chat.type("/cost")
+        await chat.line("No agent has reacted yet")
+        await chat.type("work")
+        await start_reaction(bob, await bob.message("work"))
+        for turn in (1, 2):
+            usage = {"prompt_tokens": 100, "completion_tokens": 5, "cached_tokens": 50, "reasoning_tokens": 0}
+            reply = {"text": "x", "tool_calls": [], "usage": usage, "finish_reason": "stop", "model": "m"}
+            await bob.record("r1", "model_reply", {"turn": turn, "reply": reply})
+        await chat.type("/cost")
+        await chat.line(r"^AGENT +REACTIONS +TURNS +PROMPT +CACHED +COMPLETION")
+        await chat.line(r"^bob +1 +2 +200 +100 +10$")
+        await chat.line(r"^all +1 +2 +200 +100 +10$")
+
+
+async def test_cost_says_when_the_records_may_not_be_read(node: Node) -> None:
+    bob = await node.agent("bob", role="reactor")
+    token = (await run("token", "create", "mia", "--kind", "human")).out.strip()
+    async with chatting("--to", "bob", ROUNDELAY_TOKEN=token) as chat:
+        await chat.type("work")
+        await start_reaction(bob, await bob.message("work"))
+        await chat.type("/cost")
+        await chat.line("1 reaction is hidden: records are for their agent and for operators")
+
+
+async def test_resume_lets_a_stopped_conversation_go_on(tmp_path: Path) -> None:
+    async with announced_node(tmp_path, limits={"max_root_messages": 2}) as node, chatting("--to", "bob") as chat:
+        bob = await node.agent("bob")
+        await chat.type("go")
+        root = await bob.message("go")
+        await bob.send("agent:mia", "one", cause=root["seq"])
+        await bob.refused("loop_stopped", "agent:mia", "two", cause=root["seq"])
+        await chat.line(f"that began with #{root['seq']} was stopped in direct:bob~mia")
+        await chat.type(f"/resume {root['seq']}")
+        await chat.line("may go on")
+        await bob.send("agent:mia", "two", cause=root["seq"])
+        await chat.line("bob → mia.*: two")
+
+
+# -- the connection
+
+
+async def test_the_chat_outlives_its_hub(tmp_path: Path) -> None:
+    async with node_process(tmp_path / "node.db") as node:
+        port = node.url.rpartition(":")[2].strip("/")
+        bob = await node.agent("bob")
+        async with chatting("--url", node.url) as chat:
+            await chat.type("before")
+            await bob.message("before")
+            await node.kill9()
+            await chat.line("The connection is lost")
+            await chat.type("meanwhile")
+            async with command("up", "--port", port, "--db", node.db) as again:
+                await again.line("is ready")
+                await chat.line("Connected again")
+                await chat.line("mia → broadcast: meanwhile")
+                bob = await node.agent("bob")
+                assert [(await bob.delivery())["message"]["content"] for _ in range(2)] == ["before", "meanwhile"]
+                await chat.line("bob is online")
+                await again.stop()
+
+
+async def test_a_chat_whose_token_is_revoked_ends_with_a_sentence(node: Node) -> None:
+    token = (await run("token", "create", "mia", "--kind", "human")).out.strip()
+    async with chatting(ROUNDELAY_TOKEN=token) as chat:
+        await run("token", "revoke", "mia")
+        await chat.end(code=1)
+    assert len(chat.errors) == 1
+    assert "revoked" in chat.errors[0]
+
+
+async def test_the_login_user_is_who_one_is(node: Node) -> None:
+    done = await run("chat", "--wait", "0", LOGNAME="Mia O'Hara", USER="x")
+    assert "You are mia-o-hara in the network contract" in done.out
+
+
+# -- at a terminal
+
+
+class Terminal:
+    """A chat on a pseudo-terminal; ``text`` is everything that it wrote there."""
+
+    def __init__(self, descriptor: int, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.text = ""
+        self._descriptor = descriptor
+        self._news = asyncio.Event()
+        asyncio.get_running_loop().add_reader(descriptor, self._read)
+
+    def type(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def is_as_before(self) -> bool:
+        """Whether the terminal echoes and waits for whole lines, as a shell wants it."""
+        return termios.tcgetattr(self._descriptor)[3] & (termios.ECHO | termios.ICANON) != 0
+
+    async def shows(self, pattern: str) -> None:
+        """Wait until the pattern stands in what was written since the last such wait."""
+        try:
+            async with asyncio.timeout(20):
+                while (found := re.search(pattern, self.text)) is None:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"{pattern!r} is not in {self.text!r}") from None
+        self.text = self.text[found.end() :]
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, 65536)
+        except OSError:  # the other end is closed
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            return
+        self.text += data.decode(errors="replace")
+        self._news.set()
+
+
+@asynccontextmanager
+async def at_terminal(*flags: str) -> AsyncIterator[Terminal]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "roundelay", "chat", "--as", "mia", *flags,
+        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    terminal = Terminal(ours, process)
+    try:
+        await terminal.shows("Ctrl-D leaves")
+        yield terminal
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        asyncio.get_running_loop().remove_reader(ours)
+        os.close(theirs)
+        os.close(ours)
+
+
+async def test_what_is_typed_stays_below_what_arrives(node: Node, bob: WireSession) -> None:
+    async with at_terminal("--to", "bob") as terminal:
+        terminal.type("half a li")
+        await terminal.shows(r"bob> .*half a li")
+        await bob.send("agent:mia", "in between")
+        await terminal.shows(r"\r\x1b\[2K.*in between\n?\r?\n?\r\x1b\[2K.*bob> .*half a li")
+        terminal.type("ne\r")
+        assert (await bob.message("half a line"))["sender_id"] == "mia"
+        await terminal.shows("half a line")
+        terminal.type("\x04")
+        assert await terminal.process.wait() == 0
+        assert terminal.is_as_before()
+
+
+async def test_the_prompt_tells_who_is_at_work(node: Node, bob: WireSession) -> None:
+    async with at_terminal("--to", "bob") as terminal:
+        terminal.type("hi\r")
+        thread = (await bob.message("hi"))["thread_id"]
+        await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r", "active": True}})
+        await terminal.shows(r"\(bob thinking\)")
+        await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r", "active": False}})
+        await terminal.shows(r"\r\x1b\[2K(\x1b\[[0-9;]*m)*bob> ")
+
+
+async def test_others_see_that_one_types(node: Node, bob: WireSession) -> None:
+    await bob.call("network.watch", {"signals": True})
+    async with at_terminal() as terminal:
+        terminal.type("hel")
+        signal = await bob.expect("signal", kind="typing")
+        assert (signal["sender_id"], signal["thread_id"]) == ("mia", "broadcast")
+
+
+async def test_a_pasted_text_is_one_message(node: Node, bob: WireSession) -> None:
+    async with at_terminal() as terminal:
+        terminal.type("\x1b[200~two\rlines\x1b[201~")
+        await terminal.shows("two⏎lines")
+        terminal.type("\r")
+        await bob.message("two\nlines")
+
+
+@pytest.mark.parametrize("end", ["\x03", "\x04", "/quit\r"])
+async def test_leaving_gives_the_terminal_back(node: Node, end: str) -> None:
+    async with at_terminal() as terminal:
+        assert not terminal.is_as_before()
+        terminal.type(end)
+        assert await terminal.process.wait() == 0
+        assert terminal.is_as_before()
+
+
+async def test_a_killed_chat_gives_the_terminal_back(node: Node) -> None:
+    async with at_terminal() as terminal:
+        terminal.process.terminate()
+        assert await terminal.process.wait() == 143
+        assert terminal.is_as_before()
