@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from .auth import Refusal, identify, presents_fence
-from .change import ChangeSet, Rules, write_message
+from .change import ChangeSet, RootStopped, Rules, write_message
 from .entries import (
     NOTHING,
     Answer,
@@ -39,7 +39,7 @@ from .entries import (
     Welcome,
     error_bytes,
 )
-from .errors import Forbidden, IdConflict, LoopStopped, RoundelayError, UnknownMessage
+from .errors import Forbidden, IdConflict, RoundelayError, UnknownMessage
 from .frames import ResultFrame, SendFrame, StoredFrame, encode
 from .ledger import Row, Wanted
 from .state import (
@@ -50,7 +50,6 @@ from .state import (
     OpenReaction,
     Participant,
     Put,
-    RootBudget,
     State,
     Token,
     Triggered,
@@ -170,8 +169,8 @@ def _apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcom
             raise entry.refusal
         _check_rights(state, origin)
         row, puts = write_message(rules, state, facts, origin, frame, entry.digest, entry.key[1])
-    except LoopStopped as error:
-        return _stop_loop(state, facts, entry, error)
+    except RootStopped as error:
+        return _stop_loop(state, origin, error, {"message_id": frame.message_id})
     except RoundelayError as error:
         return _refusal(origin.session_id, error, {"message_id": frame.message_id})
     answer = _stored(origin, frame.message_id, row.seq, row.stream, duplicate=False)
@@ -190,19 +189,15 @@ def _refusal(session_id: str, error: RoundelayError, keys: dict[str, str]) -> Ou
     return Outcome(effects=(Answer(session_id, error_bytes(error, keys)),))
 
 
-def _stop_loop(state: State, facts: Facts, entry: Send, error: LoopStopped) -> Outcome:
+def _stop_loop(state: State, origin: Origin, error: RootStopped, keys: dict[str, str]) -> Outcome:
     """The sender gets the error; the first time, the readers of the thread get one notice."""
-    refusal = Answer(entry.origin.session_id, error_bytes(error, {"message_id": entry.frame.message_id}))
-    assert entry.frame.cause is not UNSET
-    cause = facts.heads[entry.frame.cause]
-    budget: RootBudget = (
-        state.get("root", str(cause.root)) or facts.cold.get(("root", str(cause.root))) or RootBudget(1, cause.seq)
-    )
+    refusal = Answer(origin.session_id, error_bytes(error, keys))
+    head, budget = error.head, error.budget
     if budget.is_stopped:
         return Outcome(effects=(refusal,))
-    body = {"root": cause.root, "seq": budget.last_seq, "reason": str(error)}
-    notice = Notify(frozenset(thread_readers(state, cause)), "loop_stopped", cause.thread_id, body)
-    stopped = Put("root", str(cause.root), msgspec.structs.replace(budget, is_stopped=True))
+    body = {"root": head.root, "seq": budget.last_seq, "reason": str(error)}
+    notice = Notify(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body)
+    stopped = Put("root", str(head.root), msgspec.structs.replace(budget, is_stopped=True))
     return Outcome(puts=(stopped,), effects=(refusal, notice))
 
 
@@ -211,12 +206,10 @@ def _run_hooks(
 ) -> Outcome:
     change = ChangeSet(rules, state, facts, origin)
     change.take(row, puts)
-    for mod in rules.apply_hooks:
-        change.mod_id = mod.id
-        try:
-            mod.apply(change, row)
-        except RoundelayError as error:
-            return _refusal(origin.session_id, error, {"message_id": row.key[2:]})
+    try:
+        change.run_apply_hooks([row])
+    except RoundelayError as error:
+        return _refusal(origin.session_id, error, {"message_id": row.key[2:]})
     return change.outcome(answer)
 
 
@@ -301,6 +294,9 @@ def _apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> 
         _check_rights(state, origin)
         change.count_send()
         value = Raw(encode(operation.function(change, **_arguments(entry.args))))
+        change.run_apply_hooks(change.messages())
+    except RootStopped as error:
+        return _stop_loop(state, origin, error, keys)
     except RoundelayError as error:
         return _refusal(origin.session_id, error, keys)
     change.put_row("call", key, CallResult(entry.digest, state.stamp, value))

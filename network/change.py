@@ -14,22 +14,32 @@ from msgspec import UNSET, Raw, Struct
 
 from .config import Limits
 from .entries import Effect, Origin, Outcome
-from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
+from .errors import Forbidden, InvalidArguments, LoopStopped, UnknownMessage, UnknownRecipient
 from .frames import SendFrame, WireMessage, encode, is_id
 from .guard import check_root, next_arrival, parse_address
 from .ledger import Row, RowType
-from .mod import Mod, Operation
+from .mod import Incoming, Mod, Operation, ask_before
 from .state import Channel, Facts, Member, MessageHead, Put, RootBudget, State, Table
 from .visibility import anchor, direct_thread, has_people, may_read, mod_thread
 
 
 class Rules(Struct, frozen=True):
-    """What `apply` is told once: the limits, the operations that change something, the mods, and those of them with an ``apply`` hook."""
+    """What `apply` is told once: the limits, the operations that change something, the mods, and which have hooks."""
 
     limits: Limits
     operations: Mapping[str, Operation]
     mods: Mapping[str, Mod]
+    before_hooks: tuple[Mod, ...] = ()
     apply_hooks: tuple[Mod, ...] = ()
+
+
+class RootStopped(LoopStopped):
+    """`LoopStopped`, with the message that would have been one too many, and its root's budget."""
+
+    def __init__(self, error: LoopStopped, head: MessageHead, budget: RootBudget) -> None:
+        super().__init__(str(error))
+        self.head = head
+        self.budget = budget
 
 
 class _Place(Struct, frozen=True, gc=False):
@@ -50,15 +60,14 @@ def write_message(
     place = _find_place(rules, state, sender, address_kind, name, parent, frame)
     seq = state.head + 1
     root, hops = (seq, 0) if cause is None else (cause.root, cause.hops + 1)
+    head = MessageHead(
+        seq=seq, sender_id=sender, sender_kind=origin.kind, kind=place.kind, to=frame.to, thread_id=place.thread_id, root=root,
+        hops=hops, label=seq, cause=cause.seq if cause is not None else None, excluded=place.excluded,
+    )  # fmt: skip
     if cause is not None:
-        budget_key = str(root)
-        budget: RootBudget = (
-            state.get("root", budget_key) or facts.cold.get(("root", budget_key)) or RootBudget(1, root)
-        )
-        check_root(budget, root, hops, limits.max_hops, limits.max_root_messages)
-        puts.append(
-            Put("root", budget_key, msgspec.structs.replace(budget, messages=budget.messages + 1, last_seq=seq))
-        )
+        puts.append(_charge_root(limits, state, facts, head))
+        if not has_people(state, head):
+            head = msgspec.structs.replace(head, label=cause.label)
     message = WireMessage(
         seq=seq, message_id=frame.message_id, kind=place.kind, sender_id=sender, sender_kind=origin.kind, to=frame.to,
         thread_id=place.thread_id, reply_to=frame.reply_to, cause=frame.cause, root=root, hops=hops, sent_at=stamp,
@@ -67,17 +76,22 @@ def write_message(
     # apart: CPython makes a dict for a call with more than 15 keywords, which costs more than all the rest of this message
     if frame.metadata is not UNSET:
         message = msgspec.structs.replace(message, metadata=frame.metadata)
-    head = MessageHead(
-        seq=seq, sender_id=sender, sender_kind=origin.kind, kind=place.kind, to=frame.to, thread_id=place.thread_id, root=root,
-        hops=hops, label=seq, cause=cause.seq if cause is not None else None, excluded=place.excluded,
-    )  # fmt: skip
-    if cause is not None and not has_people(state, head):
-        head = msgspec.structs.replace(head, label=cause.label)
     row = Row(
         seq=seq, at=stamp, type="message", actor=sender, key="m:" + frame.message_id if key is None else key, target=frame.to,
         stream=place.thread_id, label=str(head.label), excluded=place.excluded, digest=digest, data=encode(message), head=head,
     )  # fmt: skip
     return row, puts
+
+
+def _charge_root(limits: Limits, state: State, facts: Facts, head: MessageHead) -> Put:
+    """Count a message against its root's budget. Raises `RootStopped`."""
+    key = str(head.root)
+    budget: RootBudget = state.get("root", key) or facts.cold.get(("root", key)) or RootBudget(1, head.root)
+    try:
+        check_root(budget, head.root, head.hops, limits.max_hops, limits.max_root_messages)
+    except LoopStopped as error:
+        raise RootStopped(error, head, budget) from error
+    return Put("root", key, msgspec.structs.replace(budget, messages=budget.messages + 1, last_seq=head.seq))
 
 
 def _count_rates(limits: Limits, state: State, origin: Origin, stamp: int, is_root: bool) -> list[Put]:
@@ -174,6 +188,19 @@ class ChangeSet:
         self._puts += puts
         self.state.change(puts)
 
+    def messages(self) -> list[Row]:
+        """The messages among the rows so far."""
+        return [row for row in self._rows if row.type == "message"]
+
+    def run_apply_hooks(self, messages: Sequence[Row]) -> None:
+        """Let every mod's ``apply`` see these messages; what hooks send themselves is not shown to hooks again."""
+        own = self.mod_id
+        for row in messages:
+            for mod in self.rules.apply_hooks:
+                self.mod_id = mod.id
+                mod.apply(self, row)
+        self.mod_id = own
+
     def write_row(
         self, type_: RowType, *, key: str = "", stream: str = "", label: str = "", digest: str = "", data: bytes = b"{}"
     ) -> Row:
@@ -261,6 +288,9 @@ class ChangeSet:
             reply_to=UNSET if reply_to is None else reply_to,
             cause=UNSET if cause is None else cause,
         )
+        refusal = ask_before(self.rules.before_hooks, Incoming(self.origin, frame))
+        if refusal is not None:
+            raise refusal
         # the call's own id makes it idempotent: the message needs no key, and cannot meet a client's
         row, puts = write_message(self.rules, self.state, self.facts, self.origin, frame, "", key="")
         self.take(row, puts)

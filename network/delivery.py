@@ -28,6 +28,8 @@ class Outbox:
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
         self._queue: deque[tuple[int, bytes, bool]] = deque()
+        self._late: set[int] = set()
+        """Redeliveries: in the window or the queue, and not in the order of the rest."""
 
     @property
     def unacked(self) -> int:
@@ -57,6 +59,7 @@ class Outbox:
 
     def push_again(self, seq: int, frame: bytes) -> None:
         """Queue a redelivery, before everything else; the order of the rest is untouched."""
+        self._late.add(seq)
         self._queue.appendleft((seq, frame, True))
         self.queued_bytes += len(frame)
 
@@ -94,23 +97,26 @@ class Outbox:
     def settle(self, seq: int) -> None:
         """One message is handled, or will come again: it leaves the window."""
         self._unacked.pop(seq, None)
+        self._late.discard(seq)
 
     def settle_up_to(self, seq: int) -> None:
         """Everything up to ``seq`` is handled."""
         unacked = self._unacked
+        for late in [other for other in self._late if other <= seq]:
+            self.settle(late)
         while unacked:
             first = next(iter(unacked))
             if first > seq:
                 break
             del unacked[first]
-        # redeliveries stand behind later seqs
-        for late in [other for other in unacked if other <= seq]:
-            del unacked[late]
 
     def first_unacked(self) -> int | None:
         """The smallest seq in the window or the queue that needs an acknowledgement."""
-        waiting = [seq for seq, _, needs_ack in self._queue if needs_ack]
-        return min((*self._unacked, *waiting), default=None)
+        candidates = list(self._late)
+        if self._unacked:
+            candidates.append(next(iter(self._unacked)))
+        candidates += next(([seq] for seq, _, needs_ack in self._queue if needs_ack), [])
+        return min(candidates, default=None)
 
 
 class Mailbox:

@@ -71,7 +71,13 @@ class Hub:
         self._clock = clock
         self._new_id = new_id
         operations = {operation.op: operation for mod in (NetworkOperations(), *mods) for operation in mod.operations()}
-        self._rules = Rules(limits, operations, self._mods, tuple(mod for mod in mods if mod.overrides("apply")))
+        self._rules = Rules(
+            limits,
+            operations,
+            self._mods,
+            before_hooks=tuple(mod for mod in mods if mod.overrides("before")),
+            apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
+        )
         self._work = asyncio.Event()
         self._is_draining = False
         self._writer: asyncio.Task[None] | None = None
@@ -82,7 +88,8 @@ class Hub:
             ledger,
             limits=limits,
             operations=operations,
-            mods=mods,
+            mods=self._rules.before_hooks,
+            mod_ids=frozenset(self._mods),
             owner_hash=owner_hash,
             counts=self.counts,
             on_work=self._work.set,
@@ -220,7 +227,7 @@ class Hub:
 
     async def _read(self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct) -> None:
         try:
-            reading = Reading(session.live_origin(), self)
+            reading = Reading(session.live_origin(), self, operation.op.partition(".")[0])
             arguments = {name: getattr(args, name) for name in args.__struct_fields__}
             value = Raw(encode(await operation.function(reading, **arguments)))
             data = encode(ResultFrame(call_id=call_id, value=value))

@@ -19,6 +19,7 @@ from .config import Limits
 from .entries import Entry, Join, Leave, Nack, Operate, Record, Refused, Send
 from .errors import (
     InvalidArguments,
+    InvalidFrame,
     Overloaded,
     RoundelayError,
     TooLarge,
@@ -40,7 +41,7 @@ from .frames import (
 )
 from .guard import parse_address
 from .ledger import Ledger
-from .mod import Incoming, Mod, Operation
+from .mod import Incoming, Mod, Operation, ask_before
 from .session import ProtocolBreach, Session, SessionState
 from .shape import FrameError
 from .switchboard import Switchboard
@@ -64,6 +65,7 @@ class Intake:
         limits: Limits,
         operations: Mapping[str, Operation],
         mods: Sequence[Mod],
+        mod_ids: frozenset[str],
         owner_hash: str | None,
         counts: Counter[str],
         on_work: Callable[[], None],
@@ -75,8 +77,8 @@ class Intake:
         self._ledger = ledger
         self._limits = limits
         self._operations = operations
-        self._mods = frozenset(mod.id for mod in mods)
-        self._before = tuple(mod for mod in mods if mod.overrides("before"))
+        self._before = mods
+        self._mods = mod_ids
         self._owner_hash = owner_hash
         self._counts = counts
         self._on_work = on_work
@@ -148,18 +150,12 @@ class Intake:
 
     def _accept_send(self, session: Session, frame: SendFrame, size: int) -> None:
         origin = session.live_origin()
-        refusal: RoundelayError | None = None
         try:
             parse_address(frame.to)
         except RoundelayError as error:
             self.enter(Refused(session.session_id, error, {"message_id": frame.message_id}))
             return
-        for mod in self._before:  # 3 mods.before
-            try:
-                mod.before(Incoming(origin, frame))
-            except RoundelayError as error:
-                refusal = error
-                break
+        refusal = ask_before(self._before, Incoming(origin, frame)) if self._before else None  # 3 mods.before
         if self._pending_bytes >= self._limits.max_pending_bytes and self._is_overloaded(
             session, {"message_id": frame.message_id}
         ):
@@ -208,7 +204,7 @@ class Intake:
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
         if hello.card is not UNSET and len(bytes(hello.card)) > MAX_CARD_BYTES:
-            error = TooLarge(f"card has more than {MAX_CARD_BYTES} bytes; describe the participant more shortly.")
+            error = InvalidFrame(f"card has more than {MAX_CARD_BYTES} bytes; describe the participant more shortly.")
             self._board.refuse(session, 4400, error)
             return
         session.connection.pause_reading()  # what follows hello waits for its welcome

@@ -13,7 +13,8 @@ Third parties register a `Mod` subclass under the entry point group ``roundelay.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
@@ -21,11 +22,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from .entries import Origin
-from .errors import InvalidArguments, ModError
+from .errors import InternalError, InvalidArguments, ModError, RoundelayError
 from .frames import ModInfo, OperationInfo, SendFrame, is_id
 from .ledger import Ledger, Row
 from .state import MessageHead, State
 from .visibility import Visibility
+
+log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,6 +115,25 @@ class Reading(Struct, frozen=True):
 
     origin: Origin
     hub: HubView
+    mod_id: str = ""
+
+    def get(self, key: str) -> Any:
+        """The mod's own JSON value under a key, or None."""
+        raw: Raw | None = self.hub.state.get("mod", f"{self.mod_id}/{key}")
+        return msgspec.json.decode(raw) if raw is not None else None
+
+
+def ask_before(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError | None:
+    """Step 3: the first refusal of the mods' ``before`` hooks. A hook that fails refuses too: it was meant to guard."""
+    for mod in mods:
+        try:
+            mod.before(incoming)
+        except RoundelayError as error:
+            return error
+        except Exception as error:
+            log.exception("a mod's before hook failed", extra={"mod": mod.id})
+            return InternalError(f"The mod {mod.id} failed on this message: {type(error).__name__}.")
+    return None
 
 
 class AfterContext(Struct, frozen=True):

@@ -80,7 +80,11 @@ class Publisher:
         def submit(payload: object) -> None:
             self._enter(ModEntry(mod.id, payload))
 
-        work = mod.after(AfterContext(self._board.state, submit), row)
+        try:
+            work = mod.after(AfterContext(self._board.state, submit), row)
+        except Exception:  # one mod's defect must not end the hub
+            log.exception("a mod's after hook failed", extra={"mod": mod.id})
+            return
         if work is not None:
             self._board.spawn(_finish(work))
 
