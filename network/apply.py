@@ -81,6 +81,9 @@ def wanted(entries: list[Entry]) -> Wanted:
                     want.seqs.add(entry.trigger)
             case Operate():
                 want.cold.add(("call", f"{entry.origin.agent_id}/{entry.call_id}"))
+                if entry.op in ("network.retry_dead_letter", "network.drop_dead_letter"):
+                    owner = entry.args.agent_id or entry.origin.agent_id
+                    want.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
                 for name in ("cause", "reply_to", "seq", "root"):
                     seq = getattr(entry.args, name, None)
                     if isinstance(seq, int):
@@ -390,7 +393,9 @@ def _count_failure(change: ChangeSet, agent_id: str, seq: int, reason: str, retr
     stamp = change.stamp
     if failures < MAX_FAILURES:
         delay_ms = retry_after_ms if retry_after_ms is not None else FIRST_RETRY_MS * 2 ** (failures - 1)
-        change.put_row("attempt", key, Attempt(failures, stamp + delay_ms, reason))
+        change.put_row(
+            "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
+        )
         return failures
     letter = DeadLetter(agent_id, seq, reason, failures, stamp)
     change.put_row("attempt", key, None)

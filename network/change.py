@@ -218,6 +218,11 @@ class ChangeSet:
         self._puts.append(put)
         self.state.change((put,))
 
+    def find_cold(self, table: Table, key: str) -> Any:
+        """A value of a table that is not loaded; `apply.wanted` must have asked for it."""
+        found = self.state.get(table, key, absent := object())
+        return self.facts.cold.get((table, key)) if found is absent else found
+
     def count_send(self) -> None:
         """Count this entry against the sender's rate. Raises `RateLimited`."""
         for put in _count_rates(self.rules.limits, self.state, self.origin, self.stamp, is_root=False):

@@ -120,27 +120,50 @@ class Outbox:
 
 
 class Mailbox:
-    """What one participant has handled, shared by its sessions. ``retrying`` holds the seqs that wait for another attempt."""
+    """What one participant has handled, shared by its sessions.
 
-    def __init__(self, floor: Floor, retrying: Iterable[int] = ()) -> None:
+    ``retrying`` holds the seqs that wait for another attempt, ``revived`` those handled once that an operator took back from the dead
+    letters, ``tried`` those whose failures the ledger keeps, and ``settled`` those of them that are handled by now.
+    """
+
+    def __init__(self, floor: Floor) -> None:
         self.floor = floor.seq
         self.above: set[int] = set(floor.above)
-        self.retrying: set[int] = set(retrying)
+        self.retrying: set[int] = set()
+        self.revived: set[int] = set()
+        self.tried: set[int] = set()
+        self.settled: list[int] = []
         self.delivered = 0
         self.is_dirty = False
 
     def is_handled(self, seq: int) -> bool:
-        return seq <= self.floor or seq in self.above
+        return (seq <= self.floor or seq in self.above) and seq not in self.revived
+
+    def wait(self, seq: int) -> None:
+        """One message failed, or was revived: it is to come again."""
+        self.tried.add(seq)
+        if seq <= self.floor or seq in self.above:
+            self.retrying.discard(seq)
+            self.revived.add(seq)
+        else:
+            self.retrying.add(seq)
+
+    def is_waiting(self, seq: int) -> bool:
+        return seq in self.retrying or seq in self.revived
 
     def settle(self, seq: int) -> None:
         """One message is handled."""
         self.retrying.discard(seq)
+        if seq in self.tried:
+            self._settle_tried([seq])
         if seq > self.floor and seq not in self.above:
             self.above.add(seq)
             self.is_dirty = True
 
     def settle_up_to(self, seq: int) -> None:
         """Everything up to ``seq`` is handled."""
+        if self.tried:
+            self._settle_tried([tried for tried in self.tried if tried <= seq])
         if seq <= self.floor:
             return
         self.floor = seq
@@ -149,6 +172,13 @@ class Mailbox:
         if self.retrying:
             self.retrying = {other for other in self.retrying if other > seq}
         self.is_dirty = True
+
+    def _settle_tried(self, seqs: Iterable[int]) -> None:
+        for seq in seqs:
+            self.tried.discard(seq)
+            self.revived.discard(seq)
+            self.settled.append(seq)
+            self.is_dirty = True
 
     def compact(self, outbox: Outbox) -> None:
         """Raise the floor to just below what is still open, from a session that was given everything above the floor.
@@ -164,4 +194,5 @@ class Mailbox:
     def snapshot(self) -> Floor:
         """What the ledger keeps; the mailbox is clean afterwards."""
         self.is_dirty = False
+        self.settled = []
         return Floor(self.floor, tuple(sorted(self.above)))

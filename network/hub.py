@@ -28,7 +28,7 @@ from .intake import Intake
 from .ledger import Ledger
 from .metrics import read_metrics
 from .mod import Mod, Operation, Reading
-from .operations import NetworkOperations
+from .operations import network_operations
 from .publisher import Publisher
 from .session import Connection, Session, SessionState
 from .state import Facts, Known, Put, State
@@ -70,7 +70,9 @@ class Hub:
         self._visibility: Visibility = visibility
         self._clock = clock
         self._new_id = new_id
-        operations = {operation.op: operation for mod in (NetworkOperations(), *mods) for operation in mod.operations()}
+        operations = {
+            operation.op: operation for mod in (*network_operations(), *mods) for operation in mod.operations()
+        }
         self._rules = Rules(
             limits,
             operations,
@@ -296,8 +298,17 @@ class Hub:
     # --- floors and failures
 
     def _floors(self) -> Handled:
-        dirty = self.switchboard.dirty_mailboxes()
-        return Handled(tuple(Put("floor", agent_id, mailbox.snapshot()) for agent_id, mailbox in dirty))
+        """What was handled since the last time; failures of what is handled by now are forgotten."""
+        board = self.switchboard
+        puts: list[Put] = []
+        for agent_id, mailbox in board.dirty_mailboxes():
+            if mailbox.settled:
+                kept = board.open_triggers()
+                puts += [
+                    Put("attempt", f"{agent_id}/{seq}", None) for seq in mailbox.settled if (agent_id, seq) not in kept
+                ]
+            puts.append(Put("floor", agent_id, mailbox.snapshot()))
+        return Handled(tuple(puts))
 
     async def _flush_floors(self) -> None:
         """Keep acknowledgements, soon but not at once: a crash may deliver again what was just handled, never lose anything."""

@@ -242,7 +242,7 @@ class Intake:
             self.enter(Refused(session.session_id, error, {}))
             return
         outbox.settle(frame.seq)
-        mailbox.retrying.add(frame.seq)
+        mailbox.wait(frame.seq)
         retry_after_ms = frame.retry_after_ms if frame.retry_after_ms is not UNSET else None
         self.enter(Nack(origin, frame.seq, frame.reason[:MAX_REASON_CHARS], retry_after_ms))
         self._board.touch(session)

@@ -11,12 +11,13 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from .change import ChangeSet
-from .entries import AskToStop, Disconnect, Origin
-from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
-from .frames import Kind, Seq, is_id
+from .entries import AskToStop
+from .errors import Forbidden, InvalidArguments, UnknownMessage
+from .frames import Kind, Seq
 from .ledger import Row, ThreadSummary
 from .mod import Mod, Reading, operation
-from .state import MessageHead, OpenReaction, RootBudget, Token, Triggered
+from .operator_operations import OperatorOperations
+from .state import MessageHead, OpenReaction, RootBudget, Triggered
 from .visibility import may_read, readable_spans, recipients, thread_readers
 from .window import MAX_WINDOW_THREADS, PAGE, find_message, read_window, reads
 
@@ -73,55 +74,6 @@ class NetworkOperations(Mod):
         change.put_row("root", str(root), extended)
         return {}
 
-    @operation("change")
-    def remove(self, change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
-        """Remove a participant for good (operators)."""
-        _need_operator(change.origin)
-        participant = change.state.present(agent_id)
-        if participant is None:
-            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
-        for channel, member in list(change.state.memberships(agent_id).items()):
-            if member.is_in:
-                change.leave_channel(channel, agent_id)
-        row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
-        change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
-        change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))
-        return {}
-
-    @operation("change")
-    def create_token(
-        self, change: ChangeSet, *, agent_id: str, kind: Kind, token_hash: str, operator: bool = False
-    ) -> dict[str, Any]:
-        """Let the token with this hash (SHA-256, hex) join as an id (operators). The token itself is never sent."""
-        _need_operator(change.origin)
-        if not is_id(agent_id):
-            raise InvalidArguments(f"{agent_id!r} is no id; use lower case letters, digits, '.', '_', '-'.")
-        if len(token_hash) != 64 or any(char not in "0123456789abcdef" for char in token_hash):
-            raise InvalidArguments("token_hash must be the SHA-256 of the token in 64 hex digits.")
-        participant = change.state.participant(agent_id)
-        if participant is not None and participant.kind != kind:
-            raise InvalidArguments(f"{agent_id} is registered as {participant.kind}; its kind never changes.")
-        if change.state.get("token", token_hash) is not None:
-            raise InvalidArguments("This token is in use; make another.")
-        change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
-        change.put_row("token", token_hash, Token(agent_id, kind, change.stamp, operator))
-        return {}
-
-    @operation("change")
-    def revoke_token(self, change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
-        """Revoke every token of an id and close its sessions (operators)."""
-        _need_operator(change.origin)
-        revoked = 0
-        for key, token in list(change.state.items("token")):
-            if token.agent_id == agent_id and not token.revoked:
-                change.put_row("token", key, msgspec.structs.replace(token, revoked=True))
-                revoked += 1
-        if not revoked:
-            raise UnknownRecipient(f"{agent_id!r} has no token; network.list_tokens lists them.")
-        change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
-        change.effects.append(Disconnect(agent_id, f"The token of {agent_id} was revoked."))
-        return {"revoked": revoked}
-
     # --- reads
 
     @operation("read")
@@ -150,23 +102,6 @@ class NetworkOperations(Mod):
                 entry["card"] = participant.card
             agents.append(entry)
         return {"agents": agents}
-
-    @operation("read")
-    async def list_tokens(self, reading: Reading) -> dict[str, Any]:
-        """Who has tokens, without the tokens (operators)."""
-        _need_operator(reading.origin)
-        tokens = [
-            {
-                "agent_id": t.agent_id,
-                "kind": t.kind,
-                "operator": t.operator,
-                "revoked": t.revoked,
-                "created_at": t.created_at,
-                "hash": key[:12],
-            }
-            for key, t in reading.hub.state.items("token")
-        ]
-        return {"tokens": sorted(tokens, key=lambda token: (token["agent_id"], token["created_at"]))}
 
     @operation("read")
     async def list_threads(self, reading: Reading, *, limit: Limit = 50) -> dict[str, Any]:
@@ -296,23 +231,12 @@ class NetworkOperations(Mod):
             after = page[-1].seq
 
     @operation("read")
-    async def status(self, reading: Reading) -> dict[str, Any]:
-        """The hub's figures (operators)."""
-        _need_operator(reading.origin)
-        return dict(reading.hub.figures())
-
-    @operation("read")
     async def watch(
         self, reading: Reading, *, presence: bool | None = None, signals: bool | None = None
     ) -> dict[str, Any]:
         """Choose whether this session is sent presence and signals."""
         reading.hub.watch(reading.origin.session_id, presence, signals)
         return {}
-
-
-def _need_operator(origin: Origin) -> None:
-    if not origin.is_operator:
-        raise Forbidden("This operation is for operators; call it with the owner's token.")
 
 
 def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
@@ -369,3 +293,8 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> str | Non
         if isinstance(body, dict) and seq in (body.get("manifest") or ()):
             return row.stream
     return None
+
+
+def network_operations() -> list[Mod]:
+    """What every hub has, in the shape of mods."""
+    return [NetworkOperations(), OperatorOperations()]

@@ -81,11 +81,15 @@ class Floor(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """Failures of one message at one recipient; ``due_at`` is when it may be delivered again."""
+    """Failures of one message at one recipient; ``due_at`` is when it may be delivered again.
+
+    ``is_revived``: it was a dead letter, so its floor no longer waits for it.
+    """
 
     failures: int
     due_at: int
     reason: str
+    is_revived: bool = False
 
 
 class OpenReaction(Struct, frozen=True):
@@ -215,15 +219,15 @@ class State:
 
     # --- reading
 
-    def get(self, table: Table, key: str) -> Any:
-        """The value under a key of a table (its type is in `VALUE_TYPES`), or None."""
+    def get(self, table: Table, key: str, absent: Any = None) -> Any:
+        """The value under a key of a table (its type is in `VALUE_TYPES`), None if it was deleted, ``absent`` if nothing is known."""
         level: State | None = self
         while level is not None:
             values = level._tables.get(table)
             if values is not None and key in values:
                 return values[key]
             level = level._parent
-        return None
+        return absent
 
     def participant(self, agent_id: str) -> Participant | None:
         found: Participant | None = self.get("participant", agent_id)

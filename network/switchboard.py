@@ -87,7 +87,7 @@ class Switchboard:
         session.outbox.start(cursor)
         live.sessions.append(session)
         self.joined += 1
-        for seq in sorted(live.mailbox.retrying):
+        for seq in sorted(live.mailbox.retrying | live.mailbox.revived):
             attempt: Attempt | None = self.state.get("attempt", f"{origin.agent_id}/{seq}")
             if attempt is not None:
                 self.retry(origin.agent_id, seq, attempt.failures + 1, attempt.due_at)
@@ -158,12 +158,26 @@ class Switchboard:
     def _live_of(self, participant: Participant) -> LiveParticipant:
         live = self._live.get(participant.agent_id)
         if live is None:
-            prefix = f"{participant.agent_id}/"
-            retrying = [int(key[len(prefix) :]) for key, _ in self.state.items("attempt") if key.startswith(prefix)]
-            mailbox = Mailbox(self.state.floor(participant.agent_id))
-            mailbox.retrying.update(seq for seq in retrying if not mailbox.is_handled(seq))
+            mailbox = self._load_mailbox(participant.agent_id)
             live = self._live[participant.agent_id] = LiveParticipant(participant, mailbox)
         return live
+
+    def _load_mailbox(self, agent_id: str) -> Mailbox:
+        mailbox = Mailbox(self.state.floor(agent_id))
+        for key, attempt in self.state.items("attempt"):
+            owner, _, seq = key.partition("/")
+            if owner != agent_id or (agent_id, int(seq)) in self.open_triggers():
+                continue
+            if attempt.is_revived or not mailbox.is_handled(int(seq)):
+                mailbox.wait(int(seq))
+            else:  # acknowledged just before a crash
+                mailbox.settled.append(int(seq))
+                mailbox.is_dirty = True
+        return mailbox
+
+    def open_triggers(self) -> set[tuple[str, int]]:
+        """Agents with the triggers of their open reactions, whose attempts count until those are finished."""
+        return {(reaction.agent_id, reaction.trigger) for _, reaction in self.state.items("reaction")}
 
     def floor_of(self, participant: Participant) -> int:
         return max(self._live_of(participant).mailbox.floor, participant.registered_seq)
@@ -248,7 +262,7 @@ class Switchboard:
         live = self._live.get(agent_id)
         if live is None:
             return
-        live.mailbox.retrying.add(seq)
+        live.mailbox.wait(seq)
         timer = self._timers.pop((agent_id, seq), None)
         if timer is not None:
             timer.cancel()
@@ -262,7 +276,7 @@ class Switchboard:
     async def _redeliver_row(self, agent_id: str, seq: int, attempt: int) -> None:
         row = (await self._ledger.messages([seq])).get(seq)
         live = self._live.get(agent_id)
-        if row is None or live is None or not live.sessions or seq not in live.mailbox.retrying:
+        if row is None or live is None or not live.sessions or not live.mailbox.is_waiting(seq):
             return
         # a session that still holds it may yet acknowledge it; the one that refused it does not
         session = next((session for session in reversed(live.sessions) if not session.outbox.holds(seq)), None)
@@ -332,7 +346,7 @@ class Switchboard:
         mailbox = self._live[agent_id].mailbox
         if session.starts_at_floor and (row.actor == agent_id or mailbox.is_handled(row.seq)):
             return None
-        if row.seq in mailbox.retrying:
+        if mailbox.is_waiting(row.seq):
             return None  # its timer brings it
         attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{row.seq}")
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)

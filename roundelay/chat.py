@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from roundelay.activity import Activity
 from roundelay.identity import READER_ID
 from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError, UnknownRecipient
 from roundelay.network.frames import is_id
 from roundelay.network.visibility import direct_thread
-from roundelay.terminal import Screen, clean, describe_place, format_line, format_table
+from roundelay.terminal import Screen, clean, describe_place, format_line, format_participants
 
 HISTORY_MESSAGES = 20
 SENT_REMEMBERED = 500
-TYPING_SHOWN_S = 6.0
 TYPING_SENT_EVERY_S = 3.0
 
 
@@ -242,7 +242,8 @@ class Chat:
 
     async def _agents(self, _rest: str) -> None:
         listed = await self.client.call("network.list_agents")
-        self.screen.write(format_participants(listed["agents"], self.screen))
+        shown = [agent for agent in listed["agents"] if agent["agent_id"] != READER_ID]
+        self.screen.write(format_participants(shown, paint=self.screen.paint))
 
     async def _dm(self, rest: str) -> None:
         target, _, text = rest.partition(" ")
@@ -347,89 +348,3 @@ COMMANDS = {
     "cost": Command("/cost", "tokens that agents used on what was said since you joined", Chat._cost),
     "help": Command("/help", "this list", Chat._help),
 }
-
-
-class Activity:
-    """Who is thinking or typing, from signals, which may be lost: an agent that goes offline thinks no more."""
-
-    def __init__(self) -> None:
-        self.reactions: set[tuple[str, str]] = set()
-        """Every reaction that was heard of: its id and its agent's."""
-        self.on_change: Callable[[], None] = lambda: None
-        self._thinking: dict[tuple[str, str], str] = {}  # agent and reaction -> its thread
-        self._tools: dict[str, str] = {}  # agent -> the tool that it uses
-        self._typing: dict[str, float] = {}  # person -> when the line says so no more
-        self._news = asyncio.Event()
-        self._is_connected = True
-
-    def happened(self) -> None:
-        """Something was said or done; whoever waits for quiet waits on."""
-        self._news.set()
-
-    def take(self, event: object) -> None:
-        match event:
-            case Signal(kind="thinking" | "tool", body={"reaction": str(reaction), "active": bool(is_active)}):
-                key = (event.sender_id, reaction)
-                self.reactions.add((reaction, event.sender_id))
-                if event.kind == "tool":
-                    self._take_tool(event.sender_id, event.body.get("tool"), is_active=is_active)
-                elif is_active:
-                    self._thinking[key] = event.thread_id
-                else:
-                    self._thinking.pop(key, None)
-                    self._tools.pop(event.sender_id, None)
-            case Signal(kind="typing"):
-                self._typing[event.sender_id] = time.monotonic() + TYPING_SHOWN_S
-                asyncio.get_running_loop().call_later(TYPING_SHOWN_S + 0.1, self.on_change)
-            case Presence(state="offline"):
-                self._thinking = {key: place for key, place in self._thinking.items() if key[0] != event.agent_id}
-                self._tools.pop(event.agent_id, None)
-            case Reconnecting():
-                self._is_connected = False
-                self._thinking.clear()  # the signals that end it may be lost with the connection
-            case Reconnected():
-                self._is_connected = True
-        self._news.set()
-        self.on_change()
-
-    def thinking_threads(self) -> set[str]:
-        return set(self._thinking.values())
-
-    def describe(self) -> str:
-        """Who does what at the moment, for a prompt; empty when nobody does anything."""
-        if not self._is_connected:
-            return "not connected"
-        now = time.monotonic()
-        agents = sorted({agent_id for agent_id, _ in self._thinking})
-        parts = [f"{clean(agent)} uses {clean(self._tools[agent])}" for agent in agents if agent in self._tools]
-        thinking = [clean(agent) for agent in agents if agent not in self._tools]
-        typing = sorted(clean(person) for person, until in self._typing.items() if until > now)
-        parts += [f"{', '.join(names)} {verb}" for names, verb in ((thinking, "thinking"), (typing, "typing")) if names]
-        return "; ".join(parts)
-
-    async def wait_until_quiet(self, quiet_s: float) -> None:
-        """Wait until the hub is there, nobody thinks and nothing has happened for ``quiet_s``."""
-        while True:
-            self._news.clear()
-            try:
-                async with asyncio.timeout(quiet_s):
-                    await self._news.wait()
-            except TimeoutError:
-                if not self._thinking and self._is_connected:
-                    return
-
-    def _take_tool(self, agent_id: str, tool: object, *, is_active: bool) -> None:
-        if is_active:
-            self._tools[agent_id] = str(tool)[:64]
-        else:
-            self._tools.pop(agent_id, None)
-
-
-def format_participants(agents: list[dict[str, object]], screen: Screen) -> str:
-    """A table of what `network.list_agents` gave."""
-    rows = []
-    for agent in agents:
-        card = agent.get("card")
-        description = card.get("description", "") if isinstance(card, dict) else ""
-        rows.append((agent["agent_id"], agent["kind"], agent["state"], " ".join(str(description).split())[:100]))
-    return format_table(("ID", "KIND", "STATE", "DESCRIPTION"), rows, paint=screen.paint)

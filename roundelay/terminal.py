@@ -170,6 +170,16 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint
     return "\n".join([paint.bold(lines[0]), *lines[1:]])
 
 
+def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint = PLAIN) -> str:
+    """A table of what `network.list_agents` gave."""
+    rows = []
+    for agent in agents:
+        card = agent.get("card")
+        description = card.get("description", "") if isinstance(card, dict) else ""
+        rows.append((agent["agent_id"], agent["kind"], agent["state"], " ".join(str(description).split())[:100]))
+    return format_table(("ID", "KIND", "STATE", "DESCRIPTION"), rows, paint=paint)
+
+
 def display_width(text: str) -> int:
     """How many columns a clean text takes on a terminal."""
     if text.isascii():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.options import identity_options, join_as_reader, json_option, run
+from roundelay.identity import READER_ID
 
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, NetworkClient
@@ -28,15 +29,15 @@ def agents(as_json: bool, online: bool | None) -> None:
         async with join_as_reader() as client:
             value = await client.call("network.list_agents", args)
             # This command itself is no news.
-            value["agents"] = [it for it in value["agents"] if it["agent_id"] != client.agent_id]
+            value["agents"] = [it for it in value["agents"] if it["agent_id"] != READER_ID]
         if as_json:
             _print_json(value)
             return
-        from roundelay.chat import format_participants
-        from roundelay.terminal import Screen
+        from roundelay.terminal import Screen, format_participants
 
         screen = Screen(sys.stdout)
-        screen.write(format_participants(value["agents"], screen) if value["agents"] else "Nobody is registered yet.")
+        table = format_participants(value["agents"], paint=screen.paint)
+        screen.write(table if value["agents"] else "Nobody is registered yet.")
 
     run(show())
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.home import running_nodes
+from roundelay.network.home import home, running_nodes
 from tests.support.announced import announced_node
 from tests.support.command import Command, command, run
 
@@ -56,6 +56,11 @@ def children(pid: int) -> dict[str, int]:
     return found
 
 
+def list_notes() -> list[Path]:
+    """The notes by which nodes of this machine are found."""
+    return list((home() / "nodes").iterdir())
+
+
 async def gone(pid: int) -> None:
     """Wait for the end of a process that is not this one's."""
     try:
@@ -92,8 +97,9 @@ async def test_a_signal_stops_node_and_agents_and_removes_the_note(folder: Path,
         assert [node.url for node in running_nodes()] == [url]
         agents = children(up.pid)
         assert set(agents) == {"ann", "bob"}
+        assert len(list_notes()) == 1
         await up.stop(number)
-        assert running_nodes() == []
+        assert list_notes() == []
         for pid in agents.values():
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)

@@ -9,7 +9,7 @@ from msgspec.structs import fields
 
 from roundelay.network.asyncapi import asyncapi_document
 from roundelay.network.frames import CLIENT_FRAMES, HUB_FRAMES
-from roundelay.network.operations import NetworkOperations
+from roundelay.network.operations import network_operations
 from roundelay.network.publisher import WELCOME_LIMITS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -42,7 +42,7 @@ def test_protocol_names_every_frame_and_field_of_the_code() -> None:
 
 def test_protocol_lists_every_network_operation_and_its_arguments() -> None:
     rows = table_of("Operations that every hub has")
-    operations = {operation.op: operation for operation in NetworkOperations().operations()}
+    operations = {operation.op: operation for mod in network_operations() for operation in mod.operations()}
     assert set(rows) == set(operations)
     for op, operation in operations.items():
         for field in fields(operation.args_type):

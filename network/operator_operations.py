@@ -1,0 +1,161 @@
+"""The ``network.*`` operations of operators: who may join, what failed, how the hub does. In the shape of a mod, as `operations` is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from .change import ChangeSet
+from .entries import Disconnect, Origin, Retry
+from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
+from .frames import Kind, Seq, is_id
+from .mod import Mod, Reading, operation
+from .state import Attempt, DeadLetter, Token
+
+
+class OperatorOperations(Mod):
+    """Not a mod of its own: operations of the hub. Those on dead letters are their recipient's too."""
+
+    id = "network"
+
+    # --- participants and tokens
+
+    @operation("change")
+    def remove(self, change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
+        """Remove a participant for good (operators)."""
+        _need_operator(change.origin)
+        participant = change.state.present(agent_id)
+        if participant is None:
+            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+        for channel, member in list(change.state.memberships(agent_id).items()):
+            if member.is_in:
+                change.leave_channel(channel, agent_id)
+        row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
+        change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
+        change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))
+        return {}
+
+    @operation("change")
+    def create_token(
+        self, change: ChangeSet, *, agent_id: str, kind: Kind, token_hash: str, operator: bool = False
+    ) -> dict[str, Any]:
+        """Let the token with this hash (SHA-256, hex) join as an id (operators). The token itself is never sent."""
+        _need_operator(change.origin)
+        if not is_id(agent_id):
+            raise InvalidArguments(f"{agent_id!r} is no id; use lower case letters, digits, '.', '_', '-'.")
+        if len(token_hash) != 64 or any(char not in "0123456789abcdef" for char in token_hash):
+            raise InvalidArguments("token_hash must be the SHA-256 of the token in 64 hex digits.")
+        participant = change.state.participant(agent_id)
+        if participant is not None and participant.kind != kind:
+            raise InvalidArguments(f"{agent_id} is registered as {participant.kind}; its kind never changes.")
+        if change.state.get("token", token_hash) is not None:
+            raise InvalidArguments("This token is in use; make another.")
+        change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
+        change.put_row("token", token_hash, Token(agent_id, kind, change.stamp, operator))
+        return {}
+
+    @operation("change")
+    def revoke_token(self, change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
+        """Revoke every token of an id and close its sessions (operators)."""
+        _need_operator(change.origin)
+        revoked = 0
+        for key, token in list(change.state.items("token")):
+            if token.agent_id == agent_id and not token.revoked:
+                change.put_row("token", key, msgspec.structs.replace(token, revoked=True))
+                revoked += 1
+        if not revoked:
+            raise UnknownRecipient(f"{agent_id!r} has no token; network.list_tokens lists them.")
+        change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
+        change.effects.append(Disconnect(agent_id, f"The token of {agent_id} was revoked."))
+        return {"revoked": revoked}
+
+    @operation("read")
+    async def list_tokens(self, reading: Reading) -> dict[str, Any]:
+        """Who has tokens, without the tokens (operators)."""
+        _need_operator(reading.origin)
+        tokens = [
+            {
+                "agent_id": t.agent_id,
+                "kind": t.kind,
+                "operator": t.operator,
+                "revoked": t.revoked,
+                "created_at": t.created_at,
+                "hash": key[:12],
+            }
+            for key, t in reading.hub.state.items("token")
+        ]
+        return {"tokens": sorted(tokens, key=lambda token: (token["agent_id"], token["created_at"]))}
+
+    # --- dead letters
+
+    @operation("read")
+    async def dead_letters(
+        self, reading: Reading, *, agent_id: str | None = None, limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    ) -> dict[str, Any]:
+        """Messages that failed too often at their recipient: the caller's own, or, for operators, anybody's or everybody's."""
+        asked = _whose(reading.origin, agent_id)
+        found = await reading.hub.ledger.cold("dead", f"{asked}/" if asked else "", limit)
+        letters: list[DeadLetter] = [letter for _, letter in found]
+        return {
+            "dead_letters": [
+                {
+                    "agent_id": letter.agent_id,
+                    "seq": letter.seq,
+                    "reason": letter.reason,
+                    "attempts": letter.failures,
+                    "at": letter.at,
+                }
+                for letter in letters
+            ]
+        }
+
+    @operation("change")
+    def retry_dead_letter(self, change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
+        """Deliver a dead letter again, with five attempts as at first."""
+        owner = _take_dead_letter(change, agent_id, seq)
+        change.put_row(
+            "attempt", f"{owner}/{seq}", Attempt(0, change.stamp, "taken back from the dead letters", is_revived=True)
+        )
+        change.effects.append(Retry(owner, seq, 1, change.stamp))
+        return {}
+
+    @operation("change")
+    def drop_dead_letter(self, change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
+        """Forget a dead letter; the message itself stays in its thread."""
+        _take_dead_letter(change, agent_id, seq)
+        return {}
+
+    # --- figures
+
+    @operation("read")
+    async def status(self, reading: Reading) -> dict[str, Any]:
+        """The hub's figures (operators)."""
+        _need_operator(reading.origin)
+        return dict(reading.hub.figures())
+
+
+def _need_operator(origin: Origin) -> None:
+    if not origin.is_operator:
+        raise Forbidden("This operation is for operators; call it with the owner's token.")
+
+
+def _whose(origin: Origin, agent_id: str | None) -> str | None:
+    """Whose dead letters are meant: one's own unless an operator names others, or nobody for all."""
+    if not origin.is_operator:
+        if agent_id not in (None, origin.agent_id):
+            raise Forbidden("The dead letters of others are for operators.")
+        return origin.agent_id
+    return agent_id
+
+
+def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> str:
+    owner = _whose(change.origin, agent_id) or change.origin.agent_id
+    key = f"{owner}/{seq:016d}"
+    if change.find_cold("dead", key) is None:
+        raise UnknownMessage(f"{owner} has no dead letter {seq}; network.dead_letters lists them.")
+    change.put_row("dead", key, None)
+    event = {"seq": seq, "agent_id": owner, "event": "taken"}
+    change.write_row("dead", data=msgspec.json.encode(event))
+    return owner
