@@ -244,7 +244,7 @@ def _apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
             data=bytes(frame.body),
         )
         if frame.kind == "started" and entry.trigger is not None:
-            _begin_reaction(change, facts, origin, frame.reaction, entry.trigger, row)
+            _begin_reaction(change, facts, origin, entry, row)
         elif frame.kind == "finished":
             _end_reaction(change, state, frame.reaction, origin.agent_id)
     except RoundelayError as error:
@@ -253,14 +253,18 @@ def _apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
     return change.outcome(Answer(origin.session_id, encode(stored)))
 
 
-def _begin_reaction(change: ChangeSet, facts: Facts, origin: Origin, reaction: str, trigger: int, row: Row) -> None:
+def _begin_reaction(change: ChangeSet, facts: Facts, origin: Origin, entry: Record, row: Row) -> None:
+    trigger, reaction = entry.trigger, entry.frame.reaction
+    assert trigger is not None
     head = facts.heads.get(trigger)
     if head is None or not may_read(change.state, origin.agent_id, head):
         raise UnknownMessage(
             f"There is no message {trigger} that {origin.agent_id} may read; trigger is the seq of one."
         )
     change.put_row(
-        "reaction", f"{origin.agent_id}/{reaction}", OpenReaction(reaction, origin.agent_id, trigger, row.seq, head)
+        "reaction",
+        f"{origin.agent_id}/{reaction}",
+        OpenReaction(reaction, origin.agent_id, trigger, row.seq, head, entry.oldest or trigger),
     )
     change.put_row("triggered", f"{origin.agent_id}/{trigger}", Triggered(reaction, row.seq))
     change.effects.append(Settle(origin.agent_id, trigger))

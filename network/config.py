@@ -49,6 +49,16 @@ class Limits(BaseModel):
     max_pending_bytes: _Bytes = 64 * 1024 * 1024
 
 
+class Retain(BaseModel):
+    """How long the ledger keeps what it has; nothing is dropped unless something is said here (docs/operations.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # messages
+    record_days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # turn records
+    bytes: _Bytes | None = None  # of the database, whatever its rows are
+
+
 class NodeConfig(BaseModel):
     """One node: where it listens, what it keeps, what it allows, and the agents that it starts."""
 
@@ -62,6 +72,7 @@ class NodeConfig(BaseModel):
     visibility: Visibility = "people"
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
+    retain: Retain = Retain()
     # As read: what an agent may say is for the package `roundelay.agents` to know. A text is the path of an agent file.
     agents: tuple[InstanceOf[YamlNode], ...] = Field(default=(), exclude=True, repr=False)
 
@@ -71,7 +82,7 @@ def resolve_config(
 ) -> tuple[NodeConfig, dict[str, str]]:
     """Lay flags over environment over file over defaults; give the result and each field's origin.
 
-    Fields of `limits` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins. A flag of None and an empty
+    Fields of `limits` and `retain` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins. A flag of None and an empty
     variable were not given. A relative ``db`` in a file is relative to that file. Raises `ConfigError` for the first wrong value.
     """
     values: dict[str, object] = {}
@@ -91,7 +102,7 @@ def resolve_config(
         origins[field] = f"environment {env_name(field)}"
     for field, value in flags.items():
         if value is not None:
-            flag = "--" + field.replace("limits.", "").replace("_", "-")
+            flag = "--" + field.replace("limits.", "").replace(".", "-").replace("_", "-")
             values[field] = _check(field, value, flag)
             origins[field] = f"flag {flag}"
     config = NodeConfig.model_validate(_nest(values))
@@ -108,9 +119,11 @@ def resolve_config(
 def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
     """Every value under the name that the origins use; the agents are left out."""
     nested: dict[str, JsonValue] = config.model_dump(mode="json")
-    limits = nested.pop("limits")
-    assert isinstance(limits, dict)
-    return nested | {f"limits.{name}": value for name, value in limits.items()}
+    for group in _GROUPS:
+        members = nested.pop(group)
+        assert isinstance(members, dict)
+        nested |= {f"{group}.{name}": value for name, value in members.items()}
+    return nested
 
 
 def env_name(field: str) -> str:
@@ -118,10 +131,11 @@ def env_name(field: str) -> str:
     return f"ROUNDELAY_{field.replace('.', '_').upper()}"
 
 
+_GROUPS = ("limits", "retain")
 _FIELDS = tuple(flat_values(NodeConfig()))
 _VARIABLES = {env_name(field): field for field in _FIELDS}
 # Variables of the command line and the client, which are no node's configuration.
-_OTHER_VARIABLES = {f"ROUNDELAY_{name}" for name in ("HOME", "URL", "TOKEN", "OWNER_TOKEN", "DEBUG")}
+_OTHER_VARIABLES = {f"ROUNDELAY_{name}" for name in ("HOME", "URL", "TOKEN", "OWNER_TOKEN", "AS", "DEBUG")}
 
 
 def _take_agents(root: YamlNode) -> tuple[YamlNode, ...]:
@@ -140,14 +154,15 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
     settings = root
     if isinstance(root.value, dict):
         kept = {key: node for key, node in root.value.items() if key != "agents"}
-        if "limits" in kept and kept["limits"].value is None:
-            del kept["limits"]  # `limits:` with its lines commented out
+        for group in _GROUPS:
+            if group in kept and kept[group].value is None:
+                del kept[group]  # `limits:` with its lines commented out
         settings = YamlNode(kept, root.path, root.line)
     bind(NodeConfig, settings)
     assert isinstance(settings.value, dict)  # else bind has refused it
     for key, node in settings.value.items():
-        if key == "limits" and isinstance(node.value, dict):
-            yield from ((f"limits.{name}", limit) for name, limit in node.value.items())
+        if key in _GROUPS and isinstance(node.value, dict):
+            yield from ((f"{key}.{name}", member) for name, member in node.value.items())
         else:
             yield key, node
 
@@ -187,5 +202,9 @@ def _check(field: str, value: object, label: str) -> JsonValue:
 
 def _nest(flat: Mapping[str, object]) -> dict[str, object]:
     nested: dict[str, object] = {field: value for field, value in flat.items() if "." not in field}
-    limits = {field.partition(".")[2]: value for field, value in flat.items() if "." in field}
-    return nested | ({"limits": limits} if limits else {})
+    for group in _GROUPS:
+        prefix = f"{group}."
+        members = {field.removeprefix(prefix): value for field, value in flat.items() if field.startswith(prefix)}
+        if members:
+            nested[group] = members
+    return nested

@@ -58,12 +58,13 @@ class Send(Struct, frozen=True, gc=False):
 
 
 class Record(Struct, frozen=True):
-    """A ``record``; ``trigger`` is the body's, for kind ``started``."""
+    """A ``record``; ``trigger`` is the body's, for kind ``started``, and ``oldest`` the smallest seq of its manifest."""
 
     origin: Origin
     frame: RecordFrame
     digest: str
     trigger: int | None = None
+    oldest: int | None = None
 
 
 class Operate(Struct, frozen=True):

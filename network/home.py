@@ -46,7 +46,10 @@ def home() -> Path:
 def agent_token(url: str, agent_id: str) -> str:
     """The token of an agent at one hub: read, or made and saved before it is first used. Raises `ConfigError`."""
     parts = urlsplit(url)
-    return _read_or_make(home() / "tokens" / f"{parts.hostname or 'local'}_{parts.port or 0}" / agent_id)
+    host = parts.hostname or "local"
+    if host in ("localhost", "::1"):
+        host = "127.0.0.1"  # this machine has one name here
+    return _read_or_make(home() / "tokens" / f"{host}_{parts.port or 0}" / agent_id)
 
 
 def owner_token(database: Path) -> str:

@@ -20,7 +20,7 @@ from msgspec import Raw
 from .apply import CALL_KEPT_MS, apply, wanted
 from .change import Rules
 from .clock import Clock, NewId
-from .config import Limits
+from .config import Limits, Retain
 from .entries import Answer, Entry, Handled, Join, Lost, Operate, Origin, Outcome, Record, Refuse, Send, error_bytes
 from .errors import InternalError, LedgerError, RoundelayError
 from .frames import ResultFrame, encode
@@ -30,6 +30,7 @@ from .metrics import read_metrics
 from .mod import Mod, Operation, Reading
 from .operations import network_operations
 from .publisher import Publisher
+from .retention import keep_trimming
 from .session import Connection, Session, SessionState
 from .state import Facts, Known, Put, State
 from .switchboard import Switchboard
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 FLOOR_FLUSH_S = 0.5
 """Acknowledgements reach the ledger at most this late (docs/protocol.md allows 1 s)."""
 FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 5.0
+KEEP_ALL = Retain()
 STOPPING = "The hub is stopping; reconnect in a moment."
 
 
@@ -54,6 +56,7 @@ class Hub:
         ledger: Ledger,
         *,
         limits: Limits,
+        retain: Retain = KEEP_ALL,
         mods: Sequence[Mod] = (),
         visibility: Visibility = "people",
         server: str = "roundelay",
@@ -83,7 +86,8 @@ class Hub:
         self._work = asyncio.Event()
         self._is_draining = False
         self._writer: asyncio.Task[None] | None = None
-        self._flusher: asyncio.Task[None] | None = None
+        self._retain = retain
+        self._upkeep: list[asyncio.Task[None]] = []
         self.switchboard = Switchboard(limits, ledger, clock, self._lose_reactor)
         self._intake = Intake(
             self.switchboard,
@@ -113,7 +117,11 @@ class Hub:
         """Open the ledger, load the state and begin to commit. Raises `LedgerError`."""
         await self._load()
         self._writer = asyncio.create_task(self._write_batches(), name="hub-writer")
-        self._flusher = asyncio.create_task(self._flush_floors(), name="hub-floors")
+        trimming = keep_trimming(self._retain, self.switchboard, self.ledger, self._clock)
+        self._upkeep = [
+            asyncio.create_task(self._flush_floors(), name="hub-floors"),
+            asyncio.create_task(trimming, name="hub-retention"),
+        ]
 
     async def close(self) -> None:
         """Say ``draining`` to everyone, commit what is pending, close sessions with 4503 and the ledger cleanly."""
@@ -125,9 +133,9 @@ class Hub:
         self._intake.enter(self._floors())
         if self._writer is not None:
             await self._writer
-        if self._flusher is not None:
-            self._flusher.cancel()
-            await asyncio.gather(self._flusher, return_exceptions=True)
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
         self.switchboard.end_all(STOPPING)
         await self.switchboard.close()
         await self.ledger.close()

@@ -175,8 +175,8 @@ class Intake:
         if self._is_overloaded(session, keys):
             return
         digest = body_digest(frame.reaction.encode(), frame.kind.encode(), body)
-        trigger = _read_trigger(frame) if frame.kind == "started" else None
-        self.enter(Record(session.live_origin(), frame, digest, trigger), size)
+        trigger, oldest = _read_started(frame) if frame.kind == "started" else (None, None)
+        self.enter(Record(session.live_origin(), frame, digest, trigger, oldest), size)
 
     def _accept_call(self, session: Session, frame: CallFrame, size: int) -> None:
         keys = {"call_id": frame.call_id}
@@ -299,10 +299,15 @@ class Intake:
         return True
 
 
-def _read_trigger(frame: RecordFrame) -> int | None:
+def _read_started(frame: RecordFrame) -> tuple[int | None, int | None]:
+    """The trigger that a ``started`` record names, and the oldest message of its manifest, as far as they are seqs."""
     try:
         body = msgspec.json.decode(frame.body)
     except msgspec.DecodeError:
-        return None
-    trigger = body.get("trigger") if isinstance(body, dict) else None
-    return trigger if isinstance(trigger, int) and not isinstance(trigger, bool) else None
+        return None, None
+    if not isinstance(body, dict) or type(body.get("trigger")) is not int:
+        return None, None
+    trigger: int = body["trigger"]
+    manifest = body.get("manifest")
+    seqs = [seq for seq in manifest if type(seq) is int] if isinstance(manifest, list) else []
+    return trigger, min([trigger, *seqs])

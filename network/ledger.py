@@ -82,6 +82,17 @@ class Meta(Struct, frozen=True, kw_only=True):
     stamp: int
 
 
+class Trim(Struct, frozen=True, kw_only=True):
+    """What may be dropped: rows stamped before these times (ms; None keeps all), or the oldest while the storage is larger than
+    ``max_bytes``; never a row from ``pinned`` on. At most ``limit`` rows a call."""
+
+    messages_before: int | None = None
+    records_before: int | None = None
+    max_bytes: int | None = None
+    pinned: int
+    limit: int = 5000
+
+
 class ThreadSummary(Struct, frozen=True, gc=False):
     thread_id: str
     last_seq: int
@@ -132,6 +143,9 @@ class Ledger(Protocol):
 
     async def expire_calls(self, before: int) -> None:
         """Forget the results of calls that are older than ``before`` (ms)."""
+
+    async def trim(self, trim: Trim) -> tuple[int, int]:
+        """Drop old rows; gives how many, and the smallest seq whose message can still be delivered. Call until it drops none."""
 
     async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
         """Records of one agent and kind with seq > ``after``, ascending."""

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from .errors import LedgerError
-from .ledger import Meta, Row, Span, ThreadSummary, Wanted
+from .ledger import Meta, Row, Span, ThreadSummary, Trim, Wanted
 from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, Put, Table
 
 
@@ -21,6 +21,8 @@ class MemoryLedger:
         self._epoch = epoch
         self._name = name
         self._is_open = False
+        self._first_seq = 1
+        self._head = 0
         self._rows: dict[int, Row] = {}
         self._order: list[int] = []
         self._keys: dict[tuple[str, str], Known] = {}
@@ -32,11 +34,12 @@ class MemoryLedger:
     async def open(self) -> tuple[Meta, list[Put]]:
         self._is_open = True
         last = self._rows[self._order[-1]] if self._order else None
+        self._head = max(self._head, last.seq if last is not None else 0)
         meta = Meta(
             epoch=self._epoch,
             name=self._name,
-            first_seq=self._order[0] if self._order else 1,
-            head=last.seq if last is not None else 0,
+            first_seq=self._first_seq,
+            head=self._head,
             stamp=last.at if last is not None else 0,
         )
         puts = [Put(table, key, value) for table in LOADED_TABLES for key, value in self._tables[table].items()]
@@ -136,6 +139,24 @@ class MemoryLedger:
         for key in [key for key, call in calls.items() if call.at < before]:
             del calls[key]
 
+    async def trim(self, trim: Trim) -> tuple[int, int]:
+        doomed = [
+            seq
+            for seq in self._order
+            if seq < trim.pinned and _is_old(self._rows[seq], trim)  # sizes are not counted in memory
+        ][: trim.limit]
+        for seq in doomed:
+            row = self._rows.pop(seq)
+            self._keys.pop((row.actor, row.key), None)
+            if row.type != "record":
+                self._first_seq = max(self._first_seq, seq + 1)
+        gone = set(doomed)
+        self._order = [seq for seq in self._order if seq not in gone]
+        for index in (self._targets, self._streams, self._sent):
+            for name in index:
+                index[name] = [seq for seq in index[name] if seq not in gone]
+        return len(doomed), self._first_seq
+
     async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
         found = (
             row
@@ -156,6 +177,11 @@ def _summarise(rows: Iterable[Row]) -> list[ThreadSummary]:
         counts[row.stream] = (max(last, row.seq), count + 1)
     newest_first = sorted(counts.items(), key=lambda item: -item[1][0])
     return [ThreadSummary(thread_id, last, count) for thread_id, (last, count) in newest_first]
+
+
+def _is_old(row: Row, trim: Trim) -> bool:
+    before = trim.records_before if row.type == "record" else trim.messages_before
+    return before is not None and row.at < before
 
 
 def _end(span: Span, until: int) -> int:

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,7 +21,8 @@ import aiosqlite
 import msgspec
 
 from .errors import LedgerError
-from .ledger import Meta, Row, Span, ThreadSummary, Wanted
+from .ledger import Meta, Row, Span, ThreadSummary, Trim, Wanted
+from .ledger_upkeep import trim_log
 from .migrations import SCHEMA_VERSION, migrate
 from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table, decode_value, encode_value
 
@@ -109,10 +110,13 @@ class SQLiteLedger:
 
     async def _connect(self) -> aiosqlite.Connection:
         try:
+            # looked at first without a thread: aiosqlite's cannot report well that a file cannot be opened
+            with closing(sqlite3.connect(self.path)) as probe:
+                probe.execute("PRAGMA user_version")
             return await aiosqlite.connect(self.path, isolation_level=None, cached_statements=256)
         except sqlite3.Error as error:
             raise LedgerError(
-                f"Cannot open the database {self.path}: {error}; check the path and its permissions."
+                f"Cannot open the database {self.path}: {error}; check the path and its permissions, or give another --db."
             ) from error
 
     async def _run(self, db: aiosqlite.Connection | None, function: Callable[[sqlite3.Connection], T]) -> T:
@@ -126,7 +130,7 @@ class SQLiteLedger:
         try:
             result: T = await db._execute(partial(function, db._conn))  # type: ignore[no-untyped-call]
         except (sqlite3.Error, ValueError) as error:
-            raise LedgerError(f"The database {self.path} failed: {error}.") from error
+            raise LedgerError(f"The database {self.path} failed: {error}; `roundelay doctor` checks it.") from error
         return result
 
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
@@ -143,8 +147,10 @@ class SQLiteLedger:
         name = meta.get("name", self._name)
         changed = {"epoch": meta["epoch"], "name": name, "state": "open"}
         db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", changed.items())
-        first, head = db.execute("SELECT min(seq), max(seq) FROM log").fetchone()
+        head = db.execute("SELECT max(seq) FROM log").fetchone()[0]
         stamp = db.execute("SELECT at FROM log WHERE seq = ?", (head,)).fetchone() if head is not None else (0,)
+        first = int(meta.get("first_seq", "1"))
+        head = max(head or 0, first - 1)  # what was trimmed had its seqs; they are not given out again
         marks = ",".join("?" * len(LOADED_TABLES))
         puts = [
             Put(table, key, decode_value(table, value))
@@ -152,7 +158,7 @@ class SQLiteLedger:
                 f"SELECT tbl, key, value FROM state WHERE tbl IN ({marks})", LOADED_TABLES
             )
         ]
-        return Meta(epoch=meta["epoch"], name=name, first_seq=first or 1, head=head or 0, stamp=stamp[0]), puts
+        return Meta(epoch=meta["epoch"], name=name, first_seq=first, head=head, stamp=stamp[0]), puts
 
     # --- writing
 
@@ -246,6 +252,9 @@ class SQLiteLedger:
     async def expire_calls(self, before: int) -> None:
         sql = "DELETE FROM state WHERE tbl = 'call' AND value ->> 'at' < ?"
         await self._run(self._writer, lambda db: db.execute(sql, (before,)))
+
+    async def trim(self, trim: Trim) -> tuple[int, int]:
+        return await self._run(self._writer, partial(trim_log, trim))
 
     async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
         sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE actor = ? AND type = 'record' AND label = ? AND seq > ? ORDER BY seq LIMIT ?"

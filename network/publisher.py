@@ -184,8 +184,10 @@ class Publisher:
         """The cursor, how the session resumes, and, if the history was cut, where it begins."""
         resume, meta = effect.hello.resume, self._board.meta
         if resume is UNSET:
-            cursor = self._board.floor_of(effect.participant)
-            return cursor, "new" if effect.is_new else "full", None
+            floor = self._board.floor_of(effect.participant)
+            if floor < meta.first_seq - 1:
+                return meta.first_seq - 1, "limited", meta.first_seq
+            return floor, "new" if effect.is_new else "full", None
         if resume.epoch == meta.epoch and meta.first_seq - 1 <= resume.cursor <= self._board.state.head:
             return resume.cursor, "full", None
         return meta.first_seq - 1, "limited", meta.first_seq

@@ -2,7 +2,7 @@
 
 `HubConnection` hooks into websockets' protocol callback: a text message goes straight to `Hub.receive`, and what the hub writes in
 one tick leaves as one joined write. The library keeps the handshake, framing, and closing. Keepalive is our own, since the
-library's would end a healthy client whose reading is suspended, or a slow one whose pongs stand behind a long queue.
+library's would end a slow client, whose pongs stand behind a long queue; `stall` tells it from one that does not read.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .frames import SUBPROTOCOL
 from .hub import Hub
 from .metrics import metrics_text
 from .session import Session, SessionState
+from .stall import Reading, StallWatch
 
 try:
     from websockets.speedups import apply_mask
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a closed connection may take to say goodbye before it is cut; docs/protocol.md names it for 4429."""
+UNSENT_BYTES = 1 << 17
+"""What the kernel takes of a connection beyond what the other end's TCP does. Without this limit it buffers 4 MB for each slow
+reader, which answers, pings and the close frame would stand behind. No cost was measured."""
 _FORWARDING_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
 
 
@@ -76,8 +80,8 @@ class HubConnection(ServerConnection):
         self._has_failed = False
         self._early: list[Frame] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._stall = StallWatch(limits.stall_timeout_ms / 1000)
         self._written = 0
-        self._taken_before = 0
         self._is_heard = True
 
     # --- Connection, for the hub
@@ -102,6 +106,7 @@ class HubConnection(ServerConnection):
         data = b"".join(parts)
         self._written += len(data)
         self.transport.write(data)
+        self._watch_stall()
 
     def end(self, code: int, reason: str) -> None:
         """Write a close frame, and cut the connection if the other end does not answer it in time."""
@@ -116,6 +121,7 @@ class HubConnection(ServerConnection):
     def resume_reading(self) -> None:
         if not self.transport.is_closing():
             self.transport.resume_reading()
+            self._is_heard = True  # what it said meanwhile is yet to come in
 
     # --- websockets' callbacks
 
@@ -212,15 +218,11 @@ class HubConnection(ServerConnection):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._taken_before = self._taken()
-        self._after("stall", self._limits.stall_timeout_ms / 1000, self._check_stall)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._cancel("stall")
         if self._session is not None:
             self._hub.resume(self._session)
 
@@ -245,41 +247,52 @@ class HubConnection(ServerConnection):
             self._session.state = SessionState.CLOSED
             self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
 
+    def _watch_stall(self) -> None:
+        if "stall" not in self._timers:
+            self._after("stall", self._stall.period_s, self._check_stall)
+
     def _check_stall(self) -> None:
-        """Close a reader whose TCP took no byte since the last look; one that moves at all lives."""
-        taken = self._taken()
-        if taken > self._taken_before:
-            self._taken_before = taken
-            self._after("stall", self._limits.stall_timeout_ms / 1000, self._check_stall)
+        """Close a reader that is stalled; look again while anything waits for it, here or in the kernel."""
+        self._cancel("stall")
+        if self._session is None or self.protocol.state is not WireState.OPEN:
             return
-        log.info("a stalled reader is closed", extra={"session_id": self._session.session_id if self._session else ""})
-        self.end(4429, "Nothing was read for stall_timeout_ms; reconnect and resume.")
+        waiting = self._waiting()
+        unacked = self._session.outbox.unacked
+        match self._stall.look(self.loop.time(), waiting=waiting, taken=self._written - waiting, unacked=unacked):
+            case Reading.MOVING:
+                self._watch_stall()
+            case Reading.STALLED:
+                log.info("a stalled reader is closed", extra={"session_id": self._session.session_id})
+                self.end(4429, "Nothing was read for stall_timeout_ms; reconnect and resume.")
+                self._hub.disconnect(self._session)  # drops its queue
 
     def _ping(self) -> None:
-        """Ping, unless the last one was not answered while nothing else was heard and nothing was taken: then it is over."""
+        """Ping, unless the last one was not answered and nothing else was heard: then it is over."""
         if self.protocol.state is not WireState.OPEN:
             return
-        interval_s = self._limits.ping_interval_ms / 1000
-        is_suspended = self._session is not None and self._session.is_reading_paused
-        moved = self._taken() > self._taken_before if self.paused else False
-        if not self._is_heard and not is_suspended and not moved:
+        if self._waiting():  # a ping would stand behind it; whether this reader moves is judged by `_check_stall`
+            self._is_heard = True
+            self._watch_stall()
+        elif self._is_heard:
+            self._is_heard = False
+            self.protocol.send_ping(b"")
+            self.send_data()
+        else:
             self.protocol.fail(CloseCode.INTERNAL_ERROR, "the last ping was not answered")
             self._flush_protocol()
             return
-        self._is_heard = False
-        self.protocol.send_ping(b"")
-        self.send_data()
-        self._after("ping", interval_s, self._ping)
+        self._after("ping", self._limits.ping_interval_ms / 1000, self._ping)
 
-    def _taken(self) -> int:
-        """How many bytes the other end's TCP has taken: written, less what waits here and in the kernel's send queue."""
-        sock = self.transport.get_extra_info("socket")
-        waiting = self.transport.get_write_buffer_size()
+    def _waiting(self) -> int:
+        """How many bytes the other end's TCP has not taken: those that wait here, and in the kernel's send queue."""
+        waiting: int = self.transport.get_write_buffer_size()
         try:
-            (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
-        except (OSError, AttributeError, ValueError):
-            queued = 0
-        return self._written - waiting - int(queued)
+            (queued,) = struct.unpack(
+                "i", fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+            )
+        except (OSError, AttributeError, ValueError):  # closed, or a system that does not tell
+            return waiting
+        return waiting + int(queued)
 
     def _flush_protocol(self) -> None:
         try:

@@ -100,6 +100,8 @@ class OpenReaction(Struct, frozen=True):
     trigger: int
     seq: int
     trigger_head: MessageHead
+    oldest: int
+    """The oldest seq of its prompt: retention keeps everything from here on."""
     is_cancelled: bool = False
 
 

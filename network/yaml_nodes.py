@@ -93,7 +93,8 @@ def bind(cls: type[ModelT], node: YamlNode) -> ModelT:
         return cls.model_validate_json(json.dumps(node.plain()), strict=True, extra="forbid")
     except ValidationError as error:
         problems = [_place_problem(cls, node, details) for details in error.errors(include_url=False)]
-    problems.sort(key=lambda problem: problem[0].line)
+    # a misspelled key is unknown and its right name missing: the first says more ("did you mean")
+    problems.sort(key=lambda problem: (" is missing" in problem[1], problem[0].line))
     place, sentence = problems[0]
     if len(problems) > 1:
         lines = ", ".join(str(other.line) for other, _ in problems[1:6])

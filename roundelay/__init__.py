@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UnknownRecipient,
         UnsupportedProtocol,
     )
+    from roundelay.network.exactly_once import HistoryReplaced, handle_exactly_once
     from roundelay.network.messages import (
         BaseMessage,
         BroadcastMessage,
@@ -62,23 +63,25 @@ _MESSAGES = (
 _HOMES = {
     **dict.fromkeys(_ERRORS, "roundelay.network.errors"),
     **dict.fromkeys(_MESSAGES, "roundelay.network.messages"),
+    "HistoryReplaced": "roundelay.network.exactly_once",
     "Limits": "roundelay.network.config",
     "Network": "roundelay.app",
     "NetworkClient": "roundelay.network.client",
     "NodeConfig": "roundelay.network.config",
     "SimpleAgentRunner": "roundelay.agents.simple",
     "SimpleOpenAIAgentRunner": "roundelay.agents.simple",
+    "handle_exactly_once": "roundelay.network.exactly_once",
     "serve": "roundelay.app",
     "tool": "roundelay.agents.tools",
 }
 
 __all__ = [
     "BaseMessage", "BroadcastMessage", "BudgetExhausted", "ChannelMessage", "ConfigError", "ConnectError", "DirectMessage",
-    "Forbidden", "GiveUp", "IdConflict", "InternalError", "InvalidArguments", "InvalidFrame", "LedgerError", "Limits",
+    "Forbidden", "GiveUp", "HistoryReplaced", "IdConflict", "InternalError", "InvalidArguments", "InvalidFrame", "LedgerError", "Limits",
     "LoopStopped", "Message", "MessageThread", "ModError", "ModMessage", "Network", "NetworkClient", "NodeConfig",
     "NotAuthenticated", "Overloaded", "RateLimited", "RequestError", "RetryLater", "RoundelayError", "SimpleAgentRunner",
     "SimpleOpenAIAgentRunner", "Superseded", "TooLarge", "UnknownMessage", "UnknownOperation", "UnknownRecipient",
-    "UnsupportedProtocol", "serve", "tool",
+    "UnsupportedProtocol", "handle_exactly_once", "serve", "tool",
 ]  # fmt: skip
 
 

@@ -78,6 +78,7 @@ async def serve(
     hub = Hub(
         make_ledger(config.db, config.name, config.durability, random_id),
         limits=config.limits,
+        retain=config.retain,
         mods=loaded,
         visibility=config.visibility,
         server=server_name(),

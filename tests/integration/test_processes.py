@@ -22,7 +22,7 @@ import pytest
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
-from tests.support.command import Command, command, run
+from tests.support.command import TIMEOUT_S, Command, command, run
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
 
 API_KEY = "key-of-the-tests"
@@ -67,10 +67,18 @@ class Provider(FakeOpenAI):
     def asked(self) -> list[Asked]:
         return [Asked.read(body) for body in self.requests]
 
-    async def wait_for(self, asked: Asked, times: int = 1) -> None:
+    async def until_asked(self, asked: Asked, times: int = 1) -> None:
         """Return when this was asked so many times."""
         while self.asked.count(asked) < times:
-            await self.wait_for_requests(len(self.requests) + 1)
+            await self.until_requests(len(self.requests) + 1)
+
+    async def until_requests(self, count: int) -> None:
+        """Return when so many requests have come."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self.wait_for_requests(count)
+        except TimeoutError:
+            raise AssertionError(f"{count} requests were awaited, and these came: {self.asked}") from None
 
     def refusals(self) -> list[int]:
         """What it answered to requests that it did not take; 0, an answer that was not waited for, is none."""
@@ -296,7 +304,7 @@ async def test_a_hub_killed_four_times_loses_repeats_and_reorders_nothing(tmp_pa
                     await hub.kill()
                     await hub.start()
                 case "thinking":  # the replies come while no hub is there to record them
-                    await provider.wait_for_requests(asked + 7)
+                    await provider.until_requests(asked + 5)  # one for each agent and thread that mia wrote to
                     await hub.kill()
                     provider.answers.set()
                     await hub.start()
@@ -362,3 +370,51 @@ async def test_a_hub_killed_four_times_loses_repeats_and_reorders_nothing(tmp_pa
         f"{len(expected_all)} messages in {len(ledger)} threads, {len(provider.requests)} model requests, "
         f"{len(screen)} lines on the screen, {hub.kills} kills: all once, in order"
     )
+
+
+# -- an agent is killed
+
+
+class Errand(Provider):
+    """Bob does four things in four turns, each by a call of its own, and then says so."""
+
+    def decide(self, asked: Asked) -> Reply:
+        match asked.turn:
+            case 1:
+                return calls([("send_text_message", {"target_agent_id": "mia", "text": "one"})])
+            case 2:
+                return calls([("broadcast_text_message", {"text": "two"})])
+            case 3:
+                return calls([("channels_post", {"name": "dev", "text": "three"})])
+            case _:
+                return text("four")
+
+
+ERRAND = [
+    Said("mia", "agent:bob", "direct:bob~mia", "go"),
+    Said("bob", "agent:mia", "direct:bob~mia", "one"),
+    Said("bob", "broadcast", "broadcast", "two"),
+    Said("bob", "channel:dev", "channel:dev", "three"),
+    Said("bob", "agent:mia", "direct:bob~mia", "four"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_agent_killed_in_every_turn_says_each_thing_once_and_asks_no_recorded_reply_again(
+    tmp_path: Path, stream: bool
+) -> None:
+    asked = [Asked("bob", "go", turn) for turn in (1, 2, 3, 4)]
+    async with Errand() as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
+        provider.answers.clear()
+        await chat.type("/join dev", "/dm bob are you there")  # refused: bob has never been here
+        await chat.error("bob")
+        for number in range(len(asked) + 1):
+            async with agent_run(tmp_path, hub, provider, "bob", stream=stream) as bob:
+                if number == 0:
+                    await chat.type("/dm bob go")
+                if number < len(asked):
+                    # the reply of this turn is on its way; those of all earlier ones are in the ledger
+                    await provider.until_asked(asked[number])
+                    if number + 1 < len(asked):
+                        await provider.answer_all_but_next()
+                    await bob.kill()
