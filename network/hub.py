@@ -26,7 +26,7 @@ from .errors import InternalError, LedgerError, RoundelayError
 from .frames import ResultFrame, encode
 from .intake import Intake
 from .ledger import Ledger
-from .metrics import read_metrics
+from .metrics import CommitFigures, read_metrics
 from .mod import Mod, Operation, Reading
 from .operations import network_operations
 from .publisher import Publisher
@@ -68,7 +68,7 @@ class Hub:
         self.server = server
         self.is_ready = False
         self.counts: Counter[str] = Counter()
-        self.commit_s = 0.0
+        self.commits = CommitFigures()
         self._mods = {mod.id: mod for mod in mods}
         self._visibility: Visibility = visibility
         self._clock = clock
@@ -84,6 +84,7 @@ class Hub:
             apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
         )
         self._work = asyncio.Event()
+        self._moved = asyncio.Event()
         self._is_draining = False
         self._writer: asyncio.Task[None] | None = None
         self._retain = retain
@@ -208,13 +209,14 @@ class Hub:
         if rows or puts:
             started = time.perf_counter()
             await self.ledger.append(rows, puts)  # 7
-            self.commit_s += time.perf_counter() - started
-            self.counts["commits"] += 1
-            self.counts["rows"] += len(rows)
+            self.commits.add(len(rows), time.perf_counter() - started)
         board.state.merge(draft)  # 8
         board.published = board.state.head
         for entry, outcome in outcomes:
             self._publisher.publish(entry, outcome)
+        if rows:
+            self._moved.set()
+            self._moved = asyncio.Event()
 
     def _apply(self, draft: State, facts: Facts, entry: Entry) -> Outcome:
         """Apply one entry and let the next ones of the batch see it. An entry that raises is a defect: it alone is refused."""
@@ -293,6 +295,15 @@ class Hub:
     def is_handled(self, agent_id: str, seq: int) -> bool:
         mailbox = self.switchboard.mailbox(agent_id)
         return mailbox is not None and mailbox.is_handled(seq)
+
+    async def wait_beyond(self, seq: int, timeout_s: float) -> None:
+        """Wait until something newer than ``seq`` is committed, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.state.head <= seq:
+                    await self._moved.wait()
+        except TimeoutError:
+            return
 
     def figures(self) -> dict[str, float]:
         return read_metrics(self)

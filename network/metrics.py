@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .hub import Hub
+
+RECENT_COMMITS = 1024
 
 _HELP = {
     "ready": ("gauge", "1 while the hub accepts connections."),
     "sessions": ("gauge", "Sessions that were welcomed."),
     "sessions_opening": ("gauge", "Connections that were not welcomed yet."),
     "sessions_behind": ("gauge", "Sessions that read pages from the ledger."),
+    "backlog_deliveries": ("gauge", "Deliveries that wait in sessions' queues."),
+    "backlog_bytes": ("gauge", "Bytes that wait in sessions' queues."),
+    "unacked_deliveries": ("gauge", "Deliveries that were handed over and not acknowledged."),
+    "open_reactions": ("gauge", "Reactions begun and not finished."),
     "participants": ("gauge", "Registered participants."),
     "head": ("gauge", "The ledger's newest seq."),
     "pending_entries": ("gauge", "Entries that wait for the writer."),
@@ -21,10 +28,41 @@ _HELP = {
     "commits_total": ("counter", "Transactions since the start."),
     "rows_total": ("counter", "Log rows committed since the start."),
     "commit_seconds_total": ("counter", "Time spent in transactions."),
+    "commit_rows_p50": ("gauge", "Rows of a transaction, median of the last 1024."),
+    "commit_rows_max": ("gauge", "Rows of a transaction, the most in the last 1024."),
+    "commit_ms_p50": ("gauge", "Milliseconds of a transaction, median of the last 1024."),
+    "commit_ms_p99": ("gauge", "Milliseconds of a transaction, 99th percentile of the last 1024."),
     "connections_total": ("counter", "Connections since the start."),
     "overloaded_total": ("counter", "Frames refused because the writer was behind."),
     "recoveries_total": ("counter", "Times that the ledger failed and was reopened."),
 }
+
+
+class CommitFigures:
+    """How many transactions there were, of what size and time."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.rows = 0
+        self.seconds = 0.0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_COMMITS)
+
+    def add(self, rows: int, seconds: float) -> None:
+        self.commits += 1
+        self.rows += rows
+        self.seconds += seconds
+        self._recent.append((rows, seconds))
+
+    def recent(self) -> dict[str, float]:
+        """Sizes and milliseconds of the last transactions; zeros before the first."""
+        sizes = sorted(rows for rows, _ in self._recent) or [0]
+        times_ms = sorted(seconds * 1000 for _, seconds in self._recent) or [0.0]
+        return {
+            "commit_rows_p50": sizes[len(sizes) // 2],
+            "commit_rows_max": sizes[-1],
+            "commit_ms_p50": round(times_ms[len(times_ms) // 2], 3),
+            "commit_ms_p99": round(times_ms[len(times_ms) * 99 // 100], 3),
+        }
 
 
 def read_metrics(hub: Hub) -> dict[str, float]:
@@ -36,15 +74,20 @@ def read_metrics(hub: Hub) -> dict[str, float]:
         "sessions": len(live),
         "sessions_opening": board.opening,
         "sessions_behind": sum(session.outbox.is_behind for session in live),
+        "backlog_deliveries": sum(session.outbox.queued for session in live),
+        "backlog_bytes": sum(session.outbox.queued_bytes for session in live),
+        "unacked_deliveries": sum(session.outbox.unacked for session in live),
+        "open_reactions": sum(1 for _ in hub.state.items("reaction")),
         "participants": sum(1 for _ in hub.state.participants()),
         "head": hub.state.head,
         "pending_entries": hub.pending,
         "messages_total": counts["messages"],
         "deliveries_total": board.deliveries,
         "pages_total": board.pages,
-        "commits_total": counts["commits"],
-        "rows_total": counts["rows"],
-        "commit_seconds_total": round(hub.commit_s, 6),
+        "commits_total": hub.commits.commits,
+        "rows_total": hub.commits.rows,
+        "commit_seconds_total": round(hub.commits.seconds, 6),
+        **hub.commits.recent(),
         "connections_total": counts["connections"],
         "overloaded_total": counts["overloaded"],
         "recoveries_total": counts["recoveries"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from .change import ChangeSet
 from .entries import Disconnect, Origin, Retry
@@ -126,6 +126,29 @@ class OperatorOperations(Mod):
         """Forget a dead letter; the message itself stays in its thread."""
         _take_dead_letter(change, agent_id, seq)
         return {}
+
+    # --- the log
+
+    @operation("read")
+    async def log(
+        self,
+        reading: Reading,
+        *,
+        after: Seq = 0,
+        limit: Annotated[int, Meta(ge=1, le=500)] = 100,
+        wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0,
+    ) -> dict[str, Any]:
+        """Every message with a seq above `after`, ascending (operators); if there is none, the answer waits for up to `wait_ms`.
+
+        `next` is where to go on: rows that are no messages lie between.
+        """
+        _need_operator(reading.origin)
+        hub = reading.hub
+        if wait_ms and hub.state.head <= after:
+            await hub.wait_beyond(after, wait_ms / 1000)
+        rows = await hub.ledger.rows(after, limit)
+        messages = [Raw(row.data) for row in rows if row.type == "message"]
+        return {"messages": messages, "next": rows[-1].seq if rows else after, "head": hub.state.head}
 
     # --- figures
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Self
 
 import pytest
 
+from roundelay.agents.journal import reaction_id
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
 from tests.support.command import TIMEOUT_S, Command, command, run
@@ -263,7 +263,11 @@ def expect_messages(part: str) -> Iterator[Said]:
         yield Said("bob", "broadcast", "broadcast", f"bob tells all {word}")
         yield Said("bob", "channel:dev", "channel:dev", f"bob tells dev {word}")
         yield Said("bob", "agent:mia", "direct:bob~mia", f"bob has spread {word}")
-    for to, line in (("broadcast", f"hello {part}2"), ("channel:dev", f"note {part}4"), ("broadcast", f"hello {part}5")):
+    for to, line in (
+        ("broadcast", f"hello {part}2"),
+        ("channel:dev", f"note {part}4"),
+        ("broadcast", f"hello {part}5"),
+    ):
         yield Said("mia", to, to, line)
         for agent_id in ("ann", "bob"):
             yield Said(agent_id, to, line, f"{agent_id} heard {line.split()[1]}")
@@ -376,20 +380,25 @@ async def test_a_hub_killed_four_times_loses_repeats_and_reorders_nothing(tmp_pa
 
 
 class Errand(Provider):
-    """Bob does four things in four turns, each by a call of its own, and then says so."""
+    """Bob says a thing in each of four turns. With ``hesitates`` it gives no turn's reply the first time that it is asked."""
+
+    def __init__(self, *, hesitates: bool = False) -> None:
+        super().__init__()
+        self._hesitates = hesitates
+        self._never = asyncio.Event()
 
     def decide(self, asked: Asked) -> Reply:
-        match asked.turn:
-            case 1:
-                return calls([("send_text_message", {"target_agent_id": "mia", "text": "one"})])
-            case 2:
-                return calls([("broadcast_text_message", {"text": "two"})])
-            case 3:
-                return calls([("channels_post", {"name": "dev", "text": "three"})])
-            case _:
-                return text("four")
+        reply = [
+            calls([("send_text_message", {"target_agent_id": "mia", "text": "one"})]),
+            calls([("broadcast_text_message", {"text": "two"})]),
+            calls([("channels_post", {"name": "dev", "text": "three"})]),
+            text("four"),
+        ][asked.turn - 1]
+        is_first = self.asked.count(asked) == 1
+        return replace(reply, until=self._never if is_first and self._hesitates else None)
 
 
+GO = [Asked("bob", "go", turn) for turn in (1, 2, 3, 4)]
 ERRAND = [
     Said("mia", "agent:bob", "direct:bob~mia", "go"),
     Said("bob", "agent:mia", "direct:bob~mia", "one"),
@@ -399,22 +408,94 @@ ERRAND = [
 ]
 
 
+async def read_records(url: str, agent_id: str, trigger: str) -> list[dict[str, Any]]:
+    """The records of an agent's reaction to the message with this text."""
+    ledger = await read_ledger(url)
+    [seq] = [it.seq for messages in ledger.values() for it in messages if it.text == trigger]
+    async with NetworkClient("auditor", url, kind="service") as auditor:
+        reaction = reaction_id(agent_id, seq, auditor.welcome.network.epoch)
+        value = await auditor.call("network.records", {"reaction": reaction})
+    return list(value["records"])
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_an_agent_killed_in_every_turn_says_each_thing_once_and_asks_no_recorded_reply_again(
-    tmp_path: Path, stream: bool
-) -> None:
-    asked = [Asked("bob", "go", turn) for turn in (1, 2, 3, 4)]
-    async with Errand() as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
-        provider.answers.clear()
-        await chat.type("/join dev", "/dm bob are you there")  # refused: bob has never been here
-        await chat.error("bob")
-        for number in range(len(asked) + 1):
+async def test_an_agent_killed_while_its_model_thinks_says_each_thing_once(tmp_path: Path, stream: bool) -> None:
+    async with Errand(hesitates=True) as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
+        await chat.type("/join dev")
+        for number in range(len(GO) + 1):
             async with agent_run(tmp_path, hub, provider, "bob", stream=stream) as bob:
                 if number == 0:
                     await chat.type("/dm bob go")
-                if number < len(asked):
-                    # the reply of this turn is on its way; those of all earlier ones are in the ledger
-                    await provider.until_asked(asked[number])
-                    if number + 1 < len(asked):
-                        await provider.answer_all_but_next()
+                if number < len(GO):  # this turn's reply is on its way, those of the earlier turns are in the ledger
+                    await provider.until_asked(GO[number])
                     await bob.kill()
+                else:
+                    await until_seen(chat, [it.text for it in ERRAND])
+                    await bob.stop()
+        ledger = await read_ledger(hub.url)
+        records = await read_records(hub.url, "bob", "go")
+    assert describe(ledger) == ERRAND
+    assert Counter(provider.asked) == dict.fromkeys(GO, 2), "asked once more for the kill, and never again"
+    kinds = Counter(record["kind"] for record in records)
+    assert kinds == {"started": 1, "model_reply": 4, "tool_started": 3, "tool_result": 3, "finished": 1}
+    assert provider.refusals() == []
+
+
+async def test_an_agent_killed_when_it_has_spoken_says_nothing_again(tmp_path: Path) -> None:
+    async with Errand() as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
+        await chat.type("/join dev")
+        settled: Counter[Asked] = Counter()
+        for number, said in enumerate(ERRAND[1:]):
+            async with agent_run(tmp_path, hub, provider, "bob", stream=False) as bob:
+                if number == 0:
+                    await chat.type("/dm bob go")
+                await until_seen(chat, [said.text])
+                await bob.kill()
+            assert settled.items() <= Counter(provider.asked).items(), "what was said had its reply recorded before"
+            settled = Counter(it for it in provider.asked if it.turn <= number + 1)
+        async with agent_run(tmp_path, hub, provider, "bob", stream=False) as bob:
+            await chat.type("/dm bob and now")
+            await provider.until_asked(Asked("bob", "and now", 4))
+            await chat.line("four")
+            await bob.stop()
+        ledger = await read_ledger(hub.url)
+    assert settled.items() <= Counter(provider.asked).items()
+    assert describe(ledger)[: len(ERRAND)] == ERRAND
+    assert len(describe(ledger)) == 2 * len(ERRAND)
+    assert provider.refusals() == []
+
+
+RING = """\
+import asyncio
+from roundelay.agents.tools import ToolContext, tool
+
+@tool(once=True)
+async def ring(context: ToolContext) -> str:
+    "Ring the bell."
+    await context.client.send_text("mia", "ding")
+    await asyncio.Event().wait()
+    return "rung"
+"""
+
+
+class Ringer(Provider):
+    def decide(self, asked: Asked) -> Reply:
+        return calls([("ring", {})]) if asked.turn == 1 else text("I cannot tell whether it rang.")
+
+
+async def test_a_once_tool_that_was_under_way_when_its_agent_was_killed_is_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "bells.py").write_text(RING, encoding="utf-8")
+    more = "tools: ['bells:ring']"
+    async with Ringer() as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
+        async with agent_run(tmp_path, hub, provider, "bob", stream=False, more=more) as bob:
+            await chat.type("/dm bob ring, please")
+            await until_seen(chat, ["ding"])
+            await bob.kill()
+        async with agent_run(tmp_path, hub, provider, "bob", stream=False, more=more) as bob:
+            await until_seen(chat, ["I cannot tell whether it rang."])
+            await bob.stop()
+        ledger = await read_ledger(hub.url)
+    assert [it.text for it in describe(ledger)] == ["ring, please", "ding", "I cannot tell whether it rang."]
+    assert provider.asked == [Asked("bob", "ring, please", turn) for turn in (1, 2)]
+    [result] = [it["content"] for it in provider.requests[1]["messages"] if it["role"] == "tool"]
+    assert "unknown" in result
