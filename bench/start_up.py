@@ -118,7 +118,9 @@ def format_costs(costs: Sequence[Cost]) -> str:
 def to_json(costs: Sequence[Cost]) -> str:
     targets = {"cpu_s": CPU_TARGET_S, "memory_mb": MEMORY_TARGET_MB}
     python = sys.version.split()[0]
-    return json.dumps({"python": python, "targets": targets, "costs": [asdict(cost) for cost in costs]}, indent=2) + "\n"
+    return (
+        json.dumps({"python": python, "targets": targets, "costs": [asdict(cost) for cost in costs]}, indent=2) + "\n"
+    )
 
 
 def main() -> None:

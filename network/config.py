@@ -2,7 +2,7 @@
 
 Read before anything starts: a command-line flag goes before the environment (`ROUNDELAY_*`), that before the node's file, that
 before the default, and `resolve_config` keeps which one it was. The environment is an argument; only the named file is
-opened. Every field is read by something: `host`, `port` and `agents` by the command line, the rest by the hub.
+opened. Every field is read by something: `host`, `port`, `tls_cert`, `tls_key` and `agents` by the command line, the rest by the hub.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class NodeConfig(BaseModel):
     port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0: any free one
     db: Path = Path("roundelay.db")
     durability: Durability = "full"
+    tls_cert: Path | None = None  # PEM files, both or neither
+    tls_key: Path | None = None
     visibility: Visibility = "people"
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
@@ -83,7 +85,7 @@ def resolve_config(
     """Lay flags over environment over file over defaults; give the result and each field's origin.
 
     Fields of `limits` and `retain` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins. A flag of None and an empty
-    variable were not given. A relative ``db`` in a file is relative to that file. Raises `ConfigError` for the first wrong value.
+    variable were not given. A relative path in a file is relative to that file. Raises `ConfigError` for the first wrong value.
     """
     values: dict[str, object] = {}
     origins = dict.fromkeys((*_FIELDS, "agents"), "default")
@@ -92,7 +94,8 @@ def resolve_config(
         root = load_yaml(file)
         agents = _take_agents(root)
         for field, node in _file_values(root):
-            values[field] = str(file.parent / str(node.value)) if field == "db" else node.plain()
+            is_path = field in _PATHS and node.value is not None
+            values[field] = str(file.parent / str(node.value)) if is_path else node.plain()
             origins[field] = f"file {file}:{node.line}"
         if isinstance(root.value, dict) and "agents" in root.value:
             origins["agents"] = f"file {file}:{root.value['agents'].line}"
@@ -113,6 +116,11 @@ def resolve_config(
             f"max_record_bytes ({record_bytes}, {record_origin}) is more than max_frame_bytes "
             f"({config.limits.max_frame_bytes}), and a record travels in a frame; raise max_frame_bytes too"
         )
+    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(config, given) is not None and getattr(config, missing) is None:
+            raise ConfigError(
+                f"{given} ({origins[given]}) needs {missing} too: a certificate and its private key, both as PEM"
+            )
     return config.model_copy(update={"agents": agents}), origins
 
 
@@ -132,6 +140,7 @@ def env_name(field: str) -> str:
 
 
 _GROUPS = ("limits", "retain")
+_PATHS = ("db", "tls_cert", "tls_key")
 _FIELDS = tuple(flat_values(NodeConfig()))
 _VARIABLES = {env_name(field): field for field in _FIELDS}
 # Variables of the command line and the client, which are no node's configuration.

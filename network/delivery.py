@@ -110,6 +110,13 @@ class Outbox:
                 break
             del unacked[first]
 
+    def first_owed(self) -> int | None:
+        """The smallest seq that may yet have to be read from the ledger, or None when it is up to date."""
+        queued = next((seq for seq, _, _ in self._queue if seq > self.delivered), None)  # an overflow drops them
+        if queued is not None:
+            return queued
+        return self.position + 1 if self.is_behind else None
+
     def first_unacked(self) -> int | None:
         """The smallest seq in the window or the queue that needs an acknowledgement."""
         candidates = list(self._late)

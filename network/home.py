@@ -26,6 +26,8 @@ class RunningNode(Struct, frozen=True):
     url: str
     owner_file: str
     pid: int
+    certificate: str = ""
+    """PEM, of a node that encrypts: by it clients here know the node."""
 
     def is_alive(self) -> bool:
         try:
@@ -96,15 +98,14 @@ def _read_or_make(path: Path) -> str:
     return token
 
 
-def announce_node(url: str, owner_file: Path) -> Path:
+def announce_node(url: str, owner_file: Path, *, certificate: str = "") -> Path:
     """Leave a note that a node runs here; the caller deletes it when the node stops."""
     port = urlsplit(url).port
     path = home() / "nodes" / f"{port}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(
-        json.dumps({"url": url, "owner_file": str(owner_file.resolve()), "pid": os.getpid()}), encoding="utf-8"
-    )
+    note = {"url": url, "owner_file": str(owner_file.resolve()), "pid": os.getpid(), "certificate": certificate}
+    draft.write_text(json.dumps(note), encoding="utf-8")
     draft.replace(path)
     return path
 
@@ -115,7 +116,8 @@ def running_nodes() -> list[RunningNode]:
     for path in sorted((home() / "nodes").glob("*.json")):
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
-            node = RunningNode(str(fields["url"]), str(fields["owner_file"]), int(fields["pid"]))
+            certificate = str(fields.get("certificate", ""))
+            node = RunningNode(str(fields["url"]), str(fields["owner_file"]), int(fields["pid"]), certificate)
             modified = path.stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError):
             continue
@@ -138,13 +140,19 @@ def find_owner_token(url: str) -> str | None:
     chosen = os.environ.get("ROUNDELAY_OWNER_TOKEN")
     if chosen:
         return chosen
+    node = node_at(url)
+    return read_token(Path(node.owner_file)) if node is not None and Path(node.owner_file).exists() else None
+
+
+def node_at(url: str) -> RunningNode | None:
+    """The node of this machine with this URL, by its own host or by loopback; None if there is none."""
     wanted = urlsplit(url)
     for node in running_nodes():
         parts = urlsplit(node.url)
-        # A hub on another machine that has the same port must not be shown this token.
+        # A hub on another machine that has the same port must not be shown this one's token.
         is_here = wanted.hostname == parts.hostname or _is_loopback(wanted.hostname or "")
-        if is_here and parts.port == wanted.port and Path(node.owner_file).exists():
-            return read_token(Path(node.owner_file))
+        if is_here and parts.port == wanted.port:
+            return node
     return None
 
 

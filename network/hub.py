@@ -30,7 +30,7 @@ from .metrics import CommitFigures, read_metrics
 from .mod import Mod, Operation, Reading
 from .operations import network_operations
 from .publisher import Publisher
-from .retention import keep_trimming
+from .retention import KEEP_ALL, keep_trimming
 from .session import Connection, Session, SessionState
 from .state import Facts, Known, Put, State
 from .switchboard import Switchboard
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 FLOOR_FLUSH_S = 0.5
 """Acknowledgements reach the ledger at most this late (docs/protocol.md allows 1 s)."""
 FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 5.0
-KEEP_ALL = Retain()
 STOPPING = "The hub is stopping; reconnect in a moment."
 
 
@@ -89,6 +88,8 @@ class Hub:
         self._writer: asyncio.Task[None] | None = None
         self._retain = retain
         self._upkeep: list[asyncio.Task[None]] = []
+        self.writing = asyncio.Lock()
+        """Held by each commit, and by whatever else must not meet one."""
         self.switchboard = Switchboard(limits, ledger, clock, self._lose_reactor)
         self._intake = Intake(
             self.switchboard,
@@ -118,7 +119,7 @@ class Hub:
         """Open the ledger, load the state and begin to commit. Raises `LedgerError`."""
         await self._load()
         self._writer = asyncio.create_task(self._write_batches(), name="hub-writer")
-        trimming = keep_trimming(self._retain, self.switchboard, self.ledger, self._clock)
+        trimming = keep_trimming(self._retain, self.switchboard, self.ledger, self._clock, self.writing)
         self._upkeep = [
             asyncio.create_task(self._flush_floors(), name="hub-floors"),
             asyncio.create_task(trimming, name="hub-retention"),
@@ -187,7 +188,8 @@ class Hub:
             batch = self._intake.take_batch()
             if batch:
                 try:
-                    await self.commit(batch)
+                    async with self.writing:
+                        await self.commit(batch)
                 except LedgerError:
                     log.exception("the ledger failed; reopening it")
                     await self._recover()

@@ -28,6 +28,7 @@ from .errors import (
     UnknownRecipient,
 )
 from .frames import (
+    SEQ_LIMIT,
     AckFrame,
     ByeFrame,
     CallFrame,
@@ -307,7 +308,8 @@ def _read_started(frame: RecordFrame) -> tuple[int | None, int | None]:
         return None, None
     if not isinstance(body, dict) or type(body.get("trigger")) is not int:
         return None, None
-    trigger: int = body["trigger"]
+    # what lies beyond is no seq of anything, and more than SQLite takes
+    trigger = max(0, min(body["trigger"], SEQ_LIMIT))
     manifest = body.get("manifest")
-    seqs = [seq for seq in manifest if type(seq) is int] if isinstance(manifest, list) else []
+    seqs = [seq for seq in manifest if type(seq) is int and 0 < seq < SEQ_LIMIT] if isinstance(manifest, list) else []
     return trigger, min([trigger, *seqs])

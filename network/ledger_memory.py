@@ -22,7 +22,8 @@ class MemoryLedger:
         self._name = name
         self._is_open = False
         self._first_seq = 1
-        self._head = 0
+        self._head = 0  # with its stamp, also of rows that were trimmed
+        self._stamp = 0
         self._rows: dict[int, Row] = {}
         self._order: list[int] = []
         self._keys: dict[tuple[str, str], Known] = {}
@@ -33,15 +34,7 @@ class MemoryLedger:
 
     async def open(self) -> tuple[Meta, list[Put]]:
         self._is_open = True
-        last = self._rows[self._order[-1]] if self._order else None
-        self._head = max(self._head, last.seq if last is not None else 0)
-        meta = Meta(
-            epoch=self._epoch,
-            name=self._name,
-            first_seq=self._first_seq,
-            head=self._head,
-            stamp=last.at if last is not None else 0,
-        )
+        meta = Meta(epoch=self._epoch, name=self._name, first_seq=self._first_seq, head=self._head, stamp=self._stamp)
         puts = [Put(table, key, value) for table in LOADED_TABLES for key, value in self._tables[table].items()]
         return meta, puts
 
@@ -71,6 +64,7 @@ class MemoryLedger:
         if not self._is_open:
             raise LedgerError("The ledger is closed; open it before appending.")
         for row in rows:
+            self._head, self._stamp = row.seq, row.at
             self._rows[row.seq] = row
             self._order.append(row.seq)
             if row.key:
@@ -155,7 +149,19 @@ class MemoryLedger:
         for index in (self._targets, self._streams, self._sent):
             for name in index:
                 index[name] = [seq for seq in index[name] if seq not in gone]
+        if doomed:
+            self._drop_cold()
         return len(doomed), self._first_seq
+
+    def _drop_cold(self) -> None:
+        """Forget what is kept about dropped messages, as the other ledger does."""
+        first, roots = self._first_seq, self._tables["root"]
+        for key in [key for key, budget in roots.items() if budget.last_seq < first]:
+            del roots[key]
+        for table in ("triggered", "dead"):
+            kept = self._tables[table]
+            for key in [key for key in kept if int(key.partition("/")[2]) < first]:
+                del kept[key]
 
     async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
         found = (

@@ -22,7 +22,7 @@ import msgspec
 
 from .errors import LedgerError
 from .ledger import Meta, Row, Span, ThreadSummary, Trim, Wanted
-from .ledger_upkeep import trim_log
+from .ledger_upkeep import read_head, trim_log
 from .migrations import SCHEMA_VERSION, migrate
 from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table, decode_value, encode_value
 
@@ -34,6 +34,9 @@ _INSERT = f"INSERT INTO log ({_ROW_COLUMNS}) VALUES "
 # Many rows a statement: a thread gives up the GIL once per statement. With `executemany` it does so for each row, and while the
 # loop's thread is busy each row then waits for up to `sys.getswitchinterval()`: measured, a hundred times the transaction.
 _INSERTS = tuple((rows, _INSERT + ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?)"] * rows)) for rows in (256, 64, 16, 4, 1))
+
+_FAILURES = (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, AttributeError)
+"""What a storage that fails raises, and a damaged file, whose columns may hold values of any type."""
 
 T = TypeVar("T")
 
@@ -129,28 +132,33 @@ class SQLiteLedger:
             raise LedgerError(f"The ledger {self.path} is closed.")
         try:
             result: T = await db._execute(partial(function, db._conn))  # type: ignore[no-untyped-call]
-        except (sqlite3.Error, ValueError) as error:
-            raise LedgerError(f"The database {self.path} failed: {error}; `roundelay doctor` checks it.") from error
+        except _FAILURES as error:
+            raise self._failed(error) from error
         return result
+
+    def _failed(self, error: Exception) -> LedgerError:
+        return LedgerError(f"The database {self.path} failed: {error}; `roundelay doctor` checks it.")
 
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
+        db.execute("PRAGMA synchronous = FULL")  # for what is said here about the state, whatever the durability
         db.execute("PRAGMA busy_timeout = 2000")
         # Pages. SQLite's 1000 makes every 166th single commit wait for a checkpoint's two fsyncs.
         db.execute("PRAGMA wal_autocheckpoint = 10000")
         migrate(db)
         meta = dict(db.execute("SELECT key, value FROM meta"))
-        is_lossy_restart = meta.get("state") == "open" and self._durability != "full"
+        state = meta.get("state")
+        is_lossy_restart = state == "at_risk" or (state == "open" and self._durability != "full")
         if "epoch" not in meta or is_lossy_restart:
             meta["epoch"] = self._new_epoch()
         name = meta.get("name", self._name)
-        changed = {"epoch": meta["epoch"], "name": name, "state": "open"}
+        changed = {"epoch": meta["epoch"], "name": name, "state": "open" if self._durability == "full" else "at_risk"}
         db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", changed.items())
-        head = db.execute("SELECT max(seq) FROM log").fetchone()[0]
-        stamp = db.execute("SELECT at FROM log WHERE seq = ?", (head,)).fetchone() if head is not None else (0,)
+        db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
+        newest = db.execute("SELECT at FROM log ORDER BY seq DESC LIMIT 1").fetchone() or (0,)
+        stamp = max(newest[0], int(meta.get("trimmed_stamp", "0")))  # no older one is given out again
         first = int(meta.get("first_seq", "1"))
-        head = max(head or 0, first - 1)  # what was trimmed had its seqs; they are not given out again
+        head = read_head(db)
         marks = ",".join("?" * len(LOADED_TABLES))
         puts = [
             Put(table, key, decode_value(table, value))
@@ -158,7 +166,7 @@ class SQLiteLedger:
                 f"SELECT tbl, key, value FROM state WHERE tbl IN ({marks})", LOADED_TABLES
             )
         ]
-        return Meta(epoch=meta["epoch"], name=name, first_seq=first, head=head, stamp=stamp[0]), puts
+        return Meta(epoch=meta["epoch"], name=name, first_seq=first, head=head, stamp=stamp), puts
 
     # --- writing
 
@@ -239,15 +247,19 @@ class SQLiteLedger:
 
     async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
         sql = "SELECT key, value FROM state WHERE tbl = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
-        found = await self._run(
-            self._reader, lambda db: db.execute(sql, (table, prefix, f"{prefix}\U0010ffff", limit)).fetchall()
+        values = (table, prefix, f"{prefix}\U0010ffff", limit)
+        return await self._run(
+            self._reader, lambda db: [(key, decode_value(table, value)) for key, value in db.execute(sql, values)]
         )
-        return [(key, decode_value(table, value)) for key, value in found]
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
         sql = "SELECT value FROM state WHERE tbl = ? AND key = ?"
-        found = await self._run(self._reader, lambda db: db.execute(sql, (table, key)).fetchone())
-        return decode_value(table, found[0]) if found is not None else None
+
+        def find(db: sqlite3.Connection) -> Any:
+            found = db.execute(sql, (table, key)).fetchone()
+            return decode_value(table, found[0]) if found is not None else None
+
+        return await self._run(self._reader, find)
 
     async def expire_calls(self, before: int) -> None:
         sql = "DELETE FROM state WHERE tbl = 'call' AND value ->> 'at' < ?"
@@ -265,7 +277,10 @@ class SQLiteLedger:
 
     async def _read(self, sql: str, values: Sequence[object]) -> list[Row]:
         found = await self._run(self._reader, lambda db: db.execute(sql, values).fetchall())
-        return [_row(*columns) for columns in found]
+        try:
+            return [_row(*columns) for columns in found]
+        except _FAILURES as error:
+            raise self._failed(error) from error
 
 
 def _insert_rows(db: sqlite3.Connection, log: Sequence[tuple[object, ...]]) -> None:

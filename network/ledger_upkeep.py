@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from .errors import LedgerError
@@ -13,29 +14,33 @@ from .migrations import SCHEMA_VERSION
 
 
 def trim_log(trim: Trim, db: sqlite3.Connection) -> tuple[int, int]:
-    """`Ledger.trim` on a connection: one transaction of at most ``trim.limit`` rows."""
+    """`Ledger.trim` on a connection: one transaction of at most ``trim.limit`` rows of messages and as many of records."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        first = _read_mark(db, "first_seq")
-        first_record = _read_mark(db, "first_record_seq")
+        first, first_record, first_cold = (
+            _read_mark(db, key) for key in ("first_seq", "first_record_seq", "first_cold")
+        )
+        newest = db.execute("SELECT at FROM log ORDER BY seq DESC LIMIT 1").fetchone()
         messages_end = _first_not_before(db, trim.messages_before, trim.pinned, first)
         records_end = _first_not_before(db, trim.records_before, trim.pinned, first_record)
-        if trim.max_bytes is not None and _used_bytes(db) > trim.max_bytes:
-            oldest = min(first, first_record)
-            row = db.execute(
-                "SELECT seq FROM log WHERE seq >= ? ORDER BY seq LIMIT 1 OFFSET ?", (oldest, trim.limit)
-            ).fetchone()
-            size_end = min(trim.pinned, row[0] if row is not None else trim.pinned)
+        if trim.max_bytes is not None:
+            size_end = min(trim.pinned, _first_within(db, trim.max_bytes, min(first, first_record)))
             messages_end, records_end = max(messages_end, size_end), max(records_end, size_end)
         dropped, first = _drop(db, "type <> 'record'", first, messages_end, trim.limit)
         dropped_records, first_record = _drop(db, "type = 'record'", first_record, records_end, trim.limit)
-        marks = [("first_seq", str(first)), ("first_record_seq", str(first_record))]
-        db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", marks)
-        if dropped:
+        if first > first_cold and dropped < trim.limit:  # the last of several transactions: it reads the whole table
             _drop_cold(db, first)
+            first_cold = first
+        marks = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold}
+        if newest is not None:
+            marks["trimmed_stamp"] = newest[0]
+        db.executemany(
+            "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", [(key, str(mark)) for key, mark in marks.items()]
+        )
         db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        with suppress(sqlite3.Error):  # a full disk has ended the transaction already
+            db.execute("ROLLBACK")
         raise
     return dropped + dropped_records, first
 
@@ -60,6 +65,20 @@ def _first_not_before(db: sqlite3.Connection, before_ms: int | None, pinned: int
     return low
 
 
+def _first_within(db: sqlite3.Connection, max_bytes: int, low: int) -> int:
+    """The seq below which the oldest rows have to go for the size: their share of what is too much, and a little more.
+
+    The share is taken of the seqs, as if every row were as large. More, because a page is free when its last row is gone, and so that
+    the end is reached in some steps; the next call sees what this one came to.
+    """
+    used = _used_bytes(db)
+    lowest, highest = db.execute("SELECT min(seq), max(seq) FROM log WHERE seq >= ?", (low,)).fetchone()
+    if used <= max_bytes or lowest is None:
+        return low
+    share = (used - max_bytes) / used + 0.01
+    return int(lowest + math.ceil((highest - lowest + 1) * min(share, 1.0)))
+
+
 def _drop(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> tuple[int, int]:
     """Drop rows of a kind in start <= seq < end, at most ``limit``; gives how many, and where the kept ones begin."""
     if end <= start:
@@ -75,8 +94,8 @@ def _drop(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -
 
 
 def _drop_cold(db: sqlite3.Connection, first: int) -> None:
-    """Forget what is kept about dropped messages."""
-    db.execute("DELETE FROM state WHERE tbl = 'root' AND CAST(key AS INTEGER) < ?", (first,))
+    """Forget what is kept about dropped messages. A root's budget counts until the last message that it was charged for is gone."""
+    db.execute("DELETE FROM state WHERE tbl = 'root' AND value ->> 'last_seq' < ?", (first,))
     for table in ("triggered", "dead"):
         sql = "DELETE FROM state WHERE tbl = ? AND CAST(substr(key, instr(key, '/') + 1) AS INTEGER) < ?"
         db.execute(sql, (table, first))
@@ -98,35 +117,48 @@ def back_up(source: Path, target: Path) -> int:
     if target.exists():
         raise LedgerError(f"{target} exists; a backup never overwrites, choose another name.")
     if not source.exists():
-        raise LedgerError(f"There is no database {source}; give the node's with --db.")
+        raise LedgerError(f"There is no database {source}; name the node's with --db.")
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with (
             closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as db,
             closing(sqlite3.connect(draft)) as copy,
         ):
-            db.backup(copy, pages=4096)
+            # In one step, a single reading transaction: between steps SQLite begins anew whenever the node has written.
+            db.backup(copy)
+            problems = check(copy)
+            if problems:
+                raise LedgerError(f"{source} is damaged: {problems[0]}; restore an earlier backup.")
             copy.execute("PRAGMA journal_mode = DELETE")
             copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
             copy.commit()
-            problems = check(copy)
-            if problems:
-                raise LedgerError(f"The copy of {source} is damaged: {problems[0]}.")
-            head = copy.execute("SELECT ifnull(max(seq), 0) FROM log").fetchone()[0]
+            head = read_head(copy)
         _sync(draft)
         os.link(draft, target)
+        _sync(target.parent)
     except (sqlite3.Error, OSError) as error:
-        raise LedgerError(f"Cannot back up {source} to {target}: {error}.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise LedgerError(f"Cannot back up {source} to {target}: {reason}.") from error
     finally:
-        draft.unlink(missing_ok=True)
-    return int(head)
+        for leftover in (draft, Path(f"{draft}-journal")):
+            leftover.unlink(missing_ok=True)
+    return head
+
+
+def read_head(db: sqlite3.Connection) -> int:
+    """The newest seq that was given out. Trimmed rows had theirs too."""
+    newest = int(db.execute("SELECT ifnull(max(seq), 0) FROM log").fetchone()[0])
+    return max(newest, _read_mark(db, "first_seq") - 1, _read_mark(db, "first_record_seq") - 1)
 
 
 def check(db: sqlite3.Connection) -> list[str]:
-    """What is wrong with a ledger's file: schema and SQLite's own integrity check. Empty if nothing is."""
+    """What is wrong with a ledger's file: schema and SQLite's own integrity check. Empty if nothing is; an older schema is not wrong."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    problems = [] if version == SCHEMA_VERSION else [f"its schema is {version}, not {SCHEMA_VERSION}"]
-    return problems + [text for (text,) in db.execute("PRAGMA integrity_check(10)") if text != "ok"]
+    if version > SCHEMA_VERSION:
+        return [f"its schema is {version}, and this Roundelay knows up to {SCHEMA_VERSION}"]
+    if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return ["it is a database of something else"]
+    return [text for (text,) in db.execute("PRAGMA integrity_check(10)") if text != "ok"]
 
 
 def check_file(path: Path) -> list[str]:
@@ -139,9 +171,8 @@ def check_file(path: Path) -> list[str]:
 
 
 def _sync(path: Path) -> None:
-    for name, flags in ((path, os.O_RDWR), (path.parent, os.O_RDONLY)):
-        descriptor = os.open(name, flags)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

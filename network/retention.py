@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+from collections.abc import Iterator
 
 import msgspec
 
+from .apply import CALL_KEPT_MS
 from .clock import Clock
 from .config import Retain
 from .errors import LedgerError
@@ -16,41 +19,64 @@ from .switchboard import Switchboard
 log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
+ROUNDS_BETWEEN_EXPIRIES = 60
 DAY_MS = 24 * 3600 * 1000
+KEEP_ALL = Retain()
 
 
 def plan_trim(retain: Retain, board: Switchboard, now: int) -> Trim:
     """What may be dropped now: never what an open reaction's prompt holds, nor what a connected session has yet to be given."""
-    pins = [reaction.oldest for _, reaction in board.state.items("reaction")]
-    pins += [session.outbox.delivered + 1 for session in board.sessions.values() if session.origin is not None]
     return Trim(
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
         max_bytes=retain.bytes,
-        pinned=min([*pins, board.state.head + 1]),
+        pinned=min(_find_pins(board), default=board.state.head + 1),
     )
 
 
-async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock) -> int:
-    """Drop what is too old or too much; gives how many rows went. Raises `LedgerError`."""
+def _find_pins(board: Switchboard) -> Iterator[int]:
+    for _, reaction in board.state.items("reaction"):
+        if board.state.present(reaction.agent_id) is not None:  # one that was removed never comes back to it
+            yield reaction.oldest
+    for session in board.sessions.values():
+        if session.origin is None:
+            continue
+        owed = session.outbox.first_owed()
+        if owed is not None:
+            yield owed
+        mailbox = board.mailbox(session.origin.agent_id)
+        if mailbox is not None:
+            yield from mailbox.retrying
+            yield from mailbox.revived
+
+
+async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock) -> int:
+    """Drop what is too old or too much; gives how many rows went. Raises `LedgerError`.
+
+    ``writing`` is held by each commit: between plan and drop nobody is welcomed to what goes, and no reaction begins with it.
+    """
     total = 0
     while True:
-        dropped, first_seq = await ledger.trim(plan_trim(retain, board, clock()))
-        board.meta = msgspec.structs.replace(board.meta, first_seq=first_seq)
+        async with writing:
+            dropped, first_seq = await ledger.trim(plan_trim(retain, board, clock()))
+            board.meta = msgspec.structs.replace(board.meta, first_seq=first_seq)
         total += dropped
         if not dropped:
             return total
 
 
-async def keep_trimming(retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock) -> None:
-    """Do so every minute, until cancelled."""
-    if retain == Retain():
-        return
-    while True:
+async def keep_trimming(
+    retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock
+) -> None:
+    """Do so every minute, until cancelled; every hour, forget results of calls too, whatever is retained."""
+    for number in itertools.count(1):
         try:
-            dropped = await keep_within(retain, board, ledger, clock)
-            if dropped:
-                log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
+            if retain != KEEP_ALL:
+                dropped = await keep_within(retain, board, ledger, clock, writing)
+                if dropped:
+                    log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
+            if number % ROUNDS_BETWEEN_EXPIRIES == 0:
+                await ledger.expire_calls(clock() - CALL_KEPT_MS)
         except LedgerError:
             log.exception("old rows could not be dropped")
         await asyncio.sleep(EVERY_S)

@@ -151,6 +151,7 @@ class HubConnection(ServerConnection):
             end = start + length
             if (
                 data[position] == 0x81
+                and data[position + 1] & 0x80  # masked; the parser refuses what is not
                 and end <= size
                 and not self._fragments
                 and length <= self._limits.max_frame_bytes
@@ -214,7 +215,9 @@ class HubConnection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         # any byte that the socket does not take pauses: what waits then waits in the session's queue, shared between sessions
-        self.transport.set_write_buffer_limits(high=0)
+        # (a TLS transport pauses at its limit, not beyond it)
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        self.transport.set_write_buffer_limits(high=1 if is_tls else 0)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

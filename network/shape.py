@@ -181,7 +181,8 @@ def _refuse_lone_surrogates(data: bytes) -> None:
 def _depth(data: bytes) -> int:
     """The deepest nesting of objects and arrays, counted outside strings."""
     deepest = depth = 0
-    for token in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', data, re.DOTALL):
+    # In one pass whatever comes: a string that never ends is one token too, not a search from each of its quotes.
+    for token in re.finditer(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', data, re.DOTALL):
         char = token.group()
         if char in b"[{":
             depth += 1

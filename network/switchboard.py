@@ -276,6 +276,8 @@ class Switchboard:
     async def _redeliver_row(self, agent_id: str, seq: int, attempt: int) -> None:
         row = (await self._ledger.messages([seq])).get(seq)
         live = self._live.get(agent_id)
+        if live is not None and row is None:
+            live.mailbox.settle(seq)  # retention dropped it: the session's welcome said `limited`
         if row is None or live is None or not live.sessions or not live.mailbox.is_waiting(seq):
             return
         # a session that still holds it may yet acknowledge it; the one that refused it does not

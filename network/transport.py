@@ -12,6 +12,7 @@ from websockets.typing import Subprotocol
 
 from .errors import ConnectError
 from .frames import SUBPROTOCOL
+from .tls import client_context, explain_failure
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -57,6 +58,7 @@ class WebSocketTransport:
         try:
             connection = await connect(
                 self.url,
+                ssl=client_context(self.url),
                 subprotocols=[Subprotocol(SUBPROTOCOL)],
                 compression=None,
                 max_size=MAX_FRAME_BYTES,
@@ -75,10 +77,10 @@ class WebSocketTransport:
                 f"The hub at {self.url} refused the connection: {error.response.status_code} {body}"
             ) from error
         except (InvalidHandshake, InvalidMessage) as error:
-            raise ConnectError(f"What listens at {self.url} is no Roundelay hub: {error}.") from error
-        except (OSError, TimeoutError) as error:
-            detail = str(error) or type(error).__name__
-            raise ConnectError(f"No hub answers at {self.url} ({detail}); start one with: roundelay up") from error
+            hint = "" if self.url.startswith("wss:") else "; if it encrypts, write wss://"
+            raise ConnectError(f"What listens at {self.url} is no Roundelay hub: {error}{hint}.") from error
+        except OSError as error:  # TimeoutError is one
+            raise ConnectError(explain_failure(self.url, error)) from error
         return WebSocketWire(connection)
 
 

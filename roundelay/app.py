@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import ssl
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -170,8 +171,12 @@ class Network:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one: each connection is one. Gives the limit."""
+    """Raise the soft limit of open files to the hard one, as far as the system lets us: each connection is one. Gives the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError):  # macOS calls it unlimited and takes less
+            pass
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import ssl
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from roundelay.network.errors import ConnectError
+from roundelay.network.tls import client_context, explain_failure
 
 TIMEOUT_S = 3.0
 MAX_BODY_BYTES = 1024 * 1024
@@ -30,16 +30,19 @@ def get_from_hub(url: str, path: str) -> HubAnswer:
     port = parts.port or (443 if is_tls else 80)
     connection: http.client.HTTPConnection
     if is_tls:
-        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=ssl.create_default_context())
+        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=client_context(url))
     else:
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
         body = response.read(MAX_BODY_BYTES).decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        detail = str(error) or type(error).__name__
-        raise ConnectError(f"No hub answers at {url} ({detail}); start one with: roundelay up") from error
+    except OSError as error:
+        raise ConnectError(explain_failure(url, error)) from error
+    except http.client.HTTPException as error:
+        raise ConnectError(
+            f"What listens at {url} is no Roundelay hub: {str(error) or type(error).__name__}."
+        ) from error
     finally:
         connection.close()
     return HubAnswer(response.status, body, _read_date(response.getheader("Date")))

@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import os
 import signal
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from roundelay.app import Node, serve
+from roundelay.app import Node, raise_file_limit, serve
 from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
 from roundelay.network.errors import ConfigError, LedgerError
 from roundelay.network.home import agent_token, announce_node
 from roundelay.network.local import LocalTransport
+from roundelay.network.tls import read_certificate, server_context
 
 if TYPE_CHECKING:
     from roundelay.agents.team import AgentSpec
@@ -37,6 +39,7 @@ STOP_TIMEOUT_S = 5.0
 WRONG_FILE = 2
 """Exit code of an agent whose file is wrong; starting it again would not help."""
 MAX_LINE_BYTES = 64 * 1024
+FEW_FILES = 1024
 
 Say = Callable[[str], None]
 
@@ -50,10 +53,12 @@ async def run_node(
     would be refused. Raises what `serve` raises, and `ConfigError` when an agent's file is wrong.
     """
     prepare_folder(config.db)
+    tls, certificate = load_tls(config)
     with _stop_signals() as stopping:
-        async with serve(config) as node:
+        async with serve(config, tls=tls) as node:
+            warn_of_few_files(say)
             url = reachable_url(node.url)
-            with _announced(url, config, say):
+            with _announced(url, config, certificate, say):
                 await _let_in(node, url, [spec.id for spec in agents], operator_id)
                 processes = [AgentProcess(spec, url, log_level=log_level, say=say) for spec in agents]
                 async with asyncio.TaskGroup() as group:
@@ -91,6 +96,20 @@ def prepare_folder(db: Path) -> None:
         reason = (error.strerror or str(error)).lower()
     if reason:
         raise LedgerError(f"The database {db} cannot be written ({reason}); choose another one with --db.")
+
+
+def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
+    """The node's TLS context and its certificate as PEM; None and nothing if it does not encrypt. Raises `ConfigError`."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None, ""
+    return server_context(config.tls_cert, config.tls_key), read_certificate(config.tls_cert)
+
+
+def warn_of_few_files(say: Say) -> None:
+    """Say so when this process may open few files: each connection is one."""
+    limit = raise_file_limit()
+    if limit < FEW_FILES:
+        say(f"At most {limit} files may be open here, and each connection is one; raise it: ulimit -Hn 65536")
 
 
 def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> str:
@@ -237,11 +256,11 @@ async def _let_in(node: Node, url: str, agent_ids: Sequence[str], operator_id: s
 
 
 @contextmanager
-def _announced(url: str, config: NodeConfig, say: Say) -> Iterator[None]:
+def _announced(url: str, config: NodeConfig, certificate: str, say: Say) -> Iterator[None]:
     """Leave the note by which commands on this machine find the node, as long as it runs."""
     note = None
     try:
-        note = announce_node(url, Path(f"{config.db}.owner"))
+        note = announce_node(url, Path(f"{config.db}.owner"), certificate=certificate)
     except OSError as error:
         say(f"No note of this node could be left ({error.strerror}: {error.filename}); commands need --url {url}")
     try:

@@ -35,6 +35,8 @@ def pick_file(file: Path | None) -> Path | None:
     help="full: no acknowledged message is lost, even at power loss (default); normal: not by a crash; memory: nothing is kept.",
 )
 @click.option("--name", help="The network's name, for a new database.")
+@click.option("--tls-cert", metavar="FILE", help="Encrypt, with this certificate (PEM); needs --tls-key.")
+@click.option("--tls-key", metavar="FILE", help="The certificate's private key (PEM).")
 @click.option("--no-agents", is_flag=True, help="Start none of the agents that FILE declares.")
 @click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
 @log_option
@@ -46,6 +48,8 @@ def up(
     db: str | None,
     durability: str | None,
     name: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
     no_agents: bool,
     insecure: bool,
     log_level: str,
@@ -62,12 +66,14 @@ def up(
     from roundelay.network.errors import ConnectError
     from roundelay.up import is_loopback_host, run_node
 
-    flags = {"host": host, "port": port, "db": db, "durability": durability, "name": name}
+    flags = {
+        "host": host, "port": port, "db": db, "durability": durability, "name": name, "tls_cert": tls_cert, "tls_key": tls_key,
+    }  # fmt: skip
     config, _ = resolve_config(pick_file(file), os.environ, flags)
-    if not is_loopback_host(config.host) and not insecure:
+    if not is_loopback_host(config.host) and config.tls_cert is None and not insecure:
         raise click.UsageError(
             f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on their way. "
-            "Listen on 127.0.0.1 and put a TLS proxy before it; or, on a network that you trust, add --insecure."
+            "Give --tls-cert and --tls-key; or listen on 127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
         )
     log_to_stderr(log_level)
     agents = []

@@ -397,6 +397,16 @@ async def test_the_window_is_each_sessions_own() -> None:
         await second.message("c")
 
 
+async def test_own_messages_take_no_room_in_the_window() -> None:
+    async with running_node(limits={"max_unacked": 2}) as node:
+        alice, second, bob = await node.agent("alice"), await node.agent("alice"), await node.agent("bob")
+        await send_all(alice, "agent:bob", *"abc")
+        await send_all(alice, "broadcast", *"def")
+        assert [(await second.delivery())["message"]["content"] for _ in range(6)] == list("abcdef")
+        await bob.send("agent:alice", "still there?")
+        await second.message("still there?")
+
+
 async def test_the_window_holds_for_a_backlog_too() -> None:
     async with running_node(limits={"max_unacked": 4}) as node:
         alice, bob = await node.agent("alice"), await node.agent("bob")

@@ -275,6 +275,14 @@ async def test_another_token_is_not_authenticated(node: Node) -> None:
     await refused_hello(await node.connect(), hello_frame("alice", token=make_token()), "not_authenticated", 4401)
 
 
+async def test_the_token_of_somebody_else_is_not_authenticated(node: Node) -> None:
+    await node.agent("alice")
+    await node.agent("bob")
+    for agent_id in ("alice", "newcomer"):
+        hello = hello_frame(agent_id, token=node.token_of("bob"))
+        await refused_hello(await node.connect(), hello, "not_authenticated", 4401)
+
+
 async def test_an_id_without_its_token_is_not_authenticated(node: Node) -> None:
     await node.agent("alice")
     await refused_hello(await node.connect(), hello_frame("alice"), "not_authenticated", 4401)

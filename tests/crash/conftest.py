@@ -15,7 +15,9 @@ def note(request: pytest.FixtureRequest, record_property: Callable[[str, object]
     """Say what a test counted: ``note(kills=20, lost=0)``."""
 
     def say(**counts: object) -> None:
-        line = f"{request.node.name}: " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
+        line = f"{request.node.name}: " + ", ".join(
+            f"{name.replace('_', ' ')} {count}" for name, count in counts.items()
+        )
         print(line)
         _LINES.append(line)
         for name, count in counts.items():

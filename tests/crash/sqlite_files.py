@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import _sqlite3
 import ctypes
+import logging
 import os
 import sqlite3
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, PYFUNCTYPE, Structure, c_char_p, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any, Protocol
+
+import pytest
+
+log = logging.getLogger(__name__)
 
 OK = 0
 # https://sqlite.org/rescode.html; the codes that SQLite's own VFS gives for EIO and ENOSPC
@@ -119,8 +123,8 @@ class _Shim:
         def call(*arguments: Any) -> int:
             try:
                 return function(*arguments)
-            except BaseException:  # there is C above
-                traceback.print_exc()
+            except Exception:  # there is C above: SQLite gets a code
+                log.exception("a watcher failed")
                 return IOERR_WRITE
 
         made = CFUNCTYPE(*types)(call)
@@ -198,9 +202,12 @@ _shim: _Shim | None = None
 @contextmanager
 def watched_files(folder: Path, watcher: Watcher) -> Iterator[None]:
     """Show the file operations of databases in ``folder`` to a watcher. Connections opened meanwhile must be closed inside."""
-    global _shim  # noqa: PLW0603
+    global _shim
     if _shim is None:
-        _shim = _Shim()
+        try:
+            _shim = _Shim()
+        except NoSuchLibraryError as error:
+            pytest.skip(f"SQLite's files cannot be watched with this Python: {error}")
     assert _shim.watcher is None, "one folder at a time"
     _shim.folder, _shim.watcher = os.path.realpath(folder), watcher
     _shim.make_default(is_default=True)

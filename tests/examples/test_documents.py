@@ -105,7 +105,8 @@ def test_command_line_exists(page: str, words: list[str]) -> None:
         elif words[0] != "demo":
             return  # not a command of ours beneath
     command: click.Command = cli
-    context = click.Context(cli, info_name="roundelay")
+    # With its settings: click keeps what it made of them on the command, for every test after this one too.
+    context = click.Context(cli, info_name="roundelay", **cli.context_settings)
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name, found, words = command.resolve_command(context, words)  # raises for an unknown command
         assert found is not None

@@ -1,0 +1,430 @@
+"""What `retain` lets go and what it never does: on both ledgers, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.network import retention
+from roundelay.network.client import Cursor, NetworkClient
+from roundelay.network.clock import random_id
+from roundelay.network.config import Limits, Retain
+from roundelay.network.errors import LoopStopped, UnknownMessage
+from roundelay.network.hub import Hub
+from roundelay.network.ledger import Ledger, Trim
+from roundelay.network.ledger_memory import MemoryLedger
+from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.local import LocalTransport
+from roundelay.network.retention import DAY_MS, keep_within
+
+Opener = Callable[[], Ledger]
+DAY = Retain(days=1)
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    """Opens the same ledger again and again."""
+    if request.param == "memory":
+        ledger = MemoryLedger(epoch="e1")
+        return lambda: ledger
+    return lambda: SQLiteLedger(tmp_path / "team.db", new_epoch=lambda: "e1")
+
+
+class Team:
+    """A hub over a ledger, and clients of it. `day` is what its clock says."""
+
+    def __init__(self, ledger: Ledger, retain: Retain, day: float, limits: Limits) -> None:
+        self.day = day
+        self.ledger = ledger
+        self.hub = Hub(ledger, limits=limits, retain=retain, clock=self.clock, new_id=random_id)
+
+    def clock(self) -> int:
+        return int(self.day * DAY_MS)
+
+    @asynccontextmanager
+    async def joined(self, agent_id: str, **options: Any) -> AsyncIterator[NetworkClient]:
+        async with NetworkClient(agent_id, transport=LocalTransport(self.hub), **options) as client:
+            yield client
+
+    async def trim(self, retain: Retain = DAY) -> int:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await keep_within(retain, self.hub.switchboard, self.ledger, self.clock, self.hub.writing)
+
+    @property
+    def first_seq(self) -> int:
+        return self.hub.switchboard.meta.first_seq
+
+
+@asynccontextmanager
+async def team(
+    ledger: Ledger, *, retain: Retain = retention.KEEP_ALL, day: float = 1000.0, **limits: int
+) -> AsyncIterator[Team]:
+    running = Team(ledger, retain, day, Limits(root_messages_per_s=100_000, **limits))
+    await running.hub.start()
+    try:
+        yield running
+    finally:
+        await running.hub.close()
+
+
+async def take(client: NetworkClient, count: int) -> list[str]:
+    """The texts of the next deliveries, each acknowledged."""
+    texts: list[str] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        async for delivery in client.deliveries():
+            async with delivery as message:
+                texts.append(message.text)
+            if len(texts) == count:
+                break
+    return texts
+
+
+async def texts_of(client: NetworkClient, thread_id: str) -> list[str]:
+    return [message.text for message in (await client.history(thread_id, limit=500)).messages]
+
+
+# -- what goes
+
+
+async def test_old_messages_go_and_new_ones_stay(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann, it.joined("bob") as bob:
+        await ann.send_text("bob", "old")
+        await take(bob, 1)
+        it.day += 2
+        stored = await ann.send_text("bob", "new")
+        assert await it.trim() > 0
+        assert await texts_of(ann, "direct:ann~bob") == ["new"]
+        assert it.first_seq == stored.seq
+        assert await it.trim() == 0
+
+
+async def test_nothing_goes_before_its_day_is_over(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann:
+        await ann.broadcast("young")
+        it.day += 0.99
+        assert await it.trim() == 0
+        assert await texts_of(ann, "broadcast") == ["young"]
+
+
+@pytest.mark.parametrize(
+    ("retain", "messages", "records"),
+    [(Retain(days=1), [], 2), (Retain(record_days=1), ["old"], 0), (Retain(days=1, record_days=1), [], 0)],
+)
+async def test_records_go_apart_from_messages(
+    opener: Opener, retain: Retain, messages: list[str], records: int
+) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann, it.joined("bob", role="reactor") as bob:
+        stored = await ann.send_text("bob", "old")
+        await take(bob, 1)
+        await bob.record("r1", "started", {"trigger": stored.seq, "manifest": [stored.seq]}, record_id="a")
+        await bob.record("r1", "finished", {}, record_id="b")
+        it.day += 2
+        await it.trim(retain)
+        assert await texts_of(ann, "direct:ann~bob") == messages
+        assert len((await bob.call("network.records", {"reaction": "r1"}))["records"]) == records
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upkeep without the minutes between."""
+    monkeypatch.setattr(retention, "EVERY_S", 0.001)
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_node_trims_by_itself(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann:
+        await ann.broadcast("old")
+    async with team(opener(), retain=DAY, day=1002) as it, it.joined("ann") as ann:
+        async with asyncio.timeout(TIMEOUT_S):
+            while await texts_of(ann, "broadcast"):
+                pass
+
+
+@pytest.mark.usefixtures("often")
+async def test_results_of_calls_are_forgotten_after_a_day(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann:
+        await ann.call("network.cancel", {"thread_id": "broadcast"}, call_id="c1")
+        it.day += 2
+        async with asyncio.timeout(TIMEOUT_S):
+            while await it.ledger.cold("call", "", 10):
+                await ann.call("network.info")
+
+
+# -- what stays
+
+
+async def test_what_an_open_reactions_prompt_holds_stays(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann, it.joined("bob", role="reactor") as bob:
+        for text in ("gone", "in the prompt", "trigger"):
+            stored = await ann.send_text("bob", text)
+        await take(bob, 3)
+        body = {"trigger": stored.seq, "manifest": [stored.seq - 1, stored.seq]}
+        await bob.record("r1", "started", body, record_id="a")
+        it.day += 2
+        both = Retain(days=1, record_days=1)
+        await it.trim(both)
+        assert await texts_of(ann, "direct:ann~bob") == ["in the prompt", "trigger"]
+        assert len((await bob.call("network.records", {"reaction": "r1"}))["records"]) == 1
+        await bob.record("r1", "finished", {}, record_id="b")
+        it.day += 2
+        await it.trim(both)
+        assert await texts_of(ann, "direct:ann~bob") == []
+
+
+async def test_the_open_reaction_of_a_removed_agent_holds_nothing_back(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("mia", kind="human") as mia:
+        async with it.joined("bob", role="reactor") as bob:
+            stored = await mia.send_text("bob", "old")
+            await take(bob, 1)
+            await bob.record("r1", "started", {"trigger": stored.seq}, record_id="a")
+        it.day += 2
+        await it.trim()
+        assert await texts_of(mia, "direct:bob~mia") == ["old"]
+        await mia.call("network.remove", {"agent_id": "bob"})
+        await it.trim()
+        assert await texts_of(mia, "direct:bob~mia") == []
+
+
+async def test_what_a_connected_session_has_yet_to_be_given_stays(opener: Opener) -> None:
+    async with team(opener(), max_unacked=2) as it, it.joined("ann") as ann, it.joined("bob") as bob:
+        for number in range(10):
+            await ann.send_text("bob", str(number))
+        it.day += 2
+        await it.trim()
+        assert await take(bob, 10) == [str(number) for number in range(10)]
+
+
+async def test_a_session_that_has_nothing_to_get_holds_nothing_back(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("idle"), it.joined("ann") as ann, it.joined("bob") as bob:
+        await ann.send_text("bob", "old")
+        await take(bob, 1)
+        it.day += 2
+        await it.trim()
+        assert await texts_of(ann, "direct:ann~bob") == []
+
+
+async def test_a_message_that_is_to_come_again_stays(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann, it.joined("bob") as bob:
+        await ann.send_text("bob", "again")
+        await (await anext(bob.deliveries())).nack("not yet", retry_after_ms=20)
+        await bob.call("network.info")
+        it.day += 0.5
+        await it.trim(Retain(days=1))
+        it.day += 2
+        await it.trim()
+        delivery = await anext(bob.deliveries())
+        assert (delivery.message.text, delivery.attempt) == ("again", 2)
+
+
+async def test_a_budget_holds_as_long_as_its_conversation_does(opener: Opener) -> None:
+    async with team(opener(), max_root_messages=3) as it, it.joined("ann") as ann:
+        last = await ann.broadcast("root")
+        it.day += 2
+        for _ in range(2):
+            last = await ann.broadcast("on", cause=last.seq)
+        await it.trim()
+        assert await texts_of(ann, "broadcast") == ["on", "on"]
+        with pytest.raises(LoopStopped):
+            await ann.broadcast("too much", cause=last.seq)
+        with pytest.raises(UnknownMessage):
+            await ann.broadcast("gone", cause=last.seq - 2)
+
+
+# -- who came too late is told
+
+
+async def test_50_truncated_histories_give_50_limited(opener: Opener) -> None:
+    names = [f"agent{number:02}" for number in range(50)]
+    cursors: dict[str, Cursor] = {}
+    async with team(opener()) as it, it.joined("ann") as ann:
+        for name in names:  # each leaves with another message as its last one
+            async with it.joined(name) as client:
+                await ann.broadcast(f"before {name}")
+                await take(client, 1)
+                await client.call("network.info")
+                cursors[name] = client.cursor
+        await ann.broadcast("missed by all")
+        it.day += 2
+        kept = [await ann.broadcast(f"kept {number}") for number in range(3)]
+        assert await it.trim() > 50
+        expected = [f"kept {number}" for number in range(3)]
+        told = 0
+        for number, name in enumerate(names):
+            resume = cursors[name] if number % 2 else None  # both ways to come back
+            async with it.joined(name, resume=resume) as client:
+                told += client.welcome.resume == "limited"
+                assert client.welcome.missing_before == kept[0].seq
+                assert await take(client, 3) == expected
+        assert told == 50
+        async with it.joined(names[0]) as client:
+            assert client.welcome.resume == "full", "told once: now its floor is where the log begins"
+
+
+async def test_who_has_everything_up_to_the_cut_misses_nothing(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann:
+        async with it.joined("bob") as bob:
+            await ann.send_text("bob", "old")
+            await take(bob, 1)
+            cursor = bob.cursor
+        it.day += 2
+        await it.trim()
+        await ann.send_text("bob", "new")
+        for resume in (None, cursor):
+            async with it.joined("bob", resume=resume) as bob:
+                assert bob.welcome.resume == "full"
+                async with asyncio.timeout(TIMEOUT_S):
+                    assert (await anext(bob.deliveries())).message.text == "new"
+
+
+async def test_who_joins_while_the_log_is_cut_is_told(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann:
+        async with it.joined("bob"):
+            pass
+        await ann.send_text("bob", "old")
+        it.day += 2
+        is_planned, may_go = asyncio.Event(), asyncio.Event()
+        trim = it.ledger.trim
+
+        async def trim_slowly(plan: Trim) -> tuple[int, int]:
+            is_planned.set()
+            await may_go.wait()
+            return await trim(plan)
+
+        it.ledger.trim = trim_slowly  # type: ignore[assignment,method-assign]
+        trimming = asyncio.create_task(it.trim())
+        await is_planned.wait()
+        bob = NetworkClient("bob", transport=LocalTransport(it.hub))
+        joining = asyncio.create_task(bob.connect())
+        for _ in range(20):  # as far as it gets by itself
+            await asyncio.sleep(0)
+        may_go.set()
+        await trimming
+        welcome = await joining
+        assert (welcome.resume, welcome.missing_before) == ("limited", it.first_seq)
+        await bob.close()
+
+
+async def test_what_was_dropped_is_not_tried_again(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann:
+        async with it.joined("bob") as bob:
+            await ann.send_text("bob", "failed")
+            await (await anext(bob.deliveries())).nack("no", retry_after_ms=60_000)
+            await bob.call("network.info")
+        it.day += 2
+        await it.trim()
+        async with it.joined("bob") as bob:
+            assert bob.welcome.resume == "limited"
+            await ann.send_text("bob", "new")
+            assert await take(bob, 1) == ["new"]
+            await bob.history("direct:ann~bob")
+    async with team(opener()) as it:
+        assert list(it.hub.state.items("attempt")) == []
+
+
+# -- identities
+
+
+async def test_a_repeat_is_recognised_as_long_as_the_message_is_kept(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann:
+        await ann.broadcast("one", message_id="trimmed")
+        it.day += 2
+        kept = await ann.broadcast("two", message_id="kept")
+        await it.trim()
+        again = await ann.broadcast("two", message_id="kept")
+        assert (again.seq, again.duplicate) == (kept.seq, True)
+        new = await ann.broadcast("one", message_id="trimmed")
+        assert (new.seq > kept.seq, new.duplicate) == (True, False)
+
+
+@pytest.mark.parametrize("last", ["message", "record"])
+async def test_seqs_and_stamps_are_not_used_again_after_everything_went(opener: Opener, last: str) -> None:
+    async with team(opener()) as it:
+        async with it.joined("ann") as ann:
+            await ann.broadcast("old")
+            if last == "record":
+                await ann.record("r1", "note", {}, record_id="a")
+        head, epoch = it.hub.state.head, it.hub.epoch
+        it.day += 2
+        await it.trim(Retain(days=1, record_days=1))
+        assert await it.ledger.rows(0, 10) == []
+    async with team(opener(), day=999) as it, it.joined("ann") as ann:  # the clock went back meanwhile
+        assert (it.hub.state.head, it.hub.epoch) == (head, epoch)
+        assert (await ann.broadcast("new")).seq == head + 1
+        [message] = (await ann.history("broadcast")).messages
+        assert message.sent_at >= 1000 * DAY_MS
+
+
+async def test_only_records_went_and_no_seq_is_used_again(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann:
+        await ann.broadcast("kept")
+        await ann.record("r1", "note", {}, record_id="a")
+        head = it.hub.state.head
+        it.day += 2
+        await it.trim(Retain(record_days=1))
+        assert await texts_of(ann, "broadcast") == ["kept"]
+    async with team(opener(), day=1002) as it:
+        assert it.hub.state.head == head
+
+
+# -- size
+
+
+def used_bytes(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        pages, free, size = (
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+    return int((pages - free) * size)
+
+
+async def fill(it: Team, count: int, *, size: int = 1000) -> None:
+    async with it.joined("ann") as ann:
+        for start in range(0, count, 500):
+            await asyncio.gather(
+                *(ann.broadcast(f"{number} {'x' * size}") for number in range(start, min(start + 500, count)))
+            )
+
+
+async def test_the_oldest_go_until_the_size_is_within_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "team.db"
+    async with team(SQLiteLedger(path, new_epoch=random_id)) as it:
+        await fill(it, 3000)
+        bound = used_bytes(path) // 2
+        await it.trim(Retain(bytes=bound))
+        assert used_bytes(path) <= bound
+        assert used_bytes(path) > bound * 0.8, "no more than had to go"
+        rows = await it.ledger.rows(0, 5000)
+        kept = [row.seq for row in rows]
+        assert kept == list(range(kept[0], it.hub.state.head + 1)), "the oldest went"
+        assert await it.trim(Retain(bytes=bound)) == 0
+
+
+async def test_a_little_too_much_costs_a_little(tmp_path: Path) -> None:
+    path = tmp_path / "team.db"
+    async with team(SQLiteLedger(path, new_epoch=random_id)) as it:
+        await fill(it, 1000)
+        before = len(await it.ledger.rows(0, 5000))
+        bound = used_bytes(path) - 8192
+        await it.trim(Retain(bytes=bound))
+        assert used_bytes(path) <= bound
+        assert len(await it.ledger.rows(0, 5000)) > before * 0.9
+
+
+async def test_a_bound_that_cannot_be_kept_ends(tmp_path: Path) -> None:
+    async with team(SQLiteLedger(tmp_path / "team.db", new_epoch=random_id)) as it:
+        await fill(it, 100)
+        await it.trim(Retain(bytes=1024))  # less than an empty database takes
+        assert await it.ledger.rows(0, 10) == []
+
+
+async def test_in_memory_sizes_are_not_counted() -> None:
+    async with team(MemoryLedger(epoch="e1")) as it:
+        await fill(it, 10)
+        assert await it.trim(Retain(bytes=1024)) == 0

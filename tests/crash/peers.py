@@ -1,0 +1,208 @@
+"""Participants on raw frames that come back after every loss: they repeat what was not answered, and keep all they were told.
+
+Written on plain `websockets` and `json`, as `tests.support.wire` is: nothing of the project's own client is trusted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from tests.support.node import Node
+from tests.support.wire import WireSession
+
+SILENCE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One delivery."""
+
+    seq: int
+    attempt: int
+    sender_id: str
+    message_id: str
+    thread_id: str
+    content: Any
+
+    @classmethod
+    def read(cls, frame: dict[str, Any]) -> Heard:
+        message = frame["message"]
+        return cls(
+            message["seq"], frame["attempt"], message["sender_id"], message["message_id"], message["thread_id"], message["content"]
+        )  # fmt: skip
+
+
+class Peer:
+    """One participant. Send with `send`, wait with `settled`; `come_back` and `lose` are for the test to call.
+
+    ``answers`` holds every answer to each ``message_id``, ``heard`` every delivery in order of arrival, over all its sessions.
+    ``on_heard`` may answer a delivery; else each one is acknowledged by itself, or, with ``ack_every`` > 1, so many at once, or, with 0,
+    none. ``keeps_cursor``: it resumes after what it has heard, not from the hub's floor.
+    """
+
+    def __init__(
+        self, node: Node, agent_id: str, *, ack_every: int = 1, keeps_cursor: bool = False, **hello: Any
+    ) -> None:
+        self.agent_id = agent_id
+        self.answers: dict[str, list[dict[str, Any]]] = {}
+        self.heard: list[Heard] = []
+        self.notices: list[dict[str, Any]] = []
+        self.welcomes: list[dict[str, Any]] = []
+        self.on_heard: Callable[[Heard], dict[str, Any] | None] | None = None
+        self._node = node
+        self._ack_every = ack_every
+        self._keeps_cursor = keeps_cursor
+        self._hello = hello
+        self._session: WireSession | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._unanswered: dict[str, str] = {}
+        self._taken = 0
+        self._has_left = False
+        self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._unanswered)
+
+    @property
+    def stored(self) -> dict[str, int]:
+        """The seq of each message that was acknowledged."""
+        return {
+            message_id: found["seq"]
+            for message_id, answers in self.answers.items()
+            for found in answers[:1]
+            if found["type"] == "stored"
+        }
+
+    # --- the connection
+
+    async def come_back(self) -> None:
+        """Connect, say hello, and repeat in its order what was not answered."""
+        assert self._session is None
+        hello = dict(self._hello)
+        if self._keeps_cursor and self.welcomes:
+            hello["resume"] = {"epoch": self.welcomes[-1]["network"]["epoch"], "cursor": self._cursor()}
+        session = await self._node.connect()
+        welcome = await session.hello(self.agent_id, token=self._node.token_of(self.agent_id), **hello)
+        self.welcomes.append(welcome)
+        self._has_left = False
+        self._session = session
+        self._reading = asyncio.create_task(self._read(session))
+        for raw in list(self._unanswered.values()):
+            await self._push(raw)
+
+    async def come_back_if_possible(self) -> bool:
+        """`come_back`, or False when the node is gone again."""
+        try:
+            await self.come_back()
+        except (OSError, ConnectionClosed, InvalidHandshake, AssertionError):
+            self._session = None
+            return False
+        return True
+
+    async def lose(self) -> None:
+        """Cut the connection without a word."""
+        session = self._session
+        if session is not None:
+            session.socket.transport.abort()
+        await self.lost()
+
+    async def leave(self) -> None:
+        """Say ``bye``: the hub takes in all that was sent before. What it delivers meanwhile counts as not heard."""
+        self._has_left = True
+        await self._push('{"type":"bye"}')
+        await self.lost()
+
+    async def lost(self) -> None:
+        """Wait until the connection has ended."""
+        if self._reading is not None:
+            await self._reading
+
+    def _cursor(self) -> int:
+        return self.heard[-1].seq if self.heard else self.welcomes[0]["cursor"]
+
+    # --- sending
+
+    async def send(self, message_id: str, to: str, content: Any, **fields: Any) -> None:
+        """Send without waiting for the answer; while the connection is down the message waits for the next one."""
+        frame = {"type": "send", "message_id": message_id, "to": to, "content": content, **fields}
+        raw = json.dumps(frame)
+        self._unanswered[message_id] = raw
+        await self._push(raw)
+
+    async def call(self, op: str, **args: Any) -> None:
+        """Call an operation and wait for its result."""
+        call_id = f"{op}-{len(self.answers)}"
+        raw = json.dumps({"type": "call", "call_id": call_id, "op": op, "args": args})
+        self._unanswered[call_id] = raw
+        await self._push(raw)
+        await self.until(lambda: call_id in self.answers)
+        assert self.answers[call_id][-1]["type"] == "result", self.answers[call_id]
+
+    async def settled(self) -> None:
+        """Wait until everything is answered."""
+        await self.until(lambda: not self._unanswered)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something holds that frames may change."""
+        if not is_so():
+            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((is_so, changed))
+            taken = -1
+            while not (await asyncio.wait({changed}, timeout=SILENCE_S))[0]:
+                assert self._taken > taken, f"{self.agent_id} heard nothing for {SILENCE_S} s; {self.unanswered=}"
+                taken = self._taken
+
+    async def _push(self, raw: str) -> None:
+        if self._session is None:
+            return
+        try:
+            await self._session.socket.send(raw)
+        except ConnectionClosed:
+            return  # the reader finds out; what has no answer is repeated
+
+    # --- reading
+
+    async def _read(self, session: WireSession) -> None:
+        try:
+            for frame in session.unread:
+                await self._take(frame)
+            async for raw in session.socket:
+                await self._take(json.loads(raw))
+        except ConnectionClosed:
+            pass
+        finally:
+            self._session = None
+
+    async def _take(self, frame: dict[str, Any]) -> None:
+        self._taken += 1
+        match frame["type"]:
+            case "stored" | "error" | "result":
+                request_id = frame.get("message_id") or frame.get("call_id")
+                assert request_id is not None, frame
+                self.answers.setdefault(request_id, []).append(frame)
+                self._unanswered.pop(request_id, None)
+            case "deliver" if not self._has_left:
+                heard = Heard.read(frame)
+                self.heard.append(heard)
+                reply = self.on_heard(heard) if self.on_heard is not None else None
+                if reply is not None:
+                    await self._push(json.dumps(reply))
+                elif self._ack_every == 1:
+                    await self._push(f'{{"type":"ack","seq":{heard.seq},"only":true}}')
+                elif self._ack_every and len(self.heard) % self._ack_every == 0:
+                    await self._push(f'{{"type":"ack","seq":{heard.seq}}}')
+            case "notice":
+                self.notices.append(frame)
+        for waiting in self._waiting[:]:
+            is_so, changed = waiting
+            if is_so():
+                self._waiting.remove(waiting)
+                if not changed.done():
+                    changed.set_result(None)

@@ -1,0 +1,101 @@
+"""P1 under `kill -9`: a real hub process, killed again and again while twenty senders are at it. docs/promises.md."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from roundelay.network.ledger_sqlite import SQLiteLedger
+from tests.crash.conftest import Note
+from tests.crash.peers import Peer
+from tests.support.node import ProcessNode, node_process
+
+SENDERS = 20
+MESSAGES_PER_S = 500
+LONGEST_LIFE_S = 0.3
+EAR = "ear"
+
+
+async def _talk(peer: Peer, random: Random) -> None:
+    """Send at a steady rate, whether the hub is there or not, until cancelled."""
+    pause_s = SENDERS / MESSAGES_PER_S
+    due_at = time.monotonic() + random.random() * pause_s
+    number = 0
+    while True:
+        await asyncio.sleep(max(0.0, due_at - time.monotonic()))
+        due_at += pause_s
+        number += 1
+        await peer.send(f"m{number}", f"agent:{EAR}", number)
+
+
+async def _prove(db: Path, note: Note, *, kills: int) -> None:
+    random = Random(kills)
+    began_at = time.monotonic()
+    async with node_process(db, limits={"root_messages_per_s": 100_000}) as node:
+        ear = Peer(node, EAR, keeps_cursor=True)
+        senders = [Peer(node, f"s{number}") for number in range(SENDERS)]
+        await asyncio.gather(*(peer.come_back() for peer in (ear, *senders)))
+        talking = [asyncio.create_task(_talk(peer, random)) for peer in senders]
+        unanswered = 0
+        for _ in range(kills):
+            unanswered += await _kill_once(node, [ear, *senders], random)
+        for task in talking:
+            task.cancel()
+        await asyncio.gather(*talking, return_exceptions=True)
+        elapsed_s = time.monotonic() - began_at
+        await asyncio.gather(*(peer.settled() for peer in senders))
+        sent = sum(len(peer.answers) for peer in senders)
+        await ear.until(lambda: len({heard.seq for heard in ear.heard}) == sent)
+
+    ledger = SQLiteLedger(db, new_epoch=lambda: "renewed")
+    meta, _ = await ledger.open()
+    rows = [row for row in await ledger.rows(0, 10_000_000) if row.type == "message"]
+    await ledger.close()
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        found.setdefault((row.actor, row.key[2:]), []).append(row.seq)
+    lost = doubled = moved = acknowledged = 0
+    for peer in senders:
+        for message_id, answers in peer.answers.items():
+            seqs = found.pop((peer.agent_id, message_id), [])
+            acknowledged += 1
+            lost += not seqs
+            doubled += len(seqs) > 1
+            moved += {answer["seq"] for answer in answers if answer["type"] == "stored"} != set(seqs)
+            assert all(answer["type"] == "stored" for answer in answers), answers
+    by_seq = {row.seq: (row.actor, row.key[2:]) for row in rows}
+    unkept = sum(by_seq.get(heard.seq) != (heard.sender_id, heard.message_id) for heard in ear.heard)
+    note(
+        kills=kills, senders=SENDERS, messages_per_s=round(sent / elapsed_s), acknowledged=acknowledged, unanswered_at_a_kill=unanswered,
+        lost=lost, doubled=doubled, moved=moved, delivered=len(ear.heard), delivered_and_lost=unkept,
+    )  # fmt: skip
+    assert (lost, doubled, moved, unkept, found) == (0, 0, 0, 0, {})
+    assert unanswered > 0, "no kill met a message under way"
+    assert {welcome["network"]["epoch"] for peer in senders for welcome in peer.welcomes} == {meta.epoch}
+
+
+async def _kill_once(node: ProcessNode, peers: list[Peer], random: Random) -> int:
+    """Kill the hub at work and start it again; gives how many sends had no answer at the kill."""
+    before = [len(peer.stored) for peer in peers]
+    await peers[1].until(lambda: len(peers[1].stored) > before[1])  # it has acknowledged something in this life
+    await asyncio.sleep(random.random() * LONGEST_LIFE_S)
+    await node.kill9()
+    await asyncio.gather(*(peer.lost() for peer in peers))
+    unanswered = sum(peer.unanswered for peer in peers)
+    await node.restart()
+    await asyncio.gather(*(peer.come_back() for peer in peers))
+    return unanswered
+
+
+async def test_no_acknowledged_message_is_lost_by_20_kills(tmp_path: Path, note: Note) -> None:
+    await _prove(tmp_path / "team.db", note, kills=20)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+async def test_no_acknowledged_message_is_lost_by_200_kills(tmp_path: Path, note: Note) -> None:
+    await _prove(tmp_path / "team.db", note, kills=200)

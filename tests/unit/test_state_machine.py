@@ -1,0 +1,754 @@
+"""Delivery as a whole, against a plain-list oracle: participants come, send, acknowledge, fail, vanish, and hubs restart.
+
+The hub is the real one, over a ledger in memory (or a file), stepped by hand, without sockets and without waiting. The oracle keeps
+every message with who it was for, and each session's deliveries, and knows of no floors, queues, windows or pages. It says after
+each step what every session must have been given by now, and what it must never be given.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from roundelay.network.ledger import Wanted
+from roundelay.network.session import Session
+from tests.support.stepped_hub import SteppedHub, StubConnection
+
+AGENTS = ("alice", "bob", "carol", "dave")
+CHANNELS = ("dev", "ops")
+LIMITS = {
+    "max_unacked": 3,
+    "session_queue_bytes": 1024,  # two or three deliveries: the third or fourth puts a session behind
+    "sends_per_s": 1_000_000_000,
+    "root_messages_per_s": 1_000_000_000,
+}
+ACK_LAG_MS = 1000
+"""docs/protocol.md: acknowledgements may lag a crash by so much."""
+MAX_FAILURES = 5
+PADDING = "x" * 150
+
+agents = st.sampled_from(AGENTS)
+channels = st.sampled_from(CHANNELS)
+picks = st.integers(0, 11)
+numbers = st.integers(1, 4)
+rarely = st.sampled_from((False, False, False, True))
+settles = st.sampled_from((True, True, False))
+"""Whether the hub gets to run after this; else the next step meets it with this one still to do."""
+
+
+@dataclass
+class Message:
+    """One stored message and who it is for."""
+
+    seq: int
+    sender: str
+    message_id: str
+    frame: dict[str, Any]
+    by: Visit | None
+    """The session that sent it, which does not get it."""
+    recipients: frozenset[str]
+    witnesses: frozenset[str]
+    """Who could read the message that its reply chain began with: the readers of all its replies."""
+    excluded: frozenset[str]
+
+
+@dataclass(eq=False)
+class Visit:
+    """One session, as its participant lived it."""
+
+    agent: str
+    session: Session
+    connection: StubConnection
+    resumes: bool
+    handled_before: set[int]
+    cursor: int = -1
+    head: int = 0
+    is_open: bool = True
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unread: dict[str, int | None] = field(default_factory=dict)
+    """Sends settled while the other end took nothing: the seq of each, or None for a refused one."""
+    given: list[tuple[int, int]] = field(default_factory=list)
+    """(seq, attempt) of every delivery."""
+    held: set[int] = field(default_factory=set)
+    """Given, and neither acknowledged nor refused."""
+    refused: set[int] = field(default_factory=set)
+
+    @property
+    def is_welcome(self) -> bool:
+        return self.is_open and self.cursor >= 0
+
+    @property
+    def top(self) -> int:
+        return max([self.cursor, *(seq for seq, _ in self.given)])
+
+    @property
+    def is_blocked(self) -> bool:
+        return self.connection.is_paused or len(self.held) >= LIMITS["max_unacked"]
+
+
+@dataclass
+class Sending:
+    """A `send` on its way."""
+
+    visit: Visit
+    frame: dict[str, Any]
+    parent: Message | None = None
+
+
+@dataclass
+class Moving:
+    """A `channels.join` or `channels.leave` on its way."""
+
+    visit: Visit
+    call_id: str
+    channel: str
+    is_join: bool
+
+
+@dataclass
+class Inbox:
+    """What one participant has done with its messages."""
+
+    handled: dict[int, int] = field(default_factory=dict)
+    """seq: when (ms)."""
+    forgotten: set[int] = field(default_factory=set)
+    """Acknowledged so shortly before a crash that they may come again, or not."""
+    failures: dict[int, int] = field(default_factory=dict)
+    due: dict[int, int] = field(default_factory=dict)
+    """Refused ones that wait: when they may come again (ms)."""
+    dead: set[int] = field(default_factory=set)
+
+
+class Delivery(RuleBasedStateMachine):
+    """See the module. ``counts`` adds up what happened in a run."""
+
+    counts: dict[str, int] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hub = self.make_hub()
+        self.numbers = itertools.count(1)
+        self.registered: dict[str, int] = {}
+        self.members: dict[str, set[str]] = {name: set() for name in CHANNELS}
+        self.inboxes = {agent: Inbox() for agent in AGENTS}
+        self.messages: list[Message] = []
+        self.lost_sends: list[Sending] = []
+        self.visits: list[Visit] = []
+        self.under_way: list[Visit | Sending | Moving] = []
+
+    def make_hub(self) -> SteppedHub:
+        return SteppedHub(LIMITS)
+
+    def count(self, what: str, number: int = 1) -> None:
+        type(self).counts[what] = type(self).counts.get(what, 0) + number
+
+    @initialize()
+    def begin(self) -> None:
+        """Three are here, two of them in a channel."""
+        for agent in AGENTS[:3]:
+            self.arrive(agent, resumes=False, cursor=0)
+        self.settle()
+        for name, visit in zip(CHANNELS, self.visits, strict=False):
+            frame = {"type": "call", "call_id": f"make-{name}", "op": "channels.create", "args": {"name": name}}
+            self.hub.receive(visit.session, frame)
+            self.under_way.append(Moving(visit, f"make-{name}", name, is_join=True))
+        self.under_way.append(self.join_channel(self.visits[1], CHANNELS[0]))
+        self.settle()
+
+    # --- sessions
+
+    @rule(agent=agents, resumes=st.booleans(), back=picks, settles=settles)
+    def join_network(self, agent: str, resumes: bool, back: int, settles: bool) -> None:
+        """A session from the floor, or from a cursor of the client's own: one that some session of this participant was at."""
+        if len([visit for visit in self.visits if visit.is_open]) >= 7:
+            return
+        own = [self.registered.get(agent, 0)]
+        own += [seq for visit in self.visits if visit.agent == agent for seq, _ in visit.given]
+        is_known = agent in self.registered and not any(
+            isinstance(item, Visit) and item.agent == agent for item in self.under_way
+        )
+        self.arrive(agent, resumes=resumes and is_known, cursor=sorted(set(own))[-1 - back % len(set(own))])
+        self.finish(settles)
+
+    def arrive(self, agent: str, *, resumes: bool, cursor: int) -> None:
+        connection, session = self.hub.connect()
+        visit = Visit(agent, session, connection, resumes, set(self.inboxes[agent].handled))
+        frame: dict[str, Any] = {"type": "hello", "protocol": 1, "agent_id": agent, "kind": "agent"}
+        if resumes:
+            frame["resume"] = {"epoch": self.hub.hub.epoch, "cursor": cursor}
+            self.count("resumed from a cursor")
+        self.hub.receive(session, frame)
+        self.visits.append(visit)
+        self.under_way.append(visit)
+        self.count("sessions")
+
+    @rule(pick=picks, says_bye=st.booleans(), settles=settles)
+    def leave_network(self, pick: int, says_bye: bool, settles: bool) -> None:
+        visit = self.pick_visit(pick)
+        if visit is None:
+            return
+        if says_bye:
+            self.hub.receive(visit.session, {"type": "bye"})
+            self.settle()
+            assert visit.connection.closed == 1000
+        else:
+            self.take(visit)
+            self.hub.hub.disconnect(visit.session)
+            visit.is_open = False
+            self.count("sessions lost")
+        self.finish(settles)
+
+    @rule(pick=picks)
+    def pause_or_go_on(self, pick: int) -> None:
+        """The other end takes no more, or takes again."""
+        visit = self.pick_visit(pick)
+        if visit is None:
+            return
+        visit.connection.is_paused = not visit.connection.is_paused
+        if not visit.connection.is_paused:
+            self.hub.hub.resume(visit.session)
+        self.settle()
+
+    # --- sending
+
+    @rule(pick=picks, to=st.sampled_from((*(f"agent:{agent}" for agent in AGENTS), "broadcast")), number=numbers, settles=settles)
+    def send_some(self, pick: int, to: str, number: int, settles: bool) -> None:
+        for _ in range(number):
+            self.send(pick, to)
+        self.finish(settles)
+
+    @rule(pick=picks, excluded=agents, settles=settles)
+    def broadcast_to_some(self, pick: int, excluded: str, settles: bool) -> None:
+        self.send(pick, "broadcast", excluded=excluded)
+        self.finish(settles)
+
+    @rule(pick=picks, channel=channels, number=numbers, settles=settles)
+    def post(self, pick: int, channel: str, number: int, settles: bool) -> None:
+        for _ in range(number):
+            self.send(pick, f"channel:{channel}")
+        self.finish(settles)
+
+    @rule(pick=picks, back=picks, settles=settles)
+    def reply(self, pick: int, back: int, settles: bool) -> None:
+        visit = self.pick_visit(pick)
+        if visit is None:
+            return
+        readable = [m for m in self.messages if visit.agent in m.recipients or visit.agent == m.sender]
+        if not readable:
+            return
+        parent = readable[-1 - back % len(readable)]
+        to = str(parent.frame["to"])
+        if to.startswith("agent:") and parent.sender != visit.agent:
+            to = f"agent:{parent.sender}"
+        self.send(pick, to, parent=parent)
+        self.finish(settles)
+
+    def send(self, pick: int, to: str, *, parent: Message | None = None, excluded: str | None = None) -> None:
+        visit = self.pick_visit(pick)
+        if visit is None:
+            return
+        number = next(self.numbers)
+        frame = {"type": "send", "message_id": f"m{number}", "to": to, "content": f"{number} {PADDING}"}
+        if parent is not None:
+            frame["reply_to"] = parent.seq
+        if excluded is not None and excluded != visit.agent:
+            frame["exclude_agent_ids"] = [excluded]
+        self.submit(Sending(visit, frame, parent))
+
+    def submit(self, sending: Sending) -> None:
+        self.hub.receive(sending.visit.session, sending.frame)
+        self.under_way.append(sending)
+
+    @rule(pick=picks, back=picks, is_same=st.booleans())
+    def repeat(self, pick: int, back: int, is_same: bool) -> None:
+        """The first ``seq`` again, or a conflict, whatever has changed since."""
+        self.settle()
+        visit = self.pick_visit(pick)
+        if visit is None or visit.connection.is_paused:
+            return
+        sent = [message for message in self.messages if message.sender == visit.agent]
+        if not sent:
+            return
+        message = sent[-1 - back % len(sent)]
+        frame = message.frame if is_same else {**message.frame, "content": "another"}
+        self.hub.receive(visit.session, frame)
+        head = self.hub.hub.state.head
+        self.settle()
+        answer = visit.answers.pop(message.message_id)
+        assert self.hub.hub.state.head == head
+        if is_same:
+            assert (answer["seq"], answer["duplicate"]) == (message.seq, True)
+        else:
+            assert answer["code"] == "id_conflict"
+        self.count("repeats")
+
+    @rule(pick=picks, to=st.sampled_from(("agent:nobody", "channel:nowhere", "mod:nothing")))
+    def send_to_nobody(self, pick: int, to: str) -> None:
+        self.settle()
+        visit = self.pick_visit(pick)
+        if visit is None or visit.connection.is_paused:
+            return
+        head = self.hub.hub.state.head
+        self.hub.receive(visit.session, {"type": "send", "message_id": "nobody", "to": to, "content": 1})
+        self.settle()
+        assert visit.answers.pop("nobody")["code"] == "unknown_recipient"
+        assert self.hub.hub.state.head == head
+
+    @rule(pick=picks, channel=channels, is_join=st.booleans(), settles=settles)
+    def change_membership(self, pick: int, channel: str, is_join: bool, settles: bool) -> None:
+        visit = self.pick_visit(pick)
+        if visit is None:
+            return
+        self.under_way.append(self.join_channel(visit, channel, is_join=is_join))
+        self.finish(settles)
+
+    def join_channel(self, visit: Visit, channel: str, *, is_join: bool = True) -> Moving:
+        call_id, op = f"c{next(self.numbers)}", "channels.join" if is_join else "channels.leave"
+        self.hub.receive(visit.session, {"type": "call", "call_id": call_id, "op": op, "args": {"name": channel}})
+        return Moving(visit, call_id, channel, is_join)
+
+    # --- handling
+
+    @rule(pick=picks, back=picks, settles=settles)
+    def ack(self, pick: int, back: int, settles: bool) -> None:
+        """Everything up to a delivery is handled, what came to other sessions included."""
+        visit, seq = self.pick_delivery(pick, back)
+        if visit is None:
+            return
+        self.hub.receive(visit.session, {"type": "ack", "seq": seq})
+        visit.held = {other for other in visit.held if other > seq}
+        self.handle(visit.agent, [m.seq for m in self.messages if m.seq <= seq and visit.agent in m.recipients])
+        self.finish(settles)
+
+    @rule(pick=picks, back=picks, settles=settles)
+    def ack_only(self, pick: int, back: int, settles: bool) -> None:
+        visit, seq = self.pick_delivery(pick, back)
+        if visit is None:
+            return
+        self.hub.receive(visit.session, {"type": "ack", "seq": seq, "only": True})
+        visit.held.discard(seq)
+        if visit.agent in self.message(seq).recipients:
+            self.handle(visit.agent, [seq])
+        self.finish(settles)
+
+    @rule(pick=picks)
+    def ack_everything_one_by_one(self, pick: int) -> None:
+        """What a client does that handles in parallel; newest first, so that the floor has to wait."""
+        visit = self.pick_visit(pick)
+        if visit is None:
+            return
+        for seq in sorted(visit.held, reverse=True):
+            self.hub.receive(visit.session, {"type": "ack", "seq": seq, "only": True})
+            visit.held.discard(seq)
+            self.handle(visit.agent, [seq])
+        self.settle()
+
+    @rule(pick=picks)
+    def ack_too_much(self, pick: int) -> None:
+        self.settle()
+        visit = self.pick_visit(pick)
+        if visit is None or visit.connection.is_paused:
+            return
+        self.hub.receive(visit.session, {"type": "ack", "seq": visit.top + 1})
+        self.settle()
+        assert visit.answers.pop("")["code"] == "invalid_arguments"
+
+    def handle(self, agent: str, seqs: list[int]) -> None:
+        inbox = self.inboxes[agent]
+        for seq in seqs:
+            inbox.handled.setdefault(seq, self.hub.now_ms)
+            inbox.forgotten.discard(seq)
+            inbox.due.pop(seq, None)
+        self.count("acknowledged", len(seqs))
+
+    @rule(pick=picks, back=picks, retry_after_ms=st.sampled_from((None, 1, 700, 3000)), settles=settles)
+    def nack(self, pick: int, back: int, retry_after_ms: int | None, settles: bool) -> None:
+        self.settle()
+        visit, seq = self.pick_delivery(pick, back, is_held=back % 4 > 0)
+        if visit is None or visit.connection.is_paused:
+            return
+        frame: dict[str, Any] = {"type": "nack", "seq": seq, "reason": "failed"}
+        if retry_after_ms is not None:
+            frame["retry_after_ms"] = retry_after_ms
+        self.hub.receive(visit.session, frame)
+        if seq not in visit.held:
+            self.settle()
+            assert visit.answers.pop("")["code"] == "invalid_arguments"
+            return
+        visit.held.discard(seq)
+        visit.refused.add(seq)
+        self.fail(visit.agent, seq, retry_after_ms)
+        self.finish(settles)
+
+    def fail(self, agent: str, seq: int, retry_after_ms: int | None) -> None:
+        """One more failure: it comes again when it is due, or is a dead letter at the fifth."""
+        inbox = self.inboxes[agent]
+        failures = inbox.failures.get(seq, 0) + 1
+        self.count("nacked")
+        if failures == MAX_FAILURES:
+            inbox.failures.pop(seq)
+            inbox.dead.add(seq)
+            self.handle(agent, [seq])
+            self.count("dead letters")
+            return
+        inbox.failures[seq] = failures
+        if seq not in inbox.handled:
+            delay_ms = 1000 * 2 ** (failures - 1) if retry_after_ms is None else retry_after_ms
+            inbox.due[seq] = self.hub.now_ms + delay_ms
+
+    # --- time and failures
+
+    @rule(seconds=st.sampled_from((0.01, 0.4, 1.2, 5.0, 20.0)))
+    def wait(self, seconds: float) -> None:
+        self.settle()
+        self.hub.loop.step(seconds)
+        self.settle()
+
+    @rule(crashes=st.booleans(), is_time=rarely)
+    def restart(self, crashes: bool, is_time: bool) -> None:
+        if not is_time:
+            return
+        self.settle()
+        here = self.who_is_here()
+        if crashes:
+            self.hub.crash()
+            self.forget_late_acks()
+        else:
+            self.hub.restart()
+        for visit in self.visits:
+            if visit.is_open and not crashes:
+                assert visit.connection.closed == 4503
+            visit.is_open = False
+        self.count("crashes" if crashes else "restarts")
+        self.come_back(here)
+
+    def who_is_here(self) -> list[str]:
+        return sorted({visit.agent for visit in self.visits if visit.is_welcome})
+
+    def come_back(self, agents: list[str]) -> None:
+        """Clients reconnect by themselves."""
+        for agent in agents:
+            self.arrive(agent, resumes=False, cursor=0)
+        self.settle()
+
+    def forget_late_acks(self) -> None:
+        for inbox in self.inboxes.values():
+            late = {seq for seq, at in inbox.handled.items() if self.hub.now_ms - at < ACK_LAG_MS} - inbox.dead
+            for seq in late:
+                del inbox.handled[seq]
+            inbox.forgotten |= late
+
+    @rule(pick=picks, to=agents, number=numbers, when=st.sampled_from(("before", "after")), is_time=rarely)
+    def fail_a_commit(self, pick: int, to: str, number: int, when: Literal["before", "after"], is_time: bool) -> None:
+        """The disk fails under some sends: nobody is answered, all are sent away, and repeats settle what happened."""
+        self.settle()
+        if not is_time or self.pick_visit(pick) is None or to not in self.registered:
+            return
+        here = self.who_is_here()
+        self.hub.fail_commit(when)
+        for _ in range(number):
+            self.send(pick, f"agent:{to}")
+        sends = [item for item in self.under_way if isinstance(item, Sending)]
+        self.hub.loop.step()
+        if when == "before":
+            self.under_way.clear()
+            self.lost_sends += sends
+        self.settle()
+        for visit in self.visits:
+            assert not visit.is_open or visit.connection.closed == 4503
+            visit.is_open = False
+        assert not any(visit.answers for visit in self.visits)
+        self.forget_late_acks()
+        self.count("failed commits")
+        self.come_back(here)
+
+    @precondition(lambda self: self.lost_sends)
+    @rule(pick=picks)
+    def send_again(self, pick: int) -> None:
+        """What was never answered, under the same id."""
+        sending = self.lost_sends[0]
+        visits = [visit for visit in self.visits if visit.is_welcome and visit.agent == sending.visit.agent]
+        if visits:
+            self.lost_sends.pop(0)
+            self.submit(Sending(visits[pick % len(visits)], sending.frame, sending.parent))
+            self.settle()
+
+    # --- what the hub said
+
+    def finish(self, settles: bool) -> None:
+        if settles:
+            self.settle()
+
+    def settle(self) -> None:
+        """Let the hub do everything there is to do now, and hear what it said."""
+        self.hub.loop.step()
+        for visit in self.visits:
+            if visit.is_open:
+                self.take_answers(visit)
+        under_way, self.under_way = self.under_way, []
+        for item in under_way:
+            match item:
+                case Visit():
+                    self.register(item)
+                case Sending():
+                    self.settle_send(item)
+                case Moving():
+                    self.settle_move(item)
+        for visit in self.visits:
+            if visit.is_open:
+                self.take_deliveries(visit)
+
+    def take(self, visit: Visit) -> None:
+        """Hear what was said so far, while other things are under way."""
+        self.settle()
+
+    def take_answers(self, visit: Visit) -> None:
+        deliveries = []
+        for frame in visit.connection.take_frames():
+            match frame["type"]:
+                case "welcome":
+                    visit.cursor, visit.head = frame["cursor"], frame["head"]
+                case "deliver":
+                    deliveries.append(frame)
+                case "stored" | "error" | "result":
+                    name = frame.get("message_id") or frame.get("call_id") or ""
+                    if name in visit.unread:
+                        assert frame.get("seq") == visit.unread.pop(name)
+                        continue
+                    assert name not in visit.answers, "one answer each"
+                    visit.answers[name] = frame
+                case "notice" if frame["kind"] == "behind":
+                    self.count("times behind")
+                case "notice" if frame["kind"] == "dead_letter":
+                    assert frame["body"]["seq"] in self.inboxes[visit.agent].dead
+        visit.connection.frames = deliveries
+
+    def register(self, visit: Visit) -> None:
+        participant = self.hub.hub.state.participant(visit.agent)
+        assert participant is not None
+        self.registered.setdefault(visit.agent, participant.registered_seq)
+        if visit.is_open:
+            assert visit.cursor >= 0, "welcomed"
+
+    def settle_send(self, sending: Sending) -> None:
+        frame, visit = sending.frame, sending.visit
+        message_id = str(frame["message_id"])
+        key = (visit.agent, "m:" + message_id)
+        known = self.hub.run(self.hub.ledger.lookup(Wanted({key}, set(), set()))).known.get(key)
+        readers = self.find_readers(sending)
+        answer = visit.answers.pop(message_id, None)
+        if answer is None:
+            assert visit.connection.is_paused or not visit.is_open or visit.connection.closed is not None
+            visit.unread[message_id] = known.seq if known is not None else None
+        if readers is None:
+            assert known is None
+            assert answer is None or answer["type"] == "error"
+            return
+        assert known is not None, "everything that may be sent is stored"
+        recipients, witnesses, excluded = readers
+        if answer is not None:
+            assert (answer["seq"], answer["duplicate"]) == (known.seq, False)
+        assert known.seq > max([0, *(message.seq for message in self.messages)])
+        by = visit
+        self.messages.append(
+            Message(known.seq, visit.agent, message_id, frame, by, recipients - {visit.agent}, witnesses, excluded)
+        )
+        self.count("messages")
+
+    def find_readers(
+        self, sending: Sending
+    ) -> tuple[frozenset[str], frozenset[str], frozenset[str]] | None:
+        """Recipients, the readers of replies and who is left out; None if it must be refused."""
+        frame, agent, parent = sending.frame, sending.visit.agent, sending.parent
+        kind, _, name = str(frame["to"]).partition(":")
+        excluded = frozenset(frame.get("exclude_agent_ids", ()))
+        if kind == "agent":
+            return (frozenset({name}), frozenset(), excluded) if name in self.registered else None
+        if kind == "channel" and agent not in self.members[name]:
+            return None
+        present = frozenset(self.registered if kind == "broadcast" else self.members[name])
+        if parent is None:
+            return present - excluded, present, excluded
+        excluded |= parent.excluded
+        return (present & parent.witnesses) - excluded, parent.witnesses, excluded
+
+    def settle_move(self, moving: Moving) -> None:
+        answer = moving.visit.answers.pop(moving.call_id, None)
+        if answer is not None:
+            assert answer["type"] == "result"
+        else:
+            moving.visit.unread[moving.call_id] = None
+        change = self.members[moving.channel].add if moving.is_join else self.members[moving.channel].discard
+        change(moving.visit.agent)
+
+    def take_deliveries(self, visit: Visit) -> None:
+        for frame in visit.connection.take_frames():
+            self.take_delivery(visit, frame)
+        if visit.connection.closed is not None:
+            visit.is_open = False
+
+    def take_delivery(self, visit: Visit, frame: dict[str, Any]) -> None:
+        """Judge one delivery by itself: that it may come to this session, now, as this attempt."""
+        seq, attempt = frame["message"]["seq"], frame["attempt"]
+        message, inbox = self.message(seq), self.inboxes[visit.agent]
+        assert frame["message"]["content"] == message.frame["content"]
+        assert seq > visit.cursor
+        is_again = (seq in visit.refused) or attempt > 1
+        if not is_again:
+            assert seq > max([visit.cursor, *(s for s, a in visit.given if a == 1)]), "ascending, each once"
+        assert (seq, attempt) not in visit.given
+        if message.sender == visit.agent:
+            assert message.by is not visit, "who sent it gets only stored"
+            assert visit.resumes or seq > visit.head, "own messages count as handled"
+        else:
+            assert visit.agent in message.recipients
+            visit.held.add(seq)
+            assert len(visit.held) <= LIMITS["max_unacked"]
+            failures = inbox.failures.get(seq, 0)
+            assert attempt == failures + 1
+            if seq in visit.refused:
+                assert seq not in inbox.handled
+                assert self.hub.now_ms >= inbox.due[seq], "not before it is due"
+            if not visit.resumes:
+                assert seq not in visit.handled_before, "what was handled does not come from the floor"
+        visit.refused.discard(seq)
+        visit.given.append((seq, attempt))
+        self.count("deliveries")
+
+    # --- what must be true whenever the hub has nothing left to do
+
+    @invariant()
+    def everything_is_where_it_belongs(self) -> None:
+        if self.under_way:
+            return
+        for visit in self.visits:
+            if visit.is_welcome and not visit.is_blocked:
+                missing = self.must_have(visit) - {seq for seq, _ in visit.given}
+                assert not missing, f"{visit.agent} was never given {sorted(missing)}"
+                self.check_retries(visit)
+
+    def must_have(self, visit: Visit) -> set[int]:
+        """The seqs that this session must have been given by now."""
+        inbox, must = self.inboxes[visit.agent], set()
+        for message in self.messages:
+            seq = message.seq
+            if seq <= visit.cursor or message.by is visit:
+                continue
+            if message.sender == visit.agent:
+                if visit.resumes or seq > visit.head:
+                    must.add(seq)
+            elif visit.agent in message.recipients:
+                is_open = seq not in inbox.handled and seq not in inbox.forgotten
+                is_waiting = inbox.due.get(seq, -1) >= self.hub.now_ms - 1
+                if (is_open and not is_waiting) or visit.resumes:
+                    must.add(seq)
+        return must
+
+    def check_retries(self, visit: Visit) -> None:
+        """What this session refused has come again, if it is due and nobody has handled it."""
+        inbox = self.inboxes[visit.agent]
+        for seq in visit.refused:
+            if seq in inbox.due and inbox.due[seq] < self.hub.now_ms - 1:
+                raise AssertionError(f"{visit.agent} refused {seq}, and it did not come again")
+
+    def teardown(self) -> None:
+        """At the end everybody comes back once more, handles everything, and is given nothing twice."""
+        try:
+            self.settle()
+            for visit in self.visits:
+                if visit.is_open:
+                    self.hub.hub.disconnect(visit.session)
+                    visit.is_open = False
+            self.settle()
+            for agent in list(self.registered):
+                self.handle_all(agent)
+        finally:
+            self.hub.close()
+
+    def handle_all(self, agent: str) -> None:
+        self.arrive(agent, resumes=False, cursor=0)
+        self.settle()
+        visit, inbox = self.visits[-1], self.inboxes[agent]
+        given = 0
+        while given < len(visit.given) or any(seq not in inbox.handled for seq in inbox.due):
+            given = len(visit.given)
+            for seq in sorted(visit.held):
+                self.hub.receive(visit.session, {"type": "ack", "seq": seq, "only": True})
+                visit.held.discard(seq)
+                self.handle(agent, [seq])
+            self.hub.loop.step(20.0)
+            self.settle()
+        open_ones = {m.seq for m in self.messages if agent in m.recipients} - set(inbox.handled) - inbox.forgotten
+        assert not open_ones, f"{agent} was never given {sorted(open_ones)}"
+        self.hub.hub.disconnect(visit.session)
+        visit.is_open = False
+        self.arrive(agent, resumes=False, cursor=0)
+        self.settle()
+        assert self.visits[-1].given == [], "what was handled comes again"
+
+    # --- choosing
+
+    def pick_visit(self, pick: int) -> Visit | None:
+        visits = [visit for visit in self.visits if visit.is_welcome]
+        return visits[pick % len(visits)] if visits else None
+
+    def pick_delivery(self, pick: int, back: int, *, is_held: bool = False) -> tuple[Visit | None, int]:
+        """A session, and the seq of something it was given, or of something it holds still."""
+        visits = [visit for visit in self.visits if visit.is_welcome and (visit.held if is_held else visit.given)]
+        if not visits:
+            return None, 0
+        visit = visits[pick % len(visits)]
+        seqs = sorted(visit.held if is_held else {seq for seq, _ in visit.given})
+        return visit, seqs[-1 - back % len(seqs)]
+
+    def message(self, seq: int) -> Message:
+        return next(message for message in self.messages if message.seq == seq)
+
+
+class DeliveryOverAFile(Delivery):
+    """The same, over SQLite."""
+
+    counts: dict[str, int] = {}
+
+    def make_hub(self) -> SteppedHub:
+        self.folder = tempfile.TemporaryDirectory()
+        return SteppedHub(LIMITS, Path(self.folder.name) / "team.db")
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.folder.cleanup()
+
+
+def run(machine: type[Delivery], examples: int, steps: int) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    machine.counts = {}
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    )
+    print(f"{machine.__name__}: {examples} histories;", ", ".join(f"{n} {what}" for what, n in machine.counts.items()))
+
+
+def test_every_session_is_given_what_is_its_own() -> None:
+    run(Delivery, 100, 50)
+
+
+def test_every_session_is_given_what_is_its_own_over_a_file() -> None:
+    run(DeliveryOverAFile, 10, 50)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_every_session_is_given_what_is_its_own_in_many_histories() -> None:
+    run(Delivery, 3000, 80)
+    run(DeliveryOverAFile, 200, 80)
