@@ -7,7 +7,6 @@ module only leaves out. `select_threads` is pure, `build_context` asks the hub.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roundelay.network.messages import BaseMessage, MessageThread
@@ -19,27 +18,14 @@ if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The threads of one prompt, in its order, and the ledger's place that they were read at."""
-
-    threads: dict[str, MessageThread]
-    as_of: int
-
-    def list_manifest(self, trigger: BaseMessage) -> list[int]:
-        """Give the seqs of all messages that enter the prompt, ascending, the trigger's included."""
-        return list_manifest(self.threads.values(), trigger)
-
-
-async def build_context(client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy) -> Context:
-    """Read the conversation that the agent may see for this trigger, as it stood at the trigger."""
+async def build_context(client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy) -> dict[str, MessageThread]:
+    """Read the conversation that the agent may see for this trigger, as it stood at the trigger: threads in the prompt's order."""
     window = await retry_later(
         # One more each, since the trigger is shown apart from its thread.
         lambda: client.window(trigger.seq, threads=policy.max_threads, per_thread=policy.per_thread + 1),
         attempts=policy.hub_attempts,
     )
-    threads = select_threads(window.threads, trigger, max_threads=policy.max_threads, per_thread=policy.per_thread)
-    return Context(threads, window.as_of)
+    return select_threads(window.threads, trigger, max_threads=policy.max_threads, per_thread=policy.per_thread)
 
 
 def select_threads(

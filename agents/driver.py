@@ -216,7 +216,15 @@ class Driver:
                 return self._bound(_describe(error), ok=False)
             unknown = " Whether it took effect is unknown." if tool.effect == "once" else ""
             return ToolResult(f"{tool.name} took longer than {timeout_s:g} s and was stopped.{unknown}", ok=False)
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # the reaction is being ended
+            return self._bound(_describe(error), ok=False)  # what the tool waited for was given up
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a tool that wraps a command may exit: that ends the call, not the agent
             _logger.exception(
                 "tool failed", extra={"tool": tool.name, "reaction": self._journal.reaction, "turn": turn}
             )
@@ -250,7 +258,7 @@ def _finished(reaction: str, finish: Finish) -> Event:
     return Finished(reaction, finish.status, finish.reason, finish.answer, finish.turns, finish.usage)
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

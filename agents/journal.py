@@ -130,7 +130,9 @@ class Journal:
 
     async def load(self) -> Recorded:
         """Read back what was recorded."""
-        value = await self._client.call("network.records", {"reaction": self.reaction})
+        value = await retry_later(
+            lambda: self._client.call("network.records", {"reaction": self.reaction}), attempts=self._attempts
+        )
         return read_records(value["records"])
 
     def is_too_large(self, reply: ModelReply) -> bool:

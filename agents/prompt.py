@@ -16,6 +16,7 @@ from jinja2 import StrictUndefined, Template, TemplateError, Undefined
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import Markup, escape
+from pydantic import BaseModel
 
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
@@ -105,8 +106,14 @@ class _PromptEnvironment(ImmutableSandboxedEnvironment):
         self.filters["element_text"] = _element_text
         del self.filters["safe"]
 
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        """Of a message or thread only what it says: pydantic's own methods read files and unpickle."""
+        if isinstance(obj, BaseModel):
+            return attr in type(obj).model_fields or attr in ("text", "channel")
+        return super().is_safe_attribute(obj, attr, value)
 
-_EXPRESSION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+
+_EXPRESSION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 _ENVIRONMENT = _PromptEnvironment()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, assert_never
@@ -140,8 +140,7 @@ class IllegalStep(RoundelayError):
 class Reaction:
     """The turns from one incoming message to `finish`.
 
-    ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's response. ``speaks`` tells
-    of a tool's name whether the tool says something to others; after one of these, text beside `finish` is no answer any more.
+    ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's response.
     """
 
     def __init__(
@@ -152,7 +151,6 @@ class Reaction:
         tools: Collection[Tool],
         policy: AgentPolicy,
         answers: bool,
-        speaks: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.state = State.NEW
         self.turn = 0
@@ -162,7 +160,6 @@ class Reaction:
         self._specs = tuple(tool.spec for tool in tools)
         self._policy = policy
         self._answers = answers
-        self._speaks = speaks
         self._has_spoken = False
         self._call_ids: set[str] = set()
         self._reply = ModelReply(text=None)  # of the turn under way, its call ids made unique
@@ -276,7 +273,7 @@ class Reaction:
         missing = [planned.call.name for planned in self._planned if planned.index not in results]
         if missing:
             raise ValueError(f"no result for {', '.join(missing)}")
-        self._has_spoken |= any(results[it.index].ok and self._speaks(it.call.name) for it in self._planned)
+        self._has_spoken |= any(results[it.index].ok and it.tool.speaks for it in self._planned)
         finishing = self._answer_calls(results)
         text = (self._reply.text or "").strip()
         if finishing is not None:

@@ -11,10 +11,20 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
+from pydantic import ValidationError
+
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
-from roundelay.network.errors import ConnectError, InvalidArguments, RoundelayError, Superseded, UnknownRecipient
+from roundelay.network.errors import (
+    ConnectError,
+    InvalidArguments,
+    RoundelayError,
+    Superseded,
+    UnknownMessage,
+    UnknownRecipient,
+)
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .context import build_context
@@ -26,6 +36,7 @@ from .models.model import Usage
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
 from .reaction import Finish
+from .retry import retry_later
 from .text import replace_surrogates
 
 Visibility = Literal["people", "strict", "all", "current"]
@@ -157,7 +168,7 @@ class AgentRunner(ABC):
         group.create_task(self._end_when_asked())
         group.create_task(self._send_signals(client))
         for name in self.channels:
-            await join_channel(client, name)
+            await retry_later(partial(join_channel, client, name), attempts=self.policy.hub_attempts)
         await self._take_open_reactions(client)
         group.create_task(self._watch(client, epoch))  # before any reaction begins: one may have been stopped meanwhile
         self._start_reactions(group)
@@ -193,28 +204,47 @@ class AgentRunner(ABC):
             case Arrival.CONTEXT | Arrival.HANDLED:
                 await delivery.ack()
             case Arrival.PENDING:
-                pass  # its reaction acks it
+                if self._is_resumed(message.seq):
+                    await (
+                        delivery.ack()
+                    )  # handled since its `started`, which a hub that crashed knows and may not have counted
+                # else its reaction acks it
+
+    def _is_resumed(self, seq: int) -> bool:
+        ongoing = self._ongoing.get(seq)
+        return seq in self._resumed or (ongoing is not None and ongoing.delivery is None)
 
     async def _take_open_reactions(self, client: NetworkClient) -> None:
         """Queue what was begun and not finished, before anything new."""
         for opened in sorted(client.welcome.open_reactions, key=lambda it: it.seq):
             journal = self._make_journal(client, opened.reaction)
-            recorded = await journal.load()
-            message = await self._find_trigger(client, opened.trigger, recorded)
-            if message is None:
+            try:
+                recorded = await journal.load()
+                message = await self._find_trigger(client, opened.trigger, recorded)
+            except (UnknownMessage, ValidationError, LookupError) as error:
+                # Written by another program under this agent's id, or no longer to be read. It must not keep the agent from starting.
                 _logger.error(
-                    "open reaction lost its trigger", extra={"reaction": opened.reaction, "seq": opened.trigger}
+                    "open reaction cannot be resumed",
+                    extra={"reaction": opened.reaction, "seq": opened.trigger, "error": type(error).__name__},
                 )
-                await journal.record_finished(Finish("failed", "its trigger can no longer be read", None, 0, Usage()))
+                reason = "its records or its trigger can no longer be read"
+                await journal.record_finished(Finish("failed", reason, None, 0, Usage()))
                 continue
             self._resumed[message.seq] = (opened.reaction, recorded)
             self._inbox.admit(message)
 
-    async def _find_trigger(self, client: NetworkClient, seq: int, recorded: Recorded) -> BaseMessage | None:
+    async def _find_trigger(self, client: NetworkClient, seq: int, recorded: Recorded) -> BaseMessage:
+        """Read the message that a reaction was begun for. Raises `UnknownMessage` or `LookupError` when it is not there."""
         if recorded.started is None:
-            return None
-        history = await client.history(recorded.started.thread_id, before=seq + 1, limit=1)
-        return next((message for message in history.messages if message.seq == seq), None)
+            raise LookupError("the reaction has no record of its beginning")
+        thread_id = recorded.started.thread_id
+        history = await retry_later(
+            lambda: client.history(thread_id, before=seq + 1, limit=1), attempts=self.policy.hub_attempts
+        )
+        for message in history.messages:
+            if message.seq == seq:
+                return message
+        raise LookupError(f"message {seq} is not in {thread_id}")
 
     def _start_reactions(self, group: asyncio.TaskGroup) -> None:
         while (message := self._inbox.next_message()) is not None:
@@ -245,7 +275,8 @@ class AgentRunner(ABC):
         return ongoing
 
     def _make_journal(self, client: NetworkClient, reaction: str) -> Journal:
-        limit = client.welcome.limits["max_record_bytes"]
+        limits = client.welcome.limits
+        limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record travels in a frame
         return Journal(client, reaction, max_body_bytes=limit, attempts=self.policy.hub_attempts)
 
     async def _attempt(self, ongoing: Ongoing) -> bool:
@@ -253,8 +284,8 @@ class AgentRunner(ABC):
         message = ongoing.message
         self._signal("thinking", {"reaction": ongoing.journal.reaction, "active": True}, message.thread_id)
         try:
-            context = await build_context(self.client, message, self.policy)
-            await self.react(context.threads, message.thread_id, message)
+            threads = await build_context(self.client, message, self.policy)
+            await self.react(threads, message.thread_id, message)
             if ongoing.delivery is not None:
                 await ongoing.delivery.ack()  # handled, if `react` kept no journal; else nothing new
         except (ConnectError, Superseded):

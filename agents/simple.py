@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -123,8 +123,10 @@ class SimpleAgentRunner(AgentRunner):
                 config_hash=config_hash,
             )
             if not await ongoing.journal.record_started(started):
-                ongoing.recorded = await ongoing.journal.load()
-            if ongoing.delivery is not None:
+                ongoing.recorded = (
+                    await ongoing.journal.load()
+                )  # begun earlier: it is acked at its end, as nothing new opens it
+            elif ongoing.delivery is not None:
                 await ongoing.delivery.ack()  # the hub did it with `started`; this moves the client's own window
         ended = ongoing.recorded.finished if ongoing.recorded is not None else None
         if ended is not None:
@@ -135,7 +137,6 @@ class SimpleAgentRunner(AgentRunner):
             tools=tools,
             policy=self.policy,
             answers=self.should_answer(incoming_message),
-            speaks=_speaks,
         )
         driver = Driver(
             reaction,
@@ -176,7 +177,8 @@ class SimpleAgentRunner(AgentRunner):
 
     def _hash_config(self, tools: Sequence[Tool]) -> str:
         """Give what the agent's behaviour depends on, in 32 characters: a reaction resumed under another one says so."""
-        policy = {name: value for name, value in asdict(self.policy).items() if not callable(value)}
+        limits = {field.name: getattr(self.policy, field.name) for field in fields(self.policy)}
+        policy = {name: value for name, value in limits.items() if not callable(value)}
         specs = [(tool.name, tool.description, tool.parameters, tool.effect) for tool in tools]
         config = [self.instruction, self.model.name, self._prompt.source, policy, specs]
         return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:32]
@@ -236,8 +238,3 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
 
 def _stopped(by: str) -> str:
     return f"stopped by {by}"
-
-
-def _speaks(tool_name: str) -> bool:
-    """Tell whether a tool says something to others: the two that send, and the mods' operations that post or reply."""
-    return tool_name in ("send_text_message", "broadcast_text_message") or tool_name.endswith(("_post", "_reply"))

@@ -14,7 +14,7 @@ import inspect
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, overload
 
@@ -103,6 +103,9 @@ class Tool:
     function: Callable[..., object] | None = None
     """The decorated function, for calling it directly."""
 
+    speaks: bool = False
+    """Whether a call says something to others: after one that went well, text beside `finish` is no answer any more."""
+
     @property
     def spec(self) -> ToolSpec:
         """The tool as a model sees it."""
@@ -131,6 +134,7 @@ def tool(
     once: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = None,
+    speaks: bool = False,
 ) -> Callable[[Callable[..., object]], Tool]: ...
 def tool(
     function: Callable[..., object] | None = None,
@@ -141,18 +145,20 @@ def tool(
     once: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = None,
+    speaks: bool = False,
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``) the parameters.
 
-    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. Raises `ToolError`
-    for a function that cannot be one.
+    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. ``speaks`` is for one
+    that sends messages. Raises `ToolError` for a function that cannot be one.
     """
     if once and idempotent:
         raise ToolError("A tool is either once or idempotent.")
     effect: Effect = "idempotent" if idempotent else "once"
 
     def decorate(decorated: Callable[..., object]) -> Tool:
-        return _make_tool(decorated, name, description, effect, timeout_s)
+        made = _make_tool(decorated, name, description, effect, timeout_s)
+        return replace(made, speaks=speaks)
 
     return decorate if function is None else decorate(function)
 
@@ -204,7 +210,8 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
             parameters = _hide_trigger(schema)
             filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
             parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
-            tools.append(Tool(name, operation.description, parameters, "idempotent", None, parse, run))
+            speaks = operation.op.endswith((".post", ".reply"))
+            tools.append(Tool(name, operation.description, parameters, "idempotent", None, parse, run, speaks=speaks))
     return tools
 
 
@@ -314,7 +321,7 @@ async def _call_operation(op: str, filled: Sequence[str], context: ToolContext, 
 # The tools of every agent; last, since `tool` works when the module is read.
 
 
-@tool(name="send_text_message", idempotent=True)
+@tool(name="send_text_message", idempotent=True, speaks=True)
 async def _send_text_message(
     context: ToolContext,
     target_agent_id: Annotated[str, Field(description="Id of the agent or person that gets the message")],
@@ -329,7 +336,7 @@ async def _send_text_message(
     return f"The message is on its way to {agent_id}."
 
 
-@tool(name="broadcast_text_message", idempotent=True)
+@tool(name="broadcast_text_message", idempotent=True, speaks=True)
 async def _broadcast_text_message(context: ToolContext, text: Annotated[str, Field(description="What to say")]) -> str:
     """Send a text message to every participant of the network."""
     await context.client.broadcast(text, cause=context.trigger.seq, message_id=context.call_id)

@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from roundelay.network.mod import Mod, Reading, operation
 from roundelay.network.state import Participant
@@ -15,10 +15,22 @@ _WORD = re.compile(r"\w+")
 _WEIGHTS = {"tags": 3, "tools": 2, "description": 1}
 
 
+class _Index(Struct, frozen=True):
+    """What one card says: as it is shown, and its words by part."""
+
+    source: Raw | UnsetType
+    card: dict[str, Any]
+    words: dict[str, set[str]]
+
+
 class Discovery(Mod):
     """Search the cards that participants show when they join."""
 
     id = "discovery"
+
+    def __init__(self) -> None:
+        # A card is read once: a search stops the hub's loop while it runs, 40 us a card when it reads them. One entry a participant.
+        self._indexes: dict[str, _Index] = {}
 
     @operation("read")
     async def find(
@@ -36,10 +48,11 @@ class Discovery(Mod):
             is_online = reading.hub.is_online(participant.agent_id)
             if online not in (None, is_online) or participant.agent_id == reading.origin.agent_id:
                 continue
-            card = _read_card(participant)
-            score = _score(words, participant.agent_id, card)
+            index = self._index(participant)
+            # each word of the query counts once per part that has it
+            score = sum(weight * len(words & index.words[part]) for part, weight in _WEIGHTS.items())
             if score:
-                found.append((-score, participant.agent_id, participant.kind, is_online, card))
+                found.append((-score, participant.agent_id, participant.kind, is_online, index.card))
         found.sort(key=lambda match: match[:2])
         return {
             "participants": [
@@ -54,20 +67,19 @@ class Discovery(Mod):
             ]
         }
 
+    def _index(self, participant: Participant) -> _Index:
+        found = self._indexes.get(participant.agent_id)
+        if found is None or found.source is not participant.card:
+            found = self._indexes[participant.agent_id] = _read_card(participant)
+        return found
 
-def _read_card(participant: Participant) -> dict[str, Any]:
-    if participant.card is UNSET:
-        return {}
-    card = msgspec.json.decode(participant.card)
-    return card if isinstance(card, dict) else {}
 
-
-def _score(words: set[str], agent_id: str, card: dict[str, Any]) -> int:
-    """Each word of the query counts once per part of the card that has it, tags most; the id counts as a tag."""
-    parts = {"tags": {agent_id.lower(), *_words(agent_id)}, "tools": set(), "description": set()}
-    for part in parts:
-        parts[part] |= _words(card.get(part))
-    return sum(weight for part, weight in _WEIGHTS.items() for word in words if word in parts[part])
+def _read_card(participant: Participant) -> _Index:
+    card = msgspec.json.decode(participant.card) if participant.card is not UNSET else {}
+    card = card if isinstance(card, dict) else {}
+    words = {part: _words(card.get(part)) for part in _WEIGHTS}
+    words["tags"] |= {participant.agent_id, *_words(participant.agent_id)}  # the id counts as a tag
+    return _Index(participant.card, card, words)
 
 
 def _words(value: object) -> set[str]:

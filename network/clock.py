@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], int]
-"""Gives the present in milliseconds since the Unix epoch; may go back (the hub's stamps do not)."""
+"""Gives the present in milliseconds since the Unix epoch; may go back (`SteadyClock` does not)."""
 
 NewId = Callable[[], str]
 """Gives a new identifier of 1 to 128 visible ASCII characters, unlikely to repeat."""
@@ -24,3 +24,23 @@ def system_clock() -> int:
 def random_id() -> str:
     """128 random bits, in 22 characters of base64url."""
     return secrets.token_urlsafe(16)
+
+
+class SteadyClock:
+    """A `Clock` that follows another one and never goes back. While it is ahead, after a jump of the other one, it runs at half speed:
+    it neither stands still, which would stop every rate and every retry, nor stays ahead for ever."""
+
+    def __init__(self, source: Clock) -> None:
+        self._source = source
+        self._seen = source()
+        self._time: float = self._seen
+
+    def __call__(self) -> int:
+        seen = self._source()
+        elapsed, self._seen = max(0, seen - self._seen), seen
+        self._time = max(seen, self._time + elapsed / 2)
+        return int(self._time)
+
+    def not_before(self, time: int) -> None:
+        """Go on from this time, if it is later: it was used before."""
+        self._time = max(self._time, time)

@@ -56,7 +56,7 @@ class Retain(BaseModel):
 
     days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # messages
     record_days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # turn records
-    bytes: _Bytes | None = None  # of the database, whatever its rows are
+    bytes: Annotated[int, Field(ge=1024, le=1 << 50)] | None = None  # of the database, whatever its rows are
 
 
 class NodeConfig(BaseModel):
@@ -116,11 +116,6 @@ def resolve_config(
             f"max_record_bytes ({record_bytes}, {record_origin}) is more than max_frame_bytes "
             f"({config.limits.max_frame_bytes}), and a record travels in a frame; raise max_frame_bytes too"
         )
-    for given, missing in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
-        if getattr(config, given) is not None and getattr(config, missing) is None:
-            raise ConfigError(
-                f"{given} ({origins[given]}) needs {missing} too: a certificate and its private key, both as PEM"
-            )
     return config.model_copy(update={"agents": agents}), origins
 
 

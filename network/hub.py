@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from .apply import CALL_KEPT_MS, apply, wanted
 from .change import Rules
-from .clock import Clock, NewId
+from .clock import Clock, NewId, SteadyClock
 from .config import Limits, Retain
 from .entries import Answer, Entry, Handled, Join, Lost, Operate, Origin, Outcome, Record, Refuse, Send, error_bytes
 from .errors import InternalError, LedgerError, RoundelayError
@@ -70,7 +70,7 @@ class Hub:
         self.commits = CommitFigures()
         self._mods = {mod.id: mod for mod in mods}
         self._visibility: Visibility = visibility
-        self._clock = clock
+        self._clock = SteadyClock(clock)
         self._new_id = new_id
         operations = {
             operation.op: operation for mod in (*network_operations(), *mods) for operation in mod.operations()
@@ -90,7 +90,7 @@ class Hub:
         self._upkeep: list[asyncio.Task[None]] = []
         self.writing = asyncio.Lock()
         """Held by each commit, and by whatever else must not meet one."""
-        self.switchboard = Switchboard(limits, ledger, clock, self._lose_reactor)
+        self.switchboard = Switchboard(limits, ledger, self._clock, self._lose_reactor)
         self._intake = Intake(
             self.switchboard,
             ledger,
@@ -146,6 +146,7 @@ class Hub:
         board = self.switchboard
         board.meta, puts = await self.ledger.open()
         board.state = State(head=board.meta.head, stamp=board.meta.stamp)
+        self._clock.not_before(board.meta.stamp)
         board.state.change(puts)
         board.published = board.meta.head
         await self.ledger.expire_calls(self._clock() - CALL_KEPT_MS)
@@ -245,14 +246,14 @@ class Hub:
             arguments = {name: getattr(args, name) for name in args.__struct_fields__}
             value = Raw(encode(await operation.function(reading, **arguments)))
             data = encode(ResultFrame(call_id=call_id, value=value))
-        except RoundelayError as error:
-            data = error_bytes(error, {"call_id": call_id})
-        except Exception:  # a defect of one operation must not end the hub
-            quote = self._new_id()
-            log.exception("an operation failed", extra={"quote": quote, "op": operation.op})
-            data = error_bytes(
-                InternalError(f"The hub failed on this call; quote {quote} to its operator."), {"call_id": call_id}
-            )
+        except Exception as error:  # a defect of one operation, or a page that cannot be read, must not end the hub
+            if isinstance(error, RoundelayError) and not isinstance(error, LedgerError):
+                data = error_bytes(error, {"call_id": call_id})
+            else:
+                quote = self._new_id()
+                log.exception("an operation failed", extra={"quote": quote, "op": operation.op})
+                internal = InternalError(f"The hub failed on this call; quote {quote} to its operator.")
+                data = error_bytes(internal, {"call_id": call_id})
         finally:
             session.reads_under_way -= 1
         if session.state is SessionState.LIVE:

@@ -6,6 +6,7 @@ of the batch too. No await: a frame is taken in within the transport's callback.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, assert_never
@@ -20,6 +21,7 @@ from .entries import Entry, Join, Leave, Nack, Operate, Record, Refused, Send
 from .errors import (
     InvalidArguments,
     InvalidFrame,
+    LedgerError,
     Overloaded,
     RoundelayError,
     TooLarge,
@@ -47,6 +49,8 @@ from .session import ProtocolBreach, Session, SessionState
 from .shape import FrameError
 from .switchboard import Switchboard
 from .visibility import direct_thread, may_read, mod_thread, thread_readers
+
+log = logging.getLogger(__name__)
 
 MAX_READS_PER_SESSION = 64
 MAX_CARD_BYTES = 16384
@@ -275,7 +279,11 @@ class Intake:
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
         assert frame.thread_id is not UNSET
-        rows = await self._ledger.thread(frame.thread_id, limit=1)
+        try:
+            rows = await self._ledger.thread(frame.thread_id, limit=1)
+        except LedgerError:
+            log.exception("a signal is dropped")
+            return
         head = rows[0].head if rows else None
         if head is None or not may_read(self._board.state, session.live_origin().agent_id, head):
             error = UnknownMessage(

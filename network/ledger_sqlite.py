@@ -145,6 +145,9 @@ class SQLiteLedger:
         db.execute("PRAGMA busy_timeout = 2000")
         # Pages. SQLite's 1000 makes every 166th single commit wait for a checkpoint's two fsyncs.
         db.execute("PRAGMA wal_autocheckpoint = 10000")
+        # What a failed sync left in the log is read back from the kernel, but no later sync writes it (lwn.net/Articles/752063), and
+        # after a power loss all that stands behind it would be gone. Here it goes into the database, and the log begins anew.
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         migrate(db)
         meta = dict(db.execute("SELECT key, value FROM meta"))
         state = meta.get("state")

@@ -8,9 +8,22 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from .errors import LedgerError
 from .ledger import Trim
 from .migrations import SCHEMA_VERSION
+
+
+class LogSummary(Struct, frozen=True, kw_only=True):
+    """What a ledger's file holds. Times are stamps (ms); ``held_by`` is the agent whose open reaction needs the oldest message, of
+    ``held_at``, which retention keeps for it."""
+
+    head: int
+    used_bytes: int
+    oldest_at: int | None
+    held_by: str | None
+    held_at: int | None
 
 
 def trim_log(trim: Trim, db: sqlite3.Connection) -> tuple[int, int]:
@@ -149,6 +162,27 @@ def read_head(db: sqlite3.Connection) -> int:
     """The newest seq that was given out. Trimmed rows had theirs too."""
     newest = int(db.execute("SELECT ifnull(max(seq), 0) FROM log").fetchone()[0])
     return max(newest, _read_mark(db, "first_seq") - 1, _read_mark(db, "first_record_seq") - 1)
+
+
+def summarise(path: Path) -> LogSummary:
+    """What a ledger's file holds; a node may be using it. Raises `LedgerError`."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            oldest = db.execute("SELECT at FROM log ORDER BY seq LIMIT 1").fetchone()
+            held = db.execute(
+                "SELECT p.key, l.at FROM state AS r JOIN log AS l ON l.seq = r.value ->> 'oldest' "
+                "JOIN state AS p ON p.tbl = 'participant' AND p.key = r.value ->> 'agent_id' "
+                "WHERE r.tbl = 'reaction' AND p.value ->> 'removed_seq' IS NULL ORDER BY l.seq LIMIT 1"
+            ).fetchone()
+            return LogSummary(
+                head=read_head(db),
+                used_bytes=_used_bytes(db),
+                oldest_at=oldest[0] if oldest is not None else None,
+                held_by=held[0] if held is not None else None,
+                held_at=held[1] if held is not None else None,
+            )
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path} cannot be read as a database: {error}.") from error
 
 
 def check(db: sqlite3.Connection) -> list[str]:

@@ -47,7 +47,7 @@ def read_frame(data: bytes, max_depth: int) -> ClientFrame:
     """
     # `find` and `in` stop at the first byte; `count` walks, and most frames are one flat object
     is_flat = data.find(b"{", 1) < 0 and b"[" not in data
-    if not is_flat and data.count(b"{") + data.count(b"[") > max_depth and _depth(data) > max_depth:
+    if not is_flat and data.count(b"{") + data.count(b"[") > max_depth and _is_deeper(data, max_depth):
         raise FrameError(
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."), _valid_keys(data)
         )
@@ -178,15 +178,21 @@ def _refuse_lone_surrogates(data: bytes) -> None:
         return
 
 
-def _depth(data: bytes) -> int:
-    """The deepest nesting of objects and arrays, counted outside strings."""
-    deepest = depth = 0
-    # In one pass whatever comes: a string that never ends is one token too, not a search from each of its quotes.
-    for token in re.finditer(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', data, re.DOTALL):
-        char = token.group()
-        if char in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in b"]}":
-            depth -= 1
-    return deepest
+def _is_deeper(data: bytes, max_depth: int) -> bool:
+    """Whether objects and arrays nest deeper than this, strings aside.
+
+    In time that grows with the frame alone, whatever it holds: anybody may send one. What is left of it without its strings are
+    brackets, and each round takes the innermost pairs away.
+    """
+    brackets = _NO_BRACKETS.sub(b"", data).translate(_SQUARED)
+    for _ in range(max_depth + 1):
+        fewer = brackets.replace(b"[]", b"")
+        if len(fewer) == len(brackets):
+            return brackets.count(b"[") > max_depth  # of what is never closed, as far as it goes
+        brackets = fewer
+    return True
+
+
+# A string that never ends is one match too, not a search from each of its quotes.
+_NO_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[^"\[\]{}]++', re.DOTALL)
+_SQUARED = bytes.maketrans(b"{}", b"[]")

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 PAGE_ROWS = 256
 RECENT_ROWS = 2048
 WRITE_BYTES = 1 << 18
+REREAD_AFTER_MS = 5000
 
 
 class LiveParticipant:
@@ -274,7 +275,12 @@ class Switchboard:
         self.spawn(self._redeliver_row(agent_id, seq, attempt))
 
     async def _redeliver_row(self, agent_id: str, seq: int, attempt: int) -> None:
-        row = (await self._ledger.messages([seq])).get(seq)
+        try:
+            row = (await self._ledger.messages([seq])).get(seq)
+        except LedgerError:
+            log.exception("reading a message failed", extra={"agent_id": agent_id, "seq": seq})
+            self.retry(agent_id, seq, attempt, self._now() + REREAD_AFTER_MS)
+            return
         live = self._live.get(agent_id)
         if live is not None and row is None:
             live.mailbox.settle(seq)  # retention dropped it: the session's welcome said `limited`
@@ -285,8 +291,9 @@ class Switchboard:
         if session is None:
             return
         live.mailbox.retrying.discard(seq)
-        session.outbox.push_again(seq, deliver_bytes(row.data, attempt))
-        self.touch(session)
+        if seq <= session.outbox.position:  # else its page is still to come, and brings it: once is enough
+            session.outbox.push_again(seq, deliver_bytes(row.data, attempt))
+            self.touch(session)
 
     # --- pages
 
@@ -317,6 +324,8 @@ class Switchboard:
                 self._go_live(session)
         except LedgerError:
             log.exception("reading a page failed", extra={"agent_id": agent_id})
+            if session.state is SessionState.LIVE:
+                self.end(session, 4503, "The hub cannot read what is to be delivered; reconnect and resume.")
         finally:
             outbox.is_paging = False
             self.touch(session)

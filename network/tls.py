@@ -73,6 +73,8 @@ def explain_failure(url: str, error: OSError) -> str:
                 f"The certificate of the hub at {url} is not trusted here ({error.verify_message}); if it is the right one, let "
                 "SSL_CERT_FILE name a PEM file that holds it, or its issuer's."
             )
+        case ConnectionResetError() if urlsplit(url).scheme == "wss":
+            return f"What listens at {url} broke off when TLS was to begin; if nothing is encrypted there, write ws://."
         case ssl.SSLError():
             detail = error.reason or str(error)
             return f"What listens at {url} does not speak TLS ({detail}); if nothing is encrypted there, write ws://."

@@ -20,10 +20,11 @@ from typing import TextIO
 from roundelay.chat import Chat
 from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
 from roundelay.network.client import NetworkClient
+from roundelay.network.errors import RequestError
 from roundelay.terminal import Paint, Screen, display_width, terminal_width, wants_color
 
 QUIET_S = 2.0
-"""After the end of a pipe the chat leaves when nothing has happened for so long and nobody thinks."""
+"""After the end of a pipe the chat leaves when nothing has happened for so long and nobody is at work."""
 MOST_QUIET_WAIT_S = 120.0
 MAX_KEYS = 1000
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
@@ -46,11 +47,12 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
     else:
         chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr))
         await chat.begin(to)
-        await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s)
+        open_before = await _count_open_reactions(client)
+        await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s, open_before=open_before)
     return not chat.has_failed or is_interactive
 
 
-async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | None) -> None:
+async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | None, open_before: int = 0) -> None:
     async with asyncio.TaskGroup() as group:
         beside = (chat.show_messages(), chat.show_events(), chat.tell_typing())
         tasks = [group.create_task(work) for work in beside]
@@ -58,20 +60,31 @@ async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | No
             if not await chat.take_line(line):
                 break
         else:
-            await _wait_for_answers(chat, wait_s)
+            await _wait_for_answers(chat, wait_s, open_before)
         for task in tasks:
             task.cancel()
 
 
-async def _wait_for_answers(chat: Chat, wait_s: float | None) -> None:
+async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) -> None:
+    """Wait until it is quiet and no more reactions are open than before: those may be of agents that never come back."""
     if wait_s is not None:
         await asyncio.sleep(wait_s)
         return
     try:
         async with asyncio.timeout(MOST_QUIET_WAIT_S):
             await chat.activity.wait_until_quiet(QUIET_S)
+            while await _count_open_reactions(chat.client) > open_before:
+                await chat.activity.wait_until_quiet(QUIET_S)
     except TimeoutError:
         chat.screen.note(f"Left after {MOST_QUIET_WAIT_S:g} s; to stay longer, give --wait SECONDS.")
+
+
+async def _count_open_reactions(client: NetworkClient) -> int:
+    """How many reactions agents are at; 0 for who may not know: then the agents' signals alone tell."""
+    try:
+        return int((await client.call("network.status"))["open_reactions"])
+    except RequestError:
+        return 0
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[str]:

@@ -12,6 +12,7 @@ import platform
 import shutil
 import socket
 import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -20,11 +21,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from roundelay.app import raise_file_limit
 from roundelay.hub_http import get_from_hub
 from roundelay.network.config import NodeConfig, resolve_config
-from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
+from roundelay.network.errors import ConfigError, ConnectError, LedgerError, RoundelayError
 from roundelay.network.home import find_url, running_nodes
+from roundelay.network.ledger_upkeep import check_file, summarise
 from roundelay.terminal import Paint, clean
+from roundelay.up import FEW_FILES, is_loopback_host, load_tls
 
 if TYPE_CHECKING:
     from roundelay.agents.models.model import Model
@@ -76,7 +80,10 @@ async def examine(
     except ConfigError as error:
         checks.append(Check("config", "failed", str(error)))
     if config is not None:
-        checks += [check_database(config), await check_port(config)]
+        checks.append(check_database(config))
+        if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
+            checks += [await asyncio.to_thread(check_integrity, config.db), check_retention(config)]
+        checks += [check_files(config), check_tls(config), await check_port(config)]
     checks.append(await check_clock(url or find_url(), config))
     if config is not None and config.agents:
         checks += [check async for check in check_agents(config, timeout_s)]
@@ -135,6 +142,70 @@ def check_database(config: NodeConfig) -> Check:
     return Check("database", "ok", detail)
 
 
+def check_integrity(db: Path) -> Check:
+    """Whether the file is whole, which reads all of it."""
+    began = time.perf_counter()
+    try:
+        problems = check_file(db)
+    except LedgerError as error:
+        problems = [str(error)]
+    if problems:
+        advice = "Stop the node and go on from a backup: docs/operations.md."
+        return Check("integrity", "failed", f"{db} is not right: {problems[0]}.", advice)
+    return Check("integrity", "ok", f"Every page of {db} is right (looked at in {time.perf_counter() - began:.1f} s).")
+
+
+def check_retention(config: NodeConfig) -> Check:
+    """What is dropped when, and whether something holds it back."""
+    try:
+        log = summarise(config.db)
+    except LedgerError as error:
+        return Check("retention", "failed", str(error))
+    retain = config.retain
+    rules = [f"messages for {retain.days} days"] if retain.days is not None else []
+    rules += [f"records for {retain.record_days} days"] if retain.record_days is not None else []
+    rules += [f"at most {retain.bytes / 2**20:.1f} MiB"] if retain.bytes is not None else []
+    kept = f"Kept: {', '.join(rules)}" if rules else "Everything is kept"
+    since = f", since {time.strftime('%Y-%m-%d', time.localtime(log.oldest_at / 1000))}" if log.oldest_at else ""
+    detail = f"{kept}; there are {log.used_bytes / 2**20:.1f} MiB{since}."
+    if log.held_by is not None and log.held_at is not None and rules:
+        held_days = (time.time() * 1000 - log.held_at) / 86_400_000
+        is_over = retain.bytes is not None and log.used_bytes > retain.bytes
+        if is_over or held_days > min(retain.days or 36_500, retain.record_days or 36_500):
+            advice = f"It goes on when {log.held_by} runs again; or remove {log.held_by}: docs/operations.md."
+            return Check(
+                "retention", "note", f"{detail} An open reaction of {log.held_by} holds back the rest.", advice
+            )
+    return Check("retention", "ok", detail)
+
+
+def check_files(config: NodeConfig) -> Check:
+    """Whether the node may open as many files as it takes connections."""
+    limit = raise_file_limit()
+    shown = "as many files as there are" if limit == sys.maxsize else f"{limit} files"
+    detail = f"A process may open {shown}; each connection is one."
+    if limit < min(FEW_FILES, config.limits.max_connections):
+        return Check("files", "note", detail, "Raise it where the node is started: ulimit -Hn 65536")
+    if limit < config.limits.max_connections:
+        return Check("files", "ok", f"{detail} That is less than max_connections ({config.limits.max_connections}).")
+    return Check("files", "ok", detail)
+
+
+def check_tls(config: NodeConfig) -> Check:
+    """Whether certificate and key fit, or why there are none."""
+    try:
+        tls, _ = load_tls(config)
+    except ConfigError as error:
+        return Check("tls", "failed", str(error))
+    if tls is not None:
+        return Check("tls", "ok", f"{config.tls_cert} and {config.tls_key} fit each other.")
+    if is_loopback_host(config.host):
+        return Check("tls", "ok", f"Nothing is encrypted, and only this machine reaches {config.host}.")
+    return Check(
+        "tls", "note", f"Nothing is encrypted, and others reach {config.host}.", "Give it tls_cert and tls_key."
+    )
+
+
 def _measure_sync(folder: Path) -> float:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".roundelay-doctor-") as file:
         file.write(b"\0" * 4096)
@@ -167,8 +238,9 @@ async def check_port(config: NodeConfig) -> Check:
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error)
     host = f"[{config.host}]" if ":" in config.host else config.host
+    scheme = "ws" if config.tls_cert is None else "wss"
     try:
-        answer = await asyncio.to_thread(get_from_hub, f"ws://{host}:{config.port}/", "/readyz")
+        answer = await asyncio.to_thread(get_from_hub, f"{scheme}://{host}:{config.port}/", "/readyz")
     except ConnectError:
         return Check(
             "port", "failed", f"{where} cannot be used: {reason}.", "Stop what uses it, or choose another port."

@@ -1,7 +1,8 @@
 """Following a whole conversation as it grows, without being anybody in it: what ``roundelay tail`` shows.
 
-It asks again and again. Deliveries would come by themselves, but they are for their recipient's inbox: taken here they would count as
-handled, and left unacknowledged they end after `max_unacked`; and an operator may read what is delivered to others only.
+An operator reads the log, which answers when there is news. Who may not asks the threads again and again. Deliveries would come by
+themselves, but they are for their recipient's inbox: taken here they would count as handled, and left unacknowledged they end after
+`max_unacked`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 
 from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.errors import Forbidden, UnknownOperation
+from roundelay.network.messages import message_from_wire
 
 EVERY_S = 0.5
+WAIT_MS = 30_000
+LOG_PAGE = 50
+"""So that a page of the largest messages is still a frame that a client takes."""
 MAX_PAGE = 500
 """What `network.history` and `network.list_threads` give at most. More threads than that with news at once are not all seen."""
 
@@ -32,6 +38,23 @@ class Follower:
 
     async def messages(self) -> AsyncIterator[AnyMessage]:
         """What is said from then on, for ever."""
+        try:
+            async for message in self._read_log():
+                yield message
+        except (Forbidden, UnknownOperation):  # no operator, or an older hub
+            async for message in self._ask_threads():
+                yield message
+
+    async def _read_log(self) -> AsyncIterator[AnyMessage]:
+        while True:
+            args = {"after": self._seen, "limit": LOG_PAGE, "wait_ms": WAIT_MS}
+            page = await self._client.call("network.log", args)
+            # Behind what was seen: while the connection was lost the ledger was replaced, and this one's end is the present.
+            self._seen = min(int(page["next"]), int(page["head"]))
+            for message in page["messages"]:
+                yield message_from_wire(message)
+
+    async def _ask_threads(self) -> AsyncIterator[AnyMessage]:
         while True:
             await asyncio.sleep(EVERY_S)
             threads, head = await self._list_threads()

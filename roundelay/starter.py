@@ -6,14 +6,16 @@ from pathlib import Path
 
 NODE_FILE = """\
 # A Roundelay node and its agents. Start it with: roundelay up
-# Every line that is commented out shows its default. Flags and ROUNDELAY_* variables go before this file;
+# A line that is commented out shows a default, or an example. Flags and ROUNDELAY_* variables go before this file;
 # `roundelay config show --origin` tells what holds and why.
 
 name: {name}
 
-# Where it listens. Anything but loopback needs a TLS proxy before it, or `up --insecure`.
+# Where it listens. Anything but loopback needs a certificate and its key (PEM), or `up --insecure`.
 # host: 127.0.0.1
 # port: 8700
+# tls_cert: cert.pem
+# tls_key: key.pem
 
 # The ledger: one SQLite file. Relative to this file.
 # db: roundelay.db
@@ -24,6 +26,10 @@ name: {name}
 # What may enter an agent's prompt. people: what everyone who reads the incoming message's thread may know.
 # strict, all, current: see docs/agents.md.
 # visibility: people
+
+# How long messages are kept. Without it everything is. See docs/operations.md.
+# retain:
+#   days: 90
 
 # mods: [channels, discovery]
 

@@ -100,8 +100,12 @@ def prepare_folder(db: Path) -> None:
 
 def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
     """The node's TLS context and its certificate as PEM; None and nothing if it does not encrypt. Raises `ConfigError`."""
-    if config.tls_cert is None or config.tls_key is None:
+    if config.tls_cert is None and config.tls_key is None:
         return None, ""
+    if config.tls_key is None:
+        raise ConfigError(f"tls_cert ({config.tls_cert}) needs tls_key too: the certificate's private key.")
+    if config.tls_cert is None:
+        raise ConfigError(f"tls_key ({config.tls_key}) needs tls_cert too: the key's certificate.")
     return server_context(config.tls_cert, config.tls_key), read_certificate(config.tls_cert)
 
 

@@ -70,7 +70,7 @@ def up(
         "host": host, "port": port, "db": db, "durability": durability, "name": name, "tls_cert": tls_cert, "tls_key": tls_key,
     }  # fmt: skip
     config, _ = resolve_config(pick_file(file), os.environ, flags)
-    if not is_loopback_host(config.host) and config.tls_cert is None and not insecure:
+    if not is_loopback_host(config.host) and config.tls_cert is None and config.tls_key is None and not insecure:
         raise click.UsageError(
             f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on their way. "
             "Give --tls-cert and --tls-key; or listen on 127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
@@ -125,7 +125,7 @@ def _find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s: float, as_json: bool) -> None:
     """Check what a node and its agents need, and say what to do.
 
-    Versions, configuration, database, port, clock; and each model of FILE's agents is asked once to call a tool.
+    Versions, configuration, database and its integrity, retention, open files, TLS, port, clock; and each model of FILE's agents is asked once to call a tool.
     """
     import asyncio
 

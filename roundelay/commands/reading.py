@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -101,28 +102,40 @@ def history(thread: str, as_json: bool, limit: int, before: int | None) -> None:
 
 
 @click.command()
+@click.option(
+    "--over", "over_s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
+    help="How long to count for the rates.",
+)  # fmt: skip
 @json_option
 @identity_options
-def status(as_json: bool) -> None:
-    """Show what the node is and how it does."""
+def status(as_json: bool, over_s: float) -> None:
+    """Show what the node is and how it does: sessions, backlog, commits, rates.
+
+    The rates are those of the next second, or of --over. With --json there is every figure; docs/operations.md says what each means.
+    """
+    import asyncio
+
+    from roundelay.node_status import compute_rates, describe_figures
 
     async def show() -> None:
         async with join_as_reader() as client:
+            before = await _read_figures(client)
+            began = time.perf_counter()
+            await asyncio.sleep(over_s)
             info = await client.call("network.info")
             figures = await _read_figures(client)
-            value = {"url": client.url, **info, "figures": figures}
+            rates = compute_rates(before, figures, time.perf_counter() - began)
+            value = {"url": client.url, **info, "figures": figures, "rates": rates}
         if as_json:
             _print_json(value)
             return
         from roundelay.terminal import Screen, clean
 
         screen = Screen(sys.stdout)
-        for name, shown in value.items():
-            if name != "figures":
-                text = ", ".join(shown) if isinstance(shown, list) else str(shown)
-                screen.write(f"{name:<14} {clean(text)}")
-        for name, figure in figures.items():
-            screen.write(f"{name:<24} {figure:g}")
+        lines = {"url": client.url, **info, **describe_figures(figures, rates)}
+        for name, shown in lines.items():
+            text = ", ".join(shown) if isinstance(shown, list) else str(shown)
+            screen.write(f"{name:<14} {clean(text)}")
 
     run(show())
 

@@ -3,32 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from roundelay.app import OWN_MODS, Network
+from roundelay.network.client import NetworkClient
 from roundelay.network.clock import Clock, random_id, system_clock
 from roundelay.network.config import Limits
+from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.ledger_sqlite import Durability, SQLiteLedger
 from roundelay.network.mod import load_mods
 from roundelay.network.told import Stored
 
+_LIMITS = Limits(root_messages_per_s=1_000_000, sends_per_s=1_000_000)
+
 Key = tuple[str, str]
 """Who sent it, and its ``message_id``."""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """The mark of a `stored` that has arrived."""
+
+    key: Key
+    seq: int
+
+
+@dataclass
+class Found:
+    """What a ledger holds after a crash."""
+
+    epoch: str
+    seqs: list[int]
+    by_key: dict[Key, int]
+    is_intact: bool
+
+
 @asynccontextmanager
 async def open_network(
-    db: Path, *, durability: Durability = "full", clock: Clock = system_clock, checkpoint_pages: int | None = None
+    db: Path,
+    *,
+    durability: Durability = "full",
+    limits: Limits = _LIMITS,
+    clock: Clock = system_clock,
+    checkpoint_pages: int | None = None,
 ) -> AsyncIterator[Network]:
     """`Network.open`, but "memory" is a file too: one that is never synced. ``checkpoint_pages`` brings checkpoints sooner."""
     ledger = SQLiteLedger(db, new_epoch=random_id, durability=durability)
     hub = Hub(
         ledger,
-        limits=Limits(root_messages_per_s=1_000_000, sends_per_s=1_000_000),
+        limits=limits,
         mods=load_mods(["channels", "discovery"], OWN_MODS),
         clock=clock,
         new_id=random_id,
@@ -46,8 +75,7 @@ async def open_network(
 
 
 async def say_all(
-    network: Network,
-    sender: str,
+    client: NetworkClient,
     sayings: dict[str, str],
     random: Random,
     on_stored: Callable[[Key, Stored], None],
@@ -55,10 +83,29 @@ async def say_all(
     max_pause_s: float = 0.0,
 ) -> None:
     """Send these texts (by message_id) to everyone, one after the other."""
-    client = await network.join(sender)
     for message_id, text in sayings.items():
         stored = await client.send("broadcast", text, message_id=message_id)
-        on_stored((sender, message_id), stored)
+        on_stored((client.agent_id, message_id), stored)
         if max_pause_s:
             await asyncio.sleep(random.random() * max_pause_s)
-    await client.close()
+
+
+async def look(db: Path, durability: Durability) -> Found | None:
+    """Open a ledger after a crash as a hub does, or give None when it cannot be opened."""
+    ledger = SQLiteLedger(db, new_epoch=lambda: "renewed", durability=durability)
+    try:
+        meta, _ = await ledger.open()
+        rows = await ledger.rows(0, 1_000_000)
+    except LedgerError:
+        return None
+    finally:
+        await ledger.close()
+    connection = sqlite3.connect(db)
+    try:
+        is_intact = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    except sqlite3.DatabaseError:
+        is_intact = False
+    finally:
+        connection.close()
+    messages = {(row.actor, row.key[2:]): row.seq for row in rows if row.type == "message"}
+    return Found(meta.epoch, [row.seq for row in rows], messages, is_intact)

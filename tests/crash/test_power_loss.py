@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-import sqlite3
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 
-from roundelay.network.errors import LedgerError
-from roundelay.network.ledger_sqlite import Durability, SQLiteLedger
+from roundelay.network.ledger_sqlite import Durability
 from roundelay.network.told import Stored
 from tests.crash.conftest import Note
-from tests.crash.lives import Key, open_network, say_all
-from tests.crash.power import LOSSES, Disk, Journal, Mark, write_files
-from tests.crash.sqlite_files import watched_files
+from tests.crash.lives import Answered, Found, Key, look, open_network, say_all
+from tests.crash.power import LOSSES, Disk, Event, Journal, Mark, Sync, Write, write_files
+from tests.crash.sqlite_files import FULL, IOERR_FSYNC, OK, watched_files
 
 SENDERS = [f"s{number}" for number in range(20)]
 LIVES = 3
@@ -32,28 +31,10 @@ DB = "team.db"
 
 
 @dataclass(frozen=True)
-class Answered:
-    """The mark of a `stored` that has arrived."""
-
-    key: Key
-    seq: int
-
-
-@dataclass(frozen=True)
 class Begun:
     """The mark of a hub that is ready."""
 
     epoch: str
-
-
-@dataclass
-class Found:
-    """What a ledger holds after a crash."""
-
-    epoch: str
-    seqs: list[int]
-    by_key: dict[Key, int]
-    is_intact: bool
 
 
 @dataclass
@@ -124,7 +105,7 @@ class Run:
             sending = []
             for sender in SENDERS:
                 mine = {key[1]: text for key, text in self._texts.items() if key[0] == sender}
-                sending.append(say_all(network, sender, mine, self._random, keep, max_pause_s=0.003))
+                sending.append(say_all(await network.join(sender), mine, self._random, keep, max_pause_s=0.003))
             await asyncio.gather(*sending)
 
     async def _replay(self, events: list[Any]) -> None:
@@ -147,7 +128,8 @@ class Run:
         loss = LOSSES[tally.points % len(LOSSES)]
         folder = self._folder / "crashed"
         write_files(folder, self._disk.after(loss, self._random))
-        found = await _look(folder / DB, self._durability)
+        with watched_files(folder, Journal()):  # for its speed: no sync here has to reach a disk
+            found = await look(folder / DB, self._durability)
         tally.points += 1
         tally.acknowledged += len(self._answered)
         lost = [key for key, seq in self._answered.items() if found is None or found.by_key.get(key) != seq]
@@ -178,29 +160,8 @@ class Run:
             sending = []
             for sender in SENDERS:
                 mine = {key[1]: text for key, text in self._texts.items() if key[0] == sender}
-                sending.append(say_all(network, sender, mine, self._random, check))
+                sending.append(say_all(await network.join(sender), mine, self._random, check))
             await asyncio.gather(*sending)
-
-
-async def _look(db: Path, durability: Durability) -> Found | None:
-    """Open a ledger after a crash as a hub does, or give None when it cannot be opened."""
-    ledger = SQLiteLedger(db, new_epoch=lambda: "renewed", durability=durability)
-    try:
-        meta, _ = await ledger.open()
-        rows = await ledger.rows(0, 1_000_000)
-    except LedgerError:
-        return None
-    finally:
-        await ledger.close()
-    connection = sqlite3.connect(db)
-    try:
-        is_intact = connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    except sqlite3.DatabaseError:
-        is_intact = False
-    finally:
-        connection.close()
-    messages = {(row.actor, row.key[2:]): row.seq for row in rows if row.type == "message"}
-    return Found(meta.epoch, [row.seq for row in rows], messages, is_intact)
 
 
 async def _prove(folder: Path, note: Note, *, runs: int, sayings: int, points: int) -> None:
@@ -231,3 +192,91 @@ async def test_no_acknowledged_message_is_lost_by_power_loss(tmp_path: Path, not
 @pytest.mark.timeout(1200)
 async def test_no_acknowledged_message_is_lost_by_power_loss_at_1000_points(tmp_path: Path, note: Note) -> None:
     await _prove(tmp_path, note, runs=4, sayings=8, points=90)
+
+
+def _fail_syncs(count: int) -> Callable[[Event], int]:
+    """A `Decide`: so many syncs fail, and then the disk is well."""
+    left = iter(range(count))
+
+    def decide(event: Event) -> int:
+        return IOERR_FSYNC if isinstance(event, Sync) and next(left, None) is not None else OK
+
+    return decide
+
+
+def _fail_sometimes(random: Random) -> Callable[[Event], int]:
+    """A `Decide`: now and then a burst of syncs and writes fails."""
+    left = 0
+
+    def decide(event: Event) -> int:
+        nonlocal left
+        if not isinstance(event, Sync | Write):
+            return OK
+        if left == 0 and random.random() < 0.01:
+            left = random.randint(1, 5)
+        if left == 0:
+            return OK
+        left -= 1
+        return IOERR_FSYNC if isinstance(event, Sync) else FULL
+
+    return decide
+
+
+async def _survive(folder: Path, decide: Callable[[Event], int], random: Random, tally: Tally) -> int:
+    """A hub on a disk that fails, and then loses power at some points after it; gives how often the hub recovered."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    journal = Journal()
+    answered: dict[Key, int] = {}
+
+    def keep(key: Key, stored: Stored) -> None:
+        journal.mark(Answered(key, stored.seq))
+
+    with watched_files(home, journal):
+        async with open_network(home / DB, checkpoint_pages=50) as network:
+            clients = [await network.join(sender) for sender in SENDERS[:5]]
+            for turn in range(2):
+                sayings = {f"m{turn}-{number}": "x" * random.randint(1, 2000) for number in range(10)}
+                await asyncio.gather(*(say_all(client, sayings, random, keep) for client in clients))
+                journal.decide = decide
+            journal.decide = None
+            recoveries = network.hub.counts["recoveries"]
+            journal.mark("closing")
+    closing = journal.events.index(Mark("closing"))
+    points = {*random.sample(range(closing), 5), closing}
+    disk = Disk()
+    for index, event in enumerate(journal.events):
+        disk.take(event)
+        match event:
+            case Mark(Answered(key, seq)):
+                answered[key] = seq
+        if index in points:
+            write_files(folder / "crashed", disk.after("all_unsynced", random))
+            found = await look(folder / "crashed" / DB, "full")
+            shutil.rmtree(folder / "crashed")
+            tally.points += 1
+            tally.acknowledged += len(answered)
+            tally.lost += sum(found is None or found.by_key.get(key) != seq for key, seq in answered.items())
+            tally.damaged += found is None or not found.is_intact
+    return recoveries
+
+
+async def _prove_failing_disks(folder: Path, note: Note, deciders: Sequence[Callable[[Event], int]]) -> None:
+    tally, recoveries = Tally(), 0
+    for number, decide in enumerate(deciders):
+        recoveries += await _survive(folder / str(number), decide, Random(number), tally)
+    note(disks=len(deciders), recoveries=recoveries, **tally.counts("failing_disk"))
+    assert recoveries >= len(deciders)
+    assert tally.acknowledged > 0
+    assert (tally.lost, tally.damaged) == (0, 0)
+
+
+async def test_what_is_acknowledged_after_failed_syncs_outlives_a_power_loss(tmp_path: Path, note: Note) -> None:
+    await _prove_failing_disks(tmp_path, note, [_fail_syncs(count) for count in range(1, 8)])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+async def test_what_is_acknowledged_on_100_failing_disks_outlives_a_power_loss(tmp_path: Path, note: Note) -> None:
+    deciders = [_fail_syncs(count) for count in range(1, 20)] + [_fail_sometimes(Random(seed)) for seed in range(81)]
+    await _prove_failing_disks(tmp_path, note, deciders)

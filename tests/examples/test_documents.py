@@ -20,6 +20,7 @@ from roundelay.network.messages import DirectMessage, MessageThread
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/agents.md", "docs/mods.md", "examples/README.md")
+COMMAND_PAGES = (*PAGES, "docs/cli.md", "docs/operations.md")
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ def test_yaml_block_is_an_agent(block: Block, tmp_path: Path, monkeypatch: pytes
 def find_commands() -> list[tuple[str, list[str]]]:
     """Every command line of the pages: those in console blocks, and those that stand in the text."""
     found = []
-    for page in PAGES:
+    for page in COMMAND_PAGES:
         source = (ROOT / page).read_text(encoding="utf-8")
-        lines = re.findall(r"^\$ (.+)$", source, re.MULTILINE)
+        lines = re.findall(r"^\$ (?:[A-Z_]+=\S+ |.+ \| )?((?:\./dev|roundelay) .+)$", source, re.MULTILINE)
         lines += [" ".join(it.split()) for it in re.findall(r"`((?:\./dev|roundelay) [^`]+)`", source)]
         found += [(page, shlex.split(line)) for line in lines]
     return found
@@ -131,7 +132,7 @@ def test_prompt_of_the_guide_is_the_one_that_agents_get() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in PAGES:
+    for page in COMMAND_PAGES:
         source = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", source):
             assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"

@@ -87,6 +87,26 @@ async def test_it_waits_as_long_as_an_agent_thinks(node: Node, bob: WireSession)
         await chat.end()
 
 
+async def test_it_waits_as_long_as_a_reaction_is_open(node: Node) -> None:
+    bob = await node.agent("bob", role="reactor")
+    old = await node.agent("old", role="reactor")
+    zoe = await node.person("zoe")
+    await zoe.send("agent:old", "never finished")
+    await start_reaction(old, await old.message("never finished"), "r0")  # of an agent that is no longer there
+    await old.drop()
+    async with chatting("--to", "bob") as chat:
+        await chat.type("work on it, silently")
+        chat.close_input()
+        await start_reaction(bob, await bob.message("work on it, silently"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3.5):  # longer than the quiet after which it would leave
+                await chat.process.wait()
+        await bob.send("agent:mia", "done")
+        await bob.record("r1", "finished", {})
+        await chat.line("bob → mia: done")
+        await chat.end()
+
+
 async def test_an_agent_that_went_offline_is_not_waited_for(node: Node, bob: WireSession) -> None:
     async with chatting("--to", "bob") as chat:
         await chat.type("think about it")

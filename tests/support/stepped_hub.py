@@ -201,4 +201,3 @@ class SteppedHub:
             task.cancel()
         self.loop.step()
         self.loop.close()
-

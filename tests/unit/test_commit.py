@@ -56,6 +56,7 @@ async def place() -> AsyncIterator[Place]:
     await place.hub.start()
     async with place.ann, place.bob:
         yield place
+        place.ledger.is_free.set()
     await place.hub.close()
 
 
@@ -80,7 +81,8 @@ async def test_a_commit_that_failed_is_settled_by_the_senders_repeat(
     heard = place.bob.__aiter__()
     first_seq = (await place.ann.send_text("bob", "first")).seq
     place.ledger.fails = fails
-    stored = await place.ann.send_text("bob", "second")  # the client meets 4503 and sends it again
+    async with asyncio.timeout(5):
+        stored = await place.ann.send_text("bob", "second")  # the client meets 4503 and sends it again
     assert stored.duplicate is (fails == "after")
     last = await place.ann.send_text("bob", "last")
     assert [(await anext(heard)).text for _ in range(3)] == ["first", "second", "last"]

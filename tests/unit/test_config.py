@@ -319,10 +319,13 @@ def test_a_section_with_its_lines_commented_out_is_absent(write) -> None:
     assert resolve(write("# nothing\n"))[0] == NodeConfig()
 
 
-def test_a_database_in_a_file_is_relative_to_the_file(write, tmp_path: Path) -> None:
+def test_a_path_in_a_file_is_relative_to_the_file(write, tmp_path: Path) -> None:
     assert resolve(write("db: team.db\n"))[0].db == tmp_path / "team.db"
     assert resolve(write("db: /var/team.db\n"))[0].db == Path("/var/team.db")
     assert resolve(flags={"db": "team.db"})[0].db == Path("team.db")
+    config, _ = resolve(write("tls_cert: tls/cert.pem\ntls_key: /etc/key.pem\n"))
+    assert (config.tls_cert, config.tls_key) == (tmp_path / "tls" / "cert.pem", Path("/etc/key.pem"))
+    assert resolve(write("tls_cert: null\ntls_key: null\n"))[0] == NodeConfig()
 
 
 def test_a_record_limit_above_the_frame_is_refused_with_its_origin() -> None:

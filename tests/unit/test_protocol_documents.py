@@ -37,7 +37,9 @@ def test_protocol_names_every_frame_and_field_of_the_code() -> None:
                 assert f"`{field.name}`" in row, f"{cls.__name__}.{field.name} is not in docs/protocol.md"
                 is_optional = field.default is UNSET
                 if is_optional and cls in CLIENT_FRAMES and cls.__struct_config__.tag != "signal":
-                    assert re.search(rf"`{field.name}`\s*(= \w+)?\?", row), f"{cls.__name__}.{field.name} is optional in the code"
+                    assert re.search(rf"`{field.name}`\s*(= \w+)?\?", row), (
+                        f"{cls.__name__}.{field.name} is optional in the code"
+                    )
 
 
 def test_protocol_lists_every_network_operation_and_its_arguments() -> None:

@@ -57,7 +57,6 @@ def make_reaction(
         tools=TOOLS,
         policy=AgentPolicy(max_turns=max_turns, on_text=on_text, max_tool_calls_per_turn=max_calls),
         answers=answers,
-        speaks=lambda name: name in ("send_text_message", "broadcast_text_message"),
     )
 
 

@@ -1,0 +1,159 @@
+"""An operator's commands for a node that runs for long: a copy of its database, and the messages that failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundelay.commands.node import pick_file
+from roundelay.commands.options import Function, debug_option, identity_options, join_as_reader, json_option, run
+
+if TYPE_CHECKING:
+    from roundelay.network.client import NetworkClient
+
+MAX_LISTED = 1000
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--db", type=click.Path(path_type=Path), metavar="FILE",
+    help="The database (default: that of the node that runs here, else roundelay.yaml's).",
+)  # fmt: skip
+@json_option
+@debug_option
+def backup(file: Path, db: Path | None, as_json: bool) -> None:
+    """Copy a node's database into FILE, also while the node runs.
+
+    The copy is complete, checked and on the disk when this command ends. It is a database like any other; started from it, a node
+    begins a new epoch, since it does not know what was said after.
+    """
+    from roundelay.network.ledger_upkeep import back_up
+
+    source = db or _find_database()
+    head = back_up(source, file)
+    size = file.stat().st_size
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "database": str(source), "head": head, "bytes": size}))
+    else:
+        click.echo(f"Wrote {file}: {source} up to #{head}, {size / 2**20:.1f} MiB.")
+
+
+def _find_database() -> Path:
+    """The database of the one node that runs on this machine, else the one that is configured here. Raises `ConfigError`."""
+    from roundelay.network.config import resolve_config
+    from roundelay.network.errors import ConfigError
+    from roundelay.network.home import running_nodes
+
+    running = [Path(node.owner_file.removesuffix(".owner")) for node in running_nodes()]
+    if len(running) == 1:
+        return running[0]
+    configured = resolve_config(pick_file(None), os.environ, {})[0].db
+    if running and configured.resolve() not in running:
+        shown = ", ".join(map(str, running))
+        raise ConfigError(f"Several nodes run here, with the databases {shown}; say with --db which one.")
+    return configured
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """Messages that failed at their recipient five times: list them, deliver them again, or drop them.
+
+    Operators see everybody's; with --as it is that participant's own.
+    """
+
+
+def _owner_option(function: Function) -> Function:
+    return click.option("--of", metavar="ID", help="Only the dead letters of this participant.")(function)
+
+
+@dead_letters.command("list")
+@_owner_option
+@click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="How many at most.")
+@json_option
+@identity_options
+def list_letters(of: str | None, limit: int, as_json: bool) -> None:
+    """List dead letters, with what their recipient said of the last failure."""
+
+    async def show() -> None:
+        async with join_as_reader() as client:
+            letters = await _find_letters(client, of, limit)
+        if as_json:
+            click.echo(json.dumps({"dead_letters": letters}, ensure_ascii=False))
+            return
+        from datetime import UTC, datetime
+
+        from roundelay.terminal import Screen, format_table
+
+        screen = Screen(sys.stdout)
+        rows = []
+        for it in letters:
+            failed_at = datetime.fromtimestamp(it["at"] / 1000, UTC).astimezone()
+            rows.append((f"#{it['seq']}", it["agent_id"], f"{failed_at:%Y-%m-%d %H:%M}", it["attempts"], it["reason"]))
+        head = ("MESSAGE", "RECIPIENT", "AT", "ATTEMPTS", "REASON")
+        screen.write(format_table(head, rows, paint=screen.paint) if rows else "There are no dead letters.")
+
+    run(show())
+
+
+@dead_letters.command()
+@click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=click.IntRange(1))
+@_owner_option
+@json_option
+@identity_options
+def retry(seqs: tuple[int, ...], of: str | None, as_json: bool) -> None:
+    """Deliver these messages again, with five attempts as at first."""
+    _take("network.retry_dead_letter", seqs, of, as_json=as_json, done="is delivered again to")
+
+
+@dead_letters.command()
+@click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=click.IntRange(1))
+@_owner_option
+@json_option
+@identity_options
+def drop(seqs: tuple[int, ...], of: str | None, as_json: bool) -> None:
+    """Forget these dead letters; the messages stay in their threads."""
+    _take("network.drop_dead_letter", seqs, of, as_json=as_json, done="is no longer a dead letter of")
+
+
+def _take(op: str, seqs: tuple[int, ...], of: str | None, *, as_json: bool, done: str) -> None:
+    async def take() -> list[dict[str, Any]]:
+        async with join_as_reader() as client:
+            letters = await _find_letters(client, of, MAX_LISTED)
+            chosen = [{"agent_id": _find_owner(letters, seq), "seq": seq} for seq in dict.fromkeys(seqs)]
+            for letter in chosen:
+                await client.call(op, letter)
+        return chosen
+
+    taken = run(take())
+    if as_json:
+        click.echo(json.dumps({"dead_letters": taken}))
+        return
+    for letter in taken:
+        click.echo(f"#{letter['seq']} {done} {letter['agent_id']}.")
+
+
+async def _find_letters(client: NetworkClient, of: str | None, limit: int) -> list[dict[str, Any]]:
+    args: dict[str, Any] = {"limit": limit}
+    if of is not None:
+        args["agent_id"] = of
+    letters: list[dict[str, Any]] = (await client.call("network.dead_letters", args))["dead_letters"]
+    return letters
+
+
+def _find_owner(letters: list[dict[str, Any]], seq: int) -> str:
+    """Whose dead letter a message is. Raises `UnknownMessage` or `InvalidArguments`."""
+    from roundelay.network.errors import InvalidArguments, UnknownMessage
+
+    owners = [str(it["agent_id"]) for it in letters if it["seq"] == seq]
+    if not owners:
+        more = " among the first thousand; name its recipient with --of" if len(letters) == MAX_LISTED else ""
+        raise UnknownMessage(f"There is no dead letter #{seq}{more}. They are listed by: roundelay dead-letters list")
+    if len(owners) > 1:
+        raise InvalidArguments(f"#{seq} is a dead letter of {', '.join(owners)}; say with --of whose is meant.")
+    return owners[0]

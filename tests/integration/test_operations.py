@@ -1,0 +1,336 @@
+"""What an operator does with a node that runs for long: backups, dead letters, figures, checks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay import doctor, up
+from roundelay.network.auth import hash_token
+from roundelay.network.config import NodeConfig, Retain
+from roundelay.network.errors import LedgerError
+from roundelay.network.home import announce_node
+from roundelay.network.ledger_upkeep import back_up
+from roundelay.node_status import compute_rates, describe_figures
+from tests.support.announced import announced_node
+from tests.support.command import command, run
+from tests.support.node import Node, ProcessNode, node_process
+from tests.support.wire import WireSession, make_token
+
+LARGE = "x" * 200_000
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with announced_node(tmp_path, limits={"root_messages_per_s": 100_000}) as running:
+        yield running
+
+
+async def run_json(*arguments: str | Path, **environment: str) -> Any:
+    return json.loads((await run(*arguments, "--json", **environment)).out)
+
+
+# -- backup
+
+
+class Writer:
+    """Broadcasts without end; `acknowledged` are those that the hub has stored."""
+
+    def __init__(self, session: WireSession) -> None:
+        self.acknowledged: list[str] = []
+        self.is_under_way = asyncio.Event()
+        self._session = session
+        self._task = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        while True:
+            text = f"message {len(self.acknowledged)}"
+            await self._session.send("broadcast", text)
+            self.acknowledged.append(text)
+            if len(self.acknowledged) == 10:
+                self.is_under_way.set()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+
+async def read_log(node: Node) -> list[Any]:
+    operator = await node.service("auditor")
+    found: list[Any] = []
+    page: dict[str, Any] = {"next": 0, "head": 1}
+    while page["next"] < page["head"]:
+        page = await operator.call("network.log", {"after": page["next"], "limit": 50})
+        found += [message["content"] for message in page["messages"]]
+    return found
+
+
+async def test_a_backup_of_a_node_that_is_written_to_holds_what_was_acknowledged_before(tmp_path: Path) -> None:
+    copy = tmp_path / "copies" / "monday.db"
+    copy.parent.mkdir()
+    async with node_process(tmp_path / "team.db", limits={"root_messages_per_s": 100_000}) as node:
+        ann = await node.agent("ann")
+        for _ in range(100):  # more than one step of a stepwise copy: writes in between would make it begin again
+            await ann.send("broadcast", LARGE)
+        writer = Writer(ann)
+        await writer.is_under_way.wait()
+        before = len(writer.acknowledged)
+        made = await run_json("backup", copy)
+        assert len(writer.acknowledged) > before, "the node went on"
+        await writer.stop()
+        epoch = ann.welcome["network"]["epoch"]
+    assert made["database"] == str(tmp_path / "team.db"), "that of the node which runs"
+    assert made["bytes"] == copy.stat().st_size > 100 * len(LARGE)
+    assert list_folder(copy.parent) == ["monday.db"]
+    async with node_process(copy) as restored:
+        kept = await read_log(restored)
+        auditor = restored.sessions[-1]
+        assert auditor.welcome["network"]["epoch"] != epoch
+        assert auditor.welcome["head"] >= made["head"]
+    assert kept[:100] == [LARGE] * 100
+    assert kept[100 : 100 + before] == writer.acknowledged[:before]
+    assert kept[100:] == [f"message {number}" for number in range(len(kept) - 100)], "a prefix, without a gap"
+
+
+async def test_a_stopped_nodes_database_is_found_by_its_configuration(tmp_path: Path) -> None:
+    node = await ProcessNode.start(tmp_path / "team.db")
+    assert await node.stop() == 0
+    (tmp_path / "roundelay.yaml").write_text("db: team.db\n")
+    done = await run("backup", "copy.db", cwd=tmp_path)
+    assert done.out.startswith("Wrote copy.db: team.db up to #")
+
+
+def list_folder(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "said"),
+    [
+        ("there.db", "other.db", "never overwrites"),
+        ("copy.db", "missing.db", "There is no database"),
+        ("copy.db", "text.db", "not a database"),
+        ("copy.db", "other.db", "a database of something else"),
+        ("missing/copy.db", "other.db", "Cannot back up"),
+    ],
+)
+def test_a_backup_that_cannot_be_made_leaves_nothing(tmp_path: Path, target: str, source: str, said: str) -> None:
+    (tmp_path / "there.db").write_text("mine")
+    (tmp_path / "text.db").write_text("this is no database, but long enough to be looked at as one" * 20)
+    with closing(sqlite3.connect(tmp_path / "other.db")) as db:
+        db.execute("CREATE TABLE songs (name TEXT)")
+    files = list_folder(tmp_path)
+    with pytest.raises(LedgerError, match=said):
+        back_up(tmp_path / source, tmp_path / target)
+    assert list_folder(tmp_path) == files
+    assert (tmp_path / "there.db").read_text() == "mine"
+
+
+async def test_of_several_nodes_one_has_to_be_named(tmp_path: Path) -> None:
+    for port in (1111, 2222):
+        announce_node(f"ws://127.0.0.1:{port}/", tmp_path / f"{port}.db.owner")
+    refused = await run("backup", "copy.db", cwd=tmp_path, code=2)
+    assert "1111.db" in refused.err
+    assert "--db" in refused.err
+    chosen = await run("backup", "copy.db", cwd=tmp_path, code=1, ROUNDELAY_DB="2222.db")
+    assert "There is no database 2222.db" in chosen.err
+
+
+async def make_database(folder: Path) -> Path:
+    """A database with a page's worth of everything, of a node that has stopped."""
+    node = await ProcessNode.start(folder / "team.db", limits={"root_messages_per_s": 100_000})
+    ann = await node.agent("ann")
+    for number in range(200):
+        await ann.send("broadcast", f"{number} {'x' * 500}")
+    await node.close_sessions()
+    await node.stop()
+    return node.db
+
+
+async def test_a_damaged_database_is_found_and_not_copied(tmp_path: Path) -> None:
+    db = await make_database(tmp_path)
+    data = bytearray(db.read_bytes())
+    for page in range(8, len(data) // 4096, 2):
+        data[page * 4096 : page * 4096 + 200] = b"\x55" * 200
+    db.write_bytes(data)
+    with pytest.raises(LedgerError, match=r"damaged|malformed"):
+        back_up(db, tmp_path / "copy.db")
+    assert not (tmp_path / "copy.db").exists()
+    done = await run("doctor", "--json", cwd=tmp_path, code=1, ROUNDELAY_DB=str(db), ROUNDELAY_PORT="0")
+    checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
+    assert checks["integrity"]["status"] == "failed"
+    assert "backup" in checks["integrity"]["advice"]
+
+
+# -- dead letters
+
+
+async def poison(node: Node, recipient: WireSession, content: str = "poison") -> int:
+    sender = await node.person("zoe")
+    stored = await sender.send(f"agent:{recipient.welcome['agent_id']}", content)
+    for _ in range(5):
+        await recipient.expect("deliver")
+        await recipient.nack(stored["seq"], reason="it is \x1b[31mpoison")
+    await recipient.expect("notice", kind="dead_letter")
+    return int(stored["seq"])
+
+
+async def test_dead_letters_are_listed_delivered_again_and_dropped(node: Node) -> None:
+    bob = await node.agent("bob")
+    seq = await poison(node, bob)
+    other = await poison(node, bob, "more poison")
+    [letter, _] = (await run_json("dead-letters", "list"))["dead_letters"]
+    assert (letter["agent_id"], letter["seq"], letter["attempts"]) == ("bob", seq, 5)
+    shown = (await run("dead-letters", "list", "--of", "bob", "--limit", "1")).lines
+    assert shown[0].split() == ["MESSAGE", "RECIPIENT", "AT", "ATTEMPTS", "REASON"]
+    assert shown[1].startswith(f"#{seq}")
+    assert shown[1].endswith(r"it is \x1b[31mpoison")
+
+    assert (await run("dead-letters", "retry", str(seq))).out == f"#{seq} is delivered again to bob.\n"
+    again = await bob.expect("deliver")
+    assert (again["message"]["seq"], again["attempt"]) == (seq, 1)
+    dropped = await run_json("dead-letters", "drop", str(other))
+    assert dropped == {"dead_letters": [{"agent_id": "bob", "seq": other}]}
+    assert (await run("dead-letters", "list")).out == "There are no dead letters.\n"
+    gone = await run("dead-letters", "drop", str(other), code=1)
+    assert f"There is no dead letter #{other}" in gone.err
+
+
+async def test_a_participant_has_its_own_dead_letters_only(node: Node) -> None:
+    token = make_token()
+    made = {"agent_id": "eve", "kind": "human", "token_hash": hash_token(token)}
+    await (await node.service("auditor")).call("network.create_token", made)
+    eve = await node.join("eve", kind="human", token=token)
+    bob = await node.agent("bob")
+    others = await poison(node, bob)
+    own, taken = await poison(node, eve), await poison(node, eve)
+    identity = {"ROUNDELAY_AS": "eve", "ROUNDELAY_TOKEN": token}
+    listed, refused, hidden, _ = await asyncio.gather(
+        run("dead-letters", "list", "--json", **identity),
+        run("dead-letters", "list", "--of", "bob", code=1, **identity),
+        run("dead-letters", "drop", str(others), code=1, **identity),
+        run("dead-letters", "drop", str(taken), **identity),
+    )
+    assert {letter["seq"] for letter in json.loads(listed.out)["dead_letters"]} - {taken} == {own}
+    assert "operators" in refused.err
+    assert "There is no dead letter" in hidden.err
+    [letter] = (await eve.call("network.dead_letters"))["dead_letters"]
+    assert letter["seq"] == own
+
+
+async def test_whose_dead_letter_is_meant_has_to_be_said_when_it_is_of_several(node: Node) -> None:
+    ann, bob, zoe = await node.agent("ann"), await node.agent("bob"), await node.person("zoe")
+    seq = (await zoe.send("broadcast", "poison"))["seq"]
+    for session in (ann, bob):
+        for _ in range(5):
+            await session.expect("deliver")
+            await session.nack(seq)
+        await session.expect("notice", kind="dead_letter")
+    refused = await run("dead-letters", "drop", str(seq), code=1)
+    assert "ann, bob" in refused.err
+    await run("dead-letters", "drop", str(seq), "--of", "ann")
+    assert [it["agent_id"] for it in (await run_json("dead-letters", "list"))["dead_letters"]] == ["bob"]
+
+
+# -- status
+
+
+async def test_status_counts_what_happens_meanwhile(node: Node) -> None:
+    ann = await node.agent("ann")
+    writer = Writer(ann)
+    value = await run_json("status", "--over", "0.5")
+    await writer.stop()
+    assert 0.5 <= value["rates"]["over_s"] < 10
+    assert value["rates"]["messages_per_s"] > 0
+    assert value["figures"]["commit_rows_max"] >= 1
+    operator = await node.service("auditor")
+    assert set(value["figures"]) == set(await operator.call("network.status"))
+
+
+FIGURES = {
+    "sessions": 3, "sessions_behind": 1, "sessions_opening": 0, "backlog_deliveries": 7, "backlog_bytes": 3 * 2**20,
+    "unacked_deliveries": 2, "pending_entries": 5, "open_reactions": 4, "commits_total": 10, "rows_total": 25, "commit_rows_p50": 2,
+    "commit_rows_max": 9, "commit_ms_p50": 0.5, "commit_ms_p99": 4.0, "messages_total": 20, "deliveries_total": 60,
+    "connections_total": 8, "overloaded_total": 0, "recoveries_total": 0,
+}  # fmt: skip
+
+
+def test_a_hub_that_was_started_again_between_two_readings_counts_from_zero() -> None:
+    after = {**FIGURES, "messages_total": 5}
+    assert compute_rates(FIGURES, after, 2.0) == {
+        "over_s": 2.0, "messages_per_s": 2.5, "deliveries_per_s": 0.0, "commits_per_s": 0.0,
+    }  # fmt: skip
+
+
+def test_trouble_is_told_when_there_was_some() -> None:
+    rates = compute_rates(FIGURES, FIGURES, 1.0)
+    well = describe_figures(FIGURES, rates)
+    assert "trouble" not in well
+    assert well["sessions"].startswith("3, 1 of them behind")
+    assert "7 deliveries queued (3.0 MiB)" in well["backlog"]
+    assert "of 2.5 rows" in well["commits"]
+    assert "2 times" in describe_figures({**FIGURES, "recoveries_total": 2}, rates)["trouble"]
+
+
+# -- checks
+
+
+def test_few_open_files_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for limit in (1024, 500):
+        monkeypatch.setattr(up, "raise_file_limit", lambda limit=limit: limit)
+        up.warn_of_few_files(said.append)
+    assert len(said) == 1
+    assert "500 files" in said[0]
+    monkeypatch.setattr(doctor, "raise_file_limit", lambda: 500)
+    assert doctor.check_files(NodeConfig()).status == "note"
+
+
+async def test_what_holds_retention_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node_process(tmp_path / "team.db") as node:
+        ann, bob = await node.agent("ann"), await node.agent("bob", role="reactor")
+        stored = await ann.send("agent:bob", "work")
+        await bob.message("work")
+        await bob.record("r1", "started", {"trigger": stored["seq"], "manifest": [stored["seq"]]})
+    config = NodeConfig(db=tmp_path / "team.db", retain=Retain(days=30, bytes=2**30))
+    well = doctor.check_retention(config)
+    assert (well.status, well.detail.split(";")[0]) == ("ok", "Kept: messages for 30 days, at most 1024.0 MiB")
+    now = doctor.time.time()
+    monkeypatch.setattr(doctor.time, "time", lambda: now + 31 * 86_400)
+    held = doctor.check_retention(config)
+    assert held.status == "note"
+    assert "bob" in held.detail
+    async with node_process(tmp_path / "team.db") as node:
+        await (await node.service("auditor")).call("network.remove", {"agent_id": "bob"})
+    assert doctor.check_retention(config).status == "ok"
+    everything = doctor.check_retention(NodeConfig(db=tmp_path / "team.db"))
+    assert everything.detail.startswith("Everything is kept")
+
+
+# -- following
+
+
+async def test_tail_shows_a_message_when_it_is_stored_and_outlives_its_hub(tmp_path: Path) -> None:
+    db = tmp_path / "team.db"
+    async with node_process(db) as node:
+        port = node.url.rpartition(":")[2].rstrip("/")
+        async with command("tail", "--count", "2") as tail:
+            await tail.error("Following")
+            ann = await node.agent("ann")
+            await ann.send("broadcast", "before")
+            await tail.line("before")
+            await node.close_sessions()
+            await node.kill9()
+            async with command("up", "--port", port, "--db", db, cwd=tmp_path) as again:
+                await again.line("is ready")
+                await run("send", "broadcast", "after")
+                await tail.end()
+        assert [line.rpartition(": ")[2] for line in tail.lines] == ["before", "after"]

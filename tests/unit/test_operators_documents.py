@@ -1,0 +1,93 @@
+"""docs/cli.md and docs/operations.md name everything that there is, and nothing that there is not."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from roundelay.app import Network
+from roundelay.cli import cli
+from roundelay.network.config import Limits, NodeConfig, flat_values, resolve_config
+from roundelay.network.metrics import read_metrics
+from roundelay.network.publisher import WELCOME_LIMITS
+
+ROOT = Path(__file__).parents[2]
+CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+OPTION = re.compile(r"--[a-z][a-z-]*")
+
+
+def find_commands(command: click.Command = cli, path: str = "roundelay") -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, with the words that call it."""
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from find_commands(inner, f"{path} {name}")
+    else:
+        yield path, command
+
+
+COMMANDS = dict(find_commands())
+SECTIONS: dict[str, str] = dict(re.findall(r"^### (.+)\n((?:(?!^##).*\n)*)", CLI, re.MULTILINE))
+[COMMON] = re.findall(r"^## Options of many commands\n((?:(?!^##).*\n)*)", CLI, re.MULTILINE)
+
+
+def test_every_command_has_a_section_and_every_section_a_command() -> None:
+    assert sorted(SECTIONS) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_a_section_names_its_commands_arguments_and_options_and_has_an_example(path: str) -> None:
+    text, command = SECTIONS[path], COMMANDS[path]
+    assert re.search(rf"^\$ (?:.* )?{path}\b", text, re.MULTILINE), "an example"
+    known: set[str] = set()
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            known |= {*parameter.opts, *parameter.secondary_opts}
+            if not parameter.hidden:
+                for name in (*parameter.opts, *parameter.secondary_opts):
+                    assert f"`{name}" in text + COMMON, f"{path} {name}"
+        else:
+            assert (parameter.metavar or str(parameter.name)).upper() in text
+    assert set(OPTION.findall(text)) - set(OPTION.findall(COMMON)) <= known, "nothing that is not there"
+
+
+def test_options_of_many_commands_are_options() -> None:
+    options = {name for command in (cli, *COMMANDS.values()) for it in command.params for name in it.opts}
+    assert set(OPTION.findall(COMMON)) <= options
+
+
+def read_table(section: str) -> dict[str, list[str]]:
+    """The cells of a section's table by its first column; a row for several names counts for each."""
+    [text] = re.findall(rf"^## {section}\n((?:(?!^## ).*\n)*)", OPERATIONS, re.MULTILINE)
+    rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {name: cells[1:] for cells in rows for name in re.findall(r"`([^`]+)`", cells[0])}
+
+
+def test_limits_are_those_of_the_model_with_their_defaults() -> None:
+    table = read_table("Limits")
+    assert {name: int(cells[0]) for name, cells in table.items()} == Limits().model_dump()
+    assert tuple(name for name, cells in table.items() if cells[1] == "yes") == WELCOME_LIMITS
+
+
+def test_metrics_are_those_that_are_given_out() -> None:
+    async def read() -> dict[str, float]:
+        async with Network.open() as network:
+            return read_metrics(network.hub)
+
+    assert list(read_table("Monitoring")) == [f"roundelay_{name}" for name in asyncio.run(read())]
+
+
+def test_configuration_fields_are_those_of_the_model() -> None:
+    fields = [name for name in flat_values(NodeConfig()) if not name.startswith("limits.")]
+    assert sorted(read_table("Configuration")) == sorted([*fields, "limits.*", "agents"])
+
+
+def test_yaml_blocks_are_a_nodes(tmp_path: Path) -> None:
+    for text in re.findall(r"```yaml\n(.*?)```", OPERATIONS, re.DOTALL):
+        (tmp_path / "roundelay.yaml").write_text(text, encoding="utf-8")
+        assert resolve_config(tmp_path / "roundelay.yaml", {}, {})[0] != NodeConfig()

@@ -1,0 +1,230 @@
+"""Regressions of the agents' edges: tools that end more than themselves, acknowledgements of what came back, small frames, a busy hub."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Script, ScriptedModel, call, finish, say
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.runner import AgentRunner
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.tools import tool
+from roundelay.app import Network, serve
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import Limits, NodeConfig
+from roundelay.network.errors import Overloaded
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+def make_runner(agent_id: str, script: Script, **options: Any) -> SimpleAgentRunner:
+    return SimpleAgentRunner(agent_id, instruction="You are under test.", model=ScriptedModel(script), **options)
+
+
+async def ask(runner: AgentRunner, client: NetworkClient, mia: NetworkClient, text: str) -> str:
+    """Run an agent until it has answered one question."""
+    task = asyncio.create_task(runner.run(client))
+    await runner.ready()
+    await mia.send_text(runner.agent_id, text)
+    answer = await anext(mia.__aiter__())
+    await runner.stop()
+    await task
+    return answer.text
+
+
+# --- tools that end more than themselves
+
+
+@tool(idempotent=True)
+def leave() -> str:
+    """Leave, as a command's main function does."""
+    sys.exit("bad usage")
+
+
+@tool(idempotent=True)
+async def leave_too() -> str:
+    """Leave from the loop's own thread."""
+    sys.exit("bad usage")
+
+
+@tool(idempotent=True)
+async def await_cancelled() -> str:
+    """Wait for something that somebody else has given up."""
+    given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    given_up.cancel()
+    return await given_up
+
+
+@pytest.mark.parametrize(
+    ("acting", "told"),
+    [(leave, "SystemExit: bad usage"), (leave_too, "SystemExit: bad usage"), (await_cancelled, "CancelledError")],
+)
+async def test_a_tool_that_exits_or_is_cancelled_by_itself_tells_the_model(
+    network: Network, acting: Any, told: str
+) -> None:
+    def script(request: ModelRequest) -> Any:
+        return call(acting.name) if request.turn == 1 else read_prompt(request).tool_results[-1].content
+
+    mia = await network.join("mia", kind="human")
+    bob = make_runner("bob", script, tools=[acting])
+    assert await ask(bob, await network.join("bob", role="reactor"), mia, "go") == told
+
+
+# --- acknowledgements
+
+
+async def begin_and_vanish(network: Network, *, ack: bool) -> int:
+    """Bob gets a message of mia's, begins its reaction under an id of a runner's, and is gone; gives the message's seq."""
+    mia = await network.join("mia", kind="human")
+    bob = await network.join("bob", role="reactor")
+    asked = await mia.send_text("bob", "hello")
+    delivery = await anext(bob.deliveries())
+    body = {
+        "trigger": asked.seq, "thread_id": "direct:bob~mia", "as_of": asked.seq, "manifest": [asked.seq], "config_hash": "",
+    }  # fmt: skip
+    from roundelay.agents.journal import _digest, reaction_id
+
+    reaction = reaction_id("bob", asked.seq, bob.welcome.network.epoch)
+    await bob.record(reaction, "started", body, record_id=_digest("started", reaction, 0, 0))
+    if ack:
+        await delivery.ack()
+    await bob.close()
+    await mia.close()
+    return asked.seq
+
+
+async def test_a_resumed_trigger_that_a_hub_delivers_again_is_acknowledged(network: Network) -> None:
+    seq = await begin_and_vanish(network, ack=False)
+    network.hub.switchboard.forget()  # what a hub that is killed before it kept its floors knows of them
+    mia = await network.join("mia", kind="human")
+    bob = make_runner("bob", lambda request: "hi")
+    task = asyncio.create_task(bob.run(await network.join("bob", role="reactor")))
+    assert (await anext(mia.__aiter__())).text == "hi"
+    await bob.stop()
+    await task
+    assert network.hub.is_handled("bob", seq)
+
+
+async def test_a_dead_letter_taken_back_is_not_lost_when_its_second_reaction_is_cut_off(network: Network) -> None:
+    seq = await begin_and_vanish(network, ack=True)
+    for _ in range(5):
+        bob = await network.join("bob", role="reactor")
+        await bob._link._wire.drop()  # type: ignore[union-attr]  # its process dies; the reaction is open
+        bob._link._task.cancel()  # type: ignore[union-attr]
+    mia = await network.join("mia", kind="human")
+    await mia.call("network.retry_dead_letter", {"seq": seq, "agent_id": "bob"})
+    asking = asyncio.Event()
+
+    async def hang(request: ModelRequest) -> str:
+        asking.set()
+        await asyncio.Event().wait()
+        return ""
+
+    first = make_runner("bob", hang)
+    task = asyncio.create_task(first.run(await network.join("bob", role="reactor")))
+    await asyncio.wait_for(asking.wait(), 5)
+    await first.stop()
+    await task
+    second = make_runner("bob", lambda request: "hi")
+    task = asyncio.create_task(second.run(await network.join("bob", role="reactor")))
+    assert (await asyncio.wait_for(anext(mia.__aiter__()), 5)).text == "hi"
+    await second.stop()
+    await task
+
+
+# --- a hub with small frames, a busy hub
+
+
+async def test_a_reply_that_fits_no_frame_of_the_hubs_is_too_large(tmp_path: Path) -> None:
+    def script(request: ModelRequest) -> Any:
+        return say("x" * 6000) if request.turn == 1 else "short"
+
+    config = NodeConfig(port=0, db=tmp_path / "r.db", durability="memory", limits=Limits(max_frame_bytes=4096))
+    async with serve(config) as node, NetworkClient("mia", node.url, kind="human", token=node.owner_token) as mia:
+        bob = NetworkClient("bob", node.url, role="reactor", token="t" * 43)
+        async with bob:
+            assert await asyncio.wait_for(ask(make_runner("bob", script), bob, mia, "go"), 10) == "short"
+
+
+async def test_a_busy_hub_does_not_end_a_runner_that_starts(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    seq = await begin_and_vanish(network, ack=True)
+    calls: dict[str, int] = {}
+    answer: Callable[..., Any] = NetworkClient.call
+
+    async def call_busy(self: NetworkClient, op: str, *args: Any, **options: Any) -> Any:
+        calls[op] = calls.get(op, 0) + 1
+        if self.agent_id == "bob" and calls[op] == 1:
+            raise Overloaded("busy", 1)
+        return await answer(self, op, *args, **options)
+
+    monkeypatch.setattr(NetworkClient, "call", call_busy)
+    mia = await network.join("mia", kind="human")
+    bob = make_runner("bob", lambda request: "hi", channels=["dev"])
+    task = asyncio.create_task(bob.run(await network.join("bob", role="reactor")))
+    answered = asyncio.ensure_future(anext(mia.__aiter__()))
+    done, _ = await asyncio.wait({task, answered}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    assert answered in done, task.exception()
+    assert answered.result().cause == seq
+    assert min(calls[op] for op in ("channels.join", "network.records", "network.history", "network.window")) >= 2
+    await bob.stop()
+    await task
+
+
+async def test_a_policys_callable_may_belong_to_what_cannot_be_copied(network: Network) -> None:
+    class Describer:
+        def __init__(self) -> None:
+            self.held = asyncio.get_running_loop().create_future()
+
+        def describe(self, turn: int, max_turns: int) -> str:
+            return f"{turn}/{max_turns}"
+
+    mia = await network.join("mia", kind="human")
+    policy = AgentPolicy(describe_turn=Describer().describe)
+    bob = make_runner("bob", lambda request: [say("hi"), finish()], policy=policy)
+    assert await ask(bob, await network.join("bob", role="reactor"), mia, "go") == "hi"
+
+
+# --- what was begun by another program
+
+
+@pytest.mark.parametrize("body", [{}, {"thread_id": "thread:999", "as_of": 1, "manifest": [], "config_hash": ""}])
+async def test_an_open_reaction_that_cannot_be_read_does_not_keep_its_agent_from_starting(
+    network: Network, body: dict[str, Any]
+) -> None:
+    mia = await network.join("mia", kind="human")
+    other = await network.join("bob", role="reactor")
+    asked = await mia.send_text("bob", "hello")
+    await other.record("theirs", "started", {"trigger": asked.seq, **body}, record_id="theirs")
+    await other.close()
+    bob = make_runner("bob", lambda request: "hi")
+    assert await ask(bob, await network.join("bob", role="reactor"), mia, "go") == "hi"
+    assert (await network.join("bob", role="reactor")).welcome.open_reactions == []
+
+
+# --- what counts as having spoken
+
+
+async def test_a_tool_whose_name_ends_in_post_does_not_speak_for_the_agent(network: Network) -> None:
+    @tool(idempotent=True)
+    def look_up_post() -> str:
+        """Look a post up."""
+        return "found"
+
+    def script(request: ModelRequest) -> Any:
+        return call("look_up_post") if request.turn == 1 else [say("It says hi."), finish()]
+
+    mia = await network.join("mia", kind="human")
+    bob = make_runner("bob", script, tools=[look_up_post])
+    assert await ask(bob, await network.join("bob", role="reactor"), mia, "go") == "It says hi."

@@ -1,0 +1,70 @@
+"""The mods that come along, on a hub in this process: what a search finds, who may change a channel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from roundelay.app import Network
+from roundelay.network.client import NetworkClient
+from roundelay.network.errors import Forbidden, UnknownRecipient
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+async def find(client: NetworkClient, query: str, **args: Any) -> list[tuple[str, int]]:
+    value = await client.call("discovery.find", {"query": query, **args})
+    return [(found["agent_id"], found["score"]) for found in value["participants"]]
+
+
+async def test_a_search_weighs_tags_before_tools_before_words_and_leaves_out_who_asks(network: Network) -> None:
+    await network.join("ann", card={"tags": ["Math"], "tools": ["add_numbers"], "description": "Adds numbers."})
+    await network.join("bob", card={"description": "Knows math and numbers"})
+    await network.join("math", card={})
+    mia = await network.join("mia", kind="human", card={"tags": ["math"]})
+    assert await find(mia, "MATH numbers") == [("ann", 6), ("math", 3), ("bob", 2)]
+    assert await find(mia, "math", limit=1) == [("ann", 3)]
+    assert await find(mia, "cooking") == []
+
+
+async def test_a_search_sees_the_card_that_was_shown_last(network: Network) -> None:
+    mia = await network.join("mia", kind="human")
+    bob = await network.join("bob", card={"tags": ["math"]})
+    assert await find(mia, "math") == [("bob", 3)]
+    await bob.close()
+    assert await find(mia, "math", online=True) == []
+    await network.join("bob", card={"tags": ["music"]})
+    assert await find(mia, "math") == []
+    assert await find(mia, "music", online=True) == [("bob", 3)]
+
+
+async def test_a_topic_is_for_members_to_set(network: Network) -> None:
+    ann, bob = await network.join("ann"), await network.join("bob")
+    await ann.call("channels.create", {"name": "dev"})
+    with pytest.raises(Forbidden):
+        await bob.call("channels.set_topic", {"name": "dev", "topic": "mine"})
+    with pytest.raises(UnknownRecipient):
+        await bob.call("channels.set_topic", {"name": "ops", "topic": "mine"})
+    await ann.call("channels.set_topic", {"name": "dev", "topic": "ours"})
+    [channel] = (await bob.call("channels.list"))["channels"]
+    assert channel == {"name": "dev", "topic": "ours", "history": "since_join", "members": 1, "is_member": False}
+
+
+async def test_what_late_joiners_may_read_is_for_the_creator_or_an_operator_to_say(network: Network) -> None:
+    ann, bob, mia = await network.join("ann"), await network.join("bob"), await network.join("mia", kind="human")
+    await ann.call("channels.create", {"name": "dev"})
+    await ann.post("dev", "before")
+    await bob.call("channels.join", {"name": "dev"})
+    with pytest.raises(Forbidden):
+        await bob.call("channels.set_history", {"name": "dev", "history": "members"})
+    assert (await bob.history("channel:dev")).messages == []
+    await ann.call("channels.set_history", {"name": "dev", "history": "members"})
+    assert [message.text for message in (await bob.history("channel:dev")).messages] == ["before"]
+    await mia.call("channels.set_history", {"name": "dev", "history": "since_join"})
+    assert (await bob.history("channel:dev")).messages == []
