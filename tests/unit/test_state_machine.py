@@ -22,6 +22,8 @@ from roundelay.network.ledger import Wanted
 from roundelay.network.session import Session
 from tests.support.stepped_hub import SteppedHub, StubConnection
 
+pytestmark = pytest.mark.full  # takes minutes on a busy machine
+
 AGENTS = ("alice", "bob", "carol", "dave")
 CHANNELS = ("dev", "ops")
 LIMITS = {
