@@ -54,7 +54,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("-c", BUILD_SDIST, cwd=work)
     [archive] = (work / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(work / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # since 3.11.4
+        packed.extractall(
+            work / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )  # since 3.11.4
     [top] = (work / "unpacked").iterdir()
     return top
 
