@@ -47,6 +47,7 @@ from .state import (
     CallResult,
     DeadLetter,
     Facts,
+    Floor,
     OpenReaction,
     Participant,
     Put,
@@ -111,7 +112,7 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
         case Leave():
             return Outcome(effects=(Refuse(entry.session_id, 1000, None),))
         case Handled():
-            return Outcome(puts=entry.puts)
+            return Outcome(puts=tuple(_keep_handled(state, put) for put in entry.puts))
         case ModEntry():
             return _apply_mod_entry(rules, state, facts, entry)
         case Refused():
@@ -335,7 +336,8 @@ def _apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcom
     participant = state.participant(hello.agent_id)
     newest = participant.fence if participant is not None else 0
     fence = presents_fence(entry) if hello.role == "reactor" else None
-    if fence is not None and fence < newest:
+    # A fence was given to one client alone: what the newest was given for is shown again by that same client, which lost its welcome.
+    if fence is not None and fence < newest and participant is not None and fence != participant.fence_shown:
         return Outcome(effects=(Refuse(entry.session_id, 4409, None),))
     if fence is not None and fence > newest:
         error = Forbidden(f"The fence {fence} was never given out; the newest is {newest}. Join without one.")
@@ -350,7 +352,10 @@ def _apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcom
         participant = Participant(hello.agent_id, hello.kind, row.seq)
     kept_card = card if card is not UNSET else participant.card
     updated = msgspec.structs.replace(
-        participant, card=kept_card, fence=new_fence if new_fence is not None else participant.fence
+        participant,
+        card=kept_card,
+        fence=participant.fence if new_fence is None else new_fence,
+        fence_shown=participant.fence_shown if new_fence is None else fence,
     )
     if is_new or updated != participant:
         change.put_row("participant", hello.agent_id, updated)
@@ -372,6 +377,14 @@ def _apply_nack(rules: Rules, state: State, entry: Nack) -> Outcome:
         attempt: Attempt = change.state.get("attempt", f"{agent_id}/{entry.seq}")
         change.effects.append(Retry(agent_id, entry.seq, failures + 1, attempt.due_at))
     return change.outcome()
+
+
+def _keep_handled(state: State, put: Put) -> Put:
+    """A floor with what was handled since it was taken: by a dead letter, whose commit it would undo."""
+    if put.table != "floor":
+        return put
+    since = {seq for seq in state.floor(put.key).above if seq > put.value.seq}
+    return Put("floor", put.key, Floor(put.value.seq, tuple(sorted(since.union(put.value.above))))) if since else put
 
 
 def _apply_lost(rules: Rules, state: State, entry: Lost) -> Outcome:
@@ -402,6 +415,9 @@ def _count_failure(change: ChangeSet, agent_id: str, seq: int, reason: str, retr
         )
         return failures
     letter = DeadLetter(agent_id, seq, reason, failures, stamp)
+    floor = change.state.floor(agent_id)
+    if seq > floor.seq:  # in this same commit: after a crash a dead letter is not delivered again
+        change.put_row("floor", agent_id, Floor(floor.seq, tuple(sorted({*floor.above, seq}))))
     change.put_row("attempt", key, None)
     change.put_row("dead", f"{agent_id}/{seq:016d}", letter)
     body = {"seq": seq, "agent_id": agent_id, "reason": reason, "attempts": failures}

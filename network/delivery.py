@@ -7,10 +7,16 @@ to one participant: its floor, the messages handled above it, and those that wai
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 
 from .state import Floor
+
+
+MAX_OWN = 1 << 16
+"""How many of its own sends a session that is behind remembers (512 KiB); the oldest beyond come to it like anybody's."""
 
 
 class Outbox:
@@ -24,6 +30,10 @@ class Outbox:
         self.delivered = 0
         """The highest seq handed over."""
         self.queued_bytes = 0
+        self._done = 0
+        """Everything up to this seq was handed over, or was the session's own: an overflow goes back to here."""
+        self._own = array("Q")
+        """Above ``_done``: what this session sent itself, ascending, which pages must leave out."""
         self._max_unacked = max_unacked
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
@@ -41,7 +51,7 @@ class Outbox:
 
     def start(self, cursor: int) -> None:
         """Begin after ``cursor``, behind until the first page says otherwise."""
-        self.position = self.delivered = cursor
+        self.position = self.delivered = self._done = cursor
 
     def push(self, seq: int, frame: bytes, *, needs_ack: bool) -> bool:
         """Queue one published message. False when the queue overflowed: it is dropped, and this outbox is now behind."""
@@ -53,9 +63,24 @@ class Outbox:
         # redeliveries are not in the pages to come: they stay
         self._queue = deque(item for item in self._queue if item[0] <= self.delivered)
         self.queued_bytes = sum(len(item[1]) for item in self._queue)
-        self.position = self.delivered
+        self.position = self._done
         self.is_behind = True
         return False
+
+    def pass_over(self, seq: int) -> None:
+        """The session sent this message itself: it gets no delivery of it."""
+        if self.is_behind or self._queue:
+            self._own.append(seq)
+            if len(self._own) > MAX_OWN:
+                del self._own[: MAX_OWN // 2]
+        else:
+            self.position = self._done = seq
+
+    def is_own(self, seq: int) -> bool:
+        """Whether the session sent this message itself."""
+        own = self._own
+        at = bisect_left(own, seq)
+        return at < len(own) and own[at] == seq
 
     def push_again(self, seq: int, frame: bytes) -> None:
         """Queue a redelivery, before everything else; the order of the rest is untouched."""
@@ -78,8 +103,11 @@ class Outbox:
             size += len(frame)
             frames.append(frame)
             if seq > self.delivered:
-                self.delivered = seq
+                self.delivered = self._done = seq
         self.queued_bytes -= size
+        if self._own and not queue and not self.is_behind:
+            self._done = self.position
+            del self._own[:]
         return frames
 
     def has_work(self) -> bool:
@@ -93,6 +121,10 @@ class Outbox:
     def holds(self, seq: int) -> bool:
         """Whether this message was handed over and is neither acknowledged nor refused."""
         return seq in self._unacked
+
+    def has_or_will_get(self, seq: int) -> bool:
+        """Whether this message is in the window, in the queue, or in a page to come."""
+        return seq in self._unacked or seq in self._late or seq > self.position
 
     def settle(self, seq: int) -> None:
         """One message is handled, or will come again: it leaves the window."""

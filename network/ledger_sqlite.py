@@ -35,6 +35,8 @@ _INSERT = f"INSERT INTO log ({_ROW_COLUMNS}) VALUES "
 # loop's thread is busy each row then waits for up to `sys.getswitchinterval()`: measured, a hundred times the transaction.
 _INSERTS = tuple((rows, _INSERT + ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?)"] * rows)) for rows in (256, 64, 16, 4, 1))
 
+_json = msgspec.json.Decoder(msgspec.Raw)
+
 _FAILURES = (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 """What a storage that fails raises, and a damaged file, whose columns may hold values of any type."""
 
@@ -63,6 +65,8 @@ class SQLiteLedger:
         self._writer: aiosqlite.Connection | None = None
         self._reader: aiosqlite.Connection | None = None
         self._lock: int | None = None
+        self._is_suspect = False
+        """SQLite has found damage since the file was last looked through."""
 
     # --- lifetime
 
@@ -137,6 +141,7 @@ class SQLiteLedger:
         return result
 
     def _failed(self, error: Exception) -> LedgerError:
+        self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
         return LedgerError(f"The database {self.path} failed: {error}; `roundelay doctor` checks it.")
 
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
@@ -148,6 +153,8 @@ class SQLiteLedger:
         # What a failed sync left in the log is read back from the kernel, but no later sync writes it (lwn.net/Articles/752063), and
         # after a power loss all that stands behind it would be gone. Here it goes into the database, and the log begins anew.
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if self._is_suspect:
+            self._refuse_damage(db)
         migrate(db)
         meta = dict(db.execute("SELECT key, value FROM meta"))
         state = meta.get("state")
@@ -170,6 +177,13 @@ class SQLiteLedger:
             )
         ]
         return Meta(epoch=meta["epoch"], name=name, first_seq=first, head=head, stamp=stamp), puts
+
+    def _refuse_damage(self, db: sqlite3.Connection) -> None:
+        """Look through the file: a damaged one would serve some, fail at others, and be reopened again and again."""
+        (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if problem != "ok":
+            raise LedgerError(f"The database {self.path} is damaged ({problem}); stop the node and restore a backup.")
+        self._is_suspect = False
 
     # --- writing
 
@@ -336,9 +350,11 @@ def _row(
     seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None, label: str | None,
     excluded: str | None, digest: str | None, head: str | None, data: str,
 ) -> Row:  # fmt: skip
+    raw = data.encode()
+    _json.decode(raw)  # what a damaged file makes of it is found here, and not by every client that gets it
     return Row(
         seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "", label=label or "",
-        excluded=tuple(json.loads(excluded)) if excluded else (), digest=digest or "", data=data.encode(),
+        excluded=tuple(json.loads(excluded)) if excluded else (), digest=digest or "", data=raw,
         head=msgspec.json.decode(head, type=MessageHead) if head else None,
     )  # fmt: skip
 

@@ -106,14 +106,10 @@ class Link:
         """Join for the first time; from then on the link keeps itself up. Raises what the hub said, or `ConnectError`."""
         if self._task is not None:
             return
-        wire = await self._transport.connect()
         try:
-            await self._join(wire, joining)
+            wire = await self._connect(joining)
         except Closed as closed:
             raise ConnectError(f"The hub closed the connection before the welcome ({closed}).") from closed
-        except BaseException:
-            await wire.drop()
-            raise
         self._task = asyncio.create_task(self._stay(wire, joining), name=f"link-{joining.agent_id}")
 
     async def close(self) -> None:
@@ -203,8 +199,7 @@ class Link:
             await asyncio.sleep(pause_s)
             delay_s = min(delay_s * 2, MAX_DELAY_S)
             try:
-                wire = await self._transport.connect()
-                await self._join(wire, joining)
+                wire = await self._connect(joining)
             except ConnectError as error:
                 reason = str(error)
             except Closed as closed:
@@ -225,6 +220,16 @@ class Link:
         if closed.code in (4400, 4401, 4403):
             return Forbidden(f"The hub ended the session: {closed.reason or closed.code}.")
         return None
+
+    async def _connect(self, joining: Joining) -> Wire:
+        """Connect and join. Raises `ConnectError`, what the hub said, or `Closed`; then nothing is left of the connection."""
+        wire = await self._transport.connect()
+        try:
+            await self._join(wire, joining)
+        except BaseException:
+            await wire.drop()
+            raise
+        return wire
 
     async def _join(self, wire: Wire, joining: Joining) -> None:
         """Say hello and take the welcome. Raises what the hub said, or `Closed`."""

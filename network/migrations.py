@@ -7,6 +7,7 @@ happened. A file from a newer Roundelay is refused.
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 
 from .errors import LedgerError
 
@@ -57,5 +58,8 @@ def migrate(db: sqlite3.Connection) -> None:
             db.execute(f"PRAGMA user_version = {step + 1}")
             db.execute("COMMIT")
         except BaseException:
-            db.execute("ROLLBACK")
+            with suppress(
+                sqlite3.Error
+            ):  # on a full disk SQLite has rolled back already; the first reason is the one to tell
+                db.execute("ROLLBACK")
             raise

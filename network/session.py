@@ -64,6 +64,8 @@ class Session:
         self.state = SessionState.OPENING
         self.origin: Origin | None = None
         self.starts_at_floor = True
+        self.joined_at = 0
+        """The newest seq when it was welcomed: of its participant's own messages a session from the floor gets those after it."""
         self.watches_presence = False
         self.watches_signals = False
         self.said_bye = False

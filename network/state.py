@@ -30,7 +30,7 @@ COLD_TABLES: frozenset[str] = frozenset({"root", "call", "dead", "triggered"})
 
 
 class Participant(Struct, frozen=True):
-    """A registered id. ``fence`` is the newest one given to a reactor session."""
+    """A registered id. ``fence`` is the newest one given to a reactor session, ``fence_shown`` what that session had shown, if any."""
 
     agent_id: str
     kind: Kind
@@ -38,6 +38,7 @@ class Participant(Struct, frozen=True):
     card: Raw | UnsetType = UNSET  # of `Raw | None` msgspec reads back only the null
     fence: int = 0
     removed_seq: int | None = None
+    fence_shown: int | None = None
 
 
 class Token(Struct, frozen=True):

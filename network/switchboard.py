@@ -85,6 +85,7 @@ class Switchboard:
         session.origin = origin
         session.state = SessionState.LIVE
         session.starts_at_floor = at_floor
+        session.joined_at = self.state.head
         session.outbox.start(cursor)
         live.sessions.append(session)
         self.joined += 1
@@ -106,10 +107,20 @@ class Switchboard:
         live.sessions.remove(session)
         self.joined -= 1
         live.mailbox.delivered = max(live.mailbox.delivered, session.outbox.delivered)
-        if not live.sessions:
+        if live.sessions:
+            self._pass_on(live)
+        else:
             participant = self.state.participant(live.agent_id)
             if participant is not None:
                 self._announce(participant, "offline")
+
+    def _pass_on(self, live: LiveParticipant) -> None:
+        """A message on another attempt goes to one session alone: if that one is gone, another gets it."""
+        mailbox = live.mailbox
+        for seq in sorted(mailbox.tried - mailbox.retrying - mailbox.revived):
+            attempt: Attempt | None = self.state.get("attempt", f"{live.agent_id}/{seq}")
+            if attempt is not None and not any(session.outbox.has_or_will_get(seq) for session in live.sessions):
+                self.retry(live.agent_id, seq, attempt.failures + 1, attempt.due_at)
 
     @property
     def opening(self) -> int:
@@ -234,7 +245,10 @@ class Switchboard:
             needs_ack = live.agent_id != sender or head.kind == "mod"
             for session in live.sessions:
                 outbox = session.outbox
-                if outbox.is_behind or session.session_id == sender_session:
+                if session.session_id == sender_session:
+                    outbox.pass_over(row.seq)
+                    continue
+                if outbox.is_behind:
                     continue
                 frame = frame or deliver_bytes(row.data)
                 self.deliveries += 1
@@ -247,7 +261,10 @@ class Switchboard:
         if live is None:
             return
         for session in live.sessions:
-            if session.outbox.is_behind or session.session_id == sender_session:
+            if session.session_id == sender_session:
+                session.outbox.pass_over(seq)
+                continue
+            if session.outbox.is_behind:
                 continue
             self.deliveries += 1
             if not session.outbox.push(seq, frame, needs_ack=needs_ack):
@@ -355,7 +372,11 @@ class Switchboard:
         if not is_recipient(self.state, agent_id, row.head):
             return None
         mailbox = self._live[agent_id].mailbox
-        if session.starts_at_floor and (row.actor == agent_id or mailbox.is_handled(row.seq)):
+        if session.outbox.is_own(row.seq):
+            return None
+        if row.actor == agent_id and row.seq <= session.joined_at and session.starts_at_floor:
+            return None
+        if session.starts_at_floor and mailbox.is_handled(row.seq) and row.actor != agent_id:
             return None
         if mailbox.is_waiting(row.seq):
             return None  # its timer brings it

@@ -87,6 +87,22 @@ async def test_the_newest_fence_is_welcome_again_with_a_higher_one(node: Node, r
     assert await again.closed() == 4409
 
 
+async def test_a_reactor_whose_welcome_was_lost_is_welcome_with_the_fence_that_it_has(
+    node: Node, reactor: WireSession
+) -> None:
+    await reactor.drop()
+    fence, newest = reactor.welcome["fence"], reactor.welcome["fence"]
+    for _ in range(3):  # it never hears of the higher fences
+        again = await node.agent("bot", role="reactor", fence=fence)
+        assert again.welcome["fence"] > newest
+        newest = again.welcome["fence"]
+    await node.agent("bot", role="reactor")  # somebody else takes over
+    for outdated in (fence, 0):
+        late = await node.connect()
+        await late.send_frame(hello_frame("bot", token=node.token_of("bot"), role="reactor", fence=outdated))
+        assert await late.closed() == 4409
+
+
 async def test_a_fence_never_given_out_is_forbidden(node: Node, reactor: WireSession) -> None:
     forger = await node.connect()
     fence = reactor.welcome["fence"] + 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -303,8 +304,8 @@ async def test_what_holds_retention_back_is_named(tmp_path: Path, monkeypatch: p
     config = NodeConfig(db=tmp_path / "team.db", retain=Retain(days=30, bytes=2**30))
     well = doctor.check_retention(config)
     assert (well.status, well.detail.split(";")[0]) == ("ok", "Kept: messages for 30 days, at most 1024.0 MiB")
-    now = doctor.time.time()
-    monkeypatch.setattr(doctor.time, "time", lambda: now + 31 * 86_400)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 31 * 86_400)
     held = doctor.check_retention(config)
     assert held.status == "note"
     assert "bob" in held.detail

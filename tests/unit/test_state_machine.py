@@ -22,8 +22,6 @@ from roundelay.network.ledger import Wanted
 from roundelay.network.session import Session
 from tests.support.stepped_hub import SteppedHub, StubConnection
 
-pytestmark = pytest.mark.full  # takes minutes on a busy machine
-
 AGENTS = ("alice", "bob", "carol", "dave")
 CHANNELS = ("dev", "ops")
 LIMITS = {
@@ -127,6 +125,11 @@ class Inbox:
     due: dict[int, int] = field(default_factory=dict)
     """Refused ones that wait: when they may come again (ms)."""
     dead: set[int] = field(default_factory=set)
+
+
+def nack_frame(seq: int, retry_after_ms: int | None) -> dict[str, Any]:
+    frame: dict[str, Any] = {"type": "nack", "seq": seq, "reason": "failed"}
+    return frame if retry_after_ms is None else frame | {"retry_after_ms": retry_after_ms}
 
 
 class Delivery(RuleBasedStateMachine):
@@ -298,18 +301,6 @@ class Delivery(RuleBasedStateMachine):
             assert answer["code"] == "id_conflict"
         self.count("repeats")
 
-    @rule(pick=picks, to=st.sampled_from(("agent:nobody", "channel:nowhere", "mod:nothing")))
-    def send_to_nobody(self, pick: int, to: str) -> None:
-        self.settle()
-        visit = self.pick_visit(pick)
-        if visit is None or visit.connection.is_paused:
-            return
-        head = self.hub.hub.state.head
-        self.hub.receive(visit.session, {"type": "send", "message_id": "nobody", "to": to, "content": 1})
-        self.settle()
-        assert visit.answers.pop("nobody")["code"] == "unknown_recipient"
-        assert self.hub.hub.state.head == head
-
     @rule(pick=picks, channel=channels, is_join=st.booleans(), settles=settles)
     def change_membership(self, pick: int, channel: str, is_join: bool, settles: bool) -> None:
         visit = self.pick_visit(pick)
@@ -359,15 +350,20 @@ class Delivery(RuleBasedStateMachine):
             self.handle(visit.agent, [seq])
         self.settle()
 
-    @rule(pick=picks)
-    def ack_too_much(self, pick: int) -> None:
+    @rule(pick=picks, to=st.sampled_from(("agent:nobody", "channel:nowhere", "mod:nothing")))
+    def ask_too_much(self, pick: int, to: str) -> None:
+        """What is refused is answered, and changes nothing."""
         self.settle()
         visit = self.pick_visit(pick)
         if visit is None or visit.connection.is_paused:
             return
+        head = self.hub.hub.state.head
+        self.hub.receive(visit.session, {"type": "send", "message_id": "nobody", "to": to, "content": 1})
         self.hub.receive(visit.session, {"type": "ack", "seq": visit.top + 1})
         self.settle()
+        assert visit.answers.pop("nobody")["code"] == "unknown_recipient"
         assert visit.answers.pop("")["code"] == "invalid_arguments"
+        assert self.hub.hub.state.head == head
 
     def handle(self, agent: str, seqs: list[int]) -> None:
         inbox = self.inboxes[agent]
@@ -377,24 +373,40 @@ class Delivery(RuleBasedStateMachine):
             inbox.due.pop(seq, None)
         self.count("acknowledged", len(seqs))
 
-    @rule(pick=picks, back=picks, retry_after_ms=st.sampled_from((None, 1, 700, 3000)), settles=settles)
-    def nack(self, pick: int, back: int, retry_after_ms: int | None, settles: bool) -> None:
+    @rule(pick=picks, number=numbers, retry_after_ms=st.sampled_from((None, 1, 700, 3000)), settles=settles)
+    def nack(self, pick: int, number: int, retry_after_ms: int | None, settles: bool) -> None:
+        """A session gives some of what it holds back, oldest first; what it does not hold it cannot give back."""
         self.settle()
-        visit, seq = self.pick_delivery(pick, back, is_held=back % 4 > 0)
-        if visit is None or visit.connection.is_paused:
+        visits = [visit for visit in self.visits if visit.is_welcome and visit.given and not visit.connection.is_paused]
+        if not visits:
             return
-        frame: dict[str, Any] = {"type": "nack", "seq": seq, "reason": "failed"}
-        if retry_after_ms is not None:
-            frame["retry_after_ms"] = retry_after_ms
-        self.hub.receive(visit.session, frame)
-        if seq not in visit.held:
+        visit = visits[pick % len(visits)]
+        for seq in sorted(visit.held)[:number]:
+            self.hub.receive(visit.session, nack_frame(seq, retry_after_ms))
+            visit.held.discard(seq)
+            visit.refused.add(seq)
+            self.fail(visit.agent, seq, retry_after_ms)
+        if not visit.held:
+            self.hub.receive(visit.session, nack_frame(visit.given[0][0], retry_after_ms))
             self.settle()
             assert visit.answers.pop("")["code"] == "invalid_arguments"
-            return
-        visit.held.discard(seq)
-        visit.refused.add(seq)
-        self.fail(visit.agent, seq, retry_after_ms)
         self.finish(settles)
+
+    @rule(pick=picks)
+    def fail_always(self, pick: int) -> None:
+        """One message after the other fails, as often as it comes."""
+        self.settle()
+        visit = self.pick_visit(pick)
+        for _ in range(MAX_FAILURES):
+            if visit is None or visit.connection.is_paused or not visit.held:
+                return
+            seq = min(visit.held)
+            self.hub.receive(visit.session, nack_frame(seq, 1))
+            visit.held.discard(seq)
+            visit.refused.add(seq)
+            self.fail(visit.agent, seq, 1)
+            self.hub.loop.step(0.01)
+            self.settle()
 
     def fail(self, agent: str, seq: int, retry_after_ms: int | None) -> None:
         """One more failure: it comes again when it is due, or is a dead letter at the fifth."""
@@ -618,7 +630,7 @@ class Delivery(RuleBasedStateMachine):
         is_again = seq in visit.refused or attempt > 1
         if not is_again:
             assert seq > max([visit.cursor, *(s for s, a in visit.given if a == 1)]), "ascending, each once"
-        assert (seq, attempt) not in visit.given or seq in visit.refused
+        assert (seq, attempt) not in visit.given
         if message.sender == visit.agent:
             assert message.by is not visit, "who sent it gets only stored"
             assert visit.resumes or seq > visit.head, "own messages count as handled"
@@ -626,10 +638,12 @@ class Delivery(RuleBasedStateMachine):
             assert visit.agent in message.recipients
             visit.held.add(seq)
             assert len(visit.held) <= LIMITS["max_unacked"]
-            is_handled = seq in inbox.handled or seq in inbox.forgotten
-            assert attempt == inbox.failures.get(seq, 0) + 1 or (is_handled and attempt == 1)
+            # less where another session failed while this one's was on its way
+            assert attempt <= inbox.failures.get(seq, 0) + 1
             if seq in visit.refused:
-                assert self.hub.now_ms >= inbox.due[seq], "not before it is due"
+                assert attempt > max(a for s, a in visit.given if s == seq), "a higher attempt each time"
+                # it is not due any more if another session acknowledged it while it was on its way
+                assert self.hub.now_ms >= inbox.due.get(seq, 0), "not before it is due"
             if not visit.resumes:
                 assert seq not in visit.handled_before or seq in inbox.due, (
                     "what was handled does not come from the floor"
@@ -668,10 +682,12 @@ class Delivery(RuleBasedStateMachine):
         return must
 
     def check_retries(self, visit: Visit) -> None:
-        """What this session refused has come again, if it is due and nobody has handled it."""
+        """What this session refused has come again to some session of its participant, if it is due and nobody has handled it."""
         inbox = self.inboxes[visit.agent]
+        others = [other for other in self.visits if other.agent == visit.agent and other.is_welcome]
         for seq in visit.refused:
-            if seq in inbox.due and inbox.due[seq] < self.hub.now_ms - 1:
+            is_due = seq in inbox.due and inbox.due[seq] < self.hub.now_ms - 1
+            if is_due and not any(seq in other.held or other.is_blocked for other in others):
                 raise AssertionError(f"{visit.agent} refused {seq}, and it did not come again")
 
     def teardown(self) -> None:
