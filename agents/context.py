@@ -6,11 +6,12 @@ module only leaves out. `select_threads` is pure, `build_context` asks the hub.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from roundelay.network.messages import BaseMessage, MessageThread
 
+from .inbox import Visibility
 from .policy import AgentPolicy
 from .retry import retry_later
 
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
 
 
-async def build_context(client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy) -> dict[str, MessageThread]:
-    """Read the conversation that the agent may see for this trigger, as it stood at the trigger: threads in the prompt's order."""
+async def build_context(
+    client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy, visibility: Visibility
+) -> dict[str, MessageThread]:
+    """Read the conversation that the agent may see for this trigger, as it stood at the trigger: threads in the prompt's order.
+
+    ``visibility`` holds whatever the card of the connection says: the hub admits what both allow.
+    """
+    most, per_thread = policy.max_threads, policy.per_thread + 1  # one more: the trigger is shown apart from its thread
     window = await retry_later(
-        # One more each, since the trigger is shown apart from its thread.
-        lambda: client.window(trigger.seq, threads=policy.max_threads, per_thread=policy.per_thread + 1),
-        attempts=policy.hub_attempts,
+        lambda: client.window(trigger.seq, threads=most, per_thread=per_thread, visibility=visibility)
     )
     return select_threads(window.threads, trigger, max_threads=policy.max_threads, per_thread=policy.per_thread)
 
@@ -45,6 +50,22 @@ def select_threads(
             kept.append(MessageThread(thread_id=thread.thread_id, messages=shown, omitted=omitted))
     kept.sort(key=lambda thread: (thread.thread_id == trigger.thread_id, thread.messages[-1].seq))
     return {thread.thread_id: thread for thread in kept[-max_threads:]}
+
+
+def keep_recorded(
+    threads: Mapping[str, MessageThread], trigger: BaseMessage, manifest: Collection[int]
+) -> dict[str, MessageThread]:
+    """Leave out what was not in the prompt when it was first made: a resumed reaction reads nothing that it had not read before."""
+    known = set(manifest)
+    kept = [
+        MessageThread(
+            thread_id=thread.thread_id,
+            messages=[message for message in thread.messages if message.seq in known],
+            omitted=thread.omitted,
+        )
+        for thread in threads.values()
+    ]
+    return select_threads(kept, trigger, max_threads=len(kept) or 1, per_thread=len(known) or 1)
 
 
 def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> list[int]:

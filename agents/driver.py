@@ -1,24 +1,28 @@
 """Performs the steps of a reaction: asks the model, runs tools, writes the journal, tells what happens.
 
 Stands between `reaction` (what to do next) and the world: `models`, `tools`, `journal`. It never decides how a reaction goes on. A model
-call is retried while its failure may pass; a tool has its time and its share of the prompt; cancelling the driver's task ends whatever
-is under way, at any await. Events go to a callback rather than out of an async generator: tasks and timeouts do not survive a
-generator that its consumer leaves alone (PEP 789).
+call is retried while its failure may pass; a tool has its time and its share of the prompt; neither can do more than end its own call
+(`foreign`); cancelling the driver's task ends whatever is under way, at any await. Events go to a callback rather than out of an async
+generator: tasks and timeouts do not survive a generator that its consumer leaves alone (PEP 789).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
-from roundelay.network.errors import ConnectError, RoundelayError, Superseded
+from roundelay.network.errors import RoundelayError
 
+from .agent import Agent
 from .events import (
     Event,
     Finished,
+    HandedOver,
     ModelOutput,
     ModelRetry,
     OnEvent,
@@ -29,11 +33,12 @@ from .events import (
     TurnEnd,
     TurnStart,
 )
+from .foreign import Broken, Overdue, describe_error, run_foreign
 from .journal import Journal, Recorded
-from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest
-from .policy import AgentPolicy
-from .reaction import (
-    TOO_LARGE,
+from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, Usage
+from .reaction import TOO_LARGE, Reaction
+from .retry import retry_later
+from .steps import (
     AnsweredCall,
     Begin,
     CallModel,
@@ -43,130 +48,171 @@ from .reaction import (
     ModelFailed,
     Outcome,
     PlannedCall,
-    Reaction,
+    Replayed,
     ToolsDone,
 )
-from .retry import retry_later
 from .text import cut, replace_surrogates
-from .tools import ToolContext, ToolResult
+from .tools import ToolContext, ToolError, ToolResult
 
 _logger = logging.getLogger(__name__)
 
-MakeContext = Callable[[int, PlannedCall], ToolContext]
-"""Gives the context of a call in a turn: who calls, for which message, under which derived id."""
+MakeContext = Callable[[str, int], ToolContext]
+"""Gives the context of a call, by its derived id and its turn: who calls, for which message."""
 
 
 class Driver:
-    """Drives one reaction from its beginning, or from what it has recorded, to its end."""
+    """Drives one run, a reaction or an agent inside of one, from its beginning, or from what it has recorded, to its end."""
 
     def __init__(
         self,
         reaction: Reaction,
         *,
-        agent_id: str,
-        model: Model,
-        policy: AgentPolicy,
         journal: Journal,
         make_context: MakeContext,
         on_event: OnEvent = lambda event: None,
     ) -> None:
         self._reaction = reaction
-        self._agent_id = agent_id
-        self._model = model
-        self._policy = policy
         self._journal = journal
         self._make_context = make_context
         self._emit = on_event
         self._recorded = Recorded()
         self._live_turn = 0  # the last turn in which anything was done rather than replayed
+        self._id, self._path = journal.reaction, journal.path  # of every event
 
-    async def run(self, recorded: Recorded | None = None, *, config_hash: str = "") -> Finish:
+    async def run(
+        self, recorded: Recorded | None = None, *, config_hash: str = "", prompt_hash: str | None = None
+    ) -> Finish:
         """Drive to the end. What was recorded is taken from there: no reply is asked again, no result made again.
 
-        Raises `ConnectError` and `Superseded` when the reaction has to stay open, and whatever a faulty model raises beside `ModelError`.
+        Raises `ConnectError` and `Superseded` when the reaction has to stay open.
         """
         if recorded is not None:
             self._recorded = recorded
-            changed = recorded.started is not None and recorded.started.config_hash != config_hash
-            self._emit(Resumed(self._journal.reaction, len(recorded.replies), changed))
+            if recorded.started is not None:
+                changed = recorded.started.config_hash != config_hash
+                other = prompt_hash is not None and recorded.started.prompt_hash not in ("", prompt_hash)
+                self._emit(
+                    Resumed(
+                        reaction=self._id,
+                        path=self._path,
+                        turns=len(recorded.replies),
+                        config_changed=changed,
+                        prompt_changed=other,
+                    )
+                )
         step = self._reaction.advance(Begin())
-        reply = ModelReply(text=None)
+        agent, text = self._reaction.agent, None
         outcome: Outcome
         while True:
             turn = self._reaction.turn
             match step:
                 case CallModel():
+                    if step.agent is not agent and turn == self._live_turn + 1:
+                        self._emit(
+                            HandedOver(
+                                reaction=self._id,
+                                path=self._path,
+                                turn=turn,
+                                agent_id=step.agent.id,
+                                from_agent_id=agent.id,
+                            )
+                        )
+                    agent = step.agent
                     outcome = await self._ask(step)
-                    reply = outcome if isinstance(outcome, ModelReply) else reply
+                    text = outcome.text if isinstance(outcome, ModelReply) else None
                 case CallTools():
-                    outcome = ToolsDone(await self._call_tools(step, reply))
+                    outcome = ToolsDone(await self._call_tools(step))
                 case Finish():
-                    self._emit(_finished(self._journal.reaction, step))
+                    self._emit(self._describe_end(step))
                     return step
                 case _:
                     assert_never(step)
             step = self._reaction.advance(outcome)
-            if not isinstance(step, CallTools) and turn == self._live_turn:
-                self._emit(TurnEnd(self._journal.reaction, turn, reply.text, self._reaction.usage))
+            if isinstance(outcome, ModelFailed) and isinstance(step, Finish) and not outcome.is_recorded:
+                await self._journal.record_model_failed(turn, outcome)  # before the answer, so that it stays the end
+            is_over = isinstance(step, Finish) or (isinstance(step, CallModel) and step.turn > turn)
+            if is_over and turn == self._live_turn:
+                self._emit(
+                    TurnEnd(reaction=self._id, path=self._path, turn=turn, text=text, usage=self._reaction.usage)
+                )
 
     def cancel(self, reason: str) -> Finish:
         """End the reaction after `run` was cancelled in the middle of a step."""
         finish = self._reaction.advance(Cancel(reason))
         assert isinstance(finish, Finish)
-        self._emit(_finished(self._journal.reaction, finish))
+        self._emit(self._describe_end(finish))
         return finish
 
     # --- the model
 
-    async def _ask(self, step: CallModel) -> ModelReply | ModelFailed:
-        recorded = self._recorded.replies.get(step.turn)
-        if recorded is not None:
-            return recorded
-        self._live_turn = step.turn
-        self._emit(TurnStart(self._journal.reaction, step.turn, self._policy.max_turns))
+    async def _ask(self, step: CallModel) -> ModelReply | Replayed | ModelFailed:
+        known = self._recorded.replay(step.turn)
+        if known is not None:
+            return known
+        if step.turn != self._live_turn:
+            self._live_turn = step.turn
+            self._emit(
+                TurnStart(reaction=self._id, path=self._path, turn=step.turn, max_turns=self._reaction.max_turns)
+            )
         reply = await self._complete(step)
         if isinstance(reply, ModelFailed):
             return reply
         reply = _without_surrogates(reply)
         if self._journal.is_too_large(reply):
             reply = ModelReply(text=None, usage=reply.usage, finish_reason=TOO_LARGE, model=reply.model)
-        await self._journal.record_reply(step.turn, reply)
+        await self._journal.record_reply(step.turn, reply, agent_id=step.agent.id, is_last=not step.tools)
         return reply
 
     async def _complete(self, step: CallModel) -> ModelReply | ModelFailed:
-        request = ModelRequest(
-            step.messages, step.tools, agent_id=self._agent_id, reaction=self._journal.reaction, turn=step.turn
-        )
-
-        def tell(delta: ModelDelta) -> None:
-            self._emit(ModelOutput(self._journal.reaction, step.turn, delta.text, delta.reasoning))
-
-        attempt = 1
-        while True:
+        model, policy, reaction = step.agent.model, step.agent.policy, self._journal.reaction
+        request = ModelRequest(step.messages, step.tools, agent_id=step.agent.id, reaction=reaction, turn=step.turn)
+        for attempt in itertools.count(1):
             try:
-                async with asyncio.timeout(self._policy.model_timeout_s):
-                    return await self._model.complete(request, tell)
-            except TimeoutError:
-                text = f"The model {self._model.name} gave no reply within {self._policy.model_timeout_s:g} s."
+                return await self._attempt(model, request, policy.model_timeout_s)
+            except Overdue:
+                text = f"The model {model.name} gave no reply within {policy.model_timeout_s:g} s."
                 error = ModelError(text, reason="timeout")
             except ModelError as failure:
                 error = failure
-            delay_s = (
-                FIRST_DELAY_S * 2 ** (attempt - 1) if error.retry_after_ms is None else error.retry_after_ms / 1000
-            )
+            except (Exception, Broken) as failure:
+                _logger.exception("model failed", extra={"reaction": reaction, "agent_id": step.agent.id})
+                return ModelFailed(replace_surrogates(describe_error(failure)))
+            delay_s = FIRST_DELAY_S * 2 ** (attempt - 1)
+            if error.retry_after_ms is not None:
+                delay_s = error.retry_after_ms / 1000
             # A provider that wants longer than a model call may take will not be waited for.
-            if not error.retryable or attempt >= self._policy.model_attempts or delay_s > self._policy.model_timeout_s:
-                _logger.warning("model failed", extra={"reaction": self._journal.reaction, "reason": error.reason})
-                return ModelFailed(replace_surrogates(str(error)))
-            self._emit(ModelRetry(self._journal.reaction, step.turn, str(error), delay_s))
+            if not error.retryable or attempt >= policy.model_attempts or delay_s > policy.model_timeout_s:
+                told = {"reaction": reaction, "reason": error.reason, "error": str(error)}
+                _logger.warning("model failed", extra=told)
+                return ModelFailed(replace_surrogates(str(error)), error.reason)
+            self._emit(
+                ModelRetry(reaction=self._id, path=self._path, turn=step.turn, error=str(error), delay_s=delay_s)
+            )
             await asyncio.sleep(delay_s)
-            attempt += 1
+        raise AssertionError
+
+    async def _attempt(self, model: Model, request: ModelRequest, timeout_s: float) -> ModelReply:
+        is_heard = True
+
+        def tell(delta: ModelDelta) -> None:
+            if is_heard:  # an attempt that was given up may go on for a while
+                event = ModelOutput(self._id, request.turn, delta.text, delta.reasoning, path=self._path)
+                self._emit(event)
+
+        try:
+            return await run_foreign(
+                lambda: model.complete(request, tell), name=f"model-{model.name}", timeout_s=timeout_s
+            )
+        finally:
+            is_heard = False
 
     # --- the tools
 
-    async def _call_tools(self, step: CallTools, reply: ModelReply) -> dict[int, ToolResult]:
+    async def _call_tools(self, step: CallTools) -> dict[int, ToolResult]:
         if step.turn not in self._recorded.replies:
-            self._emit(ToolRequests(self._journal.reaction, step.turn, reply.text, reply.tool_calls))
+            self._emit(
+                ToolRequests(reaction=self._id, path=self._path, turn=step.turn, text=step.text, calls=step.calls)
+            )
         try:
             async with asyncio.TaskGroup() as group:
                 for answered in step.answered:
@@ -177,16 +223,13 @@ class Driver:
         return {index: task.result() for index, task in tasks.items()}
 
     async def _call(self, turn: int, planned: PlannedCall) -> ToolResult:
-        place = (turn, planned.index)
-        recorded = self._recorded.results.get(place)
-        if recorded is not None:
-            return recorded
-        if place in self._recorded.begun_calls and planned.tool.effect == "once":
-            return await self._conclude(turn, planned, ToolResult(_UNKNOWN_OUTCOME, ok=False))
-        if place not in self._recorded.begun_calls:
+        if (turn, planned.index) not in self._recorded.begun_calls:
             await self._journal.record_tool_started(turn, planned)
+        name, written = planned.tool.name, planned.call.arguments
         self._emit(
-            ToolCallStart(self._journal.reaction, turn, planned.index, planned.tool.name, planned.call.arguments)
+            ToolCallStart(
+                reaction=self._id, path=self._path, turn=turn, call=planned.index, tool=name, arguments=written
+            )
         )
         return await self._conclude(turn, planned, await self._perform(turn, planned))
 
@@ -194,56 +237,91 @@ class Driver:
         if (turn, call.index) not in self._recorded.results:
             self._live_turn = turn
             await self._journal.record_tool_result(turn, call, result)
-            self._emit(ToolCallEnd(self._journal.reaction, turn, call.index, call.call.name, result.ok, result.content))
+            name, content = call.call.name, result.content
+            self._emit(
+                ToolCallEnd(
+                    reaction=self._id,
+                    path=self._path,
+                    turn=turn,
+                    call=call.index,
+                    tool=name,
+                    ok=result.ok,
+                    content=content,
+                )
+            )
         return result
 
     async def _perform(self, turn: int, planned: PlannedCall) -> ToolResult:
-        """Run a tool to a result that the model can read, whatever the tool does."""
-        tool = planned.tool
-        timeout_s = tool.timeout_s if tool.timeout_s is not None else self._policy.tool_timeout_s
-        context = self._make_context(turn, planned)
+        """Run a tool to a result that the model can read, whatever the tool does.
+
+        A hub that is lost for good is told as a result too: to record that fails, and the reaction stays open.
+        """
+        tool, policy = planned.tool, self._reaction.agent.policy
+        timeout_s = tool.timeout_s if tool.timeout_s is not None else policy.tool_timeout_s
+        ends: list[Finish] = []  # of agents that ran inside of the call
+        threads: dict[str, None] = {}  # that its messages went to
+
+        async def attempt() -> str:
+            ends.clear()  # a repeat runs and sends under the same ids
+            context = self._make_context(self._journal.derive_id(turn, planned.index), turn)
+            context = replace(context, run_agent=partial(self._run_agent, turn, planned.index, ends))
+            try:
+                return await tool.call(context, planned.arguments)
+            finally:
+                threads.update(dict.fromkeys(getattr(context.client, "threads", ())))
+
         # `rate_limited` is settled here, out of the model's sight; only a call that may be repeated is.
-        attempts = self._policy.hub_attempts if tool.effect == "idempotent" else 1
+        attempts = policy.hub_attempts if tool.effect == "idempotent" else 1
+        ok = False
         try:
-            async with asyncio.timeout(timeout_s) as scope:
-                content = await retry_later(lambda: tool.call(context, planned.arguments), attempts=attempts)
-        except (ConnectError, Superseded):
-            raise  # not the tool's failure: the reaction stays open and is resumed
+            content = await run_foreign(
+                lambda: retry_later(attempt, attempts=attempts), name=f"tool-{tool.name}", timeout_s=timeout_s
+            )
+            ok = True
+        except Overdue:
+            content = (
+                f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."
+            )
         except RoundelayError as error:
-            return self._bound(f"{error.code}: {error}", ok=False)
-        except TimeoutError as error:
-            if not scope.expired():
-                return self._bound(_describe(error), ok=False)
-            unknown = " Whether it took effect is unknown." if tool.effect == "once" else ""
-            return ToolResult(f"{tool.name} took longer than {timeout_s:g} s and was stopped.{unknown}", ok=False)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise  # the reaction is being ended
-            return self._bound(_describe(error), ok=False)  # what the tool waited for was given up
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # a tool that wraps a command may exit: that ends the call, not the agent
+            content = f"{error.code}: {error}"
+        except (Exception, Broken) as error:
             _logger.exception(
                 "tool failed", extra={"tool": tool.name, "reaction": self._journal.reaction, "turn": turn}
             )
-            return self._bound(_describe(error), ok=False)
-        return self._bound(content, ok=True)
-
-    def _bound(self, content: str, *, ok: bool) -> ToolResult:
+            content = describe_error(error)
         # A character takes at most 8 bytes of a record here: 6 as an escape, and room for the rest of the frame.
-        limit = min(self._policy.max_result_chars, self._journal.max_body_bytes // 8)
-        return ToolResult(replace_surrogates(cut(content, limit)), ok=ok)
+        limit = min(policy.max_result_chars, self._journal.max_body_bytes // 8)
+        usage = sum((end.usage for end in ends), Usage())
+        calls = sum(end.tool_calls for end in ends)
+        return ToolResult(replace_surrogates(cut(content, limit)), ok, tuple(threads), usage, calls)
+
+    async def _run_agent(self, turn: int, call: int, ends: list[Finish], agent: Agent, text: str) -> Finish:
+        """Run an agent inside of a call, on a text and nothing else: its turns are its own, its records stand under the call's path."""
+        journal = self._journal.descend(turn, call, len(ends))
+        if journal.depth > self._reaction.agent.policy.max_depth:
+            raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
+        policy = replace(agent.policy, on_text="reply")  # its text is this call's result
+        reaction = Reaction(replace(agent, policy=policy), prompt=text, answers=True, path=journal.path)
+        driver = Driver(reaction, journal=journal, make_context=self._make_context, on_event=self._emit)
+        ends.append(Finish("cancelled", "", None, 0, reaction.usage))
+        place = len(ends) - 1
+        try:
+            end = await driver.run(self._recorded.children.get(journal.path))
+            ends[place] = end
+            return end
+        finally:
+            if ends[place].status == "cancelled":
+                ends[place] = replace(ends[place], usage=reaction.usage, tool_calls=reaction.tool_calls)
+
+    def _describe_end(self, finish: Finish) -> Event:
+        return Finished(
+            reaction=self._id, path=self._path, status=finish.status, reason=finish.reason, answer=finish.answer, turns=finish.turns,
+            usage=finish.usage, tool_calls=finish.tool_calls,
+        )  # fmt: skip
 
 
 FIRST_DELAY_S = 0.5
 """Before the second attempt of a model call that named no delay; doubled for each further one."""
-
-_UNKNOWN_OUTCOME = (
-    "The agent was interrupted while this call was running. Whether it took effect is unknown, and it was not repeated. "
-    "Find out before you call it again."
-)
 
 
 def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -252,15 +330,6 @@ def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _finished(reaction: str, finish: Finish) -> Event:
-    return Finished(reaction, finish.status, finish.reason, finish.answer, finish.turns, finish.usage)
-
-
-def _describe(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _without_surrogates(reply: ModelReply) -> ModelReply:

@@ -1,6 +1,7 @@
 """What happens in a reaction, as typed events: the same objects for the terminal, traces and tests.
 
-`driver` makes them and hands them to a callback, in order; they are frozen and go to plain JSON (`event_to_json`). No IO, no clock.
+`driver` makes them and hands them to a callback, in order; they are frozen and go to plain JSON (`event_to_json`). ``path`` is empty but
+for an agent that runs as a tool of another one: then it names the call (``turn.call``, one after the other for deeper ones). No IO, no clock.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from .models.model import ToolCall, Usage
-from .reaction import Status
+from .steps import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class Resumed:
     reaction: str
     turns: int
     config_changed: bool
+    prompt_changed: bool = False
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class TurnStart:
     reaction: str
     turn: int
     max_turns: int
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class ModelOutput:
     turn: int
     text: str
     reasoning: str
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class ModelRetry:
     turn: int
     error: str
     delay_s: float
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class ToolRequests:
     turn: int
     text: str | None
     calls: tuple[ToolCall, ...]
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class ToolCallStart:
     call: int
     tool: str
     arguments: str
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class ToolCallEnd:
     tool: str
     ok: bool
     content: str
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,18 @@ class TurnEnd:
     turn: int
     text: str | None
     usage: Usage
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Another agent goes on with the conversation, from this turn on."""
+
+    reaction: str
+    turn: int
+    agent_id: str
+    from_agent_id: str
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +124,22 @@ class Finished:
     answer: str | None
     turns: int
     usage: Usage
+    tool_calls: int = 0
+    path: str = ""
 
 
-Event = Resumed | TurnStart | ModelOutput | ModelRetry | ToolRequests | ToolCallStart | ToolCallEnd | TurnEnd | Finished
+Event = (
+    Resumed
+    | TurnStart
+    | ModelOutput
+    | ModelRetry
+    | ToolRequests
+    | ToolCallStart
+    | ToolCallEnd
+    | TurnEnd
+    | HandedOver
+    | Finished
+)
 
 OnEvent = Callable[[Event], None]
 """Takes each event as it happens; it must return at once, the reaction waits for it."""
@@ -119,6 +153,7 @@ _TYPES: dict[type[Event], str] = {
     ToolCallStart: "tool_call_start",
     ToolCallEnd: "tool_call_end",
     TurnEnd: "turn_end",
+    HandedOver: "handoff",
     Finished: "finished",
 }
 

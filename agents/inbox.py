@@ -14,6 +14,7 @@ from typing import Literal
 from roundelay.network.messages import BaseMessage
 
 ReactTo = Literal["mentions", "all"]
+Visibility = Literal["people", "strict", "all", "current"]
 
 REMEMBERED = 1024
 """Messages already reacted to that are still recognised when a hub delivers them again (an ack may be lost with it)."""

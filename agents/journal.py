@@ -2,24 +2,25 @@
 
 Stands between `driver` and the client's ``record`` frames. Every id is derived, so that a reaction resumed on any machine repeats itself
 under the same ids and the hub recognises the repeats. Order is the contract: a reply before its tools run, a call's intent before it
-starts, its result after. It decides nothing; what a record means for the next step is the driver's affair.
+starts, its result after. A busy hub is waited for without bound: a reaction that has begun never fails of it. An agent that runs as a
+tool of another one keeps its records in the same reaction, under its ``path``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from roundelay.network.errors import IdConflict
 
-from .models.model import ModelReply, Usage
-from .reaction import AnsweredCall, Finish, PlannedCall, Status
+from .models.model import ModelFailure, ModelReply, Usage
 from .retry import retry_later
+from .steps import AnsweredCall, Finish, ModelFailed, PlannedCall, Replayed, Status
 from .text import replace_surrogates
 from .tools import ToolResult
 
@@ -29,9 +30,9 @@ def reaction_id(agent_id: str, trigger: int, epoch: str) -> str:
     return _digest("reaction", agent_id, trigger, epoch)
 
 
-def derived_id(reaction: str, turn: int, call: int | str) -> str:
+def derived_id(reaction: str, path: str, turn: int, call: int | str) -> str:
     """Give the id of what a call of a reaction sends: its ``message_id`` and ``call_id``."""
-    return _digest("call", reaction, turn, call)
+    return _digest("call", reaction, path, turn, call)
 
 
 def _digest(*parts: str | int) -> str:
@@ -62,6 +63,7 @@ class Started(BaseModel):
     manifest: list[int]
     """The seqs of the messages in the prompt, ascending."""
     config_hash: str
+    prompt_hash: str = ""
 
 
 class FinishedBody(BaseModel):
@@ -71,30 +73,57 @@ class FinishedBody(BaseModel):
     reason: str
     turns: int
     usage: Usage
+    tool_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a reaction has recorded so far; turns count from 1, calls by their place in the turn."""
+    """What a run has recorded so far; turns count from 1, calls by their place in the turn. ``children`` are runs inside of it, by path."""
 
     started: Started | None = None
     replies: Mapping[int, ModelReply] = field(default_factory=dict)
+    last_turns: frozenset[int] = frozenset()
+    failures: Mapping[int, ModelFailed] = field(default_factory=dict)
     begun_calls: frozenset[tuple[int, int]] = frozenset()
     results: Mapping[tuple[int, int], ToolResult] = field(default_factory=dict)
     finished: FinishedBody | None = None
+    children: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def replay(self, turn: int) -> Replayed | ModelFailed | None:
+        """Give what is known of a turn, None if nothing is."""
+        if turn not in self.replies:
+            return self.failures.get(turn)
+        return Replayed(
+            self.replies[turn],
+            {call: result for (other, call), result in self.results.items() if other == turn},
+            frozenset(call for other, call in self.begun_calls if other == turn),
+            is_last=turn in self.last_turns,
+            goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
+        )
 
 
 class Journal:
-    """Writes and reads the records of one reaction. ``max_body_bytes`` is the hub's limit for one record."""
+    """Writes and reads the records of one run in a reaction. ``max_body_bytes`` is the hub's limit for one record."""
 
-    def __init__(
-        self, client: RecordClient, reaction: str, *, max_body_bytes: int = 262_144, attempts: int = 4
-    ) -> None:
+    def __init__(self, client: RecordClient, reaction: str, *, max_body_bytes: int = 262_144, path: str = "") -> None:
         self.reaction = reaction
+        self.path = path
         self.max_body_bytes = max_body_bytes
         self.is_started = False
         self._client = client
-        self._attempts = attempts
+
+    def descend(self, turn: int, call: int, run: int) -> Journal:
+        """Give the journal of a run inside a call of this one, the first (0) or a further one."""
+        path = f"{self.path}/{turn}.{call}{f'.{run}' if run else ''}".lstrip("/")
+        return Journal(self._client, self.reaction, max_body_bytes=self.max_body_bytes, path=path)
+
+    @property
+    def depth(self) -> int:
+        """How many runs this one is inside of."""
+        return self.path.count("/") + 1 if self.path else 0
+
+    def derive_id(self, turn: int, call: int) -> str:
+        return derived_id(self.reaction, self.path, turn, call)
 
     async def record_started(self, started: Started) -> bool:
         """Begin the reaction; its trigger counts as handled from here on. False when it was begun earlier, by whomever."""
@@ -105,17 +134,26 @@ class Journal:
         self.is_started = True
         return fresh
 
-    async def record_reply(self, turn: int, reply: ModelReply) -> None:
-        await self._record("model_reply", turn, 0, {"turn": turn, "reply": reply.to_json()})
+    async def record_reply(self, turn: int, reply: ModelReply, *, agent_id: str, is_last: bool) -> None:
+        body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": reply.to_json()}
+        await self._record("model_reply", turn, 0, body)
+
+    async def record_model_failed(self, turn: int, failed: ModelFailed) -> None:
+        reason = replace_surrogates(failed.reason[:MAX_REASON_CHARS])
+        await self._record("model_failed", turn, 0, {"turn": turn, "failure": failed.kind, "reason": reason})
 
     async def record_tool_started(self, turn: int, planned: PlannedCall) -> None:
         body = {"turn": turn, "call": planned.index, "tool": planned.tool.name, "args": planned.call.arguments}
         await self._record("tool_started", turn, planned.index, body)
 
     async def record_tool_result(self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult) -> None:
-        body = {
+        body: dict[str, object] = {
             "turn": turn, "call": call.index, "tool": call.call.name[:64], "content": result.content, "ok": result.ok,
         }  # fmt: skip
+        if result.threads:
+            body["threads"] = list(result.threads)
+        if result.tool_calls or result.usage != Usage():
+            body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}
         await self._record("tool_result", turn, call.index, body)
 
     async def record_finished(self, finish: Finish) -> None:
@@ -125,15 +163,17 @@ class Journal:
             reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]),
             turns=finish.turns,
             usage=finish.usage,
+            tool_calls=finish.tool_calls,
         )
         await self._record("finished", 0, 0, body.model_dump())
 
     async def load(self) -> Recorded:
         """Read back what was recorded."""
-        value = await retry_later(
-            lambda: self._client.call("network.records", {"reaction": self.reaction}), attempts=self._attempts
-        )
-        return read_records(value["records"])
+
+        def call(op: str, args: Mapping[str, object]) -> Awaitable[Any]:
+            return retry_later(lambda: self._client.call(op, args))
+
+        return read_records(await fetch_records(call, self.reaction))
 
     def is_too_large(self, reply: ModelReply) -> bool:
         """Tell whether a reply would not fit into a record."""
@@ -141,20 +181,27 @@ class Journal:
 
     async def _record(self, kind: str, turn: int, call: int, body: Mapping[str, object]) -> bool:
         """Write one record; True when it was there already."""
-        record_id = _digest(kind, self.reaction, turn, call)
-        stored = await retry_later(
-            lambda: self._client.record(self.reaction, kind, body, record_id=record_id), attempts=self._attempts
-        )
+        record_id = _digest(kind, self.reaction, self.path, turn, call)
+        placed = {**body, "path": self.path} if self.path else body
+        stored = await retry_later(lambda: self._client.record(self.reaction, kind, placed, record_id=record_id))
         return stored.duplicate
 
 
 MAX_REASON_CHARS = 2000
+_USAGE = TypeAdapter(Usage)
 _ENVELOPE_BYTES = 1024  # of a record's frame, around the reply
 
 
 class _Reply(BaseModel):
     turn: int
     reply: dict[str, object]
+    is_last: bool = False
+
+
+class _ModelFailed(BaseModel):
+    turn: int
+    failure: ModelFailure
+    reason: str
 
 
 class _ToolStarted(BaseModel):
@@ -167,12 +214,42 @@ class _ToolResult(BaseModel):
     call: int
     content: str
     ok: bool
+    threads: tuple[str, ...] = ()
+    usage: Usage = Usage()
+    tool_calls: int = 0
 
 
-def read_records(records: Sequence[Mapping[str, object]]) -> Recorded:
+async def fetch_records(
+    call: Callable[[str, Mapping[str, object]], Awaitable[Any]], reaction: str
+) -> list[Mapping[str, Any]]:
+    """All records of a reaction that the caller may see, oldest first, page by page."""
+    records: list[Mapping[str, Any]] = []
+    while True:
+        after = records[-1]["seq"] if records else 0
+        page = await call("network.records", {"reaction": reaction, "after": after})
+        records += page["records"]
+        if not page.get("has_more"):
+            return records
+
+
+def read_records(records: Sequence[Mapping[str, Any]]) -> Recorded:
     """Build what a reaction has done from its records, as ``network.records`` gives them. Kinds of a newer version are passed over."""
+    by_path: dict[str, list[Mapping[str, Any]]] = {"": []}
+    for record in records:
+        path = record["body"].get("path", "") if isinstance(record["body"], Mapping) else ""
+        by_path.setdefault(path, []).append(record)
+    children: dict[str, Recorded] = {}  # of all depths: each finds its own by the whole path
+    for path, own in by_path.items():
+        if path:
+            children[path] = _read_run(own, children)
+    return _read_run(by_path[""], children)
+
+
+def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recorded]) -> Recorded:
     started: Started | None = None
     replies: dict[int, ModelReply] = {}
+    last_turns: set[int] = set()
+    failures: dict[int, ModelFailed] = {}
     begun: set[tuple[int, int]] = set()
     results: dict[tuple[int, int], ToolResult] = {}
     finished: FinishedBody | None = None
@@ -184,14 +261,19 @@ def read_records(records: Sequence[Mapping[str, object]]) -> Recorded:
             case "model_reply":
                 reply = _Reply.model_validate(body)
                 replies[reply.turn] = ModelReply.from_json(reply.reply)
+                if reply.is_last:
+                    last_turns.add(reply.turn)
+            case "model_failed":
+                failed = _ModelFailed.model_validate(body)
+                failures[failed.turn] = ModelFailed(failed.reason, failed.failure, is_recorded=True)
             case "tool_started":
                 begin = _ToolStarted.model_validate(body)
                 begun.add((begin.turn, begin.call))
             case "tool_result":
-                result = _ToolResult.model_validate(body)
-                results[result.turn, result.call] = ToolResult(result.content, ok=result.ok)
+                it = _ToolResult.model_validate(body)
+                results[it.turn, it.call] = ToolResult(it.content, it.ok, it.threads, it.usage, it.tool_calls)
             case "finished":
                 finished = FinishedBody.model_validate(body)
             case _:
                 continue
-    return Recorded(started, replies, frozenset(begun), results, finished)
+    return Recorded(started, replies, frozenset(last_turns), failures, frozenset(begun), results, finished, children)

@@ -21,8 +21,9 @@ from roundelay.network.errors import (
 
 from .journal import Journal, Recorded, derived_id
 from .models.model import Usage
-from .reaction import Finish, Status
+from .reaction import Reaction
 from .retry import retry_later
+from .steps import Finish, Status
 
 _logger = logging.getLogger(__name__)
 
@@ -57,16 +58,26 @@ class Ongoing:
 
     stopped_by: str | None = None
 
+    reaction: Reaction | None = None
+    """The loop, once it has begun: how far it has come."""
 
-async def conclude(ongoing: Ongoing, finish: Finish, *, attempts: int) -> ReactionResult:
-    """Send the answer, if there is one, to the incoming thread, and record the end. An answer that the hub refuses is the end's reason."""
-    if finish.answer is not None:
+    is_answered: bool = False
+    """Whether its answer is in the thread."""
+
+
+async def conclude(ongoing: Ongoing, finish: Finish) -> ReactionResult:
+    """Send the answer, if there is one, to the incoming thread, and record the end. An answer that the hub refuses is the end's reason.
+
+    A busy hub is waited for without bound. A reaction has one answer: once it is sent, no other one is.
+    """
+    if finish.answer is not None and not ongoing.is_answered:
         try:
-            await _send_answer(ongoing, finish, finish.answer, attempts)
+            await _send_answer(ongoing, finish, finish.answer)
+            ongoing.is_answered = True
         except (ConnectError, Superseded):
             raise
         except IdConflict:
-            pass  # an earlier run sent it, in words that were made differently there
+            ongoing.is_answered = True  # an earlier run sent it, in words that were made differently there
         except RoundelayError as error:
             _logger.warning("answer refused", extra={"reaction": ongoing.journal.reaction, "code": error.code})
             status: Status = "stopped" if isinstance(error, LoopStopped | BudgetExhausted) else "failed"
@@ -78,8 +89,11 @@ async def conclude(ongoing: Ongoing, finish: Finish, *, attempts: int) -> Reacti
     )
 
 
-async def _send_answer(ongoing: Ongoing, finish: Finish, answer: str, attempts: int) -> None:
-    # The words of a failure depend on the moment, so it has an id of its own.
-    key = "failure" if finish.status == "failed" else "answer"
-    message_id = derived_id(ongoing.journal.reaction, finish.turns, key)
-    await retry_later(lambda: ongoing.client.reply(ongoing.message, answer, message_id=message_id), attempts=attempts)
+async def _send_answer(ongoing: Ongoing, finish: Finish, answer: str) -> None:
+    message_id = derived_id(ongoing.journal.reaction, "", 0, "answer")
+    metadata = {KEEPER: finish.keeper} if finish.keeper is not None else None
+    await retry_later(lambda: ongoing.client.reply(ongoing.message, answer, message_id=message_id, metadata=metadata))
+
+
+KEEPER = "agent"
+"""In the metadata of an answer: the agent that the thread stays with, after a handoff that says so."""

@@ -39,10 +39,16 @@ class AgentPolicy:
     """How often one model call is tried while it fails in a way that may pass."""
 
     hub_attempts: int = 4
-    """How often one request to the hub is tried while it answers ``rate_limited`` or ``overloaded``."""
+    """How often a tool's request to the hub is tried while it answers ``rate_limited`` or ``overloaded``."""
+
+    max_same_calls: int = 3
+    """How often one call with the same arguments is run while its result stays the same; then it is answered so."""
 
     max_result_chars: int = 16_000
     """A tool's longer result is cut there, and says so."""
+
+    max_depth: int = 3
+    """How deep agents may call each other as tools."""
 
     on_text: OnText = "auto"
     max_threads: int = 20
@@ -60,6 +66,6 @@ class AgentPolicy:
 
 
 _COUNTS = (
-    "max_turns", "max_tool_calls_per_turn", "model_attempts", "hub_attempts", "max_result_chars", "max_threads", "per_thread",
-    "max_parallel_reactions",
+    "max_turns", "max_tool_calls_per_turn", "model_attempts", "hub_attempts", "max_same_calls", "max_result_chars", "max_depth",
+    "max_threads", "per_thread", "max_parallel_reactions",
 )  # fmt: skip

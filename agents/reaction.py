@@ -2,121 +2,54 @@
 
 `driver` performs each step and hands its outcome to `Reaction.advance`, until that gives `Finish`. A *turn* is one model call, the tool
 calls it asked for and their results; a reply without tool calls is a turn too. Whatever a model writes is answered here: an unknown
-tool, broken arguments, too many calls, an empty reply. After every step the history is one that a provider accepts: each call of an
-assistant message is answered before anything else follows, ids are unique, names and arguments are well formed.
+tool, broken arguments, too many calls, the same call again and again, an empty reply. Before every model call the history is one that
+a provider accepts (`history.repair`).
 
-No IO, no clock, no randomness: the same outcomes lead through the same steps, which is how a reaction is resumed.
+No IO, no clock, no randomness: the same outcomes lead through the same steps, which is how a reaction is resumed. What was recorded
+(`Replayed`) is taken as it was, whatever the agent's tools and limits are now.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal, assert_never
+from typing import assert_never
 
 from roundelay.network.errors import RoundelayError
 
-from .arguments import ToolArgumentsError
+from .agent import Agent, Handoff, TurnState
+from .history import compact, filter_history, read_argument, repair, say, well_formed
 from .models.model import (
+    FAILURE_SENTENCES,
     AssistantMessage,
     ChatMessage,
+    ModelFailure,
     ModelReply,
     SystemMessage,
     ToolCall,
     ToolMessage,
-    ToolSpec,
     Usage,
     UserMessage,
 )
-from .policy import AgentPolicy
+from .steps import (
+    AnsweredCall,
+    Begin,
+    CallModel,
+    CallTools,
+    Cancel,
+    Finish,
+    ModelFailed,
+    Outcome,
+    PlannedCall,
+    Replayed,
+    Status,
+    Step,
+    ToolsDone,
+)
 from .text import cut, replace_surrogates
-from .tools import FINISH, Tool, ToolResult
-
-Status = Literal["finished", "stopped", "cancelled", "failed"]
-"""How a reaction ended: by the model, at a limit, by a person, or by an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallModel:
-    """Ask the model. ``tools`` is empty on the last turn; the last message holds the facts of the turn and is not kept."""
-
-    turn: int
-    messages: tuple[ChatMessage, ...]
-    tools: tuple[ToolSpec, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
-    """A call to run, its arguments validated. ``index`` is its place among the calls of its turn."""
-
-    index: int
-    call: ToolCall
-    tool: Tool
-    arguments: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredCall:
-    """A call that is not run, with what the model is told."""
-
-    index: int
-    call: ToolCall
-    result: ToolResult
-
-
-@dataclass(frozen=True, slots=True)
-class CallTools:
-    """Run the planned calls, in parallel, and give `ToolsDone`; both may be empty (the model only finished)."""
-
-    turn: int
-    planned: tuple[PlannedCall, ...]
-    answered: tuple[AnsweredCall, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to send."""
-
-    status: Status
-    reason: str
-    answer: str | None
-    turns: int
-    usage: Usage
-
-
-Step = CallModel | CallTools | Finish
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The first thing that a reaction is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFailed:
-    """The model gave no reply, for good; ``reason`` is a sentence."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolsDone:
-    """A result for each planned call, by its index."""
-
-    results: Mapping[int, ToolResult]
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Somebody stopped the reaction, before it began or while a step was under way."""
-
-    reason: str
-
-
-Outcome = Begin | ModelReply | ModelFailed | ToolsDone | Cancel
+from .tools import FINISH, ToolArgumentsError, ToolResult
 
 
 class State(Enum):
@@ -137,32 +70,55 @@ class IllegalStep(RoundelayError):
         self.outcome = outcome
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Who handed over and gets control back, with the history it had."""
+
+    agent: Agent
+    history: list[ChatMessage]
+
+
 class Reaction:
     """The turns from one incoming message to `finish`.
 
-    ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's response.
+    ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's response; ``threads`` are
+    the ids under which the answer would appear. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a
+    shorter prompt for a model that finds this one too long.
     """
 
     def __init__(
         self,
+        agent: Agent,
         *,
-        system_prompt: str,
         prompt: str,
-        tools: Collection[Tool],
-        policy: AgentPolicy,
         answers: bool,
+        threads: Collection[str] = (),
+        frame: Callable[[str], str] = str.strip,
+        shorten: Callable[[], str] | None = None,
+        path: str = "",
     ) -> None:
         self.state = State.NEW
+        self.agent = agent
         self.turn = 0
+        self.max_turns = agent.policy.max_turns  # of all agents that take part
         self.usage = Usage()
-        self.history: list[ChatMessage] = [SystemMessage(system_prompt), UserMessage(prompt)]
-        self._tools = {tool.name: tool for tool in tools}
-        self._specs = tuple(tool.spec for tool in tools)
-        self._policy = policy
+        self.tool_calls = 0
+        self.history: list[ChatMessage] = [SystemMessage(""), UserMessage(prompt)]
         self._answers = answers
+        self._threads = frozenset(threads)
+        self._frame = frame
+        self._shorten = shorten
+        self._path = path
+        self._callers: list[_Caller] = []
+        self._keeper: str | None = None
         self._has_spoken = False
+        self._is_last = False
+        self._is_compacted = False
+        self._is_withheld = False  # the provider withheld the last reply
         self._call_ids: set[str] = set()
-        self._reply = ModelReply(text=None)  # of the turn under way, its call ids made unique
+        self._results: dict[tuple[str, str], list[str]] = {}  # of each call that was made, by name and arguments
+        self._replay: Replayed | None = None  # what is known of the turn under way
+        self._reply = ModelReply(text=None)  # of that turn, its call ids made unique
         self._refused: dict[int, ToolResult] = {}
         self._planned: tuple[PlannedCall, ...] = ()
 
@@ -172,10 +128,13 @@ class Reaction:
             case Begin(), State.NEW:
                 return self._ask()
             case ModelReply(), State.ASKING:
+                self._replay = None
                 return self._take_reply(outcome)
+            case Replayed(), State.ASKING:
+                self._replay, self._is_last = outcome, outcome.is_last
+                return self._take_reply(outcome.reply)
             case ModelFailed(), State.ASKING:
-                answer = f"I could not answer: {outcome.reason}"
-                return self._finish("failed", outcome.reason, answer if self._is_sent() else None)
+                return self._take_failure(outcome)
             case ToolsDone(), State.CALLING:
                 return self._take_results(outcome.results)
             case Cancel(), State.NEW | State.ASKING | State.CALLING:
@@ -185,121 +144,165 @@ class Reaction:
             case _:
                 raise IllegalStep(self.state, outcome)
 
-    @property
-    def _is_last(self) -> bool:
-        return self.turn >= self._policy.max_turns
+    # --- asking the model
 
-    def _ask(self) -> CallModel:
+    def _ask(self, *, again: bool = False) -> CallModel:
         self.state = State.ASKING
-        self.turn += 1
-        messages = list(self.history)
-        _say(messages, self._policy.describe_turn(self.turn, self._policy.max_turns))
-        return CallModel(self.turn, tuple(messages), () if self._is_last else self._specs)
+        if not again:
+            self.turn += 1
+        self._is_last = self.turn >= self.max_turns
+        state = TurnState(self.agent.id, self.turn, self.max_turns, self._path)
+        self.history[0] = SystemMessage(self._frame(self.agent.instruct(state)))
+        messages = repair(self.history)
+        say(messages, self.agent.policy.describe_turn(self.turn, self.max_turns))
+        return CallModel(self.turn, self.agent, tuple(messages), () if self._is_last else self.agent.specs)
+
+    def _take_failure(self, failed: ModelFailed) -> Step:
+        if failed.kind == "context_too_long" and not self._is_compacted and not failed.is_recorded:
+            self._is_compacted = True
+            self.history = compact(self.history)
+            if self._shorten is not None:
+                self.history[1] = UserMessage(self._shorten())
+            return self._ask(again=True)
+        return self._fail(failed.reason, failed.kind)
 
     def _take_reply(self, reply: ModelReply) -> Step:
         self.usage += reply.usage
         if not reply.tool_calls:
             return self._take_text(reply)
+        self._is_withheld = False
         self._reply = replace(reply, tool_calls=tuple(self._name_uniquely(reply.tool_calls)))
-        self.history.append(AssistantMessage(reply.text, tuple(map(_well_formed, self._reply.tool_calls))))
+        self.history.append(AssistantMessage(reply.text, tuple(map(well_formed, self._reply.tool_calls))))
         self._plan()
         self.state = State.CALLING
-        return CallTools(
-            self.turn,
-            self._planned,
-            tuple(AnsweredCall(i, self._reply.tool_calls[i], result) for i, result in self._refused.items()),
-        )
+        answered = (AnsweredCall(i, self._reply.tool_calls[i], result) for i, result in self._refused.items())
+        return CallTools(self.turn, self._planned, tuple(answered), reply.text, self._reply.tool_calls)
 
     def _take_text(self, reply: ModelReply) -> Step:
         text = (reply.text or "").strip()
-        if self._is_last:
-            return self._close(text)
-        if not text:
-            _say(self.history, _TOO_LARGE if reply.finish_reason == TOO_LARGE else _EMPTY)
+        is_cut, was_withheld = reply.finish_reason == "length", self._is_withheld
+        self._is_withheld = reply.finish_reason == "content_filter"
+        goes_on = self._replay is not None and self._replay.goes_on
+        if self._is_withheld and (was_withheld or self._is_last) and not goes_on:
+            return self._fail("the provider withheld the reply twice", "content_filter")
+        if self._is_last and not goes_on:
+            return self._close(f"{text}\n{_CUT_HERE}" if is_cut and text else text)
+        if self._is_withheld or not text:
+            self.history.append(AssistantMessage(_NO_TEXT))  # so that each turn stands in the history
+            empty = _TOO_LARGE if reply.finish_reason == TOO_LARGE else _EMPTY
+            say(self.history, _WITHHELD if self._is_withheld else empty)
             return self._ask()
         self.history.append(AssistantMessage(text))
-        if self._policy.on_text == "nudge":
-            _say(self.history, _NUDGE)
+        if is_cut or (goes_on and not self._callers) or self.agent.policy.on_text == "nudge":
+            say(self.history, _CUT if is_cut else _NUDGE)
             return self._ask()
-        return self._finish("finished", "answered in plain text", text if self._is_sent() else None)
+        return self._end("answered in plain text", text)
 
-    def _close(self, text: str) -> Finish:
-        """End at the limit of turns, with whatever the model said last."""
-        reason = f"reached the limit of {self._policy.max_turns} turns"
-        answer = text or f"I {reason} without an answer."
-        return self._finish("stopped", reason, answer if self._is_sent() else None)
-
-    def _is_sent(self) -> bool:
-        match self._policy.on_text:
-            case "reply":
-                return True
-            case "auto" | "nudge":
-                return self._answers
-            case "record":
-                return False
-            case other:
-                assert_never(other)
+    # --- calls
 
     def _plan(self) -> None:
-        """Decide for each call of the reply whether it is run; `finish` is neither planned nor refused."""
+        """Decide for each call of the reply whether it is run. `finish` and handoffs are neither planned nor refused."""
         planned: list[PlannedCall] = []
         self._refused = {}
         for index, call in enumerate(self._reply.tool_calls):
-            tool = self._tools.get(call.name)
-            if index >= self._policy.max_tool_calls_per_turn:
-                limit = self._policy.max_tool_calls_per_turn
-                self._refuse(
-                    index, f"Not run: at most {limit} calls are run in one turn. Call it again in the next one."
-                )
-            elif call.name == FINISH:
-                continue
-            elif self._is_last:
-                self._refuse(index, "Not run: no tools in the last turn.")
-            elif tool is None:
-                names = ", ".join(self._tools)
-                self._refuse(index, f'There is no tool "{call.name[:64]}". The tools are: {names}.')
-            else:
-                try:
-                    planned.append(PlannedCall(index, call, tool, tool.parse(call.arguments)))
-                except ToolArgumentsError as error:
-                    self._refuse(index, f"Not run: {error}")
+            decided = self._recall(index, call) or self._decide(index, call)
+            match decided:
+                case PlannedCall():
+                    planned.append(decided)
+                case ToolResult():
+                    self._refused[index] = decided
         self._planned = tuple(planned)
 
-    def _refuse(self, index: int, text: str) -> None:
-        # The text may quote what the model wrote, at any length.
-        self._refused[index] = ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)
+    def _recall(self, index: int, call: ToolCall) -> PlannedCall | ToolResult | None:
+        """What the records say of a call: its result; that it was begun; None for nothing."""
+        if self._replay is None:
+            return None
+        if index in self._replay.results:
+            return self._replay.results[index]
+        if index not in self._replay.begun:
+            return None
+        tool = self.agent.find_tool(call.name)
+        try:
+            if tool is not None and tool.effect == "idempotent":
+                return PlannedCall(index, call, tool, tool.parse(call.arguments))
+        except ToolArgumentsError:
+            pass  # its parameters are others now
+        return ToolResult(UNKNOWN_OUTCOME, ok=False)
+
+    def _decide(self, index: int, call: ToolCall) -> PlannedCall | ToolResult | None:
+        limit, most = self.agent.policy.max_tool_calls_per_turn, self.agent.policy.max_same_calls
+        if index >= limit:
+            return _refuse(f"Not run: at most {limit} calls are run in one turn. Call it again in the next one.")
+        if call.name == FINISH:
+            return None
+        if self._is_last:
+            return _refuse("Not run: no tools in the last turn.")
+        if self.agent.find_handoff(call.name) is not None:
+            return None
+        tool = self.agent.find_tool(call.name)
+        if tool is None:
+            names = ", ".join(spec.name for spec in self.agent.specs)
+            return _refuse(f'There is no tool "{call.name[:64]}". The tools are: {names}.')
+        try:
+            arguments = tool.parse(call.arguments)
+        except ToolArgumentsError as error:
+            note = " (The reply was cut off at its limit of length.)" if self._reply.finish_reason == "length" else ""
+            return _refuse(f"Not run: {error}{note}")
+        before = self._results.get(_key(call), [])[-most:]
+        if len(before) == most and len(set(before)) == 1:
+            return _refuse(
+                f"Not run: you made this very call {most} times, and its result was the same each time. "
+                "Do something else, or call finish."
+            )
+        return PlannedCall(index, call, tool, arguments)
 
     def _take_results(self, results: Mapping[int, ToolResult]) -> Step:
         missing = [planned.call.name for planned in self._planned if planned.index not in results]
         if missing:
             raise ValueError(f"no result for {', '.join(missing)}")
-        self._has_spoken |= any(results[it.index].ok and it.tool.speaks for it in self._planned)
-        finishing = self._answer_calls(results)
+        answers = self._refused | dict(results)
+        self._count(answers)
+        ending = self._answer_calls(results)
         text = (self._reply.text or "").strip()
-        if finishing is not None:
-            # Text beside nothing but `finish` is what the model wants to say, unless it has said it by a tool.
-            is_answer = (
-                (self._is_last or not (self._planned or self._refused)) and not self._has_spoken and self._is_sent()
-            )
-            return self._finish("finished", _read_reason(finishing), text if text and is_answer else None)
-        return self._close(text) if self._is_last else self._ask()
+        handoff = self.agent.find_handoff(ending.name) if ending is not None else None
+        if ending is not None and handoff is not None:
+            return self._hand_over(handoff, ending)
+        if ending is not None and not (self._replay is not None and self._replay.goes_on and not self._callers):
+            # Text beside the `finish` that holds is what the model wants to say, unless it has said it here by a tool.
+            return self._end(replace_surrogates(read_argument(ending, "reason")), text or None)
+        is_over = self._is_last and not (self._replay is not None and self._replay.goes_on)
+        return self._close(text) if is_over else self._ask()
+
+    def _count(self, answers: Mapping[int, ToolResult]) -> None:
+        """Take note of the calls that were run: what they cost, where they spoke, what came of them."""
+        run = {it.index for it in self._planned}
+        if self._replay is not None:
+            run |= self._replay.begun & self._replay.results.keys()
+        for index in sorted(run):
+            answer = answers[index]
+            self.tool_calls += 1 + answer.tool_calls
+            self.usage += answer.usage
+            self._has_spoken |= not self._threads.isdisjoint(answer.threads)
+            self._results.setdefault(_key(self._reply.tool_calls[index]), []).append(answer.content)
 
     def _answer_calls(self, results: Mapping[int, ToolResult]) -> ToolCall | None:
-        """Append the answer to each call of the turn, in their order; give the `finish` that holds, if one does."""
+        """Append the answer to each call of the turn, in their order; give the `finish` or handoff that holds, if one does."""
         answers = self._refused | dict(results)
         all_ok = all(result.ok for result in answers.values())
-        finishing: ToolCall | None = None
+        ending: ToolCall | None = None
         for index, call in enumerate(self._reply.tool_calls):
+            is_finish = call.name == FINISH
             if index in answers:
                 content = answers[index].content
-            elif not all_ok and not self._is_last:
+            elif ending is not None:
+                done = "Finished already." if ending.name == FINISH else f"{ending.name} came first."
+                content = done if is_finish and ending.name == FINISH else f"Not done: {done}"
+            elif is_finish and not all_ok and not self._is_last:
                 content = "Not finished: another call of this turn failed. See its answer, then finish again."
-            elif finishing is None:
-                finishing, content = call, "Finished."
             else:
-                content = "Finished already."
+                ending, content = call, "Finished." if is_finish else "The conversation is handed over."
             self.history.append(ToolMessage(call.id, content))
-        return finishing
+        return ending
 
     def _name_uniquely(self, calls: tuple[ToolCall, ...]) -> list[ToolCall]:
         """Replace an id that is empty or was used in this reaction: a provider refuses a history that holds it twice."""
@@ -314,9 +317,61 @@ class Reaction:
             named.append(replace(call, id=call_id))
         return named
 
+    # --- handing over, and the end
+
+    def _hand_over(self, handoff: Handoff, call: ToolCall) -> CallModel:
+        caller, note = self.agent, read_argument(call, "note").strip()
+        if handoff.returns == "to_caller":
+            self._callers.append(_Caller(caller, list(self.history)))
+        else:
+            self._callers.clear()
+        self._keeper = handoff.agent.id if handoff.returns == "never" else None
+        self.history = [*self.history[:2], *filter_history(self.history[2:], handoff.history)]
+        say(self.history, f"{caller.id} handed this conversation over to you{f': {note}' if note else '.'}")
+        self.agent = handoff.agent
+        return self._ask()
+
+    def _return(self, reason: str, text: str | None) -> CallModel:
+        """Give control back to the agent that handed over."""
+        returning, caller = self.agent, self._callers.pop()
+        self.agent, self.history = caller.agent, caller.history
+        said = f"It said: {text}" if text else f"It finished: {reason}"
+        say(self.history, f"{returning.id} has handed the conversation back to you. {said}")
+        return self._ask()
+
+    def _end(self, reason: str, text: str | None) -> Step:
+        if self._callers:
+            return self._return(reason, text)
+        return self._finish("finished", reason, text if self._is_sent() and not self._has_spoken_for(text) else None)
+
+    def _has_spoken_for(self, text: str | None) -> bool:
+        """Whether the text need not be sent, since it stands beside a `finish` and a tool has spoken in the thread."""
+        return text is None or (self._has_spoken and self.state is State.CALLING)
+
+    def _close(self, text: str) -> Finish:
+        """End at the limit of turns, with whatever the model said last."""
+        reason = f"reached the limit of {self.max_turns} turns"
+        answer = text or f"I {reason} without an answer."
+        return self._finish("stopped", reason, answer if self._is_sent() else None)
+
+    def _fail(self, reason: str, kind: ModelFailure) -> Finish:
+        answer = f"I could not answer: {FAILURE_SENTENCES[kind]}."
+        return self._finish("failed", reason, answer if self._is_sent() else None)
+
+    def _is_sent(self) -> bool:
+        match self.agent.policy.on_text:
+            case "reply":
+                return True
+            case "auto" | "nudge":
+                return self._answers
+            case "record":
+                return False
+            case other:
+                assert_never(other)
+
     def _finish(self, status: Status, reason: str, answer: str | None) -> Finish:
         self.state = State.FINISHED
-        return Finish(status, reason, answer, self.turn, self.usage)
+        return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self._keeper)
 
 
 MAX_REFUSAL_CHARS = 2000
@@ -324,36 +379,28 @@ MAX_REFUSAL_CHARS = 2000
 TOO_LARGE = "too_large"
 """The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""
 
+UNKNOWN_OUTCOME = (
+    "The agent was interrupted while this call was running. Whether it took effect is unknown, and it was not repeated. "
+    "Find out before you call it again."
+)
+
+_NO_TEXT = "(no reply)"
 _EMPTY = "Your reply was empty. Call a tool, or call finish if there is nothing left to do."
 _TOO_LARGE = "Your reply was too large to be kept and was dropped. Say it shorter, or in several steps."
+_WITHHELD = "The provider's filter withheld your reply. Say it in other words, or call finish."
+_CUT = "Your reply was cut off at its limit of length and was not sent. Give all of it again, shorter."
+_CUT_HERE = "[cut off here: the reply reached its limit of length]"
 _NUDGE = "Text alone reaches nobody. Call a tool to act or to send it, or call finish if there is nothing left to do."
 
 
-def _say(messages: list[ChatMessage], text: str) -> None:
-    """Append a user message, or to it: many chat templates refuse two in a row."""
-    last = messages[-1]
-    if isinstance(last, UserMessage):
-        messages[-1] = UserMessage(f"{last.content}\n\n{text}")
-    else:
-        messages.append(UserMessage(text))
+def _refuse(text: str) -> ToolResult:
+    # The text may quote what the model wrote, at any length.
+    return ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)
 
 
-def _well_formed(call: ToolCall) -> ToolCall:
-    """Give the call as the history shows it: servers parse the arguments again, and check names, also in what was."""
-    name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
-    arguments = call.arguments if call.arguments.strip() else "{}"
+def _key(call: ToolCall) -> tuple[str, str]:
+    """What makes two calls the same: the tool and the arguments, however they are spaced and ordered."""
     try:
-        if not isinstance(json.loads(arguments), dict):
-            arguments = json.dumps({"invalid": arguments})
+        return call.name, json.dumps(json.loads(call.arguments or "{}"), sort_keys=True)
     except (ValueError, RecursionError):
-        arguments = json.dumps({"invalid": arguments})
-    return ToolCall(call.id, name, arguments)
-
-
-def _read_reason(call: ToolCall) -> str:
-    """Give the reason of a `finish`; that it finishes is clear whatever its arguments look like."""
-    try:
-        reason = json.loads(call.arguments or "{}")["reason"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        reason = ""
-    return replace_surrogates(reason) if isinstance(reason, str) else ""
+        return call.name, call.arguments

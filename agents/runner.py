@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
 from roundelay.network.errors import (
+    ConfigError,
     ConnectError,
     InvalidArguments,
     RoundelayError,
@@ -30,16 +31,15 @@ from roundelay.network.messages import BaseMessage, MessageThread
 from .context import build_context
 from .driver import first_error
 from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
-from .inbox import Arrival, Inbox, ReactTo, requires_response_from
+from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
 from .journal import Journal, Recorded, reaction_id
 from .models.model import Usage
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
-from .reaction import Finish
 from .retry import retry_later
+from .steps import Finish
 from .text import replace_surrogates
 
-Visibility = Literal["people", "strict", "all", "current"]
 SignalKind = Literal["thinking", "tool"]
 
 _logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class AgentRunner(ABC):
         # Signals may be dropped, so a full queue drops the newest; it must never hold up a reaction.
         self._signals: asyncio.Queue[tuple[SignalKind, dict[str, object], str]] = asyncio.Queue(maxsize=MAX_SIGNALS)
         self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
-        self._ready = asyncio.Event()
+        self._readiness: asyncio.Future[None] | None = None  # of the run that is under way, or comes next
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
@@ -106,14 +106,16 @@ class AgentRunner(ABC):
     async def run(self, client: NetworkClient | None = None) -> None:
         """Connect as the agent's reactor and react until cancelled or stopped. A client that is given is used as it is and left open.
 
-        Raises `Superseded` when another runner of the same agent took over, `ConnectError` when the hub is gone for good. A `stop` that
+        Raises `ConfigError` for a client that is not this agent's reactor: without a fence two runners would both answer. Raises `Superseded` when another runner of the same agent took over, `ConnectError` when the hub is gone for good. A `stop` that
         came before makes it end at once.
         """
         if not self._ended.is_set():
             raise RuntimeError(f"agent {self.agent_id} runs already")
         self._ended.clear()
+        failure: BaseException | None = None
         try:
             if client is not None:
+                self._check(client)
                 await self._serve(client)
                 return
             connection = NetworkClient(
@@ -121,17 +123,34 @@ class AgentRunner(ABC):
             )
             async with connection:
                 await self._serve(connection)
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             try:
                 await self.close()
             finally:
-                self._ready.clear()
+                self._tell_readiness(failure)
                 self._stopping.clear()
                 self._ended.set()
 
     async def ready(self) -> None:
-        """Wait until `run` has connected the agent and joined its channels: whoever writes to it now wakes it."""
-        await self._ready.wait()
+        """Wait until `run` has connected the agent and joined its channels: whoever writes to it now wakes it.
+
+        Raises what ended `run` before that.
+        """
+        if self._readiness is None:
+            self._readiness = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._readiness)
+
+    def _tell_readiness(self, failure: BaseException | None) -> None:
+        """At the end of a run: whoever still waits for it to be ready waits in vain."""
+        readiness, self._readiness = self._readiness, None
+        if readiness is not None and not readiness.done():
+            if not isinstance(failure, Exception):
+                failure = RuntimeError(f"agent {self.agent_id} ended before it was ready")
+            readiness.set_exception(failure)
+            readiness.exception()  # retrieved: perhaps nobody waits
 
     async def stop(self) -> None:
         """End `run` and wait for that. Reactions under way are broken off and stay open: the next runner goes on with them."""
@@ -143,6 +162,13 @@ class AgentRunner(ABC):
         self._client = None
 
     # --- serving
+
+    def _check(self, client: NetworkClient) -> None:
+        if client.agent_id != self.agent_id or client.welcome.role != "reactor":
+            raise ConfigError(
+                f"The client of {client.agent_id} ({client.welcome.role}) cannot run agent {self.agent_id}: "
+                f'join as "{self.agent_id}" with role="reactor".'
+            )
 
     async def _serve(self, client: NetworkClient) -> None:
         self._client = client
@@ -168,11 +194,14 @@ class AgentRunner(ABC):
         group.create_task(self._end_when_asked())
         group.create_task(self._send_signals(client))
         for name in self.channels:
-            await retry_later(partial(join_channel, client, name), attempts=self.policy.hub_attempts)
+            await retry_later(partial(join_channel, client, name))
         await self._take_open_reactions(client)
         group.create_task(self._watch(client, epoch))  # before any reaction begins: one may have been stopped meanwhile
         self._start_reactions(group)
-        self._ready.set()
+        if self._readiness is None:
+            self._readiness = asyncio.get_running_loop().create_future()
+        if not self._readiness.done():
+            self._readiness.set_result(None)
         if self._carried is not None:
             delivery, self._carried = self._carried, None
             await self._take(delivery)
@@ -238,9 +267,7 @@ class AgentRunner(ABC):
         if recorded.started is None:
             raise LookupError("the reaction has no record of its beginning")
         thread_id = recorded.started.thread_id
-        history = await retry_later(
-            lambda: client.history(thread_id, before=seq + 1, limit=1), attempts=self.policy.hub_attempts
-        )
+        history = await retry_later(lambda: client.history(thread_id, before=seq + 1, limit=1))
         for message in history.messages:
             if message.seq == seq:
                 return message
@@ -277,20 +304,20 @@ class AgentRunner(ABC):
     def _make_journal(self, client: NetworkClient, reaction: str) -> Journal:
         limits = client.welcome.limits
         limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record travels in a frame
-        return Journal(client, reaction, max_body_bytes=limit, attempts=self.policy.hub_attempts)
+        return Journal(client, reaction, max_body_bytes=limit)
 
     async def _attempt(self, ongoing: Ongoing) -> bool:
         """React to one message. False when it went back to the hub, to be delivered again."""
         message = ongoing.message
         self._signal("thinking", {"reaction": ongoing.journal.reaction, "active": True}, message.thread_id)
         try:
-            threads = await build_context(self.client, message, self.policy)
+            threads = await build_context(self.client, message, self.policy, self.visibility)
             await self.react(threads, message.thread_id, message)
             if ongoing.delivery is not None:
                 await ongoing.delivery.ack()  # handled, if `react` kept no journal; else nothing new
-        except (ConnectError, Superseded):
-            raise  # nothing can be recorded any more: the reaction stays open, the runner ends
-        except Exception as error:
+        except BaseException as error:
+            if self._is_ending(error):
+                raise  # nothing can be recorded any more, or the runner ends: the reaction stays open
             # The boundary of one reaction: a fault in it must not end the agent, and must not pass unseen.
             _logger.exception(
                 "reaction failed", extra={"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
@@ -300,7 +327,14 @@ class AgentRunner(ABC):
             self._signal("thinking", {"reaction": ongoing.journal.reaction, "active": False}, message.thread_id)
         return True
 
-    async def _give_up(self, ongoing: Ongoing, error: Exception) -> bool:
+    def _is_ending(self, error: BaseException) -> bool:
+        """Whether an error ends the runner rather than one reaction: it is cancelled, or its own connection is lost for good."""
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError):
+            return task is None or task.cancelling() > 0
+        return isinstance(error, KeyboardInterrupt) or self.client.failure is not None
+
+    async def _give_up(self, ongoing: Ongoing, error: BaseException) -> bool:
         """Hand a message back whose reaction did not begin; end one that did. False when it will come again."""
         reason = f"{type(error).__name__}: {error}"
         try:
@@ -308,10 +342,11 @@ class AgentRunner(ABC):
                 if ongoing.delivery is not None:
                     await ongoing.delivery.nack(replace_surrogates(reason[:MAX_REASON_CHARS]))
                 return False
-            answer = f"I could not answer: an error on my side ({type(error).__name__}). My log has it."
             is_told = self.policy.on_text != "record" and self.should_answer(ongoing.message)
-            finish = Finish("failed", reason, answer if is_told else None, 0, Usage())
-            await conclude(ongoing, finish, attempts=self.policy.hub_attempts)
+            answer = "I could not answer: an error on my side. My log has it." if is_told else None
+            done = ongoing.reaction
+            turns, usage, calls = (done.turn, done.usage, done.tool_calls) if done is not None else (0, Usage(), 0)
+            await conclude(ongoing, Finish("failed", reason, answer, turns, usage, calls))
         except (ConnectError, Superseded):
             raise
         except RoundelayError as refused:

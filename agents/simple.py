@@ -10,24 +10,27 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roundelay.network.messages import BaseMessage, MessageThread
 
-from .context import list_manifest, select_threads
+from .agent import Agent, Handoff, Instruction, find_agent
+from .context import keep_recorded, list_manifest, select_threads
 from .driver import Driver, first_error
 from .events import OnEvent
-from .inbox import ReactTo
-from .journal import Started, derived_id
+from .inbox import ReactTo, Visibility
+from .journal import Started
 from .models.model import Model
-from .ongoing import Ongoing, ReactionResult, conclude
+from .ongoing import KEEPER, Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
 from .prompt import ConversationPrompt, render_system_prompt
-from .reaction import Finish, PlannedCall, Reaction
-from .runner import AgentRunner, Visibility
+from .reaction import Reaction
+from .runner import AgentRunner
+from .steps import Finish
+from .tool_client import ToolClient
 from .tools import Tool, ToolContext, communication_tools, index_tools, mod_tools
 
 if TYPE_CHECKING:
@@ -37,17 +40,19 @@ if TYPE_CHECKING:
 class SimpleAgentRunner(AgentRunner):
     """An agent with an instruction, a model and tools.
 
-    Beside ``tools`` it has those of every agent (`communication_tools`) and the operations of the hub's mods. ``template`` is the path of a
-    conversation template of one's own. ``owns_model`` closes the model at the end of every `run`.
+    Beside ``tools`` it has those of every agent (`communication_tools`) and the operations of the hub's mods; so have the agents in
+    ``handoffs``, to which it may hand a conversation over. ``template`` is the path of a conversation template of one's own.
+    ``owns_model`` closes the model at the end of every `run`.
     """
 
     def __init__(
         self,
         agent_id: str,
         *,
-        instruction: str,
+        instruction: Instruction,
         model: Model,
         tools: Sequence[Tool | Callable[..., object]] = (),
+        handoffs: Sequence[Handoff | Agent] = (),
         description: str = "",
         tags: Sequence[str] = (),
         channels: Sequence[str] = (),
@@ -72,30 +77,40 @@ class SimpleAgentRunner(AgentRunner):
             token=token,
             on_event=on_event,
         )
-        self.instruction = instruction
-        self.model = model
-        self.tools = tuple(index_tools(tools).values())
-        index_tools(
-            [*communication_tools(), *self.tools]
-        )  # a name taken twice is refused here, not at the first message
+        self.agent = Agent(
+            agent_id, instruction, model, tuple(index_tools(tools).values()), self.policy, description, tuple(handoffs)
+        )
+        _equip(self.agent, communication_tools(), ())  # a name taken twice is refused here, not at the first message
         self._prompt = ConversationPrompt(template)
         self._owns_model = owns_model
-        self._toolbox: tuple[Welcome, tuple[Tool, ...]] | None = None
+        self._equipped: tuple[Welcome, Agent] | None = None
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The agent's own tools."""
+        return tuple(index_tools(self.agent.tools).values())
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.agent.instruction
+
+    @property
+    def model(self) -> Model:
+        return self.agent.model
 
     def describe_card(self) -> dict[str, object]:
         """Give the card by which others find the agent, its own tools included."""
         return {**super().describe_card(), "tools": [tool.name for tool in self.tools]}
 
-    def list_tools(self, client: NetworkClient) -> tuple[Tool, ...]:
-        """Give the tools that a model may call on this hub: everybody's, the agent's own, the mods' operations.
+    def equip(self, client: NetworkClient) -> Agent:
+        """Give the agent with all that it may call on this hub: everybody's tools, its own, the mods' operations.
 
-        An operation whose name the agent's own tool has is left out.
+        An operation whose name a tool of its own has is left out.
         """
-        if self._toolbox is None or self._toolbox[0] is not client.welcome:
-            own = index_tools([*communication_tools(), *self.tools])
-            offered = [tool for tool in mod_tools(client.welcome.mods) if tool.name not in own]
-            self._toolbox = (client.welcome, (*own.values(), *offered))
-        return self._toolbox[1]
+        if self._equipped is None or self._equipped[0] is not client.welcome:
+            offered = mod_tools(client.welcome.mods)
+            self._equipped = (client.welcome, _equip(self.agent, communication_tools(), offered))
+        return self._equipped[1]
 
     async def react(
         self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
@@ -104,23 +119,18 @@ class SimpleAgentRunner(AgentRunner):
 
         A reaction that was begun earlier goes on where it was.
         """
-        ongoing = self.find_ongoing(incoming_message)
-        tools = self.list_tools(self.client)
-        threads = select_threads(
-            message_threads.values(),
-            incoming_message,
-            max_threads=self.policy.max_threads,
-            per_thread=self.policy.per_thread,
-        )
-        prompt = self._prompt.render(threads, incoming_thread_id, incoming_message)
-        config_hash = self._hash_config(tools)
+        ongoing, threads = self.find_ongoing(incoming_message), message_threads
+        agent = self.equip(self.client)
+        config_hash = self._hash_config(agent)
         if ongoing.recorded is None:
+            prompt = self._prompt.render(threads, incoming_thread_id, incoming_message)
             started = Started(
                 trigger=incoming_message.seq,
                 thread_id=incoming_thread_id,
                 as_of=incoming_message.seq,
                 manifest=list_manifest(threads.values(), incoming_message),
                 config_hash=config_hash,
+                prompt_hash=_hash(prompt),
             )
             if not await ongoing.journal.record_started(started):
                 ongoing.recorded = (
@@ -128,27 +138,29 @@ class SimpleAgentRunner(AgentRunner):
                 )  # begun earlier: it is acked at its end, as nothing new opens it
             elif ongoing.delivery is not None:
                 await ongoing.delivery.ack()  # the hub did it with `started`; this moves the client's own window
-        ended = ongoing.recorded.finished if ongoing.recorded is not None else None
-        if ended is not None:
-            return ReactionResult(ongoing.journal.reaction, ended.status, ended.reason, None, ended.turns, ended.usage)
-        reaction = Reaction(
-            system_prompt=render_system_prompt(self.instruction, self.agent_id),
+        if ongoing.recorded is not None:
+            if (ended := ongoing.recorded.finished) is not None:
+                reaction_id = ongoing.journal.reaction
+                return ReactionResult(reaction_id, ended.status, ended.reason, None, ended.turns, ended.usage)
+            manifest = ongoing.recorded.started.manifest if ongoing.recorded.started is not None else ()
+            threads = keep_recorded(threads, incoming_message, manifest)
+            prompt = self._prompt.render(threads, incoming_thread_id, incoming_message)
+        reaction = ongoing.reaction = Reaction(
+            self._find_keeper(agent, threads.get(incoming_thread_id)),
             prompt=prompt,
-            tools=tools,
-            policy=self.policy,
             answers=self.should_answer(incoming_message),
+            threads=(incoming_thread_id, f"thread:{incoming_message.seq}"),
+            frame=partial(render_system_prompt, agent_id=self.agent_id),
+            shorten=partial(self._render_shortly, threads, incoming_thread_id, incoming_message),
         )
         driver = Driver(
             reaction,
-            agent_id=self.agent_id,
-            model=self.model,
-            policy=self.policy,
             journal=ongoing.journal,
             make_context=partial(self._make_context, ongoing),
             on_event=partial(self.observe, ongoing),
         )
-        finish = await self._drive(ongoing, driver, config_hash)
-        return await conclude(ongoing, finish, attempts=self.policy.hub_attempts)
+        finish = await self._drive(ongoing, driver, config_hash, _hash(prompt))
+        return await conclude(ongoing, finish)
 
     async def close(self) -> None:
         """Close the model, where it is the runner's own."""
@@ -157,31 +169,73 @@ class SimpleAgentRunner(AgentRunner):
         if self._owns_model and close is not None:
             await close()
 
-    async def _drive(self, ongoing: Ongoing, driver: Driver, config_hash: str) -> Finish:
+    async def _drive(self, ongoing: Ongoing, driver: Driver, config_hash: str, prompt_hash: str) -> Finish:
         """Drive the reaction in a task of its own, so that a person's stop ends it and nothing else."""
         if ongoing.stopped_by is not None:
             return driver.cancel(_stopped(ongoing.stopped_by))
         try:
             async with asyncio.TaskGroup() as group:
-                work = ongoing.work = group.create_task(driver.run(ongoing.recorded, config_hash=config_hash))
+                work = ongoing.work = group.create_task(
+                    driver.run(ongoing.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
+                )
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         if work.cancelled():
             return driver.cancel(_stopped(ongoing.stopped_by or "a person"))
         return work.result()
 
-    def _make_context(self, ongoing: Ongoing, turn: int, planned: PlannedCall) -> ToolContext:
-        reaction = ongoing.journal.reaction
-        call_id = derived_id(reaction, turn, planned.index)
-        return ToolContext(self.agent_id, reaction, turn, call_id, ongoing.message, self.client)
+    def _make_context(self, ongoing: Ongoing, call_id: str, turn: int) -> ToolContext:
+        trigger = ongoing.message
+        client = ToolClient(self.client, call_id=call_id, cause=trigger.seq, visibility=self.visibility)
+        return ToolContext(self.agent_id, ongoing.journal.reaction, turn, call_id, trigger, client)
 
-    def _hash_config(self, tools: Sequence[Tool]) -> str:
+    def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent:
+        """Give the agent that the thread stays with, after a handoff for good; else the runner's own."""
+        for message in reversed(thread.messages if thread is not None else ()):
+            if message.sender_id == self.agent_id:
+                keeper = (message.metadata or {}).get(KEEPER)
+                return (find_agent(agent, keeper) if isinstance(keeper, str) else None) or agent
+        return agent
+
+    def _render_shortly(self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage) -> str:
+        """Render the prompt for a model that finds the whole too long: the end of the incoming thread only."""
+        incoming = [thread for name, thread in threads.items() if name == thread_id]
+        few = max(1, self.policy.per_thread // 4)
+        return self._prompt.render(select_threads(incoming, message, max_threads=1, per_thread=few), thread_id, message)
+
+    def _hash_config(self, agent: Agent) -> str:
         """Give what the agent's behaviour depends on, in 32 characters: a reaction resumed under another one says so."""
-        limits = {field.name: getattr(self.policy, field.name) for field in fields(self.policy)}
-        policy = {name: value for name, value in limits.items() if not callable(value)}
-        specs = [(tool.name, tool.description, tool.parameters, tool.effect) for tool in tools]
-        config = [self.instruction, self.model.name, self._prompt.source, policy, specs]
-        return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        return _hash(json.dumps([_describe(agent), self._prompt.source, self.visibility], sort_keys=True, default=str))
+
+
+def _equip(agent: Agent, everybodys: Sequence[Tool], offered: Sequence[Tool]) -> Agent:
+    """Give the agent, and those that it may hand over to, the tools that its hub offers."""
+    own = index_tools([*everybodys, *agent.tools])
+    tools = (*own.values(), *(tool for tool in offered if tool.name not in own))
+    handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in agent.handoffs]
+    equipped = tuple(replace(it, agent=_equip(it.agent, everybodys, offered)) for it in handoffs)
+    return replace(agent, tools=tools, handoffs=equipped)
+
+
+def _describe(agent: Agent) -> list[object]:
+    """Everything about an agent that JSON can say."""
+    limits = {field.name: getattr(agent.policy, field.name) for field in fields(agent.policy)}
+    policy = {name: value for name, value in limits.items() if not callable(value)}
+    specs = [(tool.name, tool.description, tool.parameters, tool.effect) for tool in index_tools(agent.tools).values()]
+    instruction = agent.instruction
+    told = (
+        instruction
+        if isinstance(instruction, str)
+        else getattr(instruction, "__qualname__", type(instruction).__name__)
+    )
+    handoffs = [
+        [_describe(it.agent), it.returns] if isinstance(it, Handoff) else [_describe(it)] for it in agent.handoffs
+    ]
+    return [told, agent.model.name, policy, specs, handoffs]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 class SimpleOpenAIAgentRunner(SimpleAgentRunner):

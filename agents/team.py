@@ -28,12 +28,11 @@ from roundelay.network.config import YamlNode, bind, load_yaml
 from roundelay.network.errors import ConfigError
 
 from .arguments import ToolError
-from .inbox import ReactTo
+from .inbox import ReactTo, Visibility
 from .models.model import Model, ModelError
 from .models.script_rules import Rule, RuleSet, load_rules
 from .models.scripted import ScriptedModel, load_script
 from .policy import AgentPolicy, OnText
-from .runner import Visibility
 from .simple import SimpleAgentRunner
 from .tools import Tool, load_tool
 

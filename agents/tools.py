@@ -7,14 +7,12 @@ limits and the answer to an unknown name are the driver's. Nothing here knows a 
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import importlib
 import inspect
+import math
 import re
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, overload
 
@@ -31,12 +29,18 @@ from .arguments import (
     tidy_schema,
 )
 from .models.json_schema import read_properties
-from .models.model import JsonSchema, ToolSpec
+from .models.model import JsonSchema, ToolSpec, Usage
+from .threads import run_in_thread
 
 if TYPE_CHECKING:
-    from roundelay.network.client import NetworkClient
     from roundelay.network.frames import ModInfo
     from roundelay.network.messages import BaseMessage
+
+    from .agent import Agent
+    from .steps import Finish
+    from .tool_client import ToolClient
+
+    RunAgent = Callable[[Agent, str], Awaitable[Finish]]
 
 __all__ = [
     "FINISH",
@@ -66,7 +70,8 @@ _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # what OpenAI-compa
 class ToolContext:
     """What a tool may know about the call; a parameter annotated with it is filled in and hidden from the model.
 
-    ``call_id`` is the same when the call is repeated after a restart: use it as the key of an effect that must happen once.
+    ``call_id`` is the same when the call is repeated after a restart: use it as the key of an effect that must happen once. What is sent
+    by ``client`` has ids derived from it. ``run_agent`` runs another agent on a text, as part of this call (`compose.agent_tool`).
     """
 
     agent_id: str
@@ -74,15 +79,22 @@ class ToolContext:
     turn: int
     call_id: str
     trigger: BaseMessage
-    client: NetworkClient
+    client: ToolClient
+    run_agent: RunAgent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model reads as the result of a call."""
+    """What the model reads as the result of a call.
+
+    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of it.
+    """
 
     content: str
     ok: bool
+    threads: tuple[str, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    tool_calls: int = 0
 
 
 _Parse = Callable[[str], dict[str, object]]
@@ -91,7 +103,11 @@ _Run = Callable[[ToolContext, Mapping[str, object]], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool; made by `tool`, `mod_tools` and `communication_tools`. ``timeout_s`` None leaves the time to the agent's policy."""
+    """One tool; made by `tool`, `mod_tools` and `communication_tools`. ``timeout_s`` None leaves the time to the agent's policy.
+
+    Those that only ask the hub have no limit of time: it answers a repeat with the first result, so the answer is waited for, even over
+    a restart of the hub, rather than called unknown.
+    """
 
     name: str
     description: str
@@ -103,23 +119,27 @@ class Tool:
     function: Callable[..., object] | None = None
     """The decorated function, for calling it directly."""
 
-    speaks: bool = False
-    """Whether a call says something to others: after one that went well, text beside `finish` is no answer any more."""
-
     @property
     def spec(self) -> ToolSpec:
         """The tool as a model sees it."""
         return ToolSpec(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, object]:
-        """Validate what the model wrote. Raises `ToolArgumentsError` with a text for the model."""
-        return self._parse(arguments)
+        """Validate what the model wrote. Raises `ToolArgumentsError` with a text for the model, whatever a validator of the tool's raises."""
+        try:
+            return self._parse(arguments)
+        except ToolArgumentsError:
+            raise
+        except Exception as error:
+            raise ToolArgumentsError(
+                f"Wrong arguments for {self.name}: their check failed ({type(error).__name__}: {error})."
+            ) from error
 
     async def call(self, context: ToolContext, kwargs: Mapping[str, object]) -> str:
         """Run the tool on parsed arguments: text as it is, anything else as compact JSON. Lets the function's own errors through.
 
-        A sync function runs in a thread of its own. Cancelling stops the waiting, and an async function; a thread goes on to its end
-        unheard, and does not keep the process from ending.
+        A sync function runs in a thread of its own (`threads`). Cancelling stops the waiting, and an async function; a thread goes on to
+        its end unheard, and does not keep the process from ending.
         """
         return _write_result(self.name, await self._run(context, kwargs))
 
@@ -134,7 +154,6 @@ def tool(
     once: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = None,
-    speaks: bool = False,
 ) -> Callable[[Callable[..., object]], Tool]: ...
 def tool(
     function: Callable[..., object] | None = None,
@@ -145,20 +164,18 @@ def tool(
     once: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = None,
-    speaks: bool = False,
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``) the parameters.
 
-    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. ``speaks`` is for one
-    that sends messages. Raises `ToolError` for a function that cannot be one.
+    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. Raises `ToolError`
+    for a function that cannot be one.
     """
     if once and idempotent:
         raise ToolError("A tool is either once or idempotent.")
     effect: Effect = "idempotent" if idempotent else "once"
 
     def decorate(decorated: Callable[..., object]) -> Tool:
-        made = _make_tool(decorated, name, description, effect, timeout_s)
-        return replace(made, speaks=speaks)
+        return _make_tool(decorated, name, description, effect, timeout_s)
 
     return decorate if function is None else decorate(function)
 
@@ -210,8 +227,7 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
             parameters = _hide_trigger(schema)
             filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
             parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
-            speaks = operation.op.endswith((".post", ".reply"))
-            tools.append(Tool(name, operation.description, parameters, "idempotent", None, parse, run, speaks=speaks))
+            tools.append(Tool(name, operation.description, parameters, "idempotent", math.inf, parse, run))
     return tools
 
 
@@ -241,47 +257,11 @@ def _make_tool(
         if inspect.iscoroutinefunction(function):
             result = function(**given)
         else:
-            result = await _run_in_thread(lambda: function(**given), name)
+            result = await run_in_thread(lambda: function(**given), name)
         return await result if inspect.isawaitable(result) else result
 
     parse = partial(read_arguments, name, model, parameters)
     return Tool(name, description, parameters, effect, timeout_s, parse, run, function)
-
-
-async def _run_in_thread(function: Callable[[], object], name: str) -> object:
-    """Run a blocking function in a thread that dies with the process.
-
-    Not the loop's executor: its few threads are shared, and it waits for them at the end, so one hung tool would stop the others and
-    the exit.
-    """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[object] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: object, failure: BaseException | None) -> None:
-        if outcome.done():
-            return  # cancelled meanwhile
-        if failure is None:
-            outcome.set_result(result)
-        else:
-            outcome.set_exception(failure)
-
-    def work() -> None:
-        result: object = None
-        failure: BaseException | None = None
-        try:
-            result = context.run(function)
-        except StopIteration as error:  # a future does not take this one
-            failure = RuntimeError(f"StopIteration: {error}")
-        except BaseException as error:  # noqa: BLE001 (the thread's boundary: whatever it is goes to the awaiting task)
-            failure = error
-        try:
-            loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
-
-    threading.Thread(target=work, name=f"tool-{name}", daemon=True).start()
-    return await outcome
 
 
 def _write_result(name: str, value: object) -> str:
@@ -321,7 +301,7 @@ async def _call_operation(op: str, filled: Sequence[str], context: ToolContext, 
 # The tools of every agent; last, since `tool` works when the module is read.
 
 
-@tool(name="send_text_message", idempotent=True, speaks=True)
+@tool(name="send_text_message", idempotent=True, timeout_s=math.inf)
 async def _send_text_message(
     context: ToolContext,
     target_agent_id: Annotated[str, Field(description="Id of the agent or person that gets the message")],
@@ -336,7 +316,7 @@ async def _send_text_message(
     return f"The message is on its way to {agent_id}."
 
 
-@tool(name="broadcast_text_message", idempotent=True, speaks=True)
+@tool(name="broadcast_text_message", idempotent=True, timeout_s=math.inf)
 async def _broadcast_text_message(context: ToolContext, text: Annotated[str, Field(description="What to say")]) -> str:
     """Send a text message to every participant of the network."""
     await context.client.broadcast(text, cause=context.trigger.seq, message_id=context.call_id)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct
 
 from .auth import Refusal, identify, presents_fence
-from .change import ChangeSet, RootStopped, Rules, write_message
+from .change import ChangeSet, RootStopped, Rules, find_budget, write_message
 from .entries import (
     NOTHING,
     Answer,
@@ -42,12 +42,12 @@ from .entries import (
 from .errors import Forbidden, IdConflict, RoundelayError, UnknownMessage
 from .frames import ResultFrame, SendFrame, StoredFrame, encode
 from .ledger import Row, Wanted
+from .mod import named_seqs
 from .state import (
     Attempt,
     CallResult,
     DeadLetter,
     Facts,
-    Floor,
     OpenReaction,
     Participant,
     Put,
@@ -82,13 +82,13 @@ def wanted(entries: list[Entry]) -> Wanted:
                     want.seqs.add(entry.trigger)
             case Operate():
                 want.cold.add(("call", f"{entry.origin.agent_id}/{entry.call_id}"))
+                want.keys.update(_call_keys(entry))
                 if entry.op in ("network.retry_dead_letter", "network.drop_dead_letter"):
                     owner = entry.args.agent_id or entry.origin.agent_id
                     want.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
-                for name in ("cause", "reply_to", "seq", "root"):
-                    seq = getattr(entry.args, name, None)
-                    if isinstance(seq, int):
-                        want.seqs.add(seq)
+                want.seqs.update(named_seqs(entry.args))
+            case ModEntry():
+                want.seqs.add(entry.cause)
             case _:
                 pass
     return want
@@ -174,7 +174,7 @@ def _apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcom
         _check_rights(state, origin)
         row, puts = write_message(rules, state, facts, origin, frame, entry.digest, entry.key[1])
     except RootStopped as error:
-        return _stop_loop(state, origin, error, {"message_id": frame.message_id})
+        return _stop_loop(state, facts, origin, error, {"message_id": frame.message_id})
     except RoundelayError as error:
         return _refusal(origin.session_id, error, {"message_id": frame.message_id})
     answer = _stored(origin, frame.message_id, row.seq, row.stream, duplicate=False)
@@ -193,15 +193,18 @@ def _refusal(session_id: str, error: RoundelayError, keys: dict[str, str]) -> Ou
     return Outcome(effects=(Answer(session_id, error_bytes(error, keys)),))
 
 
-def _stop_loop(state: State, origin: Origin, error: RootStopped, keys: dict[str, str]) -> Outcome:
-    """The sender gets the error; the first time, the readers of the thread get one notice."""
+def _stop_loop(state: State, facts: Facts, origin: Origin, error: RootStopped, keys: dict[str, str]) -> Outcome:
+    """The sender gets the error; the first time in a thread, its readers get one notice."""
     refusal = Answer(origin.session_id, error_bytes(error, keys))
-    head, budget = error.head, error.budget
-    if budget.is_stopped:
+    head = error.head
+    budget = find_budget(state, facts, head.root)  # as it was: what this change counted is thrown away with it
+    if head.thread_id in budget.stopped_in or head.root > state.head:  # a root of its own, thrown away too
         return Outcome(effects=(refusal,))
     body = {"root": head.root, "seq": budget.last_seq, "reason": str(error)}
     notice = Notify(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body)
-    stopped = Put("root", str(head.root), msgspec.structs.replace(budget, is_stopped=True))
+    stopped = Put(
+        "root", str(head.root), msgspec.structs.replace(budget, stopped_in=(*budget.stopped_in, head.thread_id))
+    )
     return Outcome(puts=(stopped,), effects=(refusal, notice))
 
 
@@ -212,6 +215,8 @@ def _run_hooks(
     change.take(row, puts)
     try:
         change.run_apply_hooks([row])
+    except RootStopped as error:
+        return _stop_loop(state, facts, origin, error, {"message_id": row.key[2:]})
     except RoundelayError as error:
         return _refusal(origin.session_id, error, {"message_id": row.key[2:]})
     return change.outcome(answer)
@@ -288,27 +293,48 @@ def _apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> 
     known: CallResult | None = state.get("call", key) or facts.cold.get(("call", key))
     if known is not None and state.stamp - known.at < CALL_KEPT_MS:
         if known.digest != entry.digest:
-            return _refusal(
-                origin.session_id,
-                IdConflict(f"call_id {entry.call_id!r} was used for another call; choose a new one."),
-                keys,
-            )
-        return Outcome(
-            effects=(Answer(origin.session_id, encode(ResultFrame(call_id=entry.call_id, value=known.value))),)
-        )
+            return _refusal(origin.session_id, _call_conflict(entry), keys)
+        return Outcome(effects=(_result(entry, known.value),))
+    signed = next((facts.known[it] for it in _call_keys(entry) if it in facts.known), None)
+    if signed is not None:  # its result is forgotten, what it stored is not
+        if signed.digest != entry.digest:
+            return _refusal(origin.session_id, _call_conflict(entry), keys)
+        value = {"seq": signed.seq, "duplicate": True, **({"thread_id": signed.thread_id} if signed.thread_id else {})}
+        return Outcome(effects=(_result(entry, Raw(encode(value))),))
     operation = rules.operations[entry.op]
     change = ChangeSet(rules, state, facts, origin, mod_id=entry.op.partition(".")[0], call_id=entry.call_id)
     try:
         _check_rights(state, origin)
         change.count_send()
-        value = Raw(encode(operation.function(change, **_arguments(entry.args))))
+        result = Raw(encode(operation.function(change, **_arguments(entry.args))))
         change.run_apply_hooks(change.messages())
     except RootStopped as error:
-        return _stop_loop(state, origin, error, keys)
+        return _stop_loop(state, facts, origin, error, keys)
     except RoundelayError as error:
         return _refusal(origin.session_id, error, keys)
-    change.put_row("call", key, CallResult(entry.digest, state.stamp, value))
-    return change.outcome(Answer(origin.session_id, encode(ResultFrame(call_id=entry.call_id, value=value))))
+    change.sign(_call_keys(entry), entry.digest)
+    change.put_row("call", key, CallResult(entry.digest, state.stamp, result))
+    return change.outcome(_result(entry, result))
+
+
+def _call_keys(entry: Operate) -> list[tuple[str, str]]:
+    """Under what a call's first row is known when its result is forgotten: a row of the caller's, or of the mod that answered.
+
+    No client's key is like these: theirs begin with ``m:`` and ``r:``.
+    """
+    agent_id = entry.origin.agent_id
+    return [
+        (agent_id, f"c:{entry.call_id}"),
+        (f"mod:{entry.op.partition('.')[0]}", f"c:{agent_id}/{entry.call_id}"),
+    ]
+
+
+def _call_conflict(entry: Operate) -> IdConflict:
+    return IdConflict(f"call_id {entry.call_id!r} was used for another call; choose a new one.")
+
+
+def _result(entry: Operate, value: Raw) -> Answer:
+    return Answer(entry.origin.session_id, encode(ResultFrame(call_id=entry.call_id, value=value)))
 
 
 def _arguments(args: Struct) -> dict[str, Any]:
@@ -319,8 +345,12 @@ def _apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) 
     mod = rules.mods.get(entry.mod)
     if mod is None:
         return NOTHING
-    change = ChangeSet(rules, state, facts, Origin("", entry.mod, "service"), mod_id=entry.mod)
-    mod.apply_entry(change, entry.payload)
+    origin = Origin("", entry.mod, "service")
+    change = ChangeSet(rules, state, facts, origin, mod_id=entry.mod)
+    try:
+        mod.apply_entry(change, entry.payload)
+    except RootStopped as error:
+        return _stop_loop(state, facts, origin, error, {})
     return change.outcome()
 
 
@@ -336,8 +366,7 @@ def _apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcom
     participant = state.participant(hello.agent_id)
     newest = participant.fence if participant is not None else 0
     fence = presents_fence(entry) if hello.role == "reactor" else None
-    # A fence was given to one client alone: what the newest was given for is shown again by that same client, which lost its welcome.
-    if fence is not None and fence < newest and participant is not None and fence != participant.fence_shown:
+    if fence is not None and fence < newest and not _lost_its_welcome(participant, fence, entry):
         return Outcome(effects=(Refuse(entry.session_id, 4409, None),))
     if fence is not None and fence > newest:
         error = Forbidden(f"The fence {fence} was never given out; the newest is {newest}. Join without one.")
@@ -369,11 +398,19 @@ def _apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcom
     return change.outcome(Welcome(origin, hello, updated, is_new, cancelled if new_fence is not None else ()))
 
 
+def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:
+    """Whether the newest fence was given for this one, and nobody holds it: it came to no one, or its session is over."""
+    return participant is not None and fence == participant.fence_shown and not entry.is_held
+
+
 def _apply_nack(rules: Rules, state: State, entry: Nack) -> Outcome:
     agent_id = entry.origin.agent_id
     change = ChangeSet(rules, state, Facts(), entry.origin)
     failures = _count_failure(change, agent_id, entry.seq, entry.reason, entry.retry_after_ms)
     if failures < MAX_FAILURES:
+        floor = change.state.floor(agent_id)
+        if floor.is_handled(entry.seq):  # another session acknowledged it before this one failed
+            change.put_row("floor", agent_id, floor.with_open(entry.seq))
         attempt: Attempt = change.state.get("attempt", f"{agent_id}/{entry.seq}")
         change.effects.append(Retry(agent_id, entry.seq, failures + 1, attempt.due_at))
     return change.outcome()
@@ -383,8 +420,9 @@ def _keep_handled(state: State, put: Put) -> Put:
     """A floor with what was handled since it was taken: by a dead letter, whose commit it would undo."""
     if put.table != "floor":
         return put
-    since = {seq for seq in state.floor(put.key).above if seq > put.value.seq}
-    return Put("floor", put.key, Floor(put.value.seq, tuple(sorted(since.union(put.value.above))))) if since else put
+    floor, taken = state.floor(put.key), put.value
+    since = {seq for seq in floor.above if seq > taken.seq}.union(seq for seq in taken.open if floor.is_handled(seq))
+    return Put("floor", put.key, taken.with_handled(since)) if since else put
 
 
 def _apply_lost(rules: Rules, state: State, entry: Lost) -> Outcome:
@@ -416,8 +454,8 @@ def _count_failure(change: ChangeSet, agent_id: str, seq: int, reason: str, retr
         return failures
     letter = DeadLetter(agent_id, seq, reason, failures, stamp)
     floor = change.state.floor(agent_id)
-    if seq > floor.seq:  # in this same commit: after a crash a dead letter is not delivered again
-        change.put_row("floor", agent_id, Floor(floor.seq, tuple(sorted({*floor.above, seq}))))
+    if not floor.is_handled(seq):  # in this same commit: after a crash a dead letter is not delivered again
+        change.put_row("floor", agent_id, floor.with_handled([seq]))
     change.put_row("attempt", key, None)
     change.put_row("dead", f"{agent_id}/{seq:016d}", letter)
     body = {"seq": seq, "agent_id": agent_id, "reason": reason, "attempts": failures}

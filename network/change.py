@@ -6,6 +6,7 @@ implements `mod.Change`. Pure, as `apply` is.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -34,12 +35,11 @@ class Rules(Struct, frozen=True):
 
 
 class RootStopped(LoopStopped):
-    """`LoopStopped`, with the message that would have been one too many, and its root's budget."""
+    """`LoopStopped`, with the message that would have been one too many."""
 
-    def __init__(self, error: LoopStopped, head: MessageHead, budget: RootBudget) -> None:
+    def __init__(self, error: LoopStopped, head: MessageHead) -> None:
         super().__init__(str(error))
         self.head = head
-        self.budget = budget
 
 
 class _Place(Struct, frozen=True, gc=False):
@@ -85,13 +85,19 @@ def write_message(
 
 def _charge_root(limits: Limits, state: State, facts: Facts, head: MessageHead) -> Put:
     """Count a message against its root's budget. Raises `RootStopped`."""
-    key = str(head.root)
-    budget: RootBudget = state.get("root", key) or facts.cold.get(("root", key)) or RootBudget(1, head.root)
+    budget = find_budget(state, facts, head.root)
     try:
         check_root(budget, head.root, head.hops, limits.max_hops, limits.max_root_messages)
     except LoopStopped as error:
-        raise RootStopped(error, head, budget) from error
-    return Put("root", key, msgspec.structs.replace(budget, messages=budget.messages + 1, last_seq=head.seq))
+        raise RootStopped(error, head) from error
+    return Put("root", str(head.root), msgspec.structs.replace(budget, messages=budget.messages + 1, last_seq=head.seq))
+
+
+def find_budget(state: State, facts: Facts, root: int) -> RootBudget:
+    """What the conversation from a root has used."""
+    key = str(root)
+    budget: RootBudget = state.get("root", key) or facts.cold.get(("root", key)) or RootBudget(1, root)
+    return budget
 
 
 def _count_rates(limits: Limits, state: State, origin: Origin, stamp: int, is_root: bool) -> list[Put]:
@@ -170,8 +176,11 @@ class ChangeSet:
         self.origin = origin
         self.mod_id = mod_id
         self.effects: list[Effect] = []
-        self.facts = facts
+        # what this change writes itself is known to its later steps: as a cause, or to be replied to
+        self._heads: dict[int, MessageHead] = {}
+        self.facts = Facts(facts.known, ChainMap(self._heads, facts.heads), facts.cold)
         self._call_id = call_id
+        self._posts = 0
         self._rows: list[Row] = []
         self._puts: list[Put] = []
 
@@ -184,9 +193,19 @@ class ChangeSet:
     def take(self, row: Row, puts: Sequence[Put]) -> None:
         """Add a row made elsewhere, with its puts."""
         self._rows.append(row)
+        if row.head is not None:
+            self._heads[row.seq] = row.head
         self.state.head = row.seq
         self._puts += puts
         self.state.change(puts)
+
+    def sign(self, keys: Sequence[tuple[str, str]], digest: str) -> None:
+        """Let the first row whose actor has one of these keys stand for the whole call: by it a late repeat is recognised."""
+        for actor, key in keys:
+            for number, row in enumerate(self._rows):
+                if row.actor == actor and not row.key:
+                    self._rows[number] = msgspec.structs.replace(row, key=key, digest=digest)
+                    return
 
     def messages(self) -> list[Row]:
         """The messages among the rows so far."""
@@ -285,7 +304,11 @@ class ChangeSet:
         self.put_row("member", f"{name}/{agent_id}", Member((*member.spans[:-1], (member.spans[-1][0], row.seq))))
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
-        message_id = f"call:{self._call_id}"[:128] if self._call_id else f"mod:{self.mod_id}:{self.state.head + 1}"
+        self._posts += 1
+        number = f"{self._posts}:" if self._posts > 1 else ""
+        message_id = (
+            f"call:{number}{self._call_id}"[:128] if self._call_id else f"mod:{self.mod_id}:{self.state.head + 1}"
+        )
         frame = SendFrame(
             message_id=message_id,
             to=to,
@@ -296,7 +319,7 @@ class ChangeSet:
         refusal = ask_before(self.rules.before_hooks, Incoming(self.origin, frame))
         if refusal is not None:
             raise refusal
-        # the call's own id makes it idempotent: the message needs no key, and cannot meet a client's
+        # the call's own id makes it idempotent (`sign`): the message needs no key, and cannot meet a client's
         row, puts = write_message(self.rules, self.state, self.facts, self.origin, frame, "", key="")
         self.take(row, puts)
         return row
@@ -306,7 +329,8 @@ class ChangeSet:
             raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
         seq = self.state.head + 1
         origin = self.facts.heads.get(cause) if cause is not None else None
-        origin = origin or next((row.head for row in self._rows if row.seq == cause), None)
+        if cause is not None and origin is None:
+            raise UnknownMessage(f"There is no message {cause} here; docs/mods.md says which may be a cause.")
         root, hops, label = (seq, 0, seq) if origin is None else (origin.root, origin.hops + 1, origin.label)
         thread_id = mod_thread(self.mod_id, agent_id)
         head = MessageHead(
@@ -322,7 +346,7 @@ class ChangeSet:
             seq=seq, at=self.stamp, type="message", actor=f"mod:{self.mod_id}", target=head.to, stream=thread_id,
             label=str(label), data=encode(message), head=head,
         )  # fmt: skip
-        self.take(row, ())
+        self.take(row, [_charge_root(self.rules.limits, self.state, self.facts, head)] if origin is not None else ())
         return row
 
     def _channel(self, name: str) -> Channel:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -18,7 +19,7 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from .clock import random_id
+from .clock import NewId, random_id
 from .delivered import Acks
 from .errors import ConnectError, RoundelayError
 from .frames import AckFrame, CallFrame, NackFrame, RecordFrame, SendFrame, SignalFrame, encode
@@ -49,23 +50,33 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 1000
+MAX_REASON_CHARS = 2000
+"""What the hub keeps of a reason; a longer one could make a frame that it does not take."""
 
 
 class Delivery:
     """One message, to be acknowledged: by `ack`, by `nack`, or as ``async with delivery as message`` (ack on success, nack on error)."""
 
-    def __init__(self, client: NetworkClient, message: AnyMessage, attempt: int) -> None:
+    def __init__(self, client: NetworkClient, acks: Acks, message: AnyMessage, attempt: int) -> None:
         self.message = message
         self.attempt = attempt
         self._client = client
+        self._acks = acks
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it is from another history than the hub has now (its ledger was replaced): then `ack` and `nack` say nothing."""
+        return self._acks is not self._client._acks
 
     async def ack(self) -> None:
         """It is handled, and will not be delivered again. Others may still be open: order does not matter."""
-        self._client._acknowledge(self.message.seq)
+        if not self.is_stale:
+            await self._client.ack(self.message.seq, only=True)
 
     async def nack(self, reason: str, retry_after_ms: int | None = None) -> None:
         """It failed; it will be delivered again, at the fifth failure it becomes a dead letter."""
-        await self._client.nack(self.message.seq, reason, retry_after_ms)
+        if not self.is_stale:
+            await self._client.nack(self.message.seq, reason, retry_after_ms)
 
     async def __aenter__(self) -> AnyMessage:
         return self.message
@@ -84,7 +95,8 @@ class NetworkClient:
 
     Without ``url``, the node of this machine is found. Without ``token``, an agent's is made and saved, and a person or service
     joins with the owner's token of the node on this machine. ``resume`` starts delivery at the client's own cursor. Methods that
-    send raise the `RoundelayError` that the hub answered; while the connection is down they wait.
+    send raise the `RoundelayError` that the hub answered; while the connection is down they wait, or, with ``reconnect=False``, raise
+    `ConnectError`. ``new_id`` makes the ids that are not given, ``jitter`` (from 0 to 1) spreads the tries to come back.
     """
 
     def __init__(
@@ -99,6 +111,8 @@ class NetworkClient:
         resume: Cursor | None = None,
         reconnect: bool = True,
         transport: Transport | None = None,
+        new_id: NewId = random_id,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self.agent_id = agent_id
         self.kind: Literal["agent", "human", "service"] = kind
@@ -108,6 +122,7 @@ class NetworkClient:
         self._card = encode(dict(card)) if card is not None else None
         self._resume = resume
         self._is_local = transport is not None
+        self._new_id = new_id
         self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._event_arrived = asyncio.Event()
@@ -122,6 +137,7 @@ class NetworkClient:
             on_frame=self._take,
             on_change=self._emit,
             on_end=self._end,
+            jitter=jitter,
         )
 
     # --- lifetime
@@ -139,6 +155,11 @@ class NetworkClient:
         if self._link.welcome is None:
             raise ConnectError("This client is not connected; use `async with` or await connect().")
         return self._link.welcome
+
+    @property
+    def failure(self) -> RoundelayError | None:
+        """What ended the connection for good; None as long as it stays or comes back."""
+        return self._link.failure
 
     @property
     def cursor(self) -> Cursor:
@@ -203,7 +224,7 @@ class NetworkClient:
     def _take_delivery(self, frame: dict[str, Any]) -> None:
         message = message_from_wire(frame["message"])
         if self._acks.take(message.seq):
-            self._deliveries.put_nowait(Delivery(self, message, frame["attempt"]))
+            self._deliveries.put_nowait(Delivery(self, self._acks, message, frame["attempt"]))
         else:
             self._ack_soon()
 
@@ -237,7 +258,7 @@ class NetworkClient:
         message_id: str | None = None,
     ) -> Stored:
         """Send any JSON ``content`` to an address; returns when it is durable. ``message_id`` makes it idempotent across processes."""
-        chosen = message_id if message_id is not None else random_id()
+        chosen = message_id if message_id is not None else self._new_id()
         frame = SendFrame(
             message_id=chosen,
             to=to,
@@ -276,7 +297,7 @@ class NetworkClient:
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
         """Call an operation of the hub or of a mod; gives its value. ``call_id`` makes a change idempotent across processes."""
-        chosen = call_id if call_id is not None else random_id()
+        chosen = call_id if call_id is not None else self._new_id()
         frame = CallFrame(call_id=chosen, op=op, args=Raw(encode(dict(args or {}))))
         return await self._link.ask(f"c:{chosen}", encode(frame))
 
@@ -313,18 +334,30 @@ class NetworkClient:
         return History([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
     async def window(
-        self, trigger: int, *, threads: int | list[str] | None = None, per_thread: int | None = None
+        self,
+        trigger: int,
+        *,
+        threads: int | list[str] | None = None,
+        per_thread: int | None = None,
+        visibility: str | None = None,
     ) -> Window:
-        """The conversation that may enter a prompt for the message ``trigger``; threads in a stable order."""
+        """The conversation that may enter a prompt for the message ``trigger``; threads in a stable order.
+
+        ``visibility`` narrows what the participant's card and the network allow.
+        """
         args: dict[str, Any] = {"trigger": trigger}
         if threads is not None:
             args["threads"] = threads
         if per_thread is not None:
             args["per_thread"] = per_thread
+        if visibility is not None:
+            args["visibility"] = visibility
         value = await self.call("network.window", args)
         found = [
             MessageThread(
-                thread_id=thread["thread_id"], messages=[message_from_wire(message) for message in thread["messages"]]
+                thread_id=thread["thread_id"],
+                messages=[message_from_wire(message) for message in thread["messages"]],
+                omitted=thread.get("omitted", 0),
             )
             for thread in value["threads"]
         ]
@@ -371,21 +404,17 @@ class NetworkClient:
     async def ack(self, seq: int, *, only: bool = False) -> None:
         """Acknowledge everything up to ``seq``, or just that one."""
         if only:
-            self._acknowledge(seq)
+            self._acks.handle(seq)
         else:
             self._acks.handle_up_to(seq)
-            self._ack_soon()
+        self._ack_soon()
 
     async def nack(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
         """Give a delivery back; see `Delivery.nack`."""
         self._flush_acks()
         if self._acks.give_back(seq):
             delay = UNSET if retry_after_ms is None else retry_after_ms
-            self._link.push(encode(NackFrame(seq=seq, reason=reason, retry_after_ms=delay)))
-
-    def _acknowledge(self, seq: int) -> None:
-        self._acks.handle(seq)
-        self._ack_soon()
+            self._link.push(encode(NackFrame(seq=seq, reason=reason[:MAX_REASON_CHARS], retry_after_ms=delay)))
 
     def _ack_soon(self) -> None:
         """One frame for all that is handled in a tick."""

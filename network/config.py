@@ -28,7 +28,7 @@ _Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 class Limits(BaseModel):
-    """What one hub grants. Those that `welcome` announces are documented in docs/protocol.md, the last three are the hub's own."""
+    """What one hub grants: every bound that a client can meet. ``welcome`` announces them all; docs/operations.md says what each means."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,6 +47,10 @@ class Limits(BaseModel):
     max_connections: _Count = 20_000
     max_unauthenticated: _Count = 1_000
     max_pending_bytes: _Bytes = 64 * 1024 * 1024
+    max_reads: _Count = 64
+    max_result_bytes: _Bytes = 4 * 1024 * 1024  # with one message more well below what clients take as a frame
+    max_card_bytes: _Bytes = 16 * 1024
+    max_reason_chars: _Count = 2000
 
 
 class Retain(BaseModel):
@@ -57,6 +61,8 @@ class Retain(BaseModel):
     days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # messages
     record_days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # turn records
     bytes: Annotated[int, Field(ge=1024, le=1 << 50)] | None = None  # of the database, whatever its rows are
+    # How long a connected session that takes nothing holds what it has yet to be given; read only when something is to go.
+    patience_minutes: Annotated[int, Field(ge=1, le=60 * 24 * 365)] = 30
 
 
 class NodeConfig(BaseModel):

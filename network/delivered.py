@@ -18,6 +18,10 @@ class Acks:
         self._given_back: set[int] = set()
         self._handled: dict[int, None] = {}
         self._single: list[int] = []
+        self._late: set[int] = set()
+        """Open ones at or below the prefix: dead letters that were taken back."""
+        self._covered: list[int] = []
+        """What the prefix has passed since it was last acknowledged."""
         self._prefix_is_due = False
         self._session_top = 0
 
@@ -26,6 +30,7 @@ class Acks:
         # what was given back stays in the order: no acknowledgement may pass it before it has come again
         self._order = deque(seq for seq in self._order if seq in self._open)
         self._single.clear()
+        self._covered.clear()
         self._session_top = cursor
         self.prefix = max(self.prefix, cursor)
         self._prefix_is_due = False
@@ -42,6 +47,8 @@ class Acks:
         if seq not in self._open:
             self._open.add(seq)
             self._order.append(seq)
+            if seq <= self.prefix:
+                self._late.add(seq)
         return True
 
     def handle(self, seq: int) -> None:
@@ -49,6 +56,7 @@ class Acks:
         if seq not in self._open:
             return
         self._open.discard(seq)
+        self._late.discard(seq)
         self._given_back.discard(seq)
         self._remember(seq)
         self._settle(seq)
@@ -67,6 +75,7 @@ class Acks:
     def drop(self, seq: int) -> None:
         """One delivery will not come again: the hub made it a dead letter."""
         self._given_back.discard(seq)
+        self._late.discard(seq)
         if seq in self._open:
             self._open.discard(seq)
             self._advance()
@@ -74,9 +83,11 @@ class Acks:
     def due(self) -> tuple[int | None, list[int]]:
         """What to acknowledge now: everything up to a seq (or None), and single ones above it."""
         prefix = self.prefix if self._prefix_is_due and self.prefix <= self._session_top else None
+        if prefix is not None and self._late:  # it would acknowledge them too
+            prefix, self._single = None, [*self._covered, *self._single]
         single = [seq for seq in self._single if prefix is None or seq > prefix]
         self._prefix_is_due = False
-        self._single = []
+        self._covered, self._single = [], []
         return prefix, single
 
     def _settle(self, seq: int) -> None:
@@ -90,6 +101,8 @@ class Acks:
             seq = self._order.popleft()
             if seq > self.prefix:
                 self.prefix = seq
+                if seq in self._handled:
+                    self._covered.append(seq)
                 self._prefix_is_due = True
 
     def _remember(self, seq: int) -> None:

@@ -7,16 +7,19 @@ to one participant: its floor, the messages handled above it, and those that wai
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
 
 from .state import Floor
 
-
 MAX_OWN = 1 << 16
 """How many of its own sends a session that is behind remembers (512 KiB); the oldest beyond come to it like anybody's."""
+
+
+MAX_ABOVE = 4096
+"""How many acknowledgements one by one a floor keeps above it while it cannot follow: for a client that resumes from a cursor of its own."""
 
 
 class Outbox:
@@ -34,6 +37,8 @@ class Outbox:
         """Everything up to this seq was handed over, or was the session's own: an overflow goes back to here."""
         self._own = array("Q")
         """Above ``_done``: what this session sent itself, ascending, which pages must leave out."""
+        self.skipped: set[int] = set()
+        """Left out of a page because they waited for their next attempt, which comes to this session too."""
         self._max_unacked = max_unacked
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
@@ -69,12 +74,14 @@ class Outbox:
 
     def pass_over(self, seq: int) -> None:
         """The session sent this message itself: it gets no delivery of it."""
-        if self.is_behind or self._queue:
-            self._own.append(seq)
-            if len(self._own) > MAX_OWN:
-                del self._own[: MAX_OWN // 2]
-        else:
-            self.position = self._done = seq
+        if not self.is_behind:
+            self.position = seq
+            if not self._queue:
+                self._done = seq
+                return
+        self._own.append(seq)
+        if len(self._own) > MAX_OWN:
+            del self._own[: MAX_OWN // 2]
 
     def is_own(self, seq: int) -> bool:
         """Whether the session sent this message itself."""
@@ -122,19 +129,26 @@ class Outbox:
         """Whether this message was handed over and is neither acknowledged nor refused."""
         return seq in self._unacked
 
+    def has(self, seq: int) -> bool:
+        """Whether this message is in the window or the queue."""
+        return seq in self._unacked or seq in self._late or any(queued == seq for queued, _, _ in self._queue)
+
     def has_or_will_get(self, seq: int) -> bool:
         """Whether this message is in the window, in the queue, or in a page to come."""
-        return seq in self._unacked or seq in self._late or seq > self.position
+        return seq > self.position or self.has(seq)
 
     def settle(self, seq: int) -> None:
         """One message is handled, or will come again: it leaves the window."""
+        if seq in self._late and seq not in self._unacked:  # its redelivery is in the queue yet
+            self._queue = deque(item for item in self._queue if item[0] != seq)
+            self.queued_bytes = sum(len(item[1]) for item in self._queue)
         self._unacked.pop(seq, None)
         self._late.discard(seq)
 
     def settle_up_to(self, seq: int) -> None:
-        """Everything up to ``seq`` is handled."""
+        """Everything up to ``seq`` that was handed over is handled."""
         unacked = self._unacked
-        for late in [other for other in self._late if other <= seq]:
+        for late in [other for other in self._late if other <= seq and other in unacked]:
             self.settle(late)
         while unacked:
             first = next(iter(unacked))
@@ -149,89 +163,102 @@ class Outbox:
             return queued
         return self.position + 1 if self.is_behind else None
 
-    def first_unacked(self) -> int | None:
-        """The smallest seq in the window or the queue that needs an acknowledgement."""
-        candidates = list(self._late)
-        if self._unacked:
-            candidates.append(next(iter(self._unacked)))
-        candidates += next(([seq] for seq, _, needs_ack in self._queue if needs_ack), [])
-        return min(candidates, default=None)
+    def open_up_to(self, top: int) -> list[int]:
+        """What was handed over, up to ``top``, and is not acknowledged, and the redeliveries that are still in the queue."""
+        return [seq for seq in itertools.chain(self._unacked, self._late) if seq <= top]
 
 
 class Mailbox:
-    """What one participant has handled, shared by its sessions.
+    """What one participant has handled, shared by its sessions: everything up to ``floor`` but ``open``, and ``above`` it what is listed.
 
-    ``retrying`` holds the seqs that wait for another attempt, ``revived`` those handled once that an operator took back from the dead
-    letters, ``tried`` those whose failures the ledger keeps, and ``settled`` those of them that are handled by now.
+    ``waiting`` holds the seqs that a timer will bring again, and ``tried`` all whose failures the ledger keeps: those that wait, and
+    those on another attempt. ``settled`` are those that were tried and are handled by now.
     """
 
     def __init__(self, floor: Floor) -> None:
         self.floor = floor.seq
+        self.open: set[int] = set(floor.open)
         self.above: set[int] = set(floor.above)
-        self.retrying: set[int] = set()
-        self.revived: set[int] = set()
+        self.waiting: set[int] = set()
         self.tried: set[int] = set()
         self.settled: list[int] = []
         self.delivered = 0
         self.is_dirty = False
 
     def is_handled(self, seq: int) -> bool:
-        return (seq <= self.floor or seq in self.above) and seq not in self.revived
+        return seq in self.above or (seq <= self.floor and seq not in self.open)
+
+    def starts_after(self) -> int:
+        """Where delivery from the floor begins: just below the first message that is open."""
+        return min(self.open, default=self.floor + 1) - 1
 
     def wait(self, seq: int) -> None:
-        """One message failed, or was revived: it is to come again."""
+        """One message failed, or was taken back from the dead letters: it is to come again."""
         self.tried.add(seq)
-        if seq <= self.floor or seq in self.above:
-            self.retrying.discard(seq)
-            self.revived.add(seq)
-        else:
-            self.retrying.add(seq)
-
-    def is_waiting(self, seq: int) -> bool:
-        return seq in self.retrying or seq in self.revived
+        self.waiting.add(seq)
+        if seq in self.settled:  # its failures count again
+            self.settled.remove(seq)
+        if seq <= self.floor:
+            self.open.add(seq)
+        self.above.discard(seq)
 
     def settle(self, seq: int) -> None:
         """One message is handled."""
-        self.retrying.discard(seq)
+        self.waiting.discard(seq)
         if seq in self.tried:
-            self._settle_tried([seq])
-        if seq > self.floor and seq not in self.above:
-            self.above.add(seq)
+            self.tried.discard(seq)
+            self.settled.append(seq)
             self.is_dirty = True
-
-    def settle_up_to(self, seq: int) -> None:
-        """Everything up to ``seq`` is handled."""
-        if self.tried:
-            self._settle_tried([tried for tried in self.tried if tried <= seq])
-        if seq <= self.floor:
+        if self.is_handled(seq):
             return
-        self.floor = seq
-        if self.above:
+        self.is_dirty = True
+        if seq <= self.floor:
+            self.open.discard(seq)
+            return
+        self.above.add(seq)
+        if len(self.above) > MAX_ABOVE:
+            self.above = set(sorted(self.above)[MAX_ABOVE // 2 :])
+
+    def settle_up_to(self, seq: int, outbox: Outbox) -> None:
+        """Everything up to ``seq`` is handled, but what failed and has not come again to the session of ``outbox``."""
+        exempt = {tried for tried in self.tried if tried <= seq and not outbox.holds(tried)}
+        for tried in [tried for tried in self.tried if tried <= seq and tried not in exempt]:
+            self.settle(tried)
+        kept = {other for other in self.open if other > seq} | exempt
+        if seq <= self.floor and kept == self.open:
+            return
+        self.open = kept
+        if seq > self.floor:
+            self.floor = seq
             self.above = {other for other in self.above if other > seq}
-        if self.retrying:
-            self.retrying = {other for other in self.retrying if other > seq}
         self.is_dirty = True
 
-    def _settle_tried(self, seqs: Iterable[int]) -> None:
-        for seq in seqs:
-            self.tried.discard(seq)
-            self.revived.discard(seq)
-            self.settled.append(seq)
+    def give_up_before(self, first_seq: int) -> None:
+        """What is older is no longer there to be delivered."""
+        kept = {seq for seq in self.open if seq >= first_seq or seq in self.waiting}
+        if kept != self.open:
+            self.open = kept
             self.is_dirty = True
 
     def compact(self, outbox: Outbox) -> None:
-        """Raise the floor to just below what is still open, from a session that was given everything above the floor.
+        """Raise the floor to what a session was delivered that was given everything open above it.
 
         So that a client that acknowledges one by one leaves no endless list behind.
         """
-        if not self.above:
+        top = outbox.delivered
+        if not self.above or top <= self.floor:
             return
-        open_seqs = [seq for seq in (outbox.first_unacked(), min(self.retrying, default=None)) if seq is not None]
-        limit = min(open_seqs) - 1 if open_seqs else outbox.delivered
-        self.settle_up_to(min(limit, outbox.delivered))
+        candidates = self.tried.union(outbox.open_up_to(top))
+        self.open |= {seq for seq in candidates if self.floor < seq <= top and seq not in self.above}
+        self.floor = top
+        self.above = {seq for seq in self.above if seq > top}
+        self.is_dirty = True
 
     def snapshot(self) -> Floor:
         """What the ledger keeps; the mailbox is clean afterwards."""
         self.is_dirty = False
         self.settled = []
-        return Floor(self.floor, tuple(sorted(self.above)))
+        return self.as_floor()
+
+    def as_floor(self) -> Floor:
+        return Floor(self.floor, tuple(sorted(self.above)), tuple(sorted(self.open)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from .errors import RoundelayError
 from .frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
@@ -38,13 +38,14 @@ class Peer(Struct, frozen=True):
 
 
 class Join(Struct, frozen=True):
-    """A ``hello``; ``token_hash`` is None without a token."""
+    """A ``hello``; ``token_hash`` is None without a token, ``is_held`` says whether a session of the agent holds a fence now."""
 
     session_id: str
     hello: HelloFrame
     token_hash: str | None
     peer: Peer
     is_owner: bool
+    is_held: bool = False
 
 
 class Send(Struct, frozen=True, gc=False):
@@ -97,10 +98,11 @@ class Handled(Struct, frozen=True):
 
 
 class ModEntry(Struct, frozen=True):
-    """The outcome of a mod's IO, returning as an entry of its own."""
+    """The outcome of a mod's IO, returning as an entry of its own; ``cause`` is the seq of the message that it did it for."""
 
     mod: str
     payload: Any
+    cause: int
 
 
 class Refused(Struct, frozen=True):
@@ -207,6 +209,3 @@ def error_bytes(error: RoundelayError, keys: dict[str, str] | None = None) -> by
     """Encode the ``error`` frame of an exception; ``keys`` are the ids that it repeats."""
     retry_after_ms: int | UnsetType = getattr(error, "retry_after_ms", UNSET)
     return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=retry_after_ms, **(keys or {})))
-
-
-NO_VALUE = Raw(b"{}")

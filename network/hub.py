@@ -65,6 +65,7 @@ class Hub:
     ) -> None:
         self.ledger = ledger
         self.server = server
+        self.limits = limits
         self.is_ready = False
         self.counts: Counter[str] = Counter()
         self.commits = CommitFigures()
@@ -82,9 +83,11 @@ class Hub:
             before_hooks=tuple(mod for mod in mods if mod.overrides("before")),
             apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
         )
+        self.failed = asyncio.Event()
+        """Set when the hub cannot go on by itself; whoever runs it closes it then."""
         self._work = asyncio.Event()
         self._moved = asyncio.Event()
-        self._is_draining = False
+        self.is_draining = False
         self._writer: asyncio.Task[None] | None = None
         self._retain = retain
         self._upkeep: list[asyncio.Task[None]] = []
@@ -124,23 +127,38 @@ class Hub:
             asyncio.create_task(self._flush_floors(), name="hub-floors"),
             asyncio.create_task(trimming, name="hub-retention"),
         ]
+        for task in (self._writer, *self._upkeep):
+            task.add_done_callback(self._on_end)
 
     async def close(self) -> None:
         """Say ``draining`` to everyone, commit what is pending, close sessions with 4503 and the ledger cleanly."""
-        if self._is_draining:
+        if self.is_draining:
             return
-        self._is_draining = True
+        self.is_draining = True
         everyone = [session for session in self.switchboard.sessions.values() if session.state is SessionState.LIVE]
         self.switchboard.notice(everyone, "draining", None, {"reason": STOPPING})
+        self._intake.is_closed = True
         self._intake.enter(self._floors())
         if self._writer is not None:
-            await self._writer
+            await asyncio.wait([self._writer])  # a failure of it has been told
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
         self.switchboard.end_all(STOPPING)
         await self.switchboard.close()
         await self.ledger.close()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """A task of the hub's own has ended. Unasked, that is a defect: say so, take nobody in, and let `failed` end the node."""
+        if task.cancelled() or task.exception() is None:
+            return
+        log.critical(
+            "a task of the hub failed; the node has to end", extra={"task": task.get_name()}, exc_info=task.exception()
+        )
+        self.is_ready = False
+        self._intake.is_closed = True
+        self.switchboard.end_all(STOPPING)
+        self.failed.set()
 
     async def _load(self) -> None:
         board = self.switchboard
@@ -176,7 +194,7 @@ class Hub:
         self.switchboard.lose(session)
 
     def _lose_reactor(self, origin: Origin) -> None:
-        if not self._is_draining:
+        if not self.is_draining:
             self._intake.enter(Lost(origin))
 
     # --- steps 5 to 8, per batch
@@ -197,7 +215,7 @@ class Hub:
                 except Exception:  # a defect: what was committed is in the ledger, so start again from that
                     log.exception("a batch failed; starting again from the ledger")
                     await self._recover()
-            if self._is_draining and not self._intake.pending:
+            if self.is_draining and not self._intake.pending:
                 return
 
     async def commit(self, batch: list[Entry]) -> None:
@@ -291,13 +309,13 @@ class Hub:
         return bool(self.switchboard.sessions_of(agent_id))
 
     def delivered_up_to(self, agent_id: str) -> int:
-        mailbox = self.switchboard.mailbox(agent_id)
-        known = [session.outbox.delivered for session in self.switchboard.sessions_of(agent_id)]
-        return max([mailbox.delivered if mailbox is not None else 0, *known])
+        return self.switchboard.delivered_up_to(agent_id)
 
     def is_handled(self, agent_id: str, seq: int) -> bool:
-        mailbox = self.switchboard.mailbox(agent_id)
-        return mailbox is not None and mailbox.is_handled(seq)
+        return self.switchboard.is_handled(agent_id, seq)
+
+    def is_waiting(self, agent_id: str, seq: int) -> bool:
+        return self.switchboard.is_waiting(agent_id, seq)
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
         """Wait until something newer than ``seq`` is committed, or the time is over."""
@@ -339,6 +357,7 @@ class Hub:
             floors = self._floors()
             if floors.puts:
                 self._intake.enter(floors)
+            self.switchboard.drop_idle()
 
     async def _recover(self) -> None:
         """The outcome of a commit is unknown: answer nothing, close every session, reopen the ledger and start from what it holds."""
@@ -348,11 +367,11 @@ class Hub:
         self._intake.take_batch()
         self.switchboard.forget()
         delay_s = FIRST_REOPEN_S
-        while not self.is_ready and not self._is_draining:
+        while not self.is_ready and not self.is_draining:
             try:
                 await self.ledger.close()
                 await self._load()
-            except LedgerError:
+            except Exception:  # the last boundary: whatever a failing storage raises, it is tried again
                 log.exception("the ledger cannot be reopened yet")
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, MAX_REOPEN_S)

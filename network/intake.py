@@ -45,16 +45,17 @@ from .frames import (
 from .guard import parse_address
 from .ledger import Ledger
 from .mod import Incoming, Mod, Operation, ask_before
-from .session import ProtocolBreach, Session, SessionState
+from .session import Pause, ProtocolBreach, Session, SessionState
 from .shape import FrameError
 from .switchboard import Switchboard
 from .visibility import direct_thread, may_read, mod_thread, thread_readers
 
 log = logging.getLogger(__name__)
 
-MAX_READS_PER_SESSION = 64
-MAX_CARD_BYTES = 16384
-MAX_REASON_CHARS = 2000
+ENTRY_BYTES = 1024
+"""What a pending entry counts beside its frame: about what it takes in memory, whatever its frame's size."""
+MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
+"""The longest that a `nack` may put its message off (docs/protocol.md)."""
 
 StartRead = Callable[[Session, Operation, str, msgspec.Struct], Coroutine[Any, Any, None]]
 
@@ -77,7 +78,10 @@ class Intake:
         read: StartRead,
     ) -> None:
         self.pending: list[Entry] = []
+        self.is_closed = False
+        """Set when the hub drains: nothing more is taken from sessions; what was not answered is settled by its repeat."""
         self._pending_bytes = 0
+        self._held_back: list[Session] = []
         self._board = board
         self._ledger = ledger
         self._limits = limits
@@ -92,32 +96,47 @@ class Intake:
     def take_batch(self) -> list[Entry]:
         """Everything that is pending; the next entry begins another batch."""
         batch, self.pending, self._pending_bytes = self.pending, [], 0
+        held_back, self._held_back = self._held_back, []
+        for session in held_back:
+            session.resume_reading(Pause.OVERLOAD)
         return batch
 
     def enter(self, entry: Entry, size: int = 0) -> None:
         """Step 4: one more entry for the next batch."""
         self.pending.append(entry)
-        self._pending_bytes += size
+        self._pending_bytes += size + ENTRY_BYTES
         self._on_work()
+
+    def _hold_back(self, session: Session) -> None:
+        """The last resort: refusals are entries too, so beyond twice the bound a session is not read until the batch is taken."""
+        if self._pending_bytes >= 2 * self._limits.max_pending_bytes and Pause.OVERLOAD not in session.pauses:
+            self._held_back.append(session)
+            session.pause_reading(Pause.OVERLOAD)
 
     def receive(self, session: Session, data: bytes) -> None:
         """One text message, valid UTF-8, has arrived."""
+        if self.is_closed:
+            return
         if session.state is SessionState.JOINING:
             session.held.append(data)
         elif session.state is not SessionState.CLOSED and not session.said_bye:
             self.accept(session, data)
+            self._hold_back(session)
 
     def release(self, session: Session) -> None:
         """The session is welcomed: what it sent meanwhile comes in."""
-        session.connection.resume_reading()
         held, session.held = session.held, []
         for data in held:
             self.receive(session, data)
+        session.resume_reading(Pause.JOINING)
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
         """A frame was refused by the transport (a binary one, say): answered in its order; before ``welcome`` it ends the session."""
+        if self.is_closed:
+            return
         if session.state is SessionState.LIVE:
             self.enter(Refused(session.session_id, error, {}))
+            self._hold_back(session)
         elif session.state is not SessionState.CLOSED:
             self._board.refuse(session, 4400, error)
 
@@ -198,9 +217,9 @@ class Intake:
         if operation.is_change:
             digest = body_digest(frame.op.encode(), bytes(frame.args))
             self.enter(Operate(session.live_origin(), frame.call_id, frame.op, args, digest), size)
-        elif session.reads_under_way >= MAX_READS_PER_SESSION:
+        elif session.reads_under_way >= self._limits.max_reads:
             busy = Overloaded(
-                f"{MAX_READS_PER_SESSION} reads of this session are under way; send the same again later.", 100
+                f"{self._limits.max_reads} reads of this session are under way; send the same again later.", 100
             )
             self.enter(Refused(session.session_id, busy, keys))
         else:
@@ -208,14 +227,17 @@ class Intake:
             self._board.spawn(self._read(session, operation, frame.call_id, args))
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
-        if hello.card is not UNSET and len(bytes(hello.card)) > MAX_CARD_BYTES:
-            error = InvalidFrame(f"card has more than {MAX_CARD_BYTES} bytes; describe the participant more shortly.")
+        most = self._limits.max_card_bytes
+        if hello.card is not UNSET and len(bytes(hello.card)) > most:
+            error = InvalidFrame(f"card has more than max_card_bytes ({most}); describe the participant more shortly.")
             self._board.refuse(session, 4400, error)
             return
-        session.connection.pause_reading()  # what follows hello waits for its welcome
+        session.pause_reading(Pause.JOINING)  # what follows hello waits for its welcome
         token_hash = hash_token(hello.token) if hello.token is not UNSET else None
         is_owner = token_hash is not None and token_hash == self._owner_hash
-        self.enter(Join(session.session_id, hello, token_hash, session.connection.peer, is_owner))
+        others = self._board.sessions_of(hello.agent_id)
+        is_held = any(other.origin is not None and other.origin.fence is not None for other in others)
+        self.enter(Join(session.session_id, hello, token_hash, session.connection.peer, is_owner, is_held))
 
     def _accept_ack(self, session: Session, frame: AckFrame) -> None:
         outbox = session.outbox
@@ -230,8 +252,8 @@ class Intake:
             outbox.settle(frame.seq)
             mailbox.settle(frame.seq)
         else:
+            mailbox.settle_up_to(frame.seq, outbox)
             outbox.settle_up_to(frame.seq)
-            mailbox.settle_up_to(frame.seq)
         if session.starts_at_floor:
             mailbox.compact(outbox)
         if outbox.has_work() or outbox.is_behind:
@@ -248,14 +270,16 @@ class Intake:
             return
         outbox.settle(frame.seq)
         mailbox.wait(frame.seq)
-        retry_after_ms = frame.retry_after_ms if frame.retry_after_ms is not UNSET else None
-        self.enter(Nack(origin, frame.seq, frame.reason[:MAX_REASON_CHARS], retry_after_ms))
+        retry_after_ms = min(frame.retry_after_ms, MAX_RETRY_AFTER_MS) if frame.retry_after_ms is not UNSET else None
+        self.enter(Nack(origin, frame.seq, frame.reason[: self._limits.max_reason_chars], retry_after_ms))
         self._board.touch(session)
 
     def _accept_signal(self, session: Session, frame: SignalFrame) -> None:
         origin = session.live_origin()
         if frame.to is UNSET:
-            self._board.spawn(self._signal_thread(session, frame))
+            if session.reads_under_way < self._limits.max_reads:  # else it is dropped, as signals may be
+                session.reads_under_way += 1
+                self._board.spawn(self._signal_thread(session, frame))
             return
         try:
             kind, name = parse_address(frame.to)
@@ -280,10 +304,12 @@ class Intake:
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
         assert frame.thread_id is not UNSET
         try:
-            rows = await self._ledger.thread(frame.thread_id, limit=1)
+            rows = (await self._ledger.thread(frame.thread_id, limit=1)).rows
         except LedgerError:
             log.exception("a signal is dropped")
             return
+        finally:
+            session.reads_under_way -= 1
         head = rows[0].head if rows else None
         if head is None or not may_read(self._board.state, session.live_origin().agent_id, head):
             error = UnknownMessage(

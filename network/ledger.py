@@ -24,9 +24,7 @@ RowType: TypeAlias = Literal[
     "joined",
     "left",
     "dead",
-    "mod",
     "budget",
-    "reactor",
 ]
 
 
@@ -93,15 +91,34 @@ class Trim(Struct, frozen=True, kw_only=True):
     limit: int = 5000
 
 
+class Trimmed(Struct, frozen=True, kw_only=True):
+    """What a trim came to: how many rows went, the smallest seq whose message can still be delivered, and whether more was to go but for
+    the pin. Call again until nothing went."""
+
+    dropped: int
+    first_seq: int
+    is_held: bool
+
+
+class Page(Struct, frozen=True, gc=False):
+    """Rows of a range, ascending, and whether the range holds more beyond them."""
+
+    rows: list[Row]
+    has_more: bool
+
+
 class ThreadSummary(Struct, frozen=True, gc=False):
     thread_id: str
     last_seq: int
     messages: int
 
 
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+
+
 class Ledger(Protocol):
     """The log and its tables. Every method raises `LedgerError` when the storage fails; after a failed `append` its outcome is
-    unknown and the ledger must be reopened."""
+    unknown and the ledger must be reopened. A page ends at ``limit`` rows or before ``max_bytes`` of data; one row is always given."""
 
     async def open(self) -> tuple[Meta, list[Put]]:
         """Open or create; give what it is and the rows of `LOADED_TABLES`."""
@@ -116,15 +133,20 @@ class Ledger(Protocol):
         """Store all of it in one transaction; durable, as configured, when it returns."""
 
     async def inbox(
-        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False
-    ) -> list[Row]:
+        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
         """Messages with ``after`` < seq <= ``until`` that lie in a span, or were sent by ``sender`` to one participant or mod;
-        ascending: the oldest ``limit`` of them, or the newest."""
+        ascending: the oldest of them, or the newest."""
 
     async def thread(
-        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True
-    ) -> list[Row]:
-        """Rows of one stream, ascending: the newest ``limit`` of the range, or its oldest."""
+        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        """Messages of one thread, ascending: the newest of the range, or its oldest."""
+
+    async def reaction(self, reaction: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+        """Records of one reaction with seq > ``after``, ascending."""
 
     async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
         """Threads of the messages that `inbox` would give, newest first, each with how many there are."""
@@ -135,6 +157,9 @@ class Ledger(Protocol):
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
         """The messages under these seqs, as far as they exist."""
 
+    async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
+        """The heads of the messages under these seqs, as far as they exist."""
+
     async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
         """Keys and values of a table that is not loaded, whose keys begin with ``prefix``; ascending by key."""
 
@@ -142,13 +167,15 @@ class Ledger(Protocol):
         """One value of a table that is not loaded, or None."""
 
     async def expire_calls(self, before: int) -> None:
-        """Forget the results of calls that are older than ``before`` (ms)."""
+        """Forget the results of calls that are older than ``before`` (ms), in steps between which others write."""
 
-    async def trim(self, trim: Trim) -> tuple[int, int]:
-        """Drop old rows; gives how many, and the smallest seq whose message can still be delivered. Call until it drops none."""
+    async def trim(self, trim: Trim) -> Trimmed:
+        """Drop old rows."""
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
+    async def records(
+        self, agent_id: str, kind: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES
+    ) -> Page:
         """Records of one agent and kind with seq > ``after``, ascending."""
 
-    async def rows(self, after: int, limit: int) -> list[Row]:
-        """Every row with seq > ``after``, ascending: the export."""
+    async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
+        """Every row with seq > ``after``, ascending, at most ``limit``: the export. Empty at the end only."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import groupby
 from typing import Any
 
 from .errors import LedgerError
-from .ledger import Meta, Row, Span, ThreadSummary, Trim, Wanted
-from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, Put, Table
+from .ledger import MAX_PAGE_BYTES, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
+from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table
 
 
 class MemoryLedger:
@@ -28,7 +28,8 @@ class MemoryLedger:
         self._order: list[int] = []
         self._keys: dict[tuple[str, str], Known] = {}
         self._targets: dict[str, list[int]] = defaultdict(list)
-        self._streams: dict[str, list[int]] = defaultdict(list)
+        self._threads: dict[str, list[int]] = defaultdict(list)
+        self._reactions: dict[str, list[int]] = defaultdict(list)
         self._sent: dict[str, list[int]] = defaultdict(list)
         self._tables: dict[str, dict[str, Any]] = defaultdict(dict)
 
@@ -74,7 +75,7 @@ class MemoryLedger:
                 if row.head is not None and row.head.kind in ("direct", "mod"):
                     self._sent[row.actor].append(row.seq)
             if row.stream:
-                self._streams[row.stream].append(row.seq)
+                (self._threads if row.type == "message" else self._reactions)[row.stream].append(row.seq)
         for put in puts:
             if put.table in VOLATILE_TABLES:
                 continue
@@ -84,35 +85,52 @@ class MemoryLedger:
                 self._tables[put.table][put.key] = put.value
 
     async def inbox(
-        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False
-    ) -> list[Row]:
+        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        return self._page(self._inbox(spans, sender, after, until, newest=newest), limit, max_bytes, newest=newest)
+
+    def _inbox(
+        self, spans: Sequence[Span], sender: str, after: int, until: int, *, newest: bool = False
+    ) -> Iterator[int]:
         ranges = [
             _between(self._targets.get(span.target, []), max(after, span.after), _end(span, until)) for span in spans
         ]
         ranges.append(_between(self._sent.get(sender, []), after, until + 1))
         if newest:
             ranges = [seqs[::-1] for seqs in ranges]
-        found: list[int] = []
-        for seq in merge(*ranges, reverse=newest):
-            if found and found[-1] == seq:
-                continue
-            found.append(seq)
-            if len(found) == limit:
+        return (seq for seq, _ in groupby(merge(*ranges, reverse=newest)))
+
+    def _page(self, seqs: Iterable[int], limit: int, max_bytes: int, *, newest: bool) -> Page:
+        """The first of these, as far as a page goes; ``newest`` says that they descend."""
+        rows: list[Row] = []
+        size, has_more = 0, False
+        for seq in seqs:
+            row = self._rows[seq]
+            size += len(row.data)
+            if rows and (len(rows) == limit or size > max_bytes):
+                has_more = True
                 break
-        return [self._rows[seq] for seq in sorted(found)]
+            rows.append(row)
+        return Page(rows[::-1] if newest else rows, has_more)
 
     async def thread(
-        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True
-    ) -> list[Row]:
-        seqs = self._streams.get(stream, [])
+        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        seqs = self._threads.get(stream, [])
         low = bisect_right(seqs, after)
         high = len(seqs) if before is None else bisect_left(seqs, before)
-        chosen = seqs[max(low, high - limit) : high] if newest else seqs[low : min(high, low + limit)]
-        return [self._rows[seq] for seq in chosen]
+        chosen = seqs[max(low, high - limit - 1) : high][::-1] if newest else seqs[low : min(high, low + limit + 1)]
+        return self._page(chosen, limit, max_bytes, newest=newest)
+
+    async def reaction(self, reaction: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+        seqs = self._reactions.get(reaction, [])
+        return self._page(seqs[bisect_right(seqs, after) :], limit, max_bytes, newest=False)
 
     async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
         last = self._order[-1] if self._order else 0
-        return _summarise(await self.inbox(spans, sender, 0, last, len(self._order) + 1))
+        return _summarise(self._rows[seq] for seq in self._inbox(spans, sender, 0, last))
 
     async def all_threads(self) -> list[ThreadSummary]:
         return _summarise(row for row in self._rows.values() if row.type == "message")
@@ -120,6 +138,9 @@ class MemoryLedger:
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
         found = {seq: self._rows[seq] for seq in seqs if seq in self._rows}
         return {seq: row for seq, row in found.items() if row.type == "message"}
+
+    async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
+        return {seq: row.head for seq, row in (await self.messages(seqs)).items() if row.head is not None}
 
     async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
         names = sorted(key for key in self._tables[table] if key.startswith(prefix))
@@ -133,12 +154,9 @@ class MemoryLedger:
         for key in [key for key, call in calls.items() if call.at < before]:
             del calls[key]
 
-    async def trim(self, trim: Trim) -> tuple[int, int]:
-        doomed = [
-            seq
-            for seq in self._order
-            if seq < trim.pinned and _is_old(self._rows[seq], trim)  # sizes are not counted in memory
-        ][: trim.limit]
+    async def trim(self, trim: Trim) -> Trimmed:
+        old = [seq for seq in self._order if _is_old(self._rows[seq], trim)]  # sizes are not counted in memory
+        doomed = [seq for seq in old if seq < trim.pinned][: trim.limit]
         for seq in doomed:
             row = self._rows.pop(seq)
             self._keys.pop((row.actor, row.key), None)
@@ -146,12 +164,12 @@ class MemoryLedger:
                 self._first_seq = max(self._first_seq, seq + 1)
         gone = set(doomed)
         self._order = [seq for seq in self._order if seq not in gone]
-        for index in (self._targets, self._streams, self._sent):
+        for index in (self._targets, self._threads, self._reactions, self._sent):
             for name in index:
                 index[name] = [seq for seq in index[name] if seq not in gone]
         if doomed:
             self._drop_cold()
-        return len(doomed), self._first_seq
+        return Trimmed(dropped=len(doomed), first_seq=self._first_seq, is_held=any(seq >= trim.pinned for seq in old))
 
     def _drop_cold(self) -> None:
         """Forget what is kept about dropped messages, as the other ledger does."""
@@ -163,17 +181,20 @@ class MemoryLedger:
             for key in [key for key in kept if int(key.partition("/")[2]) < first]:
                 del kept[key]
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
+    async def records(
+        self, agent_id: str, kind: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES
+    ) -> Page:
         found = (
-            row
+            seq
             for seq in self._order[bisect_right(self._order, after) :]
             if (row := self._rows[seq]).type == "record" and row.actor == agent_id and row.label == kind
         )
-        return list(islice(found, limit))
+        return self._page(found, limit, max_bytes, newest=False)
 
-    async def rows(self, after: int, limit: int) -> list[Row]:
+    async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         start = bisect_right(self._order, after)
-        return [self._rows[seq] for seq in self._order[start : start + limit]]
+        chosen = self._order[start : start + limit]
+        return self._page(chosen, limit, 2**62 if max_bytes is None else max_bytes, newest=False).rows
 
 
 def _summarise(rows: Iterable[Row]) -> list[ThreadSummary]:

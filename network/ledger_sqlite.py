@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,21 +21,17 @@ import aiosqlite
 import msgspec
 
 from .errors import LedgerError
-from .ledger import Meta, Row, Span, ThreadSummary, Trim, Wanted
+from .ledger import MAX_PAGE_BYTES, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
+from .ledger_queries import INBOX, INBOX_SEQS, ROW_COLUMNS, insert_rows, list_spans, look_up, read_row, take_page
 from .ledger_upkeep import read_head, trim_log
 from .migrations import SCHEMA_VERSION, migrate
-from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table, decode_value, encode_value
+from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table, decode_value, encode_value
 
 Durability = Literal["full", "normal", "memory"]
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
-_ROW_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
-_INSERT = f"INSERT INTO log ({_ROW_COLUMNS}) VALUES "
-# Many rows a statement: a thread gives up the GIL once per statement. With `executemany` it does so for each row, and while the
-# loop's thread is busy each row then waits for up to `sys.getswitchinterval()`: measured, a hundred times the transaction.
-_INSERTS = tuple((rows, _INSERT + ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?)"] * rows)) for rows in (256, 64, 16, 4, 1))
-
-_json = msgspec.json.Decoder(msgspec.Raw)
+EXPIRY_STEP = 1000
+"""Results of calls that are looked at, and dropped, at a time."""
 
 _FAILURES = (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 """What a storage that fails raises, and a damaged file, whose columns may hold values of any type."""
@@ -64,6 +60,9 @@ class SQLiteLedger:
         self._durability = durability
         self._writer: aiosqlite.Connection | None = None
         self._reader: aiosqlite.Connection | None = None
+        """For what is to be delivered."""
+        self._browser: aiosqlite.Connection | None = None
+        """For what somebody asks: a long look must not hold up deliveries."""
         self._lock: int | None = None
         self._is_suspect = False
         """SQLite has found damage since the file was last looked through."""
@@ -76,23 +75,26 @@ class SQLiteLedger:
             self._writer = await self._connect()
             meta, puts = await self._run(self._writer, self._prepare)
             self._reader = await self._connect()
+            self._browser = await self._connect()
         except BaseException:
             await self.close()
             raise
         return meta, puts
 
     async def close(self) -> None:
-        writer, self._writer = self._writer, None
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            await reader.close()
-        if writer is not None:
-            with suppress(sqlite3.Error):  # a database that failed stays marked unclean
-                await writer.execute("UPDATE meta SET value = 'clean' WHERE key = 'state'")
-            await writer.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        connections = (self._reader, self._browser, self._writer)  # the last to close writes the log back
+        writer, self._reader, self._browser, self._writer = self._writer, None, None, None
+        try:
+            if writer is not None:
+                with suppress(sqlite3.Error):  # a database that failed stays marked unclean
+                    await writer.execute("UPDATE meta SET value = 'clean' WHERE key = 'state'")
+        finally:
+            try:
+                await _close_each(connections)
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+            finally:
+                self._drop_lock()  # whatever failed: else no node could open the file again
 
     def _take_lock(self) -> None:
         """One process per file: two hubs would give out the same seqs."""
@@ -203,7 +205,7 @@ class SQLiteLedger:
         def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")
             try:
-                _insert_rows(db, log)
+                insert_rows(db, log)
                 if saved:
                     db.executemany("INSERT OR REPLACE INTO state (tbl, key, value) VALUES (?, ?, ?)", saved)
                 if dropped:
@@ -222,32 +224,35 @@ class SQLiteLedger:
         if not wanted:
             return Facts()
         # on the writer's connection: it sees its own last commit without a new read transaction
-        return await self._run(self._writer, partial(_lookup, wanted))
+        return await self._run(self._writer, partial(look_up, wanted))
 
     async def inbox(
-        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False
-    ) -> list[Row]:
-        order = "DESC" if newest else "ASC"
-        query, values = _inbox_query(spans, sender, after, until, f" ORDER BY seq {order} LIMIT {int(limit)}")
-        sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE seq IN ({query}) ORDER BY seq {order} LIMIT ?"
-        rows = await self._read(sql, [*values, limit])
-        return rows[::-1] if newest else rows
+        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        values = (list_spans(spans, after, until), sender, after, until, limit + 1)
+        sql = INBOX.replace("{order}", "DESC" if newest else "ASC")
+        # windows look for the newest, deliveries for the oldest
+        return await self._read_page(self._browser if newest else self._reader, sql, values, limit, max_bytes, newest)
 
     async def thread(
-        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True
-    ) -> list[Row]:
+        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
         end = before if before is not None else 2**62
         order = "DESC" if newest else "ASC"
-        sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE stream = ? AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?"
-        rows = await self._read(sql, [stream, after, end, limit])
-        return rows[::-1] if newest else rows
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type = 'message' AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?"
+        return await self._read_page(self._browser, sql, (stream, after, end, limit + 1), limit, max_bytes, newest)
+
+    async def reaction(self, reaction: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type = 'record' AND seq > ? ORDER BY seq LIMIT ?"
+        return await self._read_page(self._browser, sql, (reaction, after, limit + 1), limit, max_bytes)
 
     async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
-        query, values = _inbox_query(spans, sender, 0, 2**62, "")
-        sql = (
-            f"SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({query}) GROUP BY stream ORDER BY max(seq) DESC"
-        )
-        found = await self._run(self._reader, lambda db: db.execute(sql, values).fetchall())
+        values = (list_spans(spans, 0, 2**62), sender, 0, 2**62, -1)
+        sql = f"SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS}) GROUP BY stream ORDER BY max(seq) DESC"
+        sql = sql.replace("{order}", "ASC")
+        found = await self._run(self._browser, lambda db: db.execute(sql, values).fetchall())
         return [ThreadSummary(*row) for row in found]
 
     async def all_threads(self) -> list[ThreadSummary]:
@@ -255,18 +260,28 @@ class SQLiteLedger:
             "SELECT stream, max(seq), count(*) FROM log WHERE type = 'message' AND stream IS NOT NULL "
             "GROUP BY stream ORDER BY max(seq) DESC"
         )
-        found = await self._run(self._reader, lambda db: db.execute(sql).fetchall())
+        found = await self._run(self._browser, lambda db: db.execute(sql).fetchall())
         return [ThreadSummary(*row) for row in found]
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
-        sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?)) AND type = 'message'"
-        return {row.seq: row for row in await self._read(sql, [json.dumps(list(seqs))])}
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?)) AND type = 'message'"
+        return {row.seq: row for row in await self._read(self._reader, sql, [json.dumps(list(seqs))])}
+
+    async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
+        sql = "SELECT head FROM log WHERE seq IN (SELECT value FROM json_each(?)) AND type = 'message'"
+        values = [json.dumps(list(seqs))]
+
+        def find(db: sqlite3.Connection) -> dict[int, MessageHead]:
+            heads = [msgspec.json.decode(head, type=MessageHead) for (head,) in db.execute(sql, values)]
+            return {head.seq: head for head in heads}
+
+        return await self._run(self._browser, find)
 
     async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
         sql = "SELECT key, value FROM state WHERE tbl = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
         values = (table, prefix, f"{prefix}\U0010ffff", limit)
         return await self._run(
-            self._reader, lambda db: [(key, decode_value(table, value)) for key, value in db.execute(sql, values)]
+            self._browser, lambda db: [(key, decode_value(table, value)) for key, value in db.execute(sql, values)]
         )
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
@@ -276,87 +291,65 @@ class SQLiteLedger:
             found = db.execute(sql, (table, key)).fetchone()
             return decode_value(table, found[0]) if found is not None else None
 
-        return await self._run(self._reader, find)
+        return await self._run(self._browser, find)
 
     async def expire_calls(self, before: int) -> None:
-        sql = "DELETE FROM state WHERE tbl = 'call' AND value ->> 'at' < ?"
-        await self._run(self._writer, lambda db: db.execute(sql, (before,)))
+        # read in steps beside the writer, which only drops: it is never held up for long
+        look = "SELECT key, value ->> 'at' FROM state WHERE tbl = 'call' AND key > ? ORDER BY key LIMIT ?"
+        drop = "DELETE FROM state WHERE tbl = 'call' AND key IN (SELECT value FROM json_each(?)) AND value ->> 'at' < ?"
+        last = ""
+        while True:
+            seen = await self._run(self._browser, partial(_fetch, look, (last, EXPIRY_STEP)))
+            old = [key for key, at in seen if at < before]
+            if old:
+                await self._run(self._writer, partial(_fetch, drop, (json.dumps(old), before)))
+            if len(seen) < EXPIRY_STEP:
+                return
+            last = seen[-1][0]
 
-    async def trim(self, trim: Trim) -> tuple[int, int]:
+    async def trim(self, trim: Trim) -> Trimmed:
         return await self._run(self._writer, partial(trim_log, trim))
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> list[Row]:
-        sql = f"SELECT {_ROW_COLUMNS} FROM log WHERE actor = ? AND type = 'record' AND label = ? AND seq > ? ORDER BY seq LIMIT ?"
-        return await self._read(sql, [agent_id, kind, after, limit])
+    async def records(
+        self, agent_id: str, kind: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES
+    ) -> Page:
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE actor = ? AND type = 'record' AND label = ? AND seq > ? ORDER BY seq LIMIT ?"
+        return await self._read_page(self._browser, sql, (agent_id, kind, after, limit + 1), limit, max_bytes)
 
-    async def rows(self, after: int, limit: int) -> list[Row]:
-        return await self._read(f"SELECT {_ROW_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?", [after, limit])
+    async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?"
+        bound = 2**62 if max_bytes is None else max_bytes
+        return (await self._read_page(self._browser, sql, (after, limit), limit, bound)).rows
 
-    async def _read(self, sql: str, values: Sequence[object]) -> list[Row]:
-        found = await self._run(self._reader, lambda db: db.execute(sql, values).fetchall())
+    async def _read(self, db: aiosqlite.Connection | None, sql: str, values: Sequence[object]) -> list[Row]:
+        return self._rows(await self._run(db, lambda db: db.execute(sql, values).fetchall()))
+
+    async def _read_page(
+        self, db: aiosqlite.Connection | None, sql: str, values: Sequence[object], limit: int, max_bytes: int,
+        newest: bool = False,
+    ) -> Page:  # fmt: skip
+        """A page of a query that gives at most one row beyond it; ``newest`` says that its rows descend."""
+        found, has_more = await self._run(db, partial(take_page, sql, values, limit, max_bytes))
+        rows = self._rows(found)
+        return Page(rows[::-1] if newest else rows, has_more)
+
+    def _rows(self, found: Sequence[tuple[Any, ...]]) -> list[Row]:
         try:
-            return [_row(*columns) for columns in found]
+            return [read_row(*columns) for columns in found]
         except _FAILURES as error:
             raise self._failed(error) from error
 
 
-def _insert_rows(db: sqlite3.Connection, log: Sequence[tuple[object, ...]]) -> None:
-    start = 0
-    for rows, sql in _INSERTS:
-        while len(log) - start >= rows:
-            db.execute(sql, [value for row in log[start : start + rows] for value in row])
-            start += rows
+def _fetch(sql: str, values: Sequence[object], db: sqlite3.Connection) -> list[Any]:
+    return db.execute(sql, values).fetchall()
 
 
-def _lookup(wanted: Wanted, db: sqlite3.Connection) -> Facts:
-    facts = Facts()
-    if wanted.keys:
-        sql = (
-            "SELECT l.actor, l.key, l.seq, ifnull(l.stream, ''), ifnull(l.digest, '') FROM json_each(?) AS w "
-            "CROSS JOIN log AS l ON l.actor = w.value ->> 0 AND l.key = w.value ->> 1"
-        )
-        for actor, key, seq, stream, digest in db.execute(sql, (msgspec.json.encode(list(wanted.keys)).decode(),)):
-            facts.known[actor, key] = Known(seq, stream, digest)
-    for seq in wanted.seqs:
-        found = db.execute("SELECT head FROM log WHERE seq = ? AND type = 'message'", (seq,)).fetchone()
-        if found is not None:
-            head = facts.heads[seq] = msgspec.json.decode(found[0], type=MessageHead)
-            _find_cold(db, facts, "root", str(head.root))
-    for table, key in wanted.cold:
-        _find_cold(db, facts, table, key)
-    return facts
-
-
-def _find_cold(db: sqlite3.Connection, facts: Facts, table: Table, key: str) -> None:
-    found = db.execute("SELECT value FROM state WHERE tbl = ? AND key = ?", (table, key)).fetchone()
-    if found is not None:
-        facts.cold[table, key] = decode_value(table, found[0])
-
-
-def _inbox_query(spans: Sequence[Span], sender: str, after: int, until: int, cut: str) -> tuple[str, list[object]]:
-    """The seqs of an inbox: one indexed range per span, each ``cut`` to a page's size, so that a page costs its own size."""
-    parts: list[str] = []
-    values: list[object] = []
-    for span in spans:
-        parts.append(f"SELECT * FROM (SELECT seq FROM log WHERE target = ? AND seq > ? AND seq < ?{cut})")
-        before = until + 1 if span.before is None else min(span.before, until + 1)
-        values += [span.target, max(after, span.after), before]
-    parts.append(f"SELECT * FROM (SELECT seq FROM log WHERE actor = ? AND is_private AND seq > ? AND seq <= ?{cut})")
-    values += [sender, after, until]
-    return " UNION ".join(parts), values
-
-
-def _row(
-    seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None, label: str | None,
-    excluded: str | None, digest: str | None, head: str | None, data: str,
-) -> Row:  # fmt: skip
-    raw = data.encode()
-    _json.decode(raw)  # what a damaged file makes of it is found here, and not by every client that gets it
-    return Row(
-        seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "", label=label or "",
-        excluded=tuple(json.loads(excluded)) if excluded else (), digest=digest or "", data=raw,
-        head=msgspec.json.decode(head, type=MessageHead) if head else None,
-    )  # fmt: skip
+async def _close_each(connections: Sequence[aiosqlite.Connection | None]) -> None:
+    """Close them in order, each also when one before it failed. Raises what the first that failed raised."""
+    async with AsyncExitStack() as stack:
+        for connection in reversed(connections):
+            if connection is not None:
+                stack.push_async_callback(connection.close)
 
 
 __all__ = ["SCHEMA_VERSION", "Durability", "SQLiteLedger"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from .errors import LedgerError
-from .ledger import Trim
+from .ledger import Trim, Trimmed
 from .migrations import SCHEMA_VERSION
 
 
@@ -26,7 +26,7 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     held_at: int | None
 
 
-def trim_log(trim: Trim, db: sqlite3.Connection) -> tuple[int, int]:
+def trim_log(trim: Trim, db: sqlite3.Connection) -> Trimmed:
     """`Ledger.trim` on a connection: one transaction of at most ``trim.limit`` rows of messages and as many of records."""
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -36,9 +36,12 @@ def trim_log(trim: Trim, db: sqlite3.Connection) -> tuple[int, int]:
         newest = db.execute("SELECT at FROM log ORDER BY seq DESC LIMIT 1").fetchone()
         messages_end = _first_not_before(db, trim.messages_before, trim.pinned, first)
         records_end = _first_not_before(db, trim.records_before, trim.pinned, first_record)
+        is_held = _is_older(db, trim.pinned, trim.messages_before) or _is_older(db, trim.pinned, trim.records_before)
         if trim.max_bytes is not None:
-            size_end = min(trim.pinned, _first_within(db, trim.max_bytes, min(first, first_record)))
+            wanted_end = _first_within(db, trim.max_bytes, min(first, first_record))
+            size_end = min(trim.pinned, wanted_end)
             messages_end, records_end = max(messages_end, size_end), max(records_end, size_end)
+            is_held = is_held or wanted_end > trim.pinned
         dropped, first = _drop(db, "type <> 'record'", first, messages_end, trim.limit)
         dropped_records, first_record = _drop(db, "type = 'record'", first_record, records_end, trim.limit)
         if first > first_cold and dropped < trim.limit:  # the last of several transactions: it reads the whole table
@@ -55,7 +58,7 @@ def trim_log(trim: Trim, db: sqlite3.Connection) -> tuple[int, int]:
         with suppress(sqlite3.Error):  # a full disk has ended the transaction already
             db.execute("ROLLBACK")
         raise
-    return dropped + dropped_records, first
+    return Trimmed(dropped=dropped + dropped_records, first_seq=first, is_held=is_held)
 
 
 def _read_mark(db: sqlite3.Connection, key: str) -> int:
@@ -76,6 +79,14 @@ def _first_not_before(db: sqlite3.Connection, before_ms: int | None, pinned: int
         else:
             high = middle
     return low
+
+
+def _is_older(db: sqlite3.Connection, seq: int, before_ms: int | None) -> bool:
+    """Whether what begins at a seq is older than a time."""
+    if before_ms is None:
+        return False
+    found = db.execute("SELECT at FROM log WHERE seq >= ? ORDER BY seq LIMIT 1", (seq,)).fetchone()
+    return found is not None and found[0] < before_ms
 
 
 def _first_within(db: sqlite3.Connection, max_bytes: int, low: int) -> int:

@@ -1,7 +1,8 @@
 """A client's link to its hub: joining, staying, coming back. The lower half of `NetworkClient`.
 
 It owns the wire and the answers that are awaited. After a loss it joins again and sends once more, under the same ids, whatever
-was not answered. What arrives beside answers goes to ``on_frame``.
+was not answered; a request that the connection does not survive is given up, so that it does not keep back all others. What arrives
+beside answers goes to ``on_frame``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -23,16 +23,24 @@ from .errors import (
     InvalidArguments,
     RoundelayError,
     Superseded,
+    TooLarge,
     error_from_wire,
 )
 from .frames import PROTOCOL_VERSION, ByeFrame, HelloFrame, ResumePoint, encode
 from .told import Cursor, Reconnected, Reconnecting, Welcome
-from .transport import Closed, Transport, Wire
+from .transport import MAX_FRAME_BYTES, Closed, Transport, Wire
 
 log = logging.getLogger(__name__)
 
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
+STEADY_S = 2.0
+"""A session that lived so long is no sign of trouble: after it the first try comes soon again."""
 BYE_TIMEOUT_S = 2.0
+MAX_LOSSES = 20
+"""A request is given up when the connection was lost so often while it was the oldest without an answer: with the pauses between, after
+a minute and more. A bad network loses a few in a row too, and is no reason to give up."""
+ANSWER_TOO_LARGE = 1009
+"""This end closed, since a frame was larger than it takes (RFC 6455, 7.4.1)."""
 COME_BACK_CODES = (1001, 1006, 1011, 4408, 4429, 4503)
 """Close codes before a welcome that another try may get past."""
 
@@ -50,6 +58,7 @@ class Joining(Struct, frozen=True, kw_only=True):
 class _Pending(Struct):
     frame: bytes
     answer: asyncio.Future[Any]
+    losses: int = 0
 
 
 class _Error(Struct):
@@ -68,7 +77,7 @@ class Link:
     """One client's way to its hub. ``resume_at`` gives the cursor to resume from, or None to be served from the hub's floor.
 
     ``on_welcome`` hears of each session before its frames, ``on_frame`` gets frames that answer nothing, ``on_change`` hears of
-    losses and returns, ``on_end`` is called once, with what ended the link for good.
+    losses and returns, ``on_end`` is called once, with what ended the link for good. ``jitter`` gives numbers from 0 to 1.
     """
 
     def __init__(
@@ -81,6 +90,7 @@ class Link:
         on_frame: Callable[[dict[str, Any]], None],
         on_change: Callable[[Reconnecting | Reconnected], None],
         on_end: Callable[[RoundelayError], None],
+        jitter: Callable[[], float],
     ) -> None:
         self.welcome: Welcome | None = None
         self.failure: RoundelayError | None = None
@@ -92,6 +102,8 @@ class Link:
         self._on_frame = on_frame
         self._on_change = on_change
         self._on_end = on_end
+        self._jitter = jitter
+        self._delay_s = FIRST_DELAY_S
         self._wire: Wire | None = None
         self._pending: dict[str, _Pending] = {}
         self._task: asyncio.Task[None] | None = None
@@ -130,21 +142,31 @@ class Link:
     # --- asking
 
     def push(self, frame: bytes) -> None:
-        """Send a frame that has no answer; it is gone if the link is down."""
+        """Send a frame that has no answer; it is gone if the link is down, or if the hub would not take it."""
         if self._wire is not None:
+            too_large = self._too_large(frame)
+            if too_large is not None:
+                log.warning("a frame is dropped: %s", too_large)
+                return
             try:
                 self._wire.send(frame)
             except Closed:
                 return  # the reader of this wire finds out, and what has an answer is sent again
 
     async def ask(self, key: str, frame: bytes) -> Any:
-        """Send a frame until it is answered under ``key``; gives the answer. Raises what the hub answered, or what ended the link."""
+        """Send a frame until it is answered under ``key``; gives the answer. Raises what the hub answered, or what ended the link.
+
+        `TooLarge`: the hub would close the connection at such a frame. `InternalError`: the connection was lost with it again and again.
+        """
         if self.failure is not None:
             raise self.failure
         if self._task is None:
             raise ConnectError("This client has not connected yet; use `async with` or await connect().")
         if key in self._pending:
             raise InvalidArguments(f"{key[2:]!r} is under way already; choose another id.")
+        too_large = self._too_large(frame)
+        if too_large is not None:
+            raise too_large
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[key] = _Pending(frame, answer)
         self.push(frame)
@@ -160,12 +182,24 @@ class Link:
         if pending is not None and not pending.answer.done():
             pending.answer.set_result(value)
 
+    def _fail(self, key: str, error: RoundelayError) -> None:
+        pending = self._pending.pop(key, None)
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_exception(error)
+            pending.answer.exception()  # retrieved: nobody may be waiting any more
+
+    def _too_large(self, frame: bytes) -> TooLarge | None:
+        most = self.welcome.limits.get("max_frame_bytes") if self.welcome is not None else None
+        if most is None or len(frame) <= most:
+            return None
+        return TooLarge(
+            f"The frame has {len(frame)} bytes, and this hub takes at most {most} (max_frame_bytes); send it in parts, or a reference to it."
+        )
+
     def _refuse(self, error: _Error) -> None:
         for prefix, key in (("m:", error.message_id), ("c:", error.call_id), ("r:", error.record_id)):
             if key is not None:
-                pending = self._pending.pop(prefix + key, None)
-                if pending is not None and not pending.answer.done():
-                    pending.answer.set_exception(error.exception())
+                self._fail(prefix + key, error.exception())
                 return
         log.warning("the hub refused a frame: %s", error.message, extra={"code": error.code})
 
@@ -174,10 +208,15 @@ class Link:
     async def _stay(self, wire: Wire, joining: Joining) -> None:
         """Read until the end; come back as long as that may help. Owns the wire."""
         try:
+            loop = asyncio.get_running_loop()
             while True:
+                joined_at = loop.time()
                 closed = await self._read(wire)
                 self._wire = None
                 await wire.drop()
+                if loop.time() - joined_at >= STEADY_S:
+                    self._delay_s = FIRST_DELAY_S
+                self._count_loss(closed)
                 ending = self._ending(closed, joining.agent_id)
                 if ending is not None:
                     self._end(ending)
@@ -189,15 +228,34 @@ class Link:
             log.exception("a client's link failed", extra={"agent_id": joining.agent_id})
             self._end(InternalError(f"The client failed on what the hub sent: {type(error).__name__}: {error}"))
 
+    def _count_loss(self, closed: Closed) -> None:
+        """Give up what would be repeated in vain: it would end the next session too, and nothing behind it would ever be answered."""
+        if closed.code == ANSWER_TOO_LARGE:
+            error = TooLarge(
+                f"The hub's answer to one of the calls under way is larger than {MAX_FRAME_BYTES} bytes; ask for less at a time."
+            )
+            for key in [key for key in self._pending if key.startswith("c:")]:
+                self._fail(key, error)
+        elif closed.code != 4503 and self._pending:  # 4503: the hub's own affair, it asks us to come back
+            key, oldest = next(iter(self._pending.items()))
+            oldest.losses += 1
+            if oldest.losses >= MAX_LOSSES:
+                self._fail(
+                    key,
+                    InternalError(
+                        f"The connection was lost {MAX_LOSSES} times while this request was the oldest without an answer ({closed}); "
+                        "it is not repeated, and whether the hub took it is unknown."
+                    ),
+                )
+
     async def _come_back(self, joining: Joining, reason: str) -> Wire:
         """Try until the hub welcomes this client again. Raises the error for which no further try helps."""
-        delay_s = FIRST_DELAY_S
         while True:
             # apart from each other, so that a restarted hub is not met by all its clients at once
-            pause_s = delay_s * (0.5 + random.random() / 2)
+            pause_s = self._delay_s * (0.5 + self._jitter() / 2)
             self._on_change(Reconnecting(reason, pause_s))
             await asyncio.sleep(pause_s)
-            delay_s = min(delay_s * 2, MAX_DELAY_S)
+            self._delay_s = min(self._delay_s * 2, MAX_DELAY_S)
             try:
                 wire = await self._connect(joining)
             except ConnectError as error:
@@ -214,7 +272,7 @@ class Link:
     def _ending(self, closed: Closed, agent_id: str) -> RoundelayError | None:
         """What a close means for good, or None if coming back may help."""
         if self.is_closing or not self._reconnects or closed.code == 1000:
-            return ConnectError(f"The connection is closed ({closed}).")
+            return ConnectError(f"The connection to the hub has ended ({closed}).")
         if closed.code == 4409:
             return _superseded(agent_id)
         if closed.code in (4400, 4401, 4403):
@@ -273,8 +331,12 @@ class Link:
         self.welcome = welcome
         self._wire = wire
         self._on_welcome(welcome)
-        for pending in self._pending.values():
-            self.push(pending.frame)
+        for key, pending in list(self._pending.items()):
+            too_large = self._too_large(pending.frame)  # another hub's limits may be smaller
+            if too_large is not None:
+                self._fail(key, too_large)
+            else:
+                self.push(pending.frame)
 
     async def _read(self, wire: Wire) -> Closed:
         """Hand on what arrives until the connection closes; gives how it did."""
@@ -296,11 +358,8 @@ class Link:
         if self.failure is not None:
             return
         self.failure = error
-        for pending in self._pending.values():
-            if not pending.answer.done():
-                pending.answer.set_exception(error)
-                pending.answer.exception()  # retrieved: nobody may be waiting any more
-        self._pending.clear()
+        for key in list(self._pending):
+            self._fail(key, error)
         self._on_end(error)
 
 

@@ -20,6 +20,8 @@ class LocalTransport:
         self._hub = hub
 
     async def connect(self) -> LocalConnection:
+        if self._hub.is_draining:
+            raise Closed(1000, "this network was closed")  # for good: there is nothing to come back to
         return LocalConnection(self._hub)
 
 

@@ -15,15 +15,17 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Raw, Struct
 
+from .config import Limits
 from .entries import Origin
 from .errors import InternalError, InvalidArguments, ModError, RoundelayError
-from .frames import ModInfo, OperationInfo, SendFrame, is_id
+from .frames import ModInfo, OperationInfo, SendFrame, Seq, is_id
 from .ledger import Ledger, Row
 from .state import MessageHead, State
 from .visibility import Visibility
@@ -69,13 +71,17 @@ class Change(Protocol):
     def leave_channel(self, name: str, agent_id: str) -> None: ...
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
-        """Send a message as the calling participant."""
+        """Send a message as the calling participant. ``reply_to`` and ``cause`` are messages that this change knows: see `head`."""
 
     def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
-        """Send a message from the mod to one participant."""
+        """Send a message from the mod to one participant; with a ``cause`` it counts in that conversation's budget."""
 
     def head(self, seq: int) -> MessageHead:
-        """The head of a message that the caller may read. Raises `UnknownMessage`."""
+        """The head of a message that the caller may read. Raises `UnknownMessage`.
+
+        A change knows the messages that the operation's arguments of type `Seq` name, the one that a hook is shown, the one for
+        which ``after`` submitted a payload, and those that it sends itself.
+        """
 
 
 class HubView(Protocol):
@@ -83,6 +89,7 @@ class HubView(Protocol):
 
     server: str
     ledger: Ledger
+    limits: Limits
 
     @property
     def name(self) -> str: ...
@@ -104,6 +111,8 @@ class HubView(Protocol):
     def delivered_up_to(self, agent_id: str) -> int: ...
 
     def is_handled(self, agent_id: str, seq: int) -> bool: ...
+
+    def is_waiting(self, agent_id: str, seq: int) -> bool: ...
 
     def figures(self) -> dict[str, float]: ...
 
@@ -192,7 +201,7 @@ class Mod:
         """Refuse a message by raising a `RequestError`."""
 
     def apply(self, change: Change, message: Row) -> None:
-        """React to an accepted message within its commit. ``message.to`` is ``mod:ID`` when it is for this mod."""
+        """React to an accepted message within its commit. ``message.target`` is ``mod:ID`` when it is for this mod."""
 
     def apply_entry(self, change: Change, payload: Any) -> None:
         """Take what ``after`` submitted."""
@@ -231,6 +240,23 @@ def _build_operation(mod: str, name: str, method: Callable[..., Any], kind: str)
     title = "".join(part.title() for part in f"{mod}_{name}".split("_"))
     args_type = msgspec.defstruct(title, fields, forbid_unknown_fields=True, kw_only=True, frozen=True)
     return Operation(f"{mod}.{name}", description, args_type, method, kind == "change")
+
+
+@cache
+def _seq_fields(args_type: type[Struct]) -> tuple[str, ...]:
+    def names_messages(hint: Any) -> bool:
+        return hint == Seq or any(names_messages(inner) for inner in get_args(hint))
+
+    return tuple(field.name for field in msgspec.structs.fields(args_type) if names_messages(field.type))
+
+
+def named_seqs(args: Struct) -> list[int]:
+    """The messages that an operation's arguments name: those of type `Seq`, or lists of them."""
+    found: list[int] = []
+    for name in _seq_fields(type(args)):
+        value = getattr(args, name)
+        found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+    return found
 
 
 def args_schema(args_type: type[Struct]) -> dict[str, Any]:

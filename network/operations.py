@@ -17,9 +17,9 @@ from .frames import Kind, Seq
 from .ledger import Row, ThreadSummary
 from .mod import Mod, Reading, operation
 from .operator_operations import OperatorOperations
-from .state import MessageHead, OpenReaction, RootBudget, Triggered
-from .visibility import may_read, readable_spans, recipients, thread_readers
-from .window import MAX_WINDOW_THREADS, PAGE, find_message, read_window, reads
+from .state import DeadLetter, MessageHead, OpenReaction, RootBudget, Triggered
+from .visibility import Visibility, may_read, readable_spans, recipients, thread_readers
+from .window import MAX_WINDOW_THREADS, PAGE, find_message, read_window, reads, take_newest
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 
@@ -69,7 +69,7 @@ class NetworkOperations(Mod):
             budget,
             extra_messages=budget.extra_messages + limits.max_root_messages,
             extra_hops=budget.extra_hops + limits.max_hops,
-            is_stopped=False,
+            stopped_in=(),
         )
         change.put_row("root", str(root), extended)
         return {}
@@ -108,7 +108,7 @@ class NetworkOperations(Mod):
         """Threads that the caller may read, newest first."""
         found: list[dict[str, Any]] = []
         for summary in await _threads(reading):
-            rows = await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)
+            rows = (await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)).rows
             if rows and rows[0].head is not None:
                 readers = sorted(thread_readers(reading.hub.state, rows[0].head))
                 found.append(
@@ -128,16 +128,18 @@ class NetworkOperations(Mod):
         self, reading: Reading, *, thread_id: str, before: Seq | None = None, limit: Limit = 50
     ) -> dict[str, Any]:
         """Messages of one thread, oldest first."""
+        room = reading.hub.limits.max_result_bytes
         rows: list[Row] = []
-        while len(rows) <= limit:
-            page = await reading.hub.ledger.thread(thread_id, before=before, limit=PAGE)
-            rows[:0] = [row for row in page if reads(reading, row.head)]
-            if len(page) < PAGE:
-                break
-            before = page[0].seq
+        size, has_more = min(PAGE, limit + 1), True
+        while has_more and len(rows) <= limit and sum(len(row.data) for row in rows) <= room:
+            page = await reading.hub.ledger.thread(thread_id, before=before, limit=size, max_bytes=room)
+            rows[:0] = [row for row in page.rows if reads(reading, row.head)]
+            has_more = page.has_more
+            before, size = page.rows[0].seq if page.rows else before, min(PAGE, size * 4)
         if not rows and not await _is_open_thread(reading, thread_id):
             raise UnknownMessage(f"There is no thread {thread_id!r} that {reading.origin.agent_id} may read.")
-        return {"messages": [Raw(row.data) for row in rows[-limit:]], "has_more": len(rows) > limit}
+        shown = take_newest(rows[-limit:], room) or rows[-1:]
+        return {"messages": [Raw(row.data) for row in shown], "has_more": has_more or len(rows) > len(shown)}
 
     @operation("read")
     async def window(
@@ -147,16 +149,21 @@ class NetworkOperations(Mod):
         trigger: Seq,
         threads: Annotated[int, Meta(ge=1, le=100)] | list[str] | None = None,
         per_thread: Limit | None = None,
+        visibility: Visibility | None = None,
     ) -> dict[str, Any]:
         """The conversation that an agent may see for a trigger: threads in a stable order, messages oldest first.
 
-        `threads` is how many (20) or which; the trigger's own thread is always among them. Up to the trigger, nothing later.
+        `threads` is how many (20) or which; the trigger's own thread is always among them. Up to the trigger, nothing later. A
+        `visibility` narrows what the agent's card and the network allow.
         """
         head = await find_message(reading, trigger, "trigger")
         named = threads if isinstance(threads, list) else None
         most = threads if isinstance(threads, int) else MAX_WINDOW_THREADS if named is not None else 20
-        windows = await read_window(reading, head, named, most, per_thread or 10)
-        shown = [{"thread_id": name, "messages": [Raw(row.data) for row in rows]} for name, rows in windows]
+        windows = await read_window(reading, head, named, most, per_thread or 10, visibility)
+        shown = [
+            {"thread_id": it.thread_id, "messages": [Raw(row.data) for row in it.rows], "omitted": it.omitted}
+            for it in windows
+        ]
         return {"threads": shown, "as_of": trigger}
 
     @operation("read")
@@ -164,7 +171,6 @@ class NetworkOperations(Mod):
         """How far a message has got with each of its recipients."""
         head = await find_message(reading, seq, "seq")
         hub = reading.hub
-        dead = {key.partition("/")[0] for key, letter in await hub.ledger.cold("dead", "", 10_000) if letter.seq == seq}
         states = []
         for agent_id in sorted(recipients(hub.state, head)):
             attempt = hub.state.get("attempt", f"{agent_id}/{seq}")
@@ -172,13 +178,15 @@ class NetworkOperations(Mod):
             reaction = await _reaction_with(reading, agent_id, seq)
             is_delivered = hub.delivered_up_to(agent_id) >= seq
             is_handled = hub.is_handled(agent_id, seq)
-            if agent_id in dead:
-                state, failures = "dead", 5
+            letter: DeadLetter | None = await hub.ledger.lookup_cold("dead", f"{agent_id}/{seq:016d}")
+            if letter is not None:
+                state, failures = "dead", letter.failures
             elif reaction is not None:
                 state = "in_prompt"
             else:
                 state = "handled" if is_handled else "delivered" if is_delivered else "queued"
-            tried = failures + (1 if agent_id not in dead and (is_handled or is_delivered) else 0)
+            is_tried = letter is None and (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
+            tried = failures + (1 if is_tried else 0)
             entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": tried}
             if reaction is not None:
                 entry["reaction"] = reaction
@@ -189,14 +197,19 @@ class NetworkOperations(Mod):
     async def why(self, reading: Reading, *, seq: Seq) -> dict[str, Any]:
         """What a message follows from: it, the reaction that sent it, the message before, up to the root."""
         chain: list[Any] = []
+        size = 0
         head: MessageHead | None = await find_message(reading, seq, "seq")
         while head is not None:
             if reads(reading, head):
-                chain.append(Raw((await reading.hub.ledger.messages([head.seq]))[head.seq].data))
+                data = (await reading.hub.ledger.messages([head.seq]))[head.seq].data
+                size += len(data)
+                if chain and size > reading.hub.limits.max_result_bytes:
+                    return {"chain": chain, "has_more": True}
+                chain.append(Raw(data))
             if head.cause is None:
                 break
             triggered: Triggered | None = await _triggered(reading, head.sender_id, head.cause)
-            cause = (await reading.hub.ledger.messages([head.cause])).get(head.cause)
+            cause = (await reading.hub.ledger.heads([head.cause])).get(head.cause)
             if triggered is not None and reads(reading, head):
                 chain.append(
                     {
@@ -206,29 +219,28 @@ class NetworkOperations(Mod):
                         "seq": triggered.seq,
                     }
                 )
-            head = cause.head if cause is not None else None
-        return {"chain": chain}
+            head = cause
+        return {"chain": chain, "has_more": False}
 
     @operation("read")
-    async def records(self, reading: Reading, *, reaction: str) -> dict[str, Any]:
-        """The turn records of a reaction, oldest first; its agent's and operators' to read."""
-        found, after = [], 0
-        while True:
-            page = await reading.hub.ledger.thread(reaction, after=after, limit=PAGE, newest=False)
-            for row in page:
-                if row.type == "record" and (reading.origin.is_operator or row.actor == reading.origin.agent_id):
-                    found.append(
-                        {
-                            "seq": row.seq,
-                            "record_id": row.key[2:],
-                            "kind": row.label,
-                            "body": Raw(row.data),
-                            "at": row.at,
-                        }
-                    )
-            if len(page) < PAGE:
-                return {"records": found}
-            after = page[-1].seq
+    async def records(self, reading: Reading, *, reaction: str, after: Seq = 0, limit: Limit = 500) -> dict[str, Any]:
+        """The turn records of a reaction above `after`, oldest first; its agent's and operators' to read."""
+        room = reading.hub.limits.max_result_bytes
+        found: list[Row] = []
+        has_more = True
+        while has_more and len(found) < limit and room > 0:
+            page = await reading.hub.ledger.reaction(reaction, after, limit - len(found), max_bytes=room)
+            own = [row for row in page.rows if reading.origin.is_operator or row.actor == reading.origin.agent_id]
+            if found and sum(len(row.data) for row in own) > room:  # a single row beyond the page's bound
+                break
+            found += own
+            room -= sum(len(row.data) for row in own)
+            after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
+        records = [
+            {"seq": row.seq, "record_id": row.key[2:], "kind": row.label, "body": Raw(row.data), "at": row.at}
+            for row in found
+        ]
+        return {"records": records, "has_more": has_more}
 
     @operation("read")
     async def watch(
@@ -288,10 +300,15 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> str | Non
     triggered = await _triggered(reading, agent_id, seq)
     if triggered is not None:
         return triggered.reaction
-    for row in await reading.hub.ledger.records(agent_id, "started", seq, PAGE):
-        body = msgspec.json.decode(row.data)
-        if isinstance(body, dict) and seq in (body.get("manifest") or ()):
-            return row.stream
+    after, has_more = seq, True
+    while has_more:
+        page = await reading.hub.ledger.records(agent_id, "started", after, PAGE)
+        for row in page.rows:
+            body = msgspec.json.decode(row.data)
+            manifest = body.get("manifest") if isinstance(body, dict) else None
+            if isinstance(manifest, list) and seq in manifest:
+                return row.stream
+        after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
     return None
 
 

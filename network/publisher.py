@@ -34,11 +34,6 @@ from .switchboard import Switchboard
 
 log = logging.getLogger(__name__)
 
-WELCOME_LIMITS = (
-    "max_frame_bytes", "max_depth", "max_record_bytes", "max_unacked", "hello_timeout_ms", "stall_timeout_ms", "ping_interval_ms",
-    "session_queue_bytes", "sends_per_s", "root_messages_per_s", "max_hops", "max_root_messages",
-)  # fmt: skip
-
 
 class Publisher:
     """Performs what a committed batch came to. ``release`` lets in what a session sent before its welcome, ``enter`` takes entries."""
@@ -61,15 +56,15 @@ class Publisher:
         self._enter = enter
         self._after = tuple(mod for mod in mods if mod.overrides("after"))
         self._mod_infos = [mod.describe() for mod in mods]
-        self._shown_limits = {name: getattr(limits, name) for name in WELCOME_LIMITS}
+        self._shown_limits = limits.model_dump()
 
     def publish(self, entry: Entry, outcome: Outcome) -> None:
         """Hand on one entry's messages, then its effects."""
         for row in outcome.rows:
             if row.type == "message":
                 self._counts["messages"] += 1
-                # what an operation sent is delivered to the caller's session too: it gets no `stored`
-                sender_session = entry.origin.session_id if type(entry) is Send else ""
+                # what an operation or a hook sent is delivered to the caller's session too: it gets no `stored` for it
+                sender_session = entry.origin.session_id if type(entry) is Send and row.key else ""
                 self._board.publish(row, sender_session)
                 for mod in self._after:
                     self._run_after(mod, row)
@@ -78,7 +73,7 @@ class Publisher:
 
     def _run_after(self, mod: Mod, row: Row) -> None:
         def submit(payload: object) -> None:
-            self._enter(ModEntry(mod.id, payload))
+            self._enter(ModEntry(mod.id, payload, cause=row.seq))
 
         try:
             work = mod.after(AfterContext(self._board.state, submit), row)
@@ -144,12 +139,12 @@ class Publisher:
     # --- welcome
 
     def _welcome(self, effect: Welcome) -> None:
-        session = self._board.sessions.get(effect.origin.session_id)
+        hello, participant, origin, meta = effect.hello, effect.participant, effect.origin, self._board.meta
+        if origin.fence is not None:  # even if the new one is gone by now: the older fence is refused from here on
+            self._supersede(participant.agent_id)
+        session = self._board.sessions.get(origin.session_id)
         if session is None or session.state is not SessionState.JOINING:
             return
-        hello, participant, origin, meta = effect.hello, effect.participant, effect.origin, self._board.meta
-        if origin.fence is not None:
-            self._supersede(participant.agent_id)
         cursor, resume, missing_before = self._where_to_start(effect)
         reactions = [
             OpenReactionInfo(reaction.reaction, reaction.trigger, reaction.seq)
@@ -184,7 +179,7 @@ class Publisher:
         """The cursor, how the session resumes, and, if the history was cut, where it begins."""
         resume, meta = effect.hello.resume, self._board.meta
         if resume is UNSET:
-            floor = self._board.floor_of(effect.participant)
+            floor = self._board.floor_of(effect.participant, meta.first_seq)
             if floor < meta.first_seq - 1:
                 return meta.first_seq - 1, "limited", meta.first_seq
             return floor, "new" if effect.is_new else "full", None

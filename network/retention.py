@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 EVERY_S = 60.0
 ROUNDS_BETWEEN_EXPIRIES = 60
 DAY_MS = 24 * 3600 * 1000
+MINUTE_MS = 60 * 1000
 KEEP_ALL = Retain()
+TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."
 
 
 def plan_trim(retain: Retain, board: Switchboard, now: int) -> Trim:
@@ -30,11 +32,11 @@ def plan_trim(retain: Retain, board: Switchboard, now: int) -> Trim:
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
         max_bytes=retain.bytes,
-        pinned=min(_find_pins(board), default=board.state.head + 1),
+        pinned=min(_find_pins(board, now), default=board.state.head + 1),
     )
 
 
-def _find_pins(board: Switchboard) -> Iterator[int]:
+def _find_pins(board: Switchboard, now: int) -> Iterator[int]:
     for _, reaction in board.state.items("reaction"):
         if board.state.present(reaction.agent_id) is not None:  # one that was removed never comes back to it
             yield reaction.oldest
@@ -42,12 +44,28 @@ def _find_pins(board: Switchboard) -> Iterator[int]:
         if session.origin is None:
             continue
         owed = session.outbox.first_owed()
+        if owed != session.owed_seq:
+            session.owed_seq, session.owed_since = owed, now
         if owed is not None:
             yield owed
         mailbox = board.mailbox(session.origin.agent_id)
         if mailbox is not None:
-            yield from mailbox.retrying
-            yield from mailbox.revived
+            yield from mailbox.waiting
+
+
+def _end_stalled(board: Switchboard, pinned: int, patience_ms: int, now: int) -> bool:
+    """End the sessions that have long taken nothing and need ``pinned``: they come back and are told `limited`. Whether there were any."""
+    stalled = [
+        session
+        for session in board.sessions.values()
+        if session.origin is not None
+        and session.outbox.first_owed() == pinned == session.owed_seq
+        and now - session.owed_since >= patience_ms
+    ]
+    for session in stalled:
+        log.info("a session that takes nothing is ended", extra={"session_id": session.session_id, "seq": pinned})
+        board.end(session, 4503, TOO_LATE)
+    return bool(stalled)
 
 
 async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock) -> int:
@@ -58,10 +76,14 @@ async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock:
     total = 0
     while True:
         async with writing:
-            dropped, first_seq = await ledger.trim(plan_trim(retain, board, clock()))
-            board.meta = msgspec.structs.replace(board.meta, first_seq=first_seq)
-        total += dropped
-        if not dropped:
+            now = clock()
+            plan = plan_trim(retain, board, now)
+            done = await ledger.trim(plan)
+            board.meta = msgspec.structs.replace(board.meta, first_seq=done.first_seq)
+        total += done.dropped
+        if done.dropped:
+            continue
+        if not done.is_held or not _end_stalled(board, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
             return total
 
 

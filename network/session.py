@@ -45,6 +45,14 @@ class Connection(Protocol):
     def resume_reading(self) -> None: ...
 
 
+class Pause(Enum):
+    """Why a session is not read for now."""
+
+    JOINING = "what follows its hello waits for its welcome"
+    ANSWERS = "it does not take its answers"
+    OVERLOAD = "the writer is behind"
+
+
 class ProtocolBreach(Exception):
     """The connection ends: ``error`` is sent first, then the close code."""
 
@@ -73,10 +81,11 @@ class Session:
         """Frames to be written at the end of this tick."""
         self.held: list[bytes] = []
         """Messages that arrived while joining."""
-        self.is_reading_paused = False
         self.reads_under_way = 0
-        self.is_told_behind = False
-        self.entries_pending = 0
+        self.owed_seq: int | None = None
+        """What retention last saw it had yet to be given first, and since when (ms)."""
+        self.owed_since = 0
+        self.pauses: set[Pause] = set()
         self._max_depth = max_depth
 
     def read(self, data: bytes) -> ClientFrame:
@@ -99,6 +108,18 @@ class Session:
             raise ProtocolBreach(4400, InvalidFrame("The first frame must be hello."))
         self.state = SessionState.JOINING
         return frame
+
+    def pause_reading(self, why: Pause) -> None:
+        """Take nothing more from it, until every reason has passed."""
+        self.pauses.add(why)
+        self.connection.pause_reading()
+
+    def resume_reading(self, why: Pause) -> None:
+        """A reason has passed. Does nothing if it was none."""
+        if why in self.pauses:
+            self.pauses.discard(why)
+            if not self.pauses:
+                self.connection.resume_reading()
 
     def live_origin(self) -> Origin:
         """Who this session is, once welcomed."""

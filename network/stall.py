@@ -29,6 +29,10 @@ class StallWatch:
         self._seen: tuple[int, int] | None = None
         self._moved_at = 0.0
 
+    def forget(self) -> None:
+        """Count from the next look on: what was seen so far says nothing of the reader."""
+        self._seen = None
+
     def look(self, now_s: float, *, waiting: int, taken: int, unacked: int) -> Reading:
         """Judge by the bytes that wait, those taken so far, and the deliveries that are unacknowledged."""
         if not waiting:

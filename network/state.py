@@ -8,7 +8,7 @@ No IO, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -75,10 +75,26 @@ class Member(Struct, frozen=True):
 
 
 class Floor(Struct, frozen=True):
-    """Everything up to ``seq`` is handled, and ``above`` it those acknowledged one by one."""
+    """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one. A floor never goes down."""
 
     seq: int
     above: tuple[int, ...] = ()
+    open: tuple[int, ...] = ()
+
+    def with_handled(self, seqs: Iterable[int]) -> Floor:
+        """This floor, and these handled too."""
+        more = set(seqs)
+        above = {*self.above, *(seq for seq in more if seq > self.seq)}
+        return Floor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in more))
+
+    def with_open(self, seq: int) -> Floor:
+        """This floor, and this one to be handled again."""
+        more = {seq} if seq <= self.seq else set()
+        above = tuple(other for other in self.above if other != seq)
+        return Floor(self.seq, above, tuple(sorted(more.union(self.open))))
+
+    def is_handled(self, seq: int) -> bool:
+        return seq in self.above or (seq <= self.seq and seq not in self.open)
 
 
 class Attempt(Struct, frozen=True):
@@ -113,7 +129,8 @@ class RootBudget(Struct, frozen=True):
     last_seq: int
     extra_messages: int = 0
     extra_hops: int = 0
-    is_stopped: bool = False
+    stopped_in: tuple[str, ...] = ()
+    """Threads whose readers were told that it is spent."""
 
 
 class CallResult(Struct, frozen=True):
@@ -197,7 +214,7 @@ class Facts(Struct):
     """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist."""
 
     known: dict[tuple[str, str], Known] = {}
-    heads: dict[int, MessageHead] = {}
+    heads: MutableMapping[int, MessageHead] = {}
     cold: dict[tuple[str, str], Any] = {}
 
 

@@ -20,20 +20,22 @@ from .entries import Origin, error_bytes
 from .errors import LedgerError, RoundelayError
 from .frames import NoticeFrame, PresenceFrame, deliver_bytes, encode
 from .ledger import Ledger, Meta, Row
-from .session import Connection, Session, SessionState
+from .session import Connection, Pause, Session, SessionState
 from .state import Attempt, Participant, State
-from .visibility import anchor, inbox_spans, is_recipient
+from .visibility import anchor, inbox_spans, is_recipient, parties
 
 log = logging.getLogger(__name__)
 
-PAGE_ROWS = 256
+PAGE_ROWS, PAGE_BYTES = 256, 1 << 18
+"""One page of a session that is behind. It has its pages to itself, where those that are live share each frame: so they are small."""
 RECENT_ROWS = 2048
+RECENT_BYTES = 4 << 20
 WRITE_BYTES = 1 << 18
 REREAD_AFTER_MS = 5000
 
 
 class LiveParticipant:
-    """A participant with at least one session, or whose mailbox has yet to be kept."""
+    """A participant with at least one session, or whose mailbox is of use yet."""
 
     __slots__ = ("agent_id", "mailbox", "registered_seq", "sessions")
 
@@ -62,7 +64,10 @@ class Switchboard:
         self._now = now
         self._on_reactor_lost = on_reactor_lost
         self._live: dict[str, LiveParticipant] = {}
-        self._recent: deque[Row] = deque(maxlen=RECENT_ROWS)
+        self._idle: set[str] = set()
+        """Those of them that may have no session."""
+        self._recent: deque[Row] = deque()
+        self._recent_bytes = 0
         self._dirty: dict[Session, None] = {}
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()
@@ -89,7 +94,7 @@ class Switchboard:
         session.outbox.start(cursor)
         live.sessions.append(session)
         self.joined += 1
-        for seq in sorted(live.mailbox.retrying | live.mailbox.revived):
+        for seq in sorted(live.mailbox.waiting):
             attempt: Attempt | None = self.state.get("attempt", f"{origin.agent_id}/{seq}")
             if attempt is not None:
                 self.retry(origin.agent_id, seq, attempt.failures + 1, attempt.due_at)
@@ -110,6 +115,7 @@ class Switchboard:
         if live.sessions:
             self._pass_on(live)
         else:
+            self._idle.add(live.agent_id)
             participant = self.state.participant(live.agent_id)
             if participant is not None:
                 self._announce(participant, "offline")
@@ -117,7 +123,7 @@ class Switchboard:
     def _pass_on(self, live: LiveParticipant) -> None:
         """A message on another attempt goes to one session alone: if that one is gone, another gets it."""
         mailbox = live.mailbox
-        for seq in sorted(mailbox.tried - mailbox.retrying - mailbox.revived):
+        for seq in sorted(mailbox.tried - mailbox.waiting):
             attempt: Attempt | None = self.state.get("attempt", f"{live.agent_id}/{seq}")
             if attempt is not None and not any(session.outbox.has_or_will_get(seq) for session in live.sessions):
                 self.retry(live.agent_id, seq, attempt.failures + 1, attempt.due_at)
@@ -172,13 +178,49 @@ class Switchboard:
         if live is None:
             mailbox = self._load_mailbox(participant.agent_id)
             live = self._live[participant.agent_id] = LiveParticipant(participant, mailbox)
+            self._idle.add(participant.agent_id)
         return live
+
+    def drop_idle(self) -> None:
+        """Forget participants without a session whose mailbox the ledger holds as it is."""
+        for agent_id in list(self._idle):
+            live = self._live.get(agent_id)
+            if live is not None and not live.sessions:
+                mailbox = live.mailbox
+                if mailbox.is_dirty or mailbox.waiting or mailbox.delivered > mailbox.floor:
+                    continue
+                if mailbox.as_floor() != self.state.floor(agent_id):
+                    continue  # its commit is under way
+                del self._live[agent_id]
+            self._idle.discard(agent_id)
+
+    def is_handled(self, agent_id: str, seq: int) -> bool:
+        live = self._live.get(agent_id)
+        if live is not None:
+            return live.mailbox.is_handled(seq)
+        attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{seq}")
+        return self.state.floor(agent_id).is_handled(seq) and not (attempt is not None and attempt.is_revived)
+
+    def is_waiting(self, agent_id: str, seq: int) -> bool:
+        """Whether a message that failed has yet to be handed over again."""
+        live = self._live.get(agent_id)
+        if live is not None:
+            return seq in live.mailbox.waiting
+        return self.state.get("attempt", f"{agent_id}/{seq}") is not None and not self.is_handled(agent_id, seq)
+
+    def delivered_up_to(self, agent_id: str) -> int:
+        """The highest seq that any session of this participant was handed, as far as it is known."""
+        live = self._live.get(agent_id)
+        if live is None:
+            return 0
+        return max([live.mailbox.delivered, *(session.outbox.delivered for session in live.sessions)])
 
     def _load_mailbox(self, agent_id: str) -> Mailbox:
         mailbox = Mailbox(self.state.floor(agent_id))
+        open_triggers = {seq for agent, seq in self.open_triggers() if agent == agent_id}
         for key, attempt in self.state.items("attempt"):
             owner, _, seq = key.partition("/")
-            if owner != agent_id or (agent_id, int(seq)) in self.open_triggers():
+            if owner != agent_id or int(seq) in open_triggers:
                 continue
             if attempt.is_revived or not mailbox.is_handled(int(seq)):
                 mailbox.wait(int(seq))
@@ -191,8 +233,13 @@ class Switchboard:
         """Agents with the triggers of their open reactions, whose attempts count until those are finished."""
         return {(reaction.agent_id, reaction.trigger) for _, reaction in self.state.items("reaction")}
 
-    def floor_of(self, participant: Participant) -> int:
-        return max(self._live_of(participant).mailbox.floor, participant.registered_seq)
+    def floor_of(self, participant: Participant, first_seq: int) -> int:
+        """Where delivery from the floor begins. What retention dropped meanwhile is given up, after this one answer."""
+        mailbox = self._live_of(participant).mailbox
+        floor = max(mailbox.starts_after(), participant.registered_seq)
+        if mailbox.floor >= first_seq - 1:
+            mailbox.give_up_before(first_seq)
+        return floor
 
     def dirty_mailboxes(self) -> list[tuple[str, Mailbox]]:
         """Mailboxes that changed since their last snapshot."""
@@ -204,7 +251,9 @@ class Switchboard:
             timer.cancel()
         self._timers.clear()
         self._live.clear()
+        self._idle.clear()
         self._recent.clear()
+        self._recent_bytes = 0
 
     async def close(self) -> None:
         self.forget()
@@ -219,6 +268,9 @@ class Switchboard:
         head = row.head
         assert head is not None
         self._recent.append(row)
+        self._recent_bytes += len(row.data)
+        while self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_ROWS:
+            self._recent_bytes -= len(self._recent.popleft().data)
         frame = b""
         sender = head.sender_id
         if head.kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
@@ -238,11 +290,9 @@ class Switchboard:
                 live for live in self._live.values() if live.sessions and is_recipient(self.state, live.agent_id, head)
             )
         else:
-            name = row.target.partition(":")[2]
-            names = (name,) if head.kind == "mod" and row.actor.startswith("mod:") else {name, sender}
-            targets = [live for name in names if (live := self._live.get(name)) is not None]
+            targets = [live for name in dict.fromkeys(parties(head)) if (live := self._live.get(name)) is not None]
         for live in targets:
-            needs_ack = live.agent_id != sender or head.kind == "mod"
+            needs_ack = live.agent_id != row.actor
             for session in live.sessions:
                 outbox = session.outbox
                 if session.session_id == sender_session:
@@ -280,12 +330,19 @@ class Switchboard:
         live = self._live.get(agent_id)
         if live is None:
             return
+        if live.mailbox.is_handled(seq) and not self._is_taken_back(agent_id, seq):
+            return  # another session acknowledged it while the refusal was on its way
         live.mailbox.wait(seq)
         timer = self._timers.pop((agent_id, seq), None)
         if timer is not None:
             timer.cancel()
         delay_s = max(0, due_at + 1 - self._now()) / 1000  # a stamp is cut to its millisecond: never early
         self._timers[agent_id, seq] = self._loop.call_later(delay_s, self._redeliver, agent_id, seq, attempt)
+
+    def _is_taken_back(self, agent_id: str, seq: int) -> bool:
+        """Whether this is a dead letter that an operator gave another life, not failed since."""
+        attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{seq}")
+        return attempt is not None and attempt.is_revived and attempt.failures == 0
 
     def _redeliver(self, agent_id: str, seq: int, attempt: int) -> None:
         self._timers.pop((agent_id, seq), None)
@@ -301,16 +358,20 @@ class Switchboard:
         live = self._live.get(agent_id)
         if live is not None and row is None:
             live.mailbox.settle(seq)  # retention dropped it: the session's welcome said `limited`
-        if row is None or live is None or not live.sessions or not live.mailbox.is_waiting(seq):
+        if row is None or live is None or not live.sessions or seq not in live.mailbox.waiting:
             return
-        # a session that still holds it may yet acknowledge it; the one that refused it does not
-        session = next((session for session in reversed(live.sessions) if not session.outbox.holds(seq)), None)
-        if session is None:
+        # a session that has it may yet acknowledge it; the one that refused it does not
+        able = [session for session in live.sessions if not session.outbox.has(seq)]
+        if not able:
             return
-        live.mailbox.retrying.discard(seq)
-        if seq <= session.outbox.position:  # else its page is still to come, and brings it: once is enough
-            session.outbox.push_again(seq, deliver_bytes(row.data, attempt))
-            self.touch(session)
+        passed_by = [session for session in able if seq in session.outbox.skipped]
+        chosen = passed_by or [max(able, key=lambda session: session.live_origin().fence or 0)]
+        live.mailbox.waiting.discard(seq)
+        for session in chosen:
+            session.outbox.skipped.discard(seq)
+            if seq <= session.outbox.position:  # else its page is still to come, and brings it: once is enough
+                session.outbox.push_again(seq, deliver_bytes(row.data, attempt))
+                self.touch(session)
 
     # --- pages
 
@@ -328,14 +389,14 @@ class Switchboard:
                     return
                 until = self.published
                 spans = inbox_spans(self.state, participant)
-                rows = await self._ledger.inbox(spans, agent_id, outbox.position, until, PAGE_ROWS)
+                max_bytes = min(PAGE_BYTES, self._limits.session_queue_bytes)
+                page = await self._ledger.inbox(spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes)
                 self.pages += 1
                 if session.state is not SessionState.LIVE:
                     return
-                is_full = self._push_page(session, rows)
-                if is_full or len(rows) == PAGE_ROWS:
-                    if is_full:
-                        return
+                if self._push_page(session, page.rows):
+                    return
+                if page.has_more:
                     continue
                 outbox.position = max(outbox.position, until)
                 self._go_live(session)
@@ -378,8 +439,9 @@ class Switchboard:
             return None
         if session.starts_at_floor and mailbox.is_handled(row.seq) and row.actor != agent_id:
             return None
-        if mailbox.is_waiting(row.seq):
-            return None  # its timer brings it
+        if row.seq in mailbox.waiting and session.starts_at_floor:
+            session.outbox.skipped.add(row.seq)
+            return None  # its timer brings it; from a cursor nothing is left out
         attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{row.seq}")
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 
@@ -427,13 +489,11 @@ class Switchboard:
             connection.write(frames)
         if session.state is not SessionState.LIVE:
             return
-        if connection.is_paused and not session.is_reading_paused:
+        if connection.is_paused and Pause.ANSWERS not in session.pauses:
             if sum(map(len, session.outgoing)) > self._limits.session_queue_bytes:
-                session.is_reading_paused = True
-                connection.pause_reading()
-        elif session.is_reading_paused and not connection.is_paused:
-            session.is_reading_paused = False
-            connection.resume_reading()
+                session.pause_reading(Pause.ANSWERS)
+        elif not connection.is_paused:
+            session.resume_reading(Pause.ANSWERS)
         if outbox.wants_page() and not connection.is_paused:
             self._page(session)
 
@@ -455,7 +515,7 @@ class Switchboard:
     def _announce(self, participant: Participant, state: Any) -> None:
         frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
         for session in self.sessions.values():
-            if session.watches_presence:
+            if session.watches_presence and not session.connection.is_paused:
                 self.write(session, frame)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus, InvalidURI
+from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
 from .errors import ConnectError
@@ -15,6 +16,8 @@ from .frames import SUBPROTOCOL
 from .tls import client_context, explain_failure
 
 CONNECT_TIMEOUT_S = 10.0
+PING_INTERVAL_S, PING_TIMEOUT_S = 20.0, 40.0
+"""How soon a connection whose other end is gone without a word is given up: at most after both."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """What a client accepts from its hub: results of `network.history` hold up to 500 messages."""
 
@@ -45,7 +48,7 @@ class Transport(Protocol):
     """Opens connections to one hub."""
 
     async def connect(self) -> Wire:
-        """Open one. Raises `ConnectError`."""
+        """Open one. Raises `ConnectError`, and `Closed` with 1000 when no later try can help."""
 
 
 class WebSocketTransport:
@@ -65,8 +68,8 @@ class WebSocketTransport:
                 max_queue=256,
                 open_timeout=CONNECT_TIMEOUT_S,
                 close_timeout=2,
-                ping_interval=20,
-                ping_timeout=40,
+                ping_interval=PING_INTERVAL_S,
+                ping_timeout=PING_TIMEOUT_S,
                 proxy=None,
             )
         except InvalidURI as error:
@@ -118,6 +121,8 @@ class WebSocketWire:
         except ConnectionClosed as error:
             # the peer's code tells why; without its close frame the connection was cut
             code, reason = (error.rcvd.code, error.rcvd.reason) if error.rcvd is not None else (1006, "")
+            if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG and not error.rcvd_then_sent:
+                code, reason = error.sent.code, error.sent.reason  # this end closed; the peer only repeated it
             self._closed = Closed(code, reason)
             raise self._closed from error
 

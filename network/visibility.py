@@ -12,7 +12,7 @@ from typing import Literal
 
 from .frames import is_id
 from .ledger import Span
-from .state import MessageHead, Participant, State
+from .state import Member, MessageHead, Participant, State
 
 Visibility = Literal["people", "strict", "all", "current"]
 VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")
@@ -94,10 +94,7 @@ def _hears_broadcast(participant: Participant | None, head: MessageHead) -> bool
     return participant.registered_seq < (head.seq if start is None else start)
 
 
-def _was_member(member: object, head: MessageHead) -> bool:
-    from .state import Member
-
-    assert isinstance(member, Member)
+def _was_member(member: Member, head: MessageHead) -> bool:
     start = anchor(head.thread_id)
     return member.was_in(head.seq) and (start is None or member.was_in(start))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 from msgspec import UNSET
 
@@ -13,8 +15,8 @@ from .visibility import VISIBILITIES, PromptFilter, Visibility, may_read, readab
 
 PAGE = 500
 MAX_WINDOW_THREADS = 100
-SCANNED_ROWS = 4000
-"""How far back a window looks for threads beside the incoming one, in messages that the agent may read."""
+SCANNED_PAGES = 8
+"""How far back a window looks for threads beside the incoming one, in pages of messages that the agent may read."""
 
 
 async def find_message(reading: Reading, seq: int, field: str) -> MessageHead:
@@ -36,28 +38,59 @@ def _reads_as_itself(reading: Reading, head: MessageHead) -> bool:
     return may_read(reading.hub.state, reading.origin.agent_id, head)
 
 
+class ThreadWindow(NamedTuple):
+    """What may enter a prompt of one thread, oldest first. ``omitted``: earlier messages that could too, as far as was looked."""
+
+    began: int
+    thread_id: str
+    rows: list[Row]
+    omitted: int
+
+
 async def read_window(
-    reading: Reading, trigger: MessageHead, named: list[str] | None, most: int, per_thread: int
-) -> list[tuple[str, list[Row]]]:
+    reading: Reading,
+    trigger: MessageHead,
+    named: list[str] | None,
+    most: int,
+    per_thread: int,
+    visibility: Visibility | None = None,
+) -> list[ThreadWindow]:
     """Threads with what may enter a prompt for ``trigger``: each thread's newest ``per_thread`` messages up to it, oldest first.
 
     Threads stand in the order in which they began, so that one keeps its place while the conversation goes on. An operator sees
-    here what it reads as itself: a prompt is never wider than its agent.
+    here what it reads as itself: a prompt is never wider than its agent. ``visibility`` narrows what the card and the network allow.
     """
     labels = _Labels(reading)
-    filter_ = PromptFilter(reading.hub.state, _visibility(reading), trigger, await labels.of(trigger))
-    windows: list[tuple[int, str, list[Row]]] = []
+    rules = {_visibility(reading), *((visibility,) if visibility is not None else ())}
+    filters = [PromptFilter(reading.hub.state, rule, trigger, await labels.of(trigger)) for rule in rules]
+    windows: list[ThreadWindow] = []
+    room = reading.hub.limits.max_result_bytes
     for thread_id in await _choose_threads(reading, trigger, named):
-        rows = await reading.hub.ledger.thread(thread_id, before=trigger.seq + 1, limit=PAGE)
-        seen = [row for row in rows if row.head is not None and _reads_as_itself(reading, row.head)]
+        page = await reading.hub.ledger.thread(thread_id, before=trigger.seq + 1, limit=PAGE)
+        seen = [row for row in page.rows if row.head is not None and _reads_as_itself(reading, row.head)]
         await labels.load(seen)
-        admitted = [row for row in seen if row.head is not None and filter_.admits(row.head, await labels.of(row.head))]
+        admitted = [row for row in seen if row.head is not None and await _admit(filters, row.head, labels)]
         if admitted:
-            began = rows if len(rows) < PAGE else await reading.hub.ledger.thread(thread_id, limit=1, newest=False)
-            windows.append((began[0].seq, thread_id, admitted[-per_thread:]))
+            first = (await reading.hub.ledger.thread(thread_id, limit=1, newest=False)) if page.has_more else page
+            shown = take_newest(admitted[-per_thread:], room)
+            room -= sum(len(row.data) for row in shown)
+            windows.append(ThreadWindow(first.rows[0].seq, thread_id, shown, len(admitted) - len(shown)))
         if len(windows) == most:
             break
-    return [(thread_id, rows) for _, thread_id, rows in sorted(windows, key=lambda window: window[:2])]
+    return sorted(windows, key=lambda window: window[:2])
+
+
+def take_newest(rows: list[Row], max_bytes: int) -> list[Row]:
+    """The newest of ascending rows that fit."""
+    start, size = len(rows), 0
+    while start and (size := size + len(rows[start - 1].data)) <= max_bytes:
+        start -= 1
+    return rows[start:]
+
+
+async def _admit(filters: list[PromptFilter], head: MessageHead, labels: _Labels) -> bool:
+    label = await labels.of(head)
+    return all(rule.admits(head, label) for rule in filters)
 
 
 async def _choose_threads(reading: Reading, trigger: MessageHead, named: list[str] | None) -> list[str]:
@@ -69,15 +102,14 @@ async def _choose_threads(reading: Reading, trigger: MessageHead, named: list[st
         return [trigger.thread_id]
     spans = readable_spans(reading.hub.state, participant)
     chosen = {trigger.thread_id: None}
-    until, scanned = trigger.seq, 0
-    while scanned < SCANNED_ROWS:
+    until = trigger.seq
+    for _ in range(SCANNED_PAGES):
         page = await reading.hub.ledger.inbox(spans, reading.origin.agent_id, 0, until, PAGE, newest=True)
-        for row in reversed(page):
+        for row in reversed(page.rows):
             chosen[row.stream] = None
-        if len(page) < PAGE:
+        if not page.has_more:
             break
-        scanned += len(page)
-        until = page[0].seq - 1
+        until = page.rows[0].seq - 1
     return list(chosen)
 
 
@@ -106,14 +138,12 @@ class _Labels:
                 self._heads[row.seq] = row.head
         missing = {row.head.label for row in rows if row.head is not None} - self._heads.keys()
         if missing:
-            found = await self._reading.hub.ledger.messages(missing)
-            self._heads.update({seq: row.head for seq, row in found.items() if row.head is not None})
+            self._heads.update(await self._reading.hub.ledger.heads(missing))
 
     async def of(self, head: MessageHead) -> MessageHead:
         if head.label == head.seq:
             return head
         if head.label not in self._heads:
-            found = await self._reading.hub.ledger.messages([head.label])
-            row = found.get(head.label)
-            self._heads[head.label] = row.head if row is not None and row.head is not None else head
+            found = await self._reading.hub.ledger.heads([head.label])
+            self._heads[head.label] = found.get(head.label, head)
         return self._heads[head.label]

@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from roundelay.agents.policy import AgentPolicy
     from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
-    from roundelay.agents.tools import tool
+    from roundelay.agents.tools import ToolContext, tool
     from roundelay.app import Network, serve
     from roundelay.network.client import NetworkClient
     from roundelay.network.config import Limits, NodeConfig
@@ -63,6 +64,7 @@ _MESSAGES = (
 _HOMES = {
     **dict.fromkeys(_ERRORS, "roundelay.network.errors"),
     **dict.fromkeys(_MESSAGES, "roundelay.network.messages"),
+    "AgentPolicy": "roundelay.agents.policy",
     "HistoryReplaced": "roundelay.network.exactly_once",
     "Limits": "roundelay.network.config",
     "Network": "roundelay.app",
@@ -70,18 +72,19 @@ _HOMES = {
     "NodeConfig": "roundelay.network.config",
     "SimpleAgentRunner": "roundelay.agents.simple",
     "SimpleOpenAIAgentRunner": "roundelay.agents.simple",
+    "ToolContext": "roundelay.agents.tools",
     "handle_exactly_once": "roundelay.network.exactly_once",
     "serve": "roundelay.app",
     "tool": "roundelay.agents.tools",
 }
 
 __all__ = [
-    "BaseMessage", "BroadcastMessage", "BudgetExhausted", "ChannelMessage", "ConfigError", "ConnectError", "DirectMessage",
+    "AgentPolicy", "BaseMessage", "BroadcastMessage", "BudgetExhausted", "ChannelMessage", "ConfigError", "ConnectError", "DirectMessage",
     "Forbidden", "GiveUp", "HistoryReplaced", "IdConflict", "InternalError", "InvalidArguments", "InvalidFrame", "LedgerError", "Limits",
     "LoopStopped", "Message", "MessageThread", "ModError", "ModMessage", "Network", "NetworkClient", "NodeConfig",
     "NotAuthenticated", "Overloaded", "RateLimited", "RequestError", "RetryLater", "RoundelayError", "SimpleAgentRunner",
-    "SimpleOpenAIAgentRunner", "Superseded", "TooLarge", "UnknownMessage", "UnknownOperation", "UnknownRecipient",
-    "UnsupportedProtocol", "handle_exactly_once", "serve", "tool",
+    "SimpleOpenAIAgentRunner", "Superseded", "TooLarge", "ToolContext", "UnknownMessage", "UnknownOperation",
+    "UnknownRecipient", "UnsupportedProtocol", "handle_exactly_once", "serve", "tool",
 ]  # fmt: skip
 
 

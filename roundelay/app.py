@@ -107,8 +107,9 @@ async def serve(
 class Network:
     """The same hub in this process, without a port: for scripts and tests. Made by `Network.open`."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, new_id: NewId) -> None:
         self.hub = hub
+        self._new_id = new_id
         self._clients: list[NetworkClient] = []
 
     @classmethod
@@ -125,7 +126,10 @@ class Network:
         clock: Clock = system_clock,
         new_id: NewId = random_id,
     ) -> AsyncIterator[Network]:
-        """Open a network over a database file, or in memory without one. Raises `LedgerError` or `ModError`."""
+        """Open a network over a database file, or in memory without one. Raises `LedgerError` or `ModError`.
+
+        ``clock`` and ``new_id`` are all the time and chance that there is, for the hub and for this network's clients.
+        """
         hub = Hub(
             make_ledger(Path(path) if path is not None else None, name, durability, new_id),
             limits=limits or Limits(),
@@ -136,7 +140,7 @@ class Network:
             new_id=new_id,
         )
         await hub.start()
-        network = cls(hub)
+        network = cls(hub, new_id)
         try:
             yield network
         finally:
@@ -152,7 +156,15 @@ class Network:
         card: Mapping[str, Any] | None = None,
     ) -> NetworkClient:
         """A client of this network, not yet connected; it is closed with the network."""
-        client = NetworkClient(agent_id, kind=kind, role=role, card=card, transport=LocalTransport(self.hub))
+        client = NetworkClient(
+            agent_id,
+            kind=kind,
+            role=role,
+            card=card,
+            transport=LocalTransport(self.hub),
+            new_id=self._new_id,
+            jitter=lambda: 1.0,  # nobody to be apart from
+        )
         self._clients.append(client)
         return client
 

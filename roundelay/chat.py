@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from roundelay.activity import Activity
@@ -18,6 +19,7 @@ from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconn
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError, UnknownRecipient
 from roundelay.network.frames import is_id
 from roundelay.network.visibility import direct_thread
+from roundelay.patience import Patience
 from roundelay.terminal import Screen, clean, describe_place, format_line, format_participants
 
 HISTORY_MESSAGES = 20
@@ -44,7 +46,13 @@ class Chat:
     """One person's conversation. Run `show_messages` and `show_events` beside the lines that go to `take_line`."""
 
     def __init__(
-        self, client: NetworkClient, screen: Screen, *, errors: Screen | None = None, shows_activity: bool = True
+        self,
+        client: NetworkClient,
+        screen: Screen,
+        *,
+        errors: Screen | None = None,
+        shows_activity: bool = True,
+        patience: Patience | None = None,
     ) -> None:
         self.client = client
         self.screen = screen
@@ -58,6 +66,8 @@ class Chat:
         self.typed = asyncio.Event()
         """Set whenever the person has typed something."""
         self._shows_activity = shows_activity
+        self._patience = patience or Patience(None)
+        self._watching: asyncio.Task[None] | None = None
         self._proven = {BROADCAST.to}  # places that took a message: elsewhere nobody is told of typing
         self._typing_sent_at = 0.0
 
@@ -82,8 +92,7 @@ class Chat:
                 self._notice_message(message)
 
     async def show_events(self) -> None:
-        """Show what happens beside the messages, until the connection has ended."""
-        was_connected = True
+        """Show what happens beside the messages, until the connection has ended. Raises `ConnectError` when patience does."""
         async for event in self.client.events():
             self.activity.take(event)
             match event:
@@ -91,18 +100,20 @@ class Chat:
                     continue
                 case Presence(agent_id=agent_id) if agent_id in (self.client.agent_id, READER_ID):
                     continue
-                case Reconnecting():
-                    if was_connected:
-                        self.screen.event(event)
-                    was_connected = False
+                case Reconnecting() | Reconnected():
+                    if self._patience.take(event):
+                        self.errors.event(event)
+                    if isinstance(event, Reconnected):
+                        self._watching = asyncio.create_task(self._watch_again())  # beside: it may be lost again
                     continue
-                case Reconnected():
-                    was_connected = True
-                    await self._watch()
             self.screen.event(event)
 
     async def _watch(self) -> None:
         await self.client.call("network.watch", {"presence": True, "signals": True})
+
+    async def _watch_again(self) -> None:
+        with suppress(RoundelayError):
+            await self._watch()
 
     def _notice_message(self, message: AnyMessage) -> None:
         self.activity.happened()

@@ -21,6 +21,7 @@ from roundelay.chat import Chat
 from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RequestError
+from roundelay.patience import PIPE_PATIENCE_S, Patience
 from roundelay.terminal import Paint, Screen, display_width, terminal_width, wants_color
 
 QUIET_S = 2.0
@@ -45,7 +46,7 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
             chat.screen.note("Type a line to send it. /help lists the commands, Ctrl-D leaves.")
             await _converse(chat, prompt.lines(), wait_s=0.0)
     else:
-        chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr))
+        chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr), patience=Patience(PIPE_PATIENCE_S))
         await chat.begin(to)
         open_before = await _count_open_reactions(client)
         await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s, open_before=open_before)

@@ -77,11 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output has left, as `head` does. Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILURE)
     except Exception as error:
+        if isinstance(next(_leaves(error)), BrokenPipeError):
+            # Whoever read our output has left, as `head` does. Nothing may be written at exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(EXIT_FAILURE)
         if is_debugging():
             raise
         sentence, code = explain(error)

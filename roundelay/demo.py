@@ -25,6 +25,7 @@ import msgspec
 import roundelay
 from roundelay.agents.driver import first_error
 from roundelay.agents.inbox import wakes
+from roundelay.agents.journal import fetch_records
 from roundelay.app import Node
 from roundelay.app import serve as serve_node
 from roundelay.demo_process import DemoFailed, MemberProcess
@@ -285,7 +286,7 @@ class _Stage:
     async def _sum_up(self, person: NetworkClient, duration_s: float) -> None:
         kinds: Counter[str] = Counter()
         for reaction in self._progress.reactions:
-            records = (await person.call("network.records", {"reaction": reaction}))["records"]
+            records = await fetch_records(person.call, reaction)
             kinds.update(str(record["kind"]) for record in records)
         delays_ms = self._progress.delays_ms
         self._screen.summary(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 
 from roundelay.network.client import AnyMessage, NetworkClient
-from roundelay.network.errors import Forbidden, UnknownOperation
+from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.network.messages import message_from_wire
 
 EVERY_S = 0.5
@@ -29,10 +30,14 @@ class Follower:
         self._client = client
         self._seen = 0
 
-    async def begin(self, last: int = 0) -> list[AnyMessage]:
-        """Take the present as the beginning; gives the last messages before it."""
+    async def begin(self, last: int = 0, thread_id: str | None = None) -> list[AnyMessage]:
+        """Take the present as the beginning; gives the last messages before it, of one thread if it is named."""
         newest_first, self._seen = await self._list_threads()
-        pages = [await self._client.history(thread_id, limit=last) for thread_id, _ in newest_first[:last]]
+        chosen = [thread_id] if thread_id is not None and last else [name for name, _ in newest_first[:last]]
+        pages = []
+        for name in chosen:
+            with suppress(UnknownMessage):  # it may begin later
+                pages.append(await self._client.history(name, limit=last))
         found = self._sort(message for page in pages for message in page.messages)
         return found[len(found) - min(last, len(found)) :]
 

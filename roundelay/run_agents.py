@@ -17,6 +17,9 @@ from roundelay.network.errors import ConfigError, Superseded
 from roundelay.up import ready_line
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
 def read_agents(files: Sequence[Path], only: Sequence[str] = ()) -> list[AgentSpec]:
     """The agents of agent files and of nodes' files, all or those named. Raises `ConfigError`."""
     found: dict[str, AgentSpec] = {}
@@ -59,8 +62,15 @@ async def run_agents(
     runners = [build_runner(spec) for spec in specs]
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+
+    def stop() -> None:
+        stopping.set()
+        for number in _SIGNALS:  # a second one ends the process, even if a tool hinders the end
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
     async with asyncio.TaskGroup() as group:
         agents = [group.create_task(_run(runner, url, token, say, note)) for runner in runners]
         enders = [group.create_task(_wait_for_all(agents)), group.create_task(_wait_for(stopping))]

@@ -23,7 +23,7 @@ from roundelay.app import Node, raise_file_limit, serve
 from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
-from roundelay.network.errors import ConfigError, LedgerError
+from roundelay.network.errors import ConfigError, InternalError, LedgerError
 from roundelay.network.home import agent_token, announce_node
 from roundelay.network.local import LocalTransport
 from roundelay.network.tls import read_certificate, server_context
@@ -50,7 +50,7 @@ async def run_node(
     """Run a node with its agents until SIGTERM or SIGINT; both are stopped in good order.
 
     ``announce_ready`` gets the ready line once every agent has joined, or has failed at it. ``operator_id`` lets the agents in where they
-    would be refused. Raises what `serve` raises, and `ConfigError` when an agent's file is wrong.
+    would be refused. Raises what `serve` raises, `ConfigError` when an agent's file is wrong, and `InternalError` when the hub fails.
     """
     prepare_folder(config.db)
     tls, certificate = load_tls(config)
@@ -65,9 +65,22 @@ async def run_node(
                     tasks = [group.create_task(process.keep()) for process in processes]
                     settling = _announce_when_settled(node, config, processes, announce_ready, say)
                     tasks.append(group.create_task(settling))
-                    await stopping.wait()
+                    await _wait_for_either(stopping, node.hub.failed)
                     for task in tasks:
                         task.cancel()
+            if node.hub.failed.is_set():
+                raise InternalError(
+                    "The hub failed, and the log says at what; nothing acknowledged is lost: start the node again."
+                )
+
+
+async def _wait_for_either(one: asyncio.Event, other: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in (one, other)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 async def _announce_when_settled(

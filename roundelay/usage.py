@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from roundelay.agents.journal import read_records
+from roundelay.agents.journal import fetch_records, read_records
 from roundelay.agents.models.model import Usage
 from roundelay.network.client import NetworkClient
+from roundelay.network.errors import RoundelayError
 from roundelay.terminal import Paint, format_table
 
 ReactionOf = tuple[str, str]
@@ -26,7 +27,7 @@ class AgentUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """By agent, and how many reactions could not be read."""
+    """By agent, and how many reactions could not be read: not ours to see, or not in our shape."""
 
     agents: tuple[AgentUsage, ...]
     hidden: int
@@ -46,11 +47,14 @@ async def read_usage(client: NetworkClient, reactions: Iterable[ReactionOf]) -> 
     totals: dict[str, AgentUsage] = {}
     hidden = 0
     for reaction, agent_id in sorted(reactions):
-        records = (await client.call("network.records", {"reaction": reaction}))["records"]
+        records = await fetch_records(client.call, reaction)
+        try:
+            replies = list(read_records(records).replies.values())
+        except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):  # another program's, of its own shape
+            records = []
         if not records:
             hidden += 1
             continue
-        replies = read_records(records).replies.values()
         before = totals.get(agent_id, AgentUsage(agent_id, 0, 0, Usage()))
         used = sum((reply.usage for reply in replies), before.usage)
         totals[agent_id] = AgentUsage(agent_id, before.reactions + 1, before.turns + len(replies), used)
@@ -62,7 +66,9 @@ def describe_usage(report: UsageReport, *, paint: Paint) -> str:
     notes = []
     if report.hidden:
         count = "1 reaction is" if report.hidden == 1 else f"{report.hidden} reactions are"
-        notes.append(f"{count} hidden: records are for their agent and for operators.")
+        notes.append(
+            f"{count} hidden: records are for their agent and for operators, and some agents keep their own kind."
+        )
     if not report.agents:
         return "\n".join(notes or ["No agent has reacted yet to what was said since you joined."])
     total = sum((agent.usage for agent in report.agents), Usage())

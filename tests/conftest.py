@@ -7,6 +7,10 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.support.counts import note, pytest_terminal_summary
+
+__all__ = ["note", "pytest_terminal_summary"]
+
 # Examples are the same in every run; a slow machine is no failure. `--hypothesis-profile=explore` looks for new ones.
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)

@@ -62,9 +62,12 @@ def decode_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[Too
     """Read a reply as (text, calls). What is no step is text; a step with broken arguments is a call with these, for the loop to answer."""
     stripped = text.strip()
     try:
-        value: object = json.loads(stripped)
-    except ValueError:
+        return _decode_step(request, text, json.loads(stripped))
+    except (ValueError, RecursionError):  # no JSON, or nested deeper than anything that is meant
         return _decode_broken_step(request, stripped)
+
+
+def _decode_step(request: ModelRequest, text: str, value: object) -> tuple[str | None, tuple[ToolCall, ...]]:
     match value:
         case {"call": {"tool": str(name), **rest}} | {"tool": str(name), **rest}:
             arguments = rest.get("arguments", {})
@@ -161,9 +164,11 @@ def _merge_texts(texts: Iterable[tuple[_Role, str]]) -> Iterable[tuple[_Role, st
 
 
 def _render_call(call: ToolCall) -> str:
+    arguments: object
     try:
-        arguments: object = json.loads(call.arguments or "{}")
-    except ValueError:
+        arguments = json.loads(call.arguments or "{}")
+        return json.dumps({"call": {"tool": call.name, "arguments": arguments}}, ensure_ascii=False)
+    except (ValueError, RecursionError):
         arguments = call.arguments  # it was answered with an error; shown as the text it is, so that this stays JSON
     return json.dumps({"call": {"tool": call.name, "arguments": arguments}}, ensure_ascii=False)
 

@@ -169,6 +169,22 @@ ModelFailure = Literal[
     "misconfigured",  # this side: a missing package, a broken script
 ]
 
+FAILURE_SENTENCES: dict[ModelFailure, str] = {
+    "unreachable": "my model cannot be reached",
+    "timeout": "my model did not answer in time",
+    "rate_limited": "my model has too much to do",
+    "server": "my model failed",
+    "broken_reply": "my model sent a broken reply",
+    "unauthorized": "my model does not let me in",
+    "quota": "the credit for my model is used up",
+    "not_found": "my model does not exist",
+    "context_too_long": "the conversation is too long for my model",
+    "content_filter": "my model's provider withheld the reply",
+    "rejected": "my model refused the request",
+    "misconfigured": "my model is not set up right",
+}
+"""What others are told of a failure. A provider's own words may hold keys and addresses: they go to the record and the log."""
+
 _PASSING: frozenset[ModelFailure] = frozenset({"unreachable", "timeout", "rate_limited", "server", "broken_reply"})
 
 

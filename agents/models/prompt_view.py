@@ -8,7 +8,7 @@ No IO.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 from .model import AssistantMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
@@ -109,4 +109,6 @@ def _read_results(request: ModelRequest) -> tuple[tuple[ToolResultView, ...], in
                 results.append(ToolResultView(asked, call.name, call.arguments, content))
             case _:
                 pass
-    return tuple(results), turn
+    # A history that was cut at its beginning (a handoff does that) has fewer turns than the reaction.
+    missing = max(0, request.turn - turn)
+    return tuple(replace(result, turn=result.turn + missing) for result in results), turn + missing

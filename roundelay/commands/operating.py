@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.node import pick_file
-from roundelay.commands.options import Function, debug_option, identity_options, join_as_reader, json_option, run
+from roundelay.commands.options import (
+    Function,
+    check_id,
+    debug_option,
+    identity_options,
+    join_as_reader,
+    json_option,
+    run,
+)
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -69,7 +77,9 @@ def dead_letters() -> None:
 
 
 def _owner_option(function: Function) -> Function:
-    return click.option("--of", metavar="ID", help="Only the dead letters of this participant.")(function)
+    return click.option("--of", metavar="ID", callback=check_id, help="Only the dead letters of this participant.")(
+        function
+    )
 
 
 @dead_letters.command("list")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Kind = Literal["agent", "human", "service"]
 Function = TypeVar("Function", bound=Callable[..., object])
 T = TypeVar("T")
+_ID = r"[a-z0-9][a-z0-9._-]{0,63}"
 
 
 @dataclass
@@ -59,11 +60,33 @@ def _keep_token(context: click.Context, _parameter: click.Parameter, value: str 
         context.ensure_object(Target).token = value
 
 
+def check_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """A callback for what names a participant: what can be nobody's id is wrong usage."""
+    if value is not None and not re.fullmatch(_ID, value):
+        raise click.BadParameter(f"{value!r} is no id; use lower case letters, digits, '.', '_' and '-'.")
+    return value
+
+
+def check_place(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """A callback for where lines go: an address, a thread, or the id of a participant."""
+    if value is not None and not re.fullmatch(rf"broadcast|(agent:)?{_ID}|(channel|direct|mod|thread):\S+", value):
+        raise click.BadParameter(f"{value!r} is no place; write an ID, broadcast, channel:NAME, mod:ID or thread:SEQ.")
+    return value
+
+
+def read_address(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """A callback that gives an address as it was typed: a bare id means that participant."""
+    address = value if ":" in value or value == "broadcast" else f"agent:{value}"
+    if not re.fullmatch(rf"broadcast|(agent|channel|mod):{_ID}", address):
+        raise click.BadParameter(
+            f"{value!r} is no address; write an ID, broadcast, channel:NAME or mod:ID, all in lower case."
+        )
+    return address
+
+
 def _keep_id(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", value):
-            raise click.BadParameter(f"{value!r} is no id; use lower case letters, digits, '.', '_' and '-'.")
-        context.ensure_object(Target).agent_id = value
+        context.ensure_object(Target).agent_id = check_id(context, _parameter, value)
 
 
 def _keep_kind(context: click.Context, _parameter: click.Parameter, value: Kind | None) -> None:
@@ -121,11 +144,6 @@ def log_option(function: Function) -> Function:
     )(function)
 
 
-def read_address(text: str) -> str:
-    """An address as it was typed: a bare id means that participant."""
-    return text if ":" in text or text == "broadcast" else f"agent:{text}"
-
-
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine; silent but for its own output."""
     import asyncio
@@ -140,29 +158,29 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 @asynccontextmanager
-async def join_as_person() -> AsyncIterator[NetworkClient]:
-    """Join as ``--as``, or as the login user."""
+async def join_as_person(*, reconnect: bool = False) -> AsyncIterator[NetworkClient]:
+    """Join as ``--as``, or as the login user. Without ``reconnect`` a lost connection ends the command: for what answers and ends."""
     target = find_target()
-    async with _join(target.agent_id or login_id(), target.kind or "human") as client:
+    async with _join(target.agent_id or login_id(), target.kind or "human", reconnect=reconnect) as client:
         yield client
 
 
 @asynccontextmanager
-async def join_as_reader() -> AsyncIterator[NetworkClient]:
-    """Join as ``--as``, or as a service of the command line's own, with the owner's rights."""
+async def join_as_reader(*, reconnect: bool = False) -> AsyncIterator[NetworkClient]:
+    """Likewise, but without ``--as`` as a service of the command line's own, with the owner's rights."""
     target = find_target()
     kind = target.kind or ("human" if target.agent_id is not None else "service")
-    async with _join(target.agent_id or READER_ID, kind) as client:
+    async with _join(target.agent_id or READER_ID, kind, reconnect=reconnect) as client:
         yield client
 
 
 @asynccontextmanager
-async def _join(agent_id: str, kind: Kind) -> AsyncIterator[NetworkClient]:
+async def _join(agent_id: str, kind: Kind, *, reconnect: bool) -> AsyncIterator[NetworkClient]:
     from roundelay.network.client import NetworkClient
-    from roundelay.network.errors import Forbidden, NotAuthenticated
+    from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
 
     target = find_target()
-    client = NetworkClient(agent_id, target.url, kind=kind, token=target.token)
+    client = NetworkClient(agent_id, target.url, kind=kind, token=target.token, reconnect=reconnect)
     try:
         await client.connect()
     except NotAuthenticated as error:
@@ -171,6 +189,8 @@ async def _join(agent_id: str, kind: Kind) -> AsyncIterator[NetworkClient]:
         raise Forbidden(f"{error} {_advise(target)}" if target.token is not None else str(error)) from error
     try:
         yield client
+    except ConnectError as error:
+        raise ConnectError(f"{error} Check that the hub at {client.url} is running, and run this again.") from error
     finally:
         await client.close()
 

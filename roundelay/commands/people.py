@@ -7,12 +7,15 @@ import sys
 
 import click
 
-from roundelay.commands.options import identity_options, join_as_person, json_option, read_address, run
+from roundelay.commands.options import check_place, identity_options, join_as_person, json_option, read_address, run
 
 
 @click.command()
 @click.option(
-    "--to", metavar="PLACE", help="Where lines go at first: ID, channel:NAME, thread:SEQ (default: broadcast)."
+    "--to",
+    metavar="PLACE",
+    callback=check_place,
+    help="Where lines go at first: ID, channel:NAME, thread:SEQ (default: broadcast).",
 )
 @click.option(
     "--wait", "wait_s", type=click.FloatRange(0, 86_400), metavar="SECONDS",
@@ -28,7 +31,7 @@ def chat(to: str | None, wait_s: float | None) -> None:
     async def converse() -> bool:
         from roundelay.chat_input import run_chat
 
-        async with join_as_person() as client:
+        async with join_as_person(reconnect=True) as client:
             return await run_chat(client, to=to, wait_s=wait_s)
 
     if not run(converse()):
@@ -36,7 +39,7 @@ def chat(to: str | None, wait_s: float | None) -> None:
 
 
 @click.command()
-@click.argument("to")
+@click.argument("to", callback=read_address)
 @click.argument("text")
 @click.option("--reply-to", type=click.IntRange(1), metavar="SEQ", help="The message that this one answers.")
 @click.option("--id", "message_id", metavar="ID", help="The same id again sends nothing twice.")
@@ -53,7 +56,7 @@ def send(to: str, text: str, reply_to: int | None, message_id: str | None, as_js
 
     async def deliver() -> None:
         async with join_as_person() as client:
-            stored = await client.send(read_address(to), content, reply_to=reply_to, message_id=message_id)
+            stored = await client.send(to, content, reply_to=reply_to, message_id=message_id)
         if as_json:
             value = {
                 "seq": stored.seq, "thread_id": stored.thread_id, "message_id": stored.id, "duplicate": stored.duplicate,

@@ -168,20 +168,38 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
         return count == 0
 
     async def follow() -> None:
-        async with join_as_reader() as client:
-            follower = Follower(client)
-            for message in await follower.begin(last):
-                if show(message):
-                    return
-            Screen(sys.stderr).note(f"Following {client.url}; Ctrl-C ends.")
-            async for message in follower.messages():
-                if show(message):
-                    return
+        async with join_as_reader(reconnect=True) as client, asyncio.TaskGroup() as group:
+            watching = group.create_task(watch(client))
+            try:
+                await show_all(client)
+            finally:
+                watching.cancel()
+
+    async def show_all(client: NetworkClient) -> None:
+        follower = Follower(client)
+        for message in await follower.begin(last, thread):
+            if show(message):
+                return
+        notes.note(f"Following {client.url}; Ctrl-C ends.")
+        async for message in follower.messages():
+            if show(message):
+                return
+
+    async def watch(client: NetworkClient) -> None:
+        """Tell of a lost connection, which would otherwise look like a silent conversation."""
+        patience = patience_for_output()
+        async for event in client.events():
+            if patience.take(event) and isinstance(event, (Reconnecting, Reconnected)):
+                notes.event(event)
+
+    import asyncio
 
     from roundelay.follow import Follower
+    from roundelay.network.client import Reconnected, Reconnecting
+    from roundelay.patience import patience_for_output
     from roundelay.terminal import Screen
 
-    screen = Screen(sys.stdout)
+    screen, notes = Screen(sys.stdout), Screen(sys.stderr)
     run(follow())
 
 

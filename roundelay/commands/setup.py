@@ -64,6 +64,7 @@ def show(file: Path | None, origin: bool, as_json: bool) -> None:
     found, origins = resolve_config(pick_file(file), os.environ, {})
     values = flat_values(found)
     if as_json:
+        values["agents"] = [_name_agent(node.plain()) for node in found.agents]
         shown = (
             {name: {"value": value, "origin": origins[name]} for name, value in values.items()} if origin else values
         )
@@ -92,6 +93,11 @@ def completion(shell: str) -> None:
     assert found is not None  # one of click's own
     root = click.get_current_context().find_root().command
     click.echo(found(root, {}, "roundelay", "_ROUNDELAY_COMPLETE").source())
+
+
+def _name_agent(agent: object) -> str:
+    """An agent as the file declares it: the path of its own file, or the id of one that is described in place."""
+    return str(agent.get("id")) if isinstance(agent, dict) else str(agent)
 
 
 def _show_value(value: object) -> str:

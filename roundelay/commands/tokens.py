@@ -14,6 +14,7 @@ import click
 from roundelay.commands.options import (
     Function,
     Kind,
+    check_id,
     identity_options,
     join_as_reader,
     json_option,
@@ -42,7 +43,7 @@ def token_options(function: Function) -> Function:
 
 
 @token.command()
-@click.argument("agent_id", metavar="ID")
+@click.argument("agent_id", metavar="ID", callback=check_id)
 @click.option(
     "--kind", type=click.Choice(("agent", "human", "service")), default="agent", show_default=True, help="What ID is."
 )
@@ -104,7 +105,7 @@ def list_tokens(as_json: bool, db: Path | None) -> None:
 
 
 @token.command()
-@click.argument("agent_id", metavar="ID")
+@click.argument("agent_id", metavar="ID", callback=check_id)
 @token_options
 def revoke(agent_id: str, db: Path | None) -> None:
     """Revoke every token of ID; its sessions are closed."""

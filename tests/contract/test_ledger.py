@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiosqlite
 import pytest
 from msgspec import Raw
 
+from roundelay.network import ledger_sqlite
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Ledger, Row, Span, Wanted
+from roundelay.network.ledger import Ledger, Page, Row, Span, Trim, Trimmed, Wanted
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.state import CallResult, Floor, MessageHead, Participant, Put, RootBudget
@@ -49,8 +54,8 @@ def message(
     )  # fmt: skip
 
 
-def seqs(rows: list[Row]) -> list[int]:
-    return [row.seq for row in rows]
+def seqs(found: list[Row] | Page) -> list[int]:
+    return [row.seq for row in (found.rows if isinstance(found, Page) else found)]
 
 
 async def test_a_new_ledger_is_empty(opener: Opener) -> None:
@@ -204,3 +209,116 @@ async def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     ledger = SQLiteLedger(tmp_path / "text.db", new_epoch=lambda: "e")
     with pytest.raises(LedgerError, match=r"text\.db"):
         await ledger.open()
+
+
+async def test_an_inbox_may_have_any_number_of_spans(ledger: Ledger) -> None:
+    await ledger.append([message(seq, "ann", "channel:dev") for seq in range(1, 2001)], [])
+    spans = [Span("channel:dev", start, start + 2) for start in range(0, 2000, 2)]  # each holds one message
+    assert seqs(await ledger.inbox(spans, "bob", 0, 2000, 3)) == [1, 3, 5]
+    assert seqs(await ledger.inbox(spans, "bob", 1000, 1004, 9)) == [1001, 1003]
+    assert seqs(await ledger.inbox(spans, "bob", 0, 2000, 2, newest=True)) == [1997, 1999]
+    assert [(it.thread_id, it.messages) for it in await ledger.threads(spans, "bob")] == [("t", 1000)]
+
+
+async def test_overlapping_spans_give_a_message_once(ledger: Ledger) -> None:
+    await ledger.append([message(1, "bob", "agent:bob")], [])
+    page = await ledger.inbox([Span("agent:bob", 0), Span("agent:bob", 0, 9)], "bob", 0, 9, 9)
+    assert (seqs(page), page.has_more) == ([1], False)
+
+
+@pytest.mark.parametrize(("limit", "has_more"), [(2, True), (3, False), (4, False)])
+async def test_a_page_says_whether_there_is_more(ledger: Ledger, limit: int, has_more: bool) -> None:
+    await ledger.append([message(seq, "ann", "agent:bob") for seq in (1, 2, 3)], [])
+    spans = [Span("agent:bob", 0)]
+    assert (await ledger.inbox(spans, "bob", 0, 9, limit)).has_more == has_more
+    assert (await ledger.inbox(spans, "bob", 0, 9, limit, newest=True)).has_more == has_more
+    assert (await ledger.thread("t", limit=limit)).has_more == has_more
+    assert (await ledger.thread("t", limit=limit, newest=False)).has_more == has_more
+
+
+async def test_a_page_ends_before_its_bytes_but_has_one_row(ledger: Ledger) -> None:
+    rows = [message(seq, "ann", "agent:bob") for seq in range(1, 7)]
+    size = len(rows[0].data)
+    await ledger.append(rows, [])
+    spans = [Span("agent:bob", 0)]
+    for room, count in ((1, 1), (size * 2, 2), (size * 3 - 1, 2), (size * 6, 6)):
+        oldest, newest = list(range(1, count + 1)), list(range(7 - count, 7))
+        assert seqs(await ledger.inbox(spans, "bob", 0, 9, 99, max_bytes=room)) == oldest
+        assert seqs(await ledger.inbox(spans, "bob", 0, 9, 99, newest=True, max_bytes=room)) == newest
+        assert seqs(await ledger.thread("t", limit=99, max_bytes=room)) == newest
+        assert seqs(await ledger.thread("t", limit=99, newest=False, max_bytes=room)) == oldest
+        assert seqs(await ledger.rows(0, 99, max_bytes=room)) == oldest
+        assert (await ledger.thread("t", limit=99, max_bytes=room)).has_more == (count < 6)
+
+
+async def test_records_are_no_messages_of_a_thread_of_their_reactions_name(ledger: Ledger) -> None:
+    records = [
+        Row(seq=seq, at=seq, type="record", actor="eve", key=f"r:{seq}", stream="t", label="x") for seq in (2, 3, 4)
+    ]
+    await ledger.append([message(1, "ann", "agent:bob"), *records], [])
+    page = await ledger.thread("t", limit=1)
+    assert (seqs(page), page.has_more) == ([1], False)
+    page = await ledger.reaction("t", 2, 1)
+    assert (seqs(page), page.has_more) == ([3], True)
+
+
+async def test_heads_are_read_without_their_messages(ledger: Ledger) -> None:
+    row = message(1, "ann", "agent:bob")
+    await ledger.append([row, Row(seq=2, at=2, type="channel", actor="ann")], [])
+    assert await ledger.heads([1, 2, 99]) == {1: row.head}
+
+
+async def test_a_trim_says_whether_the_pin_held_it(ledger: Ledger) -> None:
+    await ledger.append([message(seq, "ann", "broadcast") for seq in (1, 2, 3)], [])
+    assert await ledger.trim(Trim(messages_before=1002, pinned=1)) == Trimmed(dropped=0, first_seq=1, is_held=True)
+    assert await ledger.trim(Trim(messages_before=1002, pinned=2)) == Trimmed(dropped=1, first_seq=2, is_held=False)
+    assert await ledger.trim(Trim(messages_before=1004, pinned=3)) == Trimmed(dropped=1, first_seq=3, is_held=True)
+
+
+async def test_old_calls_are_forgotten_in_steps(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_sqlite, "EXPIRY_STEP", 2)
+    puts = [Put("call", f"a/{number}", CallResult("d", number % 2, Raw(b"{}"))) for number in range(9)]
+    await ledger.append([], puts)
+    await ledger.expire_calls(1)
+    assert [key for key, _ in await ledger.cold("call", "", 99)] == ["a/1", "a/3", "a/5", "a/7"]
+
+
+async def test_a_long_look_does_not_hold_up_deliveries(tmp_path: Path) -> None:
+    ledger = SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: "e")
+    await ledger.open()
+    await ledger.append([message(1, "ann", "agent:bob")], [])
+    may_end = threading.Event()
+
+    def look(db: sqlite3.Connection) -> None:
+        may_end.wait(20)
+
+    looking = asyncio.create_task(ledger._run(ledger._browser, look))
+    try:
+        async with asyncio.timeout(10):
+            assert seqs(await ledger.inbox([Span("agent:bob", 0)], "bob", 0, 9, 9)) == [1]
+            assert list(await ledger.messages([1])) == [1]
+            await ledger.append([message(2, "ann", "agent:bob")], [])
+    finally:
+        may_end.set()
+    await looking
+    await ledger.close()
+
+
+async def test_a_close_that_fails_gives_the_file_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: "e")
+    await ledger.open()
+    closed = []
+
+    async def fail(connection: aiosqlite.Connection) -> None:
+        closed.append(connection)
+        await close(connection)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    close = aiosqlite.Connection.close
+    with monkeypatch.context() as patch:
+        patch.setattr(aiosqlite.Connection, "close", fail)
+        with pytest.raises(LedgerError, match="disk I/O error"):
+            await ledger.close()
+    assert len(closed) == 3
+    await ledger.open()
+    await ledger.close()

@@ -17,11 +17,12 @@ from roundelay.network.clock import random_id
 from roundelay.network.config import Limits, Retain
 from roundelay.network.errors import LoopStopped, UnknownMessage
 from roundelay.network.hub import Hub
-from roundelay.network.ledger import Ledger, Trim
+from roundelay.network.ledger import Ledger, Trim, Trimmed
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.local import LocalTransport
+from roundelay.network.local import LocalConnection, LocalTransport
 from roundelay.network.retention import DAY_MS, keep_within
+from roundelay.network.transport import Closed
 
 Opener = Callable[[], Ledger]
 DAY = Retain(days=1)
@@ -283,6 +284,43 @@ async def test_who_has_everything_up_to_the_cut_misses_nothing(opener: Opener) -
                     assert (await anext(bob.deliveries())).message.text == "new"
 
 
+async def test_who_takes_nothing_holds_what_it_is_owed_for_a_while_only(opener: Opener) -> None:
+    patient = Retain(days=1, patience_minutes=30)
+    async with team(opener(), max_unacked=1) as it, it.joined("ann") as ann:
+        connection = LocalConnection(it.hub)
+        connection.send(b'{"type":"hello","protocol":1,"agent_id":"bob","kind":"agent"}')
+        frames = connection.frames()
+        assert b'"welcome"' in await anext(frames)
+        for number in range(3):  # the first fills its window, the others wait
+            await ann.send_text("bob", f"old {number}")
+        assert b"old 0" in await anext(frames)
+        it.day += 2
+        assert await it.trim(patient) == 3  # two registrations, and the message that it was given
+        held = await texts_of(ann, "direct:ann~bob")
+        it.day += 29 / (24 * 60)
+        assert await it.trim(patient) == 0
+        assert await texts_of(ann, "direct:ann~bob") == held
+        it.day += 2 / (24 * 60)
+        assert await it.trim(patient) > 0
+        assert await texts_of(ann, "direct:ann~bob") == []
+        with pytest.raises(Closed) as end:
+            async with asyncio.timeout(TIMEOUT_S):
+                await anext(frames)
+        assert end.value.code == 4503
+        async with it.joined("bob") as bob:
+            assert bob.welcome.resume == "limited"
+
+
+async def test_who_takes_nothing_is_not_ended_while_nothing_is_to_go(opener: Opener) -> None:
+    async with team(opener(), max_unacked=1) as it, it.joined("ann") as ann, it.joined("bob") as bob:
+        for number in range(3):
+            await ann.send_text("bob", f"young {number}")
+        for _ in range(2):
+            it.day += 0.4
+            assert await it.trim() == 0
+        assert await take(bob, 3) == ["young 0", "young 1", "young 2"]
+
+
 async def test_who_joins_while_the_log_is_cut_is_told(opener: Opener) -> None:
     async with team(opener()) as it, it.joined("ann") as ann:
         async with it.joined("bob"):
@@ -292,7 +330,7 @@ async def test_who_joins_while_the_log_is_cut_is_told(opener: Opener) -> None:
         is_planned, may_go = asyncio.Event(), asyncio.Event()
         trim = it.ledger.trim
 
-        async def trim_slowly(plan: Trim) -> tuple[int, int]:
+        async def trim_slowly(plan: Trim) -> Trimmed:
             is_planned.set()
             await may_go.wait()
             return await trim(plan)

@@ -277,7 +277,7 @@ async def test_a_trigger_that_one_may_not_read_is_unknown(team: Team) -> None:
         {"trigger": 1, "threads": "all"},
         {"trigger": 1, "per_thread": 0},
         {"trigger": 1, "per_thread": "x"},
-        {"trigger": 1, "visibility": "all"},
+        {"trigger": 1, "visibility": "everything"},
         {"trigger": 1, "agent_id": "bob"},
     ],
     ids=str,

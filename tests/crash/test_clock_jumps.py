@@ -12,8 +12,8 @@ from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
 from roundelay.network.errors import RateLimited
-from tests.crash.conftest import Note
 from tests.crash.lives import open_network
+from tests.support.counts import Note
 
 HOUR_MS = 3_600_000
 NOON_MS = 1_800_000_000_000

@@ -14,9 +14,9 @@ import pytest
 
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger_upkeep import back_up
-from tests.crash.conftest import Note
 from tests.crash.faulty import DB, assert_recovering, until_ready
 from tests.support.command import run
+from tests.support.counts import Note
 from tests.support.node import Node, running_node
 from tests.support.wire import get_http
 

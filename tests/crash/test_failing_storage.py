@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from tests.crash.conftest import Note
 from tests.crash.faulty import DB, Fault, fail_and_recover
 from tests.crash.lives import look
 from tests.crash.power import Delete, Disk, Event, Journal, Sync, Truncate, Write, write_files
 from tests.crash.sqlite_files import FULL, IOERR_FSYNC, IOERR_READ, IOERR_WRITE, OK, watched_files
+from tests.support.counts import Note
 from tests.support.node import Node, running_node
 from tests.support.wire import get_http
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.conftest import Note
 from tests.crash.faulty import DB, assert_recovering, until_ready
 from tests.crash.lives import look
 from tests.crash.peers import Peer
+from tests.support.counts import Note
 from tests.support.node import ProcessNode, node_process
 
 ROOM_BYTES = 300_000

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from roundelay.network.ledger_sqlite import SQLiteLedger
-from tests.crash.conftest import Note
 from tests.crash.peers import Peer
+from tests.support.counts import Note
 from tests.support.node import ProcessNode, node_process
 
 SENDERS = 20

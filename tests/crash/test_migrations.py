@@ -18,9 +18,9 @@ from roundelay.network import migrations
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Row
 from roundelay.network.ledger_sqlite import SQLiteLedger
-from tests.crash.conftest import Note
 from tests.crash.power import LOSSES, Disk, Event, Journal, Loss, Write, write_files
 from tests.crash.sqlite_files import FULL, OK, watched_files
+from tests.support.counts import Note
 
 DB = "team.db"
 ROWS = 200

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.crash.conftest import Note
 from tests.crash.peers import Heard, Peer
+from tests.support.counts import Note
 from tests.support.node import Node, node_process
 from tests.support.wire import WireSession
 

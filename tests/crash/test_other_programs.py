@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Self
 
-from tests.crash.conftest import Note
 from tests.crash.faulty import DB, fail_and_recover, nothing
 from tests.support.command import run
+from tests.support.counts import Note
 from tests.support.node import node_process, running_node
 
 _HOLDER = """

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.crash.conftest import Note
 from tests.crash.peers import Heard, Peer
+from tests.support.counts import Note
 from tests.support.node import node_process
 
 SENDERS = 5

@@ -20,10 +20,10 @@ import pytest
 
 from roundelay.network.ledger_sqlite import Durability
 from roundelay.network.told import Stored
-from tests.crash.conftest import Note
 from tests.crash.lives import Answered, Found, Key, look, open_network, say_all
 from tests.crash.power import LOSSES, Disk, Event, Journal, Mark, Sync, Write, write_files
 from tests.crash.sqlite_files import FULL, IOERR_FSYNC, OK, watched_files
+from tests.support.counts import Note
 
 SENDERS = [f"s{number}" for number in range(20)]
 LIVES = 3

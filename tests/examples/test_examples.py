@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,35 @@ async def test_client_in_plain_websockets_answers_people_and_nobody_else(tmp_pat
         thread = await zoe.history("direct:mirror~zoe")
         assert [it.text for it in thread.messages] == ["refrain", "niarfer", "level", "level"]
     assert os.stat(tmp_path / "mirror.token").st_mode & 0o777 == 0o600
+
+
+async def test_shop_books_an_order_once_however_often_it_is_started(tmp_path: Path) -> None:
+    config = NodeConfig(port=0, db=tmp_path / "node.db", durability="memory")
+    async with serve(config) as node, NetworkClient("zoe", node.url, kind="human", token=node.owner_token) as zoe:
+        shop = (str(EXAMPLES / "exactly_once" / "shop.py"), node.url)
+        async with started(*shop, folder=tmp_path) as process:
+            await zoe.call("network.watch", {"presence": True})
+            agents = (await zoe.call("network.list_agents", {"online": True}))["agents"]
+            if "shop" not in [agent["agent_id"] for agent in agents]:
+                await anext(aiter(zoe.events()))
+            seqs = [(await zoe.send_text("shop", order)).seq for order in ("3 apples", "1 pear")]
+            assert [await read_line(process) for _ in seqs] == [
+                f"booking {seqs[0]} 3 apples\n",
+                f"booking {seqs[1]} 1 pear\n",
+            ]
+            last = (await zoe.send_text("shop", "the end")).seq
+            assert await read_line(process) == f"booking {last} the end\n"
+        async with started(*shop, folder=tmp_path) as process:
+            await zoe.send_text("shop", "later")
+            while "later" not in await read_line(process):
+                pass
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        assert db.execute("SELECT seq FROM orders ORDER BY seq").fetchall()[:2] == [(seqs[0],), (seqs[1],)]
+
+
+def test_the_list_of_examples_is_complete_and_its_files_are_there() -> None:
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    folders = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__")
+    assert sorted(re.findall(r"^\| \[(\w+)\]\(\1\) \|", text, re.MULTILINE)) == folders
+    for path in re.findall(r"examples/[\w/]+\.\w+", text):
+        assert (EXAMPLES.parent / path).is_file()

@@ -330,6 +330,17 @@ async def test_cost_says_when_the_records_may_not_be_read(node: Node) -> None:
         await chat.line("1 reaction is hidden: records are for their agent and for operators")
 
 
+async def test_cost_counts_records_of_another_shape_as_hidden(node: Node) -> None:
+    bob = await node.agent("bob", role="reactor")
+    async with chatting("--to", "bob") as chat:
+        await chat.type("work")
+        await start_reaction(bob, await bob.message("work"))
+        await bob.record("r1", "model_reply", {"text": "mine"})
+        await chat.type("/cost", "still here")
+        await chat.line("1 reaction is hidden")
+        await chat.line("mia → bob: still here")
+
+
 async def test_resume_lets_a_stopped_conversation_go_on(tmp_path: Path) -> None:
     async with announced_node(tmp_path, limits={"max_root_messages": 2}) as node, chatting("--to", "bob") as chat:
         bob = await node.agent("bob")
@@ -355,11 +366,11 @@ async def test_the_chat_outlives_its_hub(tmp_path: Path) -> None:
             await chat.type("before")
             await bob.message("before")
             await node.kill9()
-            await chat.line("The connection is lost")
+            await chat.error("The connection is lost")
             await chat.type("meanwhile")
             async with command("up", "--port", port, "--db", node.db) as again:
                 await again.line("is ready")
-                await chat.line("Connected again")
+                await chat.error("Connected again")
                 await chat.line("mia → broadcast: meanwhile")
                 bob = await node.agent("bob")
                 assert [(await bob.delivery())["message"]["content"] for _ in range(2)] == ["before", "meanwhile"]

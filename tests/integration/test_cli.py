@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as serve_websockets
+from websockets.typing import Subprotocol
 
 from roundelay.network.home import find_owner_token
 from tests.support.announced import announced_node
 from tests.support.command import Done, command, run
 from tests.support.fake_openai import FakeOpenAI, calls, error, text
-from tests.support.node import Node
-from tests.support.wire import WireSession
+from tests.support.node import Node, node_process
+from tests.support.wire import SUBPROTOCOL, WireSession
 
 COMMANDS = (
     "demo", "init", "up", "agent", "chat", "send", "tail", "agents", "threads", "history", "status", "dead-letters", "backup",
@@ -123,6 +126,14 @@ async def test_config_show_tells_where_a_value_comes_from(tmp_path: Path) -> Non
 
 
 # -- looking
+
+
+async def test_config_show_names_the_agents_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "team.yaml"
+    file.write_text("agents:\n  - agents/echo.yaml\n  - {id: bob, instruction: Help., model: {model_name: m}}\n")
+    shown = await run_json("config", "show", file)
+    assert shown["agents"] == ["agents/echo.yaml", "bob"]
+    assert (await run_json("config", "show", file, "--origin"))["agents"]["origin"].endswith("team.yaml:1")
 
 
 async def test_agents_lists_who_is_registered(node: Node, bob: WireSession) -> None:
@@ -313,7 +324,8 @@ WRONG_USAGE = (
     ["frob"], ["agents", "--frob"], ["history"], ["send", "bob"], ["send", "bob", "  "], ["agents", "--as", "Not An Id"],
     ["agents", "--url", "http://127.0.0.1/"], ["agents", "--url", "ws://127.0.0.1:x/"], ["history", "x", "--limit", "0"],
     ["token", "create", "x", "--kind", "robot"], ["agent", "run", "nothing.yaml"], ["completion", "tcsh"],
-    ["token", "list", "--db", "nothing.db"],
+    ["token", "list", "--db", "nothing.db"], ["send", "Bob", "hi"], ["send", "channel:", "hi"], ["send", "agent:Bob", "hi"],
+    ["chat", "--to", "Bob"], ["token", "create", "Bob"], ["token", "revoke", "Bob"], ["dead-letters", "list", "--of", "Bob"],
 )  # fmt: skip
 
 
@@ -330,6 +342,70 @@ async def test_a_dead_hub_is_3() -> None:
         for done in await asyncio.gather(*(run(*arguments, "--url", url, code=3) for arguments in commands)):
             assert url in sentence(done)
             assert "roundelay up" in sentence(done)
+
+
+async def leave_after_the_welcome(socket: ServerConnection) -> None:
+    """A hub that is lost as soon as it is asked for something."""
+    hello = json.loads(await socket.recv())
+    welcome = {
+        "type": "welcome", "server": "s", "network": {"name": "n", "epoch": "e"}, "agent_id": hello["agent_id"],
+        "kind": hello["kind"], "role": "observer", "session_id": "s", "cursor": 0, "head": 0, "resume": "full",
+    }  # fmt: skip
+    await socket.send(json.dumps(welcome))
+    await socket.recv()
+    socket.transport.abort()
+
+
+async def test_a_hub_that_is_lost_on_the_way_is_3() -> None:
+    commands = (
+        ["agents"], ["send", "bob", "hi"], ["threads"], ["history", "broadcast"], ["status"], ["token", "list"],
+        ["token", "create", "bob"], ["dead-letters", "list"],
+    )  # fmt: skip
+    async with serve_websockets(
+        leave_after_the_welcome, "127.0.0.1", 0, subprotocols=[Subprotocol(SUBPROTOCOL)]
+    ) as hub:
+        url = f"ws://127.0.0.1:{next(iter(hub.sockets)).getsockname()[1]}/"
+        for done in await asyncio.gather(*(run(*arguments, "--url", url, code=3) for arguments in commands)):
+            assert url in sentence(done)
+
+
+async def test_tail_tells_of_a_lost_connection_and_goes_on(tmp_path: Path) -> None:
+    async with node_process(tmp_path / "node.db") as node:
+        port = node.url.rpartition(":")[2].strip("/")
+        async with command("tail", "--url", node.url) as tail:
+            await tail.error("Following")
+            await node.kill9()
+            await tail.error("The connection is lost")
+            async with command("up", "--port", port, "--db", node.db) as again:
+                await again.line("is ready")
+                await tail.error("Connected again")
+                await run("send", "broadcast", "hello again", "--url", node.url)
+                await tail.line("hello again")
+                await again.stop()
+
+
+async def test_tail_begins_with_the_last_messages_of_the_thread_that_is_named(node: Node, bob: WireSession) -> None:
+    ann = await node.agent("ann")
+    for number in range(3):
+        await ann.send("agent:bob", f"to bob {number}")
+    for number in range(5):
+        await bob.send("broadcast", f"noise {number}")
+    done = await run("tail", "--last", "2", "--count", "2", "--thread", "direct:ann~bob", "--json")
+    assert [json.loads(line)["content"] for line in done.out.splitlines()] == ["to bob 1", "to bob 2"]
+
+
+async def test_a_reader_of_tail_who_leaves_is_no_error(node: Node, bob: WireSession) -> None:
+    reading, writing = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "roundelay", "tail", "--json", stdout=writing, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writing)
+    assert process.stderr is not None
+    assert b"Following" in await process.stderr.readline()
+    os.close(reading)
+    await bob.send("broadcast", "nobody reads this")
+    assert await process.communicate() == (None, b"")
+    assert process.returncode == 1
 
 
 async def test_something_else_at_the_address_is_3() -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from roundelay.agents.agent import Agent
 from roundelay.agents.driver import Driver
 from roundelay.agents.events import (
     Event,
@@ -27,19 +28,31 @@ from roundelay.agents.events import (
     TurnStart,
     event_to_json,
 )
-from roundelay.agents.journal import FinishedBody, Journal, Started, derived_id, read_records
+from roundelay.agents.journal import FinishedBody, Journal, Started, read_records
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, OnDelta, ToolCall, ToolMessage, Usage
 from roundelay.agents.models.scripted import Call, Script, ScriptedModel, call, finish, say
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.reaction import Finish, PlannedCall, Reaction
+from roundelay.agents.reaction import Reaction
+from roundelay.agents.steps import Finish
 from roundelay.agents.tools import Tool, ToolContext, communication_tools, tool
-from roundelay.network.errors import ConnectError, LoopStopped, RateLimited, RoundelayError, UnknownRecipient
+from roundelay.network.errors import (
+    ConnectError,
+    LoopStopped,
+    RateLimited,
+    RoundelayError,
+    Superseded,
+    UnknownRecipient,
+)
 from roundelay.network.messages import DirectMessage
 
 TRIGGER = DirectMessage(
     seq=7, message_id="m7", sender_id="mia", sender_kind="human", to="agent:bob", thread_id="direct:bob~mia", root=7, hops=0,
     sent_at=0, content="hello",
 )  # fmt: skip
+
+
+class Panic(BaseException):
+    """What extensions in other languages raise when they fail."""
 
 
 class Killed(BaseException):
@@ -115,22 +128,16 @@ class Run:
         model = ScriptedModel(see)
         if self.complete is not None:
             model.complete = self.complete  # type: ignore[method-assign,assignment]
-        reaction = Reaction(
-            system_prompt="Be brief.", prompt="<conversation/>", tools=[*communication_tools(), *self.tools], policy=self.policy,
-            answers=True,
-        )  # fmt: skip
-        return Driver(
-            reaction, agent_id="bob", model=model, policy=self.policy, journal=journal, make_context=make_context,
-            on_event=self.events.append,
-        )  # fmt: skip
+        agent = Agent("bob", "Be brief.", model, [*communication_tools(), *self.tools], self.policy)
+        reaction = Reaction(agent, prompt="<conversation/>", answers=True)
+        return Driver(reaction, journal=journal, make_context=make_context, on_event=self.events.append)
 
     def told(self) -> list[str]:
         """The tool results that the model saw last."""
         return [message.content for message in self.requests[-1].messages if isinstance(message, ToolMessage)]
 
 
-def make_context(turn: int, planned: PlannedCall) -> ToolContext:
-    call_id = derived_id("r1", turn, planned.index)
+def make_context(call_id: str, turn: int) -> ToolContext:
     return ToolContext("bob", "r1", turn, call_id, TRIGGER, cast("Any", None))
 
 
@@ -172,8 +179,9 @@ async def test_events_tell_what_happens_in_order_and_go_to_json() -> None:
         TurnStart, ToolRequests, ToolCallEnd, ToolCallStart, ToolCallEnd, TurnEnd, TurnStart, ToolRequests, TurnEnd, Finished,
     ]  # fmt: skip
     shown = json.loads(json.dumps([event_to_json(event) for event in run.events]))
-    assert shown[0] == {"type": "turn_start", "reaction": "r1", "turn": 1, "max_turns": 10}
-    assert shown[1] == {"type": "model_delta", "reaction": "r1", "turn": 1, "text": "Let me see.", "reasoning": ""}
+    assert shown[0] == {"type": "turn_start", "reaction": "r1", "turn": 1, "max_turns": 10, "path": ""}
+    piece = {"text": "Let me see.", "reasoning": "", "path": ""}
+    assert shown[1] == {"type": "model_delta", "reaction": "r1", "turn": 1, **piece}
     assert shown[-1]["type"] == "finished"
     assert shown[-1]["usage"]["completion_tokens"] > 0
 
@@ -218,7 +226,7 @@ async def test_a_hanging_tool_is_stopped_and_its_siblings_go_on() -> None:
     await run.drive()
     assert ended.is_set()
     assert run.told() == [
-        "hang took longer than 0.01 s and was stopped.",
+        "hang took longer than 0.01 s and was stopped. Whether it took effect is unknown.",
         "hang_once took longer than 0.01 s and was stopped. Whether it took effect is unknown.",
         "3",
     ]
@@ -331,8 +339,9 @@ async def test_a_failure_that_may_pass_is_retried() -> None:
 async def test_a_failure_that_stays_ends_the_reaction_and_says_why(errors: list[Exception]) -> None:
     run = Run(turns(), complete=fail_first(*errors))
     end = await run.drive()
-    assert (end.status, end.reason, end.answer) == ("failed", "No key.", "I could not answer: No key.")
-    assert run.records.kinds() == ["started"]
+    assert (end.status, end.reason) == ("failed", "No key.")
+    assert "No key" not in str(end.answer)
+    assert run.records.kinds() == ["started", "model_failed"]
 
 
 async def test_a_silent_model_is_given_up() -> None:
@@ -490,12 +499,24 @@ async def test_a_lost_hub_leaves_the_reaction_open() -> None:
 
 async def test_a_tool_that_finds_the_hub_gone_leaves_the_reaction_open() -> None:
     async def send() -> str:
+        run.records.fail_at, run.records.error = run.records.writes + 1, ConnectError("Gone.")
         raise ConnectError("Gone.")
 
     run = Run(turns(call("act"), finish()), [make_tool(send)])
     with pytest.raises(ConnectError):
         await run.drive()
     assert run.records.kinds() == ["started", "model_reply", "tool_started"]
+
+
+@pytest.mark.parametrize("error", [ConnectError("Gone."), Superseded("Another one."), Panic("rust")])
+async def test_a_tool_that_loses_another_hub_or_panics_ends_its_call_only(error: BaseException) -> None:
+    async def act() -> str:
+        raise error
+
+    run = Run(turns([call("act"), call("add", a=1, b=2)], "done"), [make_tool(act), add])
+    end = await run.drive()
+    assert (end.status, end.answer, run.told()[1]) == ("finished", "done", "3")
+    assert str(error) in run.told()[0]
 
 
 async def test_a_busy_hub_is_asked_again() -> None:

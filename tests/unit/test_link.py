@@ -1,17 +1,28 @@
-"""A client's link lets go of every connection that came to nothing."""
+"""A client's link lets go of every connection that came to nothing, and of every request that no connection survives."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as serve_websockets
+from websockets.typing import Subprotocol
 
 from roundelay.app import Network
-from roundelay.network.client import NetworkClient, Reconnected
-from roundelay.network.errors import ConnectError
+from roundelay.network import link
+from roundelay.network import transport as transports
+from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
+from roundelay.network.config import Limits
+from roundelay.network.errors import ConnectError, InternalError, TooLarge
 from roundelay.network.hub import Hub
-from roundelay.network.local import LocalConnection
+from roundelay.network.local import LocalConnection, LocalTransport
 from roundelay.network.transport import Closed
+from tests.support.node import running_node
+from tests.support.wire import make_token
 
 
 class CutConnection(LocalConnection):
@@ -64,3 +75,169 @@ async def test_every_connection_that_came_to_nothing_is_let_go_on_the_way_back(r
                 if isinstance(event, Reconnected):
                     break
             assert [it.is_dropped for it in transport.connections] == [True, True, True, False]
+
+
+class WeakConnection(LocalConnection):
+    """A connection that is lost at each frame in which a word is found."""
+
+    def send(self, data: bytes) -> None:
+        if b"poison" in data:
+            self.end(1006, "lost")
+        super().send(data)
+
+
+class WeakTransport(LocalTransport):
+    async def connect(self) -> LocalConnection:
+        return WeakConnection(self._hub)
+
+
+async def pauses(client: NetworkClient) -> list[float]:
+    """How long the client waited before each try to come back, until it stops trying."""
+    return [event.delay_s async for event in client.events() if isinstance(event, Reconnecting)]
+
+
+async def test_a_message_that_the_hub_would_not_take_is_refused_here_and_holds_nothing_up() -> None:
+    token = make_token()
+    async with (
+        running_node(limits={"max_frame_bytes": 4096}) as node,
+        NetworkClient("ann", node.url, token=token) as ann,
+    ):
+        with pytest.raises(TooLarge, match="at most 4096"):
+            await ann.send("agent:ann", "x" * 4096)
+        with pytest.raises(TooLarge):
+            await ann.call("channels.post", {"name": "dev", "text": "x" * 4096})
+        await ann.signal("delta", {"text": "x" * 4096}, to="broadcast")  # may be dropped, as signals may
+        session = ann.welcome.session_id
+        assert (await ann.send("agent:ann", "small")).seq > 0
+        assert ann.welcome.session_id == session
+
+
+async def test_a_long_reason_of_a_failure_is_cut_and_not_fatal_to_the_connection() -> None:
+    token = make_token()
+    async with (
+        running_node(limits={"max_frame_bytes": 4096}) as node,
+        NetworkClient("ann", node.url, token=token) as ann,
+    ):
+        bob = await node.agent("bob")
+        await bob.send("agent:ann", "hi")
+        async for delivery in ann.deliveries():
+            await delivery.nack("x" * 100_000, retry_after_ms=1)
+            if delivery.attempt == 2:
+                break
+        assert (await ann.call("network.info"))["head"] > 0
+
+
+async def test_a_request_that_is_too_large_for_the_hub_that_came_back_is_refused() -> None:
+    async with Network.open() as large, Network.open(limits=Limits(max_frame_bytes=1024)) as small:
+        transport = LocalTransport(large.hub)
+        async with NetworkClient("ann", transport=transport) as ann:
+            connection = ann._link._wire
+            assert isinstance(connection, LocalConnection)
+            transport._hub = small.hub
+            connection.end(1006, "lost")
+            with pytest.raises(TooLarge):
+                await ann.send("agent:ann", "x" * 2000)
+            assert (await ann.send("agent:ann", "small")).seq > 0
+
+
+async def test_a_request_that_too_many_connections_did_not_survive_is_given_up_and_the_next_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "MAX_LOSSES", 3)
+    async with Network.open() as network:
+        async with NetworkClient("ann", transport=WeakTransport(network.hub), jitter=lambda: 0.0) as ann:
+            waits = asyncio.create_task(pauses(ann))
+            poison = asyncio.create_task(ann.send("agent:ann", "poison"))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                stored = await ann.send("agent:ann", "good")
+            with pytest.raises(InternalError, match="3 times"):
+                await poison
+            assert stored.seq > 0
+        # each wait is twice the one before: a session that ended at once is no reason to hurry
+        assert await waits == [0.05, 0.1, 0.2]
+
+
+async def test_an_answer_larger_than_a_client_takes_fails_the_call_instead_of_being_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    welcome = {
+        "type": "welcome", "server": "s", "network": {"name": "n", "epoch": "e"}, "agent_id": "ann", "kind": "agent",
+        "role": "observer", "session_id": "s", "cursor": 0, "head": 0, "resume": "new",
+    }  # fmt: skip
+    asked: list[Any] = []
+
+    async def answer(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(json.dumps(welcome))
+        async for raw in socket:
+            frame = json.loads(raw)
+            if frame["type"] == "call":
+                asked.append(frame["args"])
+                value = "x" * frame["args"]["size"]
+                await socket.send(json.dumps({"type": "result", "call_id": frame["call_id"], "value": value}))
+
+    monkeypatch.setattr(transports, "MAX_FRAME_BYTES", 1000)
+    async with serve_websockets(answer, "127.0.0.1", 0, subprotocols=[Subprotocol("roundelay.v1")]) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with NetworkClient("ann", f"ws://127.0.0.1:{port}/", token="a" * 43) as ann:
+            with pytest.raises(TooLarge, match="answer"):
+                await ann.call("network.history", {"size": 2000})
+            assert await ann.call("network.history", {"size": 3}) == "xxx"
+    assert asked == [{"size": 2000}, {"size": 3}]
+
+
+async def test_a_network_that_was_closed_refuses_who_connects_and_ends_who_comes_back() -> None:
+    async with Network.open() as network:
+        lost = NetworkClient("bob", transport=LocalTransport(network.hub))
+        await lost.connect()
+        await network.hub.close()
+        with pytest.raises(ConnectError, match="closed"):
+            async with asyncio.timeout(5):
+                await NetworkClient("ann", transport=LocalTransport(network.hub)).connect()
+        with pytest.raises(ConnectError, match="closed"):
+            async with asyncio.timeout(5):
+                await lost.send("agent:bob", "hi")
+
+
+async def test_what_is_delivered_from_a_history_that_is_gone_acknowledges_nothing_in_the_new_one() -> None:
+    async with Network.open() as old, Network.open() as new:
+        transport = LocalTransport(old.hub)
+        async with NetworkClient("ann", transport=transport, jitter=lambda: 0.0) as ann:
+            bob = await old.join("bob")
+            stale_seqs = [(await bob.send("agent:ann", text)).seq for text in ("old 1", "old 2")]
+            deliveries = ann.deliveries()
+            stale = [await anext(deliveries), await anext(deliveries)]
+            await new.join("bob")
+            connection = ann._link._wire
+            assert isinstance(connection, LocalConnection)
+            transport._hub = new.hub
+            connection.end(1006, "lost")
+            async for event in ann.events():
+                if isinstance(event, Reconnected):
+                    break
+            ben = await new.join("ben")
+            fresh = [(await ben.send("agent:ann", text)).seq for text in ("new 1", "new 2")]
+            assert set(fresh) & set(stale_seqs)
+            again = [await anext(deliveries), await anext(deliveries)]
+            assert [delivery.is_stale for delivery in stale + again] == [True, True, False, False]
+            await stale[0].ack()
+            await stale[1].nack("too late")
+            status = await ben.call("network.message_status", {"seq": fresh[0]})
+            assert status["recipients"][0]["state"] == "delivered"
+            assert ann.cursor.seq < fresh[0]
+            await again[0].ack()
+            assert ann.cursor.seq == fresh[0]
+
+
+async def test_ids_and_time_that_are_given_make_the_same_log_twice() -> None:
+    async def export() -> list[bytes]:
+        ids, times = iter(range(10**6)), iter(range(1, 10**6))
+        async with Network.open(new_id=lambda: f"id-{next(ids)}", clock=lambda: next(times)) as network:
+            ann, bob = await network.join("ann"), await network.join("bob")
+            await ann.call("channels.create", {"name": "dev"})
+            await ann.post("dev", "hello")
+            await bob.send_text("ann", "hi")
+            return [row.data for row in await network.hub.ledger.rows(0, 100)]
+
+    assert await export() == await export()

@@ -14,7 +14,6 @@ from roundelay.app import Network
 from roundelay.cli import cli
 from roundelay.network.config import Limits, NodeConfig, flat_values, resolve_config
 from roundelay.network.metrics import read_metrics
-from roundelay.network.publisher import WELCOME_LIMITS
 
 ROOT = Path(__file__).parents[2]
 CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
@@ -71,7 +70,6 @@ def read_table(section: str) -> dict[str, list[str]]:
 def test_limits_are_those_of_the_model_with_their_defaults() -> None:
     table = read_table("Limits")
     assert {name: int(cells[0]) for name, cells in table.items()} == Limits().model_dump()
-    assert tuple(name for name, cells in table.items() if cells[1] == "yes") == WELCOME_LIMITS
 
 
 def test_metrics_are_those_that_are_given_out() -> None:

@@ -8,9 +8,9 @@ from msgspec import UNSET
 from msgspec.structs import fields
 
 from roundelay.network.asyncapi import asyncapi_document
+from roundelay.network.config import Limits
 from roundelay.network.frames import CLIENT_FRAMES, HUB_FRAMES
 from roundelay.network.operations import network_operations
-from roundelay.network.publisher import WELCOME_LIMITS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROTOCOL = (DOCS / "protocol.md").read_text(encoding="utf-8")
@@ -55,4 +55,4 @@ def test_protocol_lists_every_network_operation_and_its_arguments() -> None:
 
 def test_protocol_lists_every_limit_of_welcome() -> None:
     section = PROTOCOL.partition("- `limits` in `welcome`:")[2].partition("\n- ")[0]
-    assert set(re.findall(r"`([a-z_]+)`", section)) == set(WELCOME_LIMITS)
+    assert set(re.findall(r"`([a-z_]+)`", section)) == set(Limits.model_fields)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roundelay.agents.agent import Agent
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
@@ -22,17 +23,17 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.policy import AgentPolicy, OnText
-from roundelay.agents.reaction import (
+from roundelay.agents.models.scripted import ScriptedModel
+from roundelay.agents.reaction import IllegalStep, Reaction, State
+from roundelay.agents.steps import (
     Begin,
     CallModel,
     CallTools,
     Cancel,
     Finish,
-    IllegalStep,
     ModelFailed,
     Outcome,
-    Reaction,
-    State,
+    Replayed,
     Step,
     ToolsDone,
 )
@@ -51,13 +52,9 @@ TOOLS = [*communication_tools(), add]
 def make_reaction(
     *, answers: bool = True, max_turns: int = 10, on_text: OnText = "auto", max_calls: int = 16
 ) -> Reaction:
-    return Reaction(
-        system_prompt="Be brief.",
-        prompt="<conversation/>",
-        tools=TOOLS,
-        policy=AgentPolicy(max_turns=max_turns, on_text=on_text, max_tool_calls_per_turn=max_calls),
-        answers=answers,
-    )
+    policy = AgentPolicy(max_turns=max_turns, on_text=on_text, max_tool_calls_per_turn=max_calls)
+    agent = Agent("bob", "Be brief.", ScriptedModel(lambda request: None), TOOLS, policy)
+    return Reaction(agent, prompt="<conversation/>", answers=answers, threads=["direct:bob~mia"])
 
 
 def call(name: str, call_id: str = "c1", /, **arguments: object) -> ToolCall:
@@ -68,10 +65,10 @@ def reply(*calls: ToolCall, text: str | None = None) -> ModelReply:
     return ModelReply(text, calls, Usage(10, 2))
 
 
-def done(step: Step, ok: bool = True) -> ToolsDone:
+def done(step: Step, ok: bool = True, threads: tuple[str, ...] = ()) -> ToolsDone:
     """The outcome in which each planned call gave its own name."""
     assert isinstance(step, CallTools)
-    return ToolsDone({it.index: ToolResult(it.tool.name, ok=ok) for it in step.planned})
+    return ToolsDone({it.index: ToolResult(it.tool.name, ok=ok, threads=threads) for it in step.planned})
 
 
 def tool_answers(reaction: Reaction) -> list[str]:
@@ -196,7 +193,7 @@ def test_finish_ends_the_reaction_with_its_reason() -> None:
     reaction = make_reaction()
     reaction.advance(Begin())
     step = reaction.advance(reply(call("finish", reason="nothing to do")))
-    assert step == CallTools(1, (), ())
+    assert step == CallTools(1, (), (), None, (call("finish", reason="nothing to do"),))
     assert reaction.advance(ToolsDone({})) == Finish("finished", "nothing to do", None, 1, Usage(10, 2))
     assert reaction.state is State.FINISHED
     assert_valid(reaction.history)
@@ -298,17 +295,24 @@ def test_text_beside_a_call_is_kept_and_not_sent() -> None:
     assert finish.answer is None
 
 
-def test_text_beside_finish_alone_is_the_answer_unless_the_agent_has_spoken() -> None:
-    for spoken in (False, True):
-        reaction = make_reaction()
-        reaction.advance(Begin())
-        if spoken:
-            reaction.advance(
-                done(reaction.advance(reply(call("send_text_message", "c0", target_agent_id="mia", text="42"))))
-            )
-        finish = reaction.advance(done(reaction.advance(reply(call("finish", reason="ok"), text="It is 42."))))
-        assert isinstance(finish, Finish)
-        assert finish.answer == (None if spoken else "It is 42.")
+@pytest.mark.parametrize(
+    ("threads", "answer"),
+    [((), "It is 42."), (("direct:bob~zoe",), "It is 42."), (("direct:bob~zoe", "direct:bob~mia"), None)],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_text_beside_finish_is_the_answer_unless_the_agent_has_spoken_in_the_thread(
+    threads: tuple[str, ...], answer: str | None, at_once: bool
+) -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    sending, finishing = call("send_text_message", "c0", target_agent_id="x", text="42"), call("finish", reason="ok")
+    if at_once:
+        finish = reaction.advance(done(reaction.advance(reply(sending, finishing, text="It is 42.")), threads=threads))
+    else:
+        reaction.advance(done(reaction.advance(reply(sending)), threads=threads))
+        finish = reaction.advance(done(reaction.advance(reply(finishing, text="It is 42."))))
+    assert isinstance(finish, Finish)
+    assert finish.answer == answer
 
 
 def test_a_send_that_failed_is_not_having_spoken() -> None:
@@ -334,7 +338,7 @@ def test_the_last_turn_has_no_tools_and_its_text_is_the_closing_answer() -> None
     assert isinstance(last, UserMessage)
     assert "last one" in last.content
     assert reaction.advance(reply(text="It is 3.")) == Finish(
-        "stopped", "reached the limit of 2 turns", "It is 3.", 2, Usage(20, 4)
+        "stopped", "reached the limit of 2 turns", "It is 3.", 2, Usage(20, 4), tool_calls=1
     )
 
 
@@ -362,10 +366,12 @@ def test_finish_holds_on_the_last_turn_too() -> None:
 
 
 def test_a_model_that_fails_ends_the_reaction_with_the_reason() -> None:
-    for answers, answer in ((True, "I could not answer: No key."), (False, None)):
+    """The provider's own words go to the record, not to the thread."""
+    for answers, answer in ((True, "I could not answer: my model does not let me in."), (False, None)):
         reaction = make_reaction(answers=answers)
         reaction.advance(Begin())
-        assert reaction.advance(ModelFailed("No key.")) == Finish("failed", "No key.", answer, 1, Usage())
+        failed = ModelFailed("The key sk-1 is wrong.", "unauthorized")
+        assert reaction.advance(failed) == Finish("failed", "The key sk-1 is wrong.", answer, 1, Usage())
 
 
 def test_cancelling_answers_every_open_call() -> None:

@@ -97,7 +97,7 @@ async def begin_and_vanish(network: Network, *, ack: bool) -> int:
     from roundelay.agents.journal import _digest, reaction_id
 
     reaction = reaction_id("bob", asked.seq, bob.welcome.network.epoch)
-    await bob.record(reaction, "started", body, record_id=_digest("started", reaction, 0, 0))
+    await bob.record(reaction, "started", body, record_id=_digest("started", reaction, "", 0, 0))
     if ack:
         await delivery.ack()
     await bob.close()

@@ -79,7 +79,8 @@ class Visit:
     """(seq, attempt) of every delivery."""
     held: set[int] = field(default_factory=set)
     """Given, and neither acknowledged nor refused."""
-    refused: set[int] = field(default_factory=set)
+    refused: dict[int, int] = field(default_factory=dict)
+    """What it gave back, and when that was to come again (ms)."""
 
     @property
     def is_welcome(self) -> bool:
@@ -318,13 +319,17 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, back=picks, settles=settles)
     def ack(self, pick: int, back: int, settles: bool) -> None:
-        """Everything up to a delivery is handled, what came to other sessions included."""
+        """Everything up to a delivery is handled, what came to other sessions included, but for what is on another attempt elsewhere."""
         visit, seq = self.pick_delivery(pick, back)
         if visit is None:
             return
+        inbox = self.inboxes[visit.agent]
+        is_open = {seq for seq in inbox.failures if seq not in inbox.handled or seq in inbox.due}
+        elsewhere = is_open - visit.held
+        mine = {m.seq for m in self.messages if m.seq <= seq and visit.agent in m.recipients}
         self.hub.receive(visit.session, {"type": "ack", "seq": seq})
         visit.held = {other for other in visit.held if other > seq}
-        self.handle(visit.agent, [m.seq for m in self.messages if m.seq <= seq and visit.agent in m.recipients])
+        self.handle(visit.agent, sorted(mine - elsewhere))
         self.finish(settles)
 
     @rule(pick=picks, back=picks, settles=settles)
@@ -384,8 +389,8 @@ class Delivery(RuleBasedStateMachine):
         for seq in sorted(visit.held)[:number]:
             self.hub.receive(visit.session, nack_frame(seq, retry_after_ms))
             visit.held.discard(seq)
-            visit.refused.add(seq)
             self.fail(visit.agent, seq, retry_after_ms)
+            visit.refused[seq] = self.inboxes[visit.agent].due.get(seq, 0)
         if not visit.held:
             self.hub.receive(visit.session, nack_frame(visit.given[0][0], retry_after_ms))
             self.settle()
@@ -403,15 +408,15 @@ class Delivery(RuleBasedStateMachine):
             seq = min(visit.held)
             self.hub.receive(visit.session, nack_frame(seq, 1))
             visit.held.discard(seq)
-            visit.refused.add(seq)
             self.fail(visit.agent, seq, 1)
+            visit.refused[seq] = self.inboxes[visit.agent].due.get(seq, 0)
             self.hub.loop.step(0.01)
             self.settle()
 
     def fail(self, agent: str, seq: int, retry_after_ms: int | None) -> None:
         """One more failure: it comes again when it is due, or is a dead letter at the fifth."""
         inbox = self.inboxes[agent]
-        if seq in inbox.handled:  # its earlier failures are forgotten, soon
+        if inbox.handled.pop(seq, None) is not None:  # by another session; its earlier failures are forgotten, soon
             kept = self.hub.hub.state.get("attempt", f"{agent}/{seq}")
             inbox.failures[seq] = kept.failures if kept is not None else 0
         failures = inbox.failures.get(seq, 0) + 1
@@ -421,6 +426,9 @@ class Delivery(RuleBasedStateMachine):
             inbox.due.pop(seq, None)
             inbox.dead.add(seq)
             self.handle(agent, [seq])
+            for visit in self.visits:
+                if visit.agent == agent:
+                    visit.held.discard(seq)
             self.count("dead letters")
             return
         inbox.failures[seq] = failures
@@ -446,8 +454,6 @@ class Delivery(RuleBasedStateMachine):
             self.forget_late_acks()
         else:
             self.hub.restart()
-            for inbox in self.inboxes.values():
-                inbox.due = {seq: due for seq, due in inbox.due.items() if seq not in inbox.handled}
         for visit in self.visits:
             if visit.is_open and not crashes:
                 assert visit.connection.closed == 4503
@@ -470,7 +476,6 @@ class Delivery(RuleBasedStateMachine):
             for seq in late:
                 del inbox.handled[seq]
             inbox.forgotten |= late
-            inbox.due = {seq: due for seq, due in inbox.due.items() if seq not in inbox.handled}
 
     @rule(pick=picks, to=agents, number=numbers, when=st.sampled_from(("before", "after")), is_time=rarely)
     def fail_a_commit(self, pick: int, to: str, number: int, when: Literal["before", "after"], is_time: bool) -> None:
@@ -630,7 +635,7 @@ class Delivery(RuleBasedStateMachine):
         is_again = seq in visit.refused or attempt > 1
         if not is_again:
             assert seq > max([visit.cursor, *(s for s, a in visit.given if a == 1)]), "ascending, each once"
-        assert (seq, attempt) not in visit.given
+        assert (seq, attempt) not in visit.given or seq in inbox.dead, "attempts of a dead letter begin anew"
         if message.sender == visit.agent:
             assert message.by is not visit, "who sent it gets only stored"
             assert visit.resumes or seq > visit.head, "own messages count as handled"
@@ -641,14 +646,15 @@ class Delivery(RuleBasedStateMachine):
             # less where another session failed while this one's was on its way
             assert attempt <= inbox.failures.get(seq, 0) + 1
             if seq in visit.refused:
-                assert attempt > max(a for s, a in visit.given if s == seq), "a higher attempt each time"
+                assert seq in inbox.dead or attempt > max(a for s, a in visit.given if s == seq), "a higher attempt each time"
                 # it is not due any more if another session acknowledged it while it was on its way
-                assert self.hub.now_ms >= inbox.due.get(seq, 0), "not before it is due"
+                due = min(visit.refused[seq], inbox.due.get(seq, 0))  # the latest refusal says when, for all
+                assert self.hub.now_ms >= due, "not before it is due"
             if not visit.resumes:
                 assert seq not in visit.handled_before or seq in inbox.due, (
                     "what was handled does not come from the floor"
                 )
-        visit.refused.discard(seq)
+        visit.refused.pop(seq, None)
         visit.given.append((seq, attempt))
         self.count("deliveries")
 

@@ -28,6 +28,6 @@ def note(request: pytest.FixtureRequest, record_property: Callable[[str, object]
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _LINES:
-        terminalreporter.section("crash: what was counted")
+        terminalreporter.section("what was counted")
         for line in _LINES:
             terminalreporter.write_line(line)

@@ -1,0 +1,111 @@
+"""An agent of a reaction as one value: who it is, what it is told, its model, tools and policy, and to whom it may hand over.
+
+A runner's own agent is one, and so is each that it hands over to or calls as a tool (`compose`). Plain data; it holds no state of a run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .history import HistoryFilter
+from .models.model import Model, ToolSpec
+from .policy import AgentPolicy
+from .tools import FINISH, MAX_NAME_CHARS, Tool, ToolError, index_tools
+
+Returns = Literal["to_caller", "to_person", "never"]
+"""Where control goes when the agent that took over has finished: back to the one that handed over, which goes on with what was said; to
+the person, whose next message goes to the first agent again; or nowhere, so that the thread stays with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnState:
+    """What an instruction may depend on. ``path`` is empty but for an agent that another one calls as a tool."""
+
+    agent_id: str
+    turn: int
+    max_turns: int
+    path: str = ""
+
+
+Instruction = str | Callable[[TurnState], str]
+"""What an agent is told: a text, or a callable that gives it for each turn (`template_instruction` makes one of a jinja template)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent. ``tools`` may be plain functions; two of one name are refused with `ToolError`."""
+
+    id: str
+    instruction: Instruction
+    model: Model
+    tools: Sequence[Tool | Callable[..., object]] = ()
+    policy: AgentPolicy = field(default_factory=AgentPolicy)
+    description: str = ""
+    handoffs: Sequence[Handoff | Agent] = ()
+    _tools: dict[str, Tool] = field(init=False, repr=False, compare=False)
+    _handoffs: dict[str, Handoff] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in self.handoffs]
+        by_name = {it.name: it for it in handoffs}
+        tools = index_tools(self.tools)
+        if len(by_name) < len(handoffs) or not by_name.keys().isdisjoint({*tools, FINISH}):
+            raise ToolError(f"Agent {self.id} has two tools, or handoffs, of one name.")
+        object.__setattr__(self, "_tools", tools)
+        object.__setattr__(self, "_handoffs", by_name)
+
+    def instruct(self, state: TurnState) -> str:
+        """Give the instruction for a turn."""
+        return self.instruction if isinstance(self.instruction, str) else self.instruction(state)
+
+    def find_tool(self, name: str) -> Tool | None:
+        return self._tools.get(name)
+
+    def find_handoff(self, name: str) -> Handoff | None:
+        return self._handoffs.get(name)
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """What the model may call, handoffs included."""
+        return (*(it.spec for it in self._tools.values()), *(it.spec for it in self._handoffs.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """Leave to let ``agent`` take the conversation over, with its own instruction and tools, by a tool named `hand_over_to_ID`.
+
+    ``history`` says what it sees of the turns before, beside the conversation itself; tool traffic is left out unless said otherwise.
+    """
+
+    agent: Agent
+    history: HistoryFilter = "texts"
+    returns: Returns = "to_person"
+
+    @property
+    def name(self) -> str:
+        return ("hand_over_to_" + re.sub(r"[^a-zA-Z0-9_-]", "_", self.agent.id))[:MAX_NAME_CHARS]
+
+    @property
+    def spec(self) -> ToolSpec:
+        about = f" {self.agent.description}" if self.agent.description else ""
+        note = {"type": "string", "description": "What the other has to know beside the conversation"}
+        schema = {
+            "type": "object", "properties": {"note": note}, "required": ["note"], "additionalProperties": False,
+        }  # fmt: skip
+        return ToolSpec(
+            self.name, f"Hand the conversation over to {self.agent.id}, who goes on with it.{about}", schema
+        )
+
+
+def find_agent(start: Agent, agent_id: str) -> Agent | None:
+    """Give the agent of this id among ``start`` and those that can be reached from it by handoffs."""
+    seen: list[Agent] = [start]
+    for agent in seen:
+        if agent.id == agent_id:
+            return agent
+        found = (it.agent if isinstance(it, Handoff) else it for it in agent.handoffs)
+        seen += [it for it in found if all(it is not known for known in seen)]
+    return None

@@ -1,0 +1,104 @@
+"""A reaction's history as a provider accepts it: calls and results paired, ids unique, arguments well formed; and how it is shortened.
+
+Used by `reaction` before every model call and at a handoff. Pure: each function gives a new list, but `say`, which appends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from .models.model import AssistantMessage, ChatMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
+from .text import cut
+
+HistoryFilter = Literal["texts", "all", "none"] | int | Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
+"""What an agent that takes over sees of the turns before it: their texts without tool traffic, all, nothing, the last N messages, or
+what a callable makes of them."""
+
+COMPACT_RESULT_CHARS = 400
+
+
+def say(messages: list[ChatMessage], text: str) -> None:
+    """Append a user message, or to it: many chat templates refuse two in a row."""
+    last = messages[-1] if messages else None
+    if isinstance(last, UserMessage):
+        messages[-1] = UserMessage(f"{last.content}\n\n{text}")
+    else:
+        messages.append(UserMessage(text))
+
+
+def repair(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Pair calls and results: each call is answered right after its message, in order, and no result stands without its call."""
+    results = {it.tool_call_id: it for it in messages if isinstance(it, ToolMessage)}
+    repaired: list[ChatMessage] = []
+    for message in messages:
+        match message:
+            case ToolMessage():
+                continue
+            case AssistantMessage(tool_calls=calls) if calls:
+                repaired.append(message)
+                repaired += [results.get(call.id) or ToolMessage(call.id, "No result is known.") for call in calls]
+            case AssistantMessage(content) if not content:
+                continue
+            case UserMessage(content):
+                say(repaired, content)
+            case _:
+                repaired.append(message)
+    return repaired
+
+
+def compact(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Shorten what is long and old: every result but those of the last turn."""
+    turns = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
+    last = turns[-1] if turns else 0
+    return [
+        replace(message, content=cut(message.content, COMPACT_RESULT_CHARS))
+        if isinstance(message, ToolMessage) and place < last
+        else message
+        for place, message in enumerate(messages)
+    ]
+
+
+def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> list[ChatMessage]:
+    """Give what ``chosen`` leaves of a history's turns (the messages after the prompt)."""
+    kept: Sequence[ChatMessage]
+    match chosen:
+        case "all":
+            kept = messages
+        case "none":
+            kept = ()
+        case "texts":
+            kept = [
+                AssistantMessage(it.content) if isinstance(it, AssistantMessage) else it
+                for it in messages
+                if not isinstance(it, ToolMessage)
+            ]
+        case int(count):
+            kept = messages[-count:] if count > 0 else ()
+        case _:
+            kept = [it for it in chosen(tuple(messages)) if not isinstance(it, SystemMessage)]
+    return repair(kept)
+
+
+def well_formed(call: ToolCall) -> ToolCall:
+    """Give the call as the history shows it: servers parse the arguments again, and check names, also in what was."""
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
+    arguments = call.arguments if call.arguments.strip() else "{}"
+    try:
+        if not isinstance(json.loads(arguments), dict):
+            arguments = json.dumps({"invalid": arguments})
+    except (ValueError, RecursionError):
+        arguments = json.dumps({"invalid": arguments})
+    return ToolCall(call.id, name, arguments)
+
+
+def read_argument(call: ToolCall, name: str) -> str:
+    """Give a text argument of a call that counts whatever its arguments look like; empty if there is none."""
+    try:
+        value = json.loads(call.arguments or "{}")[name]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        value = ""
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,124 @@
+"""What a reaction asks for next (steps) and what came of it (outcomes): the words that `reaction` and `driver` share. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from .models.model import ChatMessage, ModelFailure, ModelReply, ToolCall, ToolSpec, Usage
+from .tools import Tool, ToolResult
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+Status = Literal["finished", "stopped", "cancelled", "failed"]
+"""How a reaction ended: by the model, at a limit, by a person, or by an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Ask the model of ``agent``. Without ``tools`` it is the last turn; the last message holds the facts of the turn and is not kept."""
+
+    turn: int
+    agent: Agent
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call to run, its arguments validated. ``index`` is its place among the calls of its turn."""
+
+    index: int
+    call: ToolCall
+    tool: Tool
+    arguments: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredCall:
+    """A call that is not run, with what the model is told."""
+
+    index: int
+    call: ToolCall
+    result: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class CallTools:
+    """Run the planned calls, in parallel, and give `ToolsDone`; both may be empty (the model only finished).
+
+    ``text`` and ``calls`` are what the model replied, the calls under the ids of the history.
+    """
+
+    turn: int
+    planned: tuple[PlannedCall, ...]
+    answered: tuple[AnsweredCall, ...]
+    text: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to send.
+
+    ``reason`` is for records and logs and may hold a provider's own words; ``answer`` never does. ``keeper``: the agent that the
+    thread stays with.
+    """
+
+    status: Status
+    reason: str
+    answer: str | None
+    turns: int
+    usage: Usage
+    tool_calls: int = 0
+    keeper: str | None = None
+
+
+Step = CallModel | CallTools | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The first thing that a reaction is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration is now.
+
+    ``begun`` are the calls that were begun, with a result or without; ``is_last`` that the turn had no tools, ``goes_on`` that another one followed.
+    """
+
+    reply: ModelReply
+    results: Mapping[int, ToolResult] = field(default_factory=dict)
+    begun: frozenset[int] = frozenset()
+    is_last: bool = False
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFailed:
+    """The model gave no reply. ``reason`` is a sentence for the record; ``is_recorded`` that it was the end once and is so again."""
+
+    reason: str
+    kind: ModelFailure = "server"
+    is_recorded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsDone:
+    """A result for each planned call, by its index."""
+
+    results: Mapping[int, ToolResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Somebody stopped the reaction, before it began or while a step was under way."""
+
+    reason: str
+
+
+Outcome = Begin | ModelReply | Replayed | ModelFailed | ToolsDone | Cancel

@@ -1,0 +1,105 @@
+"""P4 where the history was cut: whoever comes back too late is told `limited`, from where on, and gets all that is left. docs/promises.md."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from roundelay.network.client import NetworkClient
+from roundelay.network.clock import random_id
+from roundelay.network.config import Limits, Retain
+from roundelay.network.hub import Hub
+from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.local import LocalTransport
+from roundelay.network.retention import DAY_MS, keep_within
+from tests.support.counts import Note
+
+DAY = Retain(days=1)
+TIMEOUT_S = 10.0
+
+
+class _Network:
+    """A hub over a file, whose clock is the test's: ``day`` is what it says."""
+
+    def __init__(self, db: Path) -> None:
+        self.day = 1000.0
+        self.ledger = SQLiteLedger(db, new_epoch=random_id)
+        limits = Limits(root_messages_per_s=100_000, max_unacked=2)
+        self.hub = Hub(self.ledger, limits=limits, clock=self.clock, new_id=random_id)
+
+    def clock(self) -> int:
+        return int(self.day * DAY_MS)
+
+    def client(self, agent_id: str, **options: object) -> NetworkClient:
+        return NetworkClient(agent_id, transport=LocalTransport(self.hub), **options)  # type: ignore[arg-type]
+
+    async def cut(self) -> int:
+        return await keep_within(DAY, self.hub.switchboard, self.ledger, self.clock, self.hub.writing)
+
+
+async def _take(client: NetworkClient, count: int) -> list[int]:
+    """The seqs of the next deliveries, each acknowledged; the hub has taken that in."""
+    seqs: list[int] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        async for delivery in client.deliveries():
+            seqs.append(delivery.message.seq)
+            await delivery.ack()
+            if len(seqs) == count:
+                break
+    await client.call("network.info")
+    return seqs
+
+
+async def _prove(db: Path, note: Note, *, histories: int) -> None:
+    random = Random(histories)
+    network = _Network(db)
+    await network.hub.start()
+    limited = full = wrong_start = wrong_rest = dropped = 0
+    starts = set()
+    try:
+        async with network.client("ann") as ann:
+            for number in range(histories):
+                late, early = network.client(f"late{number}"), network.client(f"early{number}")
+                async with late, early:
+                    await ann.broadcast("read by both")
+                    await _take(late, 1)
+                    late_cursor = late.cursor
+                    await late.close()
+                    missed = [(await ann.broadcast("missed")).seq for _ in range(random.randint(1, 5))]
+                    await _take(early, 1 + len(missed))
+                    early_cursor = early.cursor
+                network.day += 2
+                kept = [(await ann.broadcast("kept")).seq for _ in range(random.randint(1, 5))]
+                dropped += await network.cut()
+                from_cursor = number % 2 == 0  # else from the hub's floor
+                resumes = {"late": late_cursor, "early": early_cursor}
+                for name, cursor in resumes.items():
+                    async with network.client(f"{name}{number}", resume=cursor if from_cursor else None) as client:
+                        welcome = client.welcome
+                        wrong_rest += await _take(client, len(kept)) != kept
+                    if name == "early":
+                        full += (welcome.resume, welcome.missing_before) == ("full", None)
+                    else:
+                        limited += welcome.resume == "limited"
+                        wrong_start += welcome.missing_before != kept[0]
+                        starts.add(welcome.missing_before)
+    finally:
+        await network.hub.close()
+    note(
+        truncated_histories=histories, rows_dropped=dropped, limited=limited, different_starts=len(starts), wrong_missing_before=wrong_start,
+        wrong_rest=wrong_rest, complete_and_told_so=full,
+    )  # fmt: skip
+    assert (limited, full, len(starts)) == (histories, histories, histories)
+    assert (wrong_start, wrong_rest) == (0, 0)
+
+
+async def test_10_truncated_histories_give_10_limited(tmp_path: Path, note: Note) -> None:
+    await _prove(tmp_path / "team.db", note, histories=10)
+
+
+@pytest.mark.full
+async def test_50_truncated_histories_give_50_limited(tmp_path: Path, note: Note) -> None:
+    await _prove(tmp_path / "team.db", note, histories=50)

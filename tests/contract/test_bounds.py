@@ -1,0 +1,573 @@
+"""What one participant can make the hub hold is bounded, and a hub that fails says so: asked of a hub in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.journal import fetch_records
+from roundelay.app import Node, serve
+from roundelay.mods.channels import Channels
+from roundelay.network import connection as connections
+from roundelay.network import operations
+from roundelay.network.client import Event, NetworkClient, Signal
+from roundelay.network.clock import random_id, system_clock
+from roundelay.network.config import Limits, NodeConfig
+from roundelay.network.connection import HubConnection
+from roundelay.network.errors import LedgerError
+from roundelay.network.hub import Hub
+from roundelay.network.ledger import MAX_PAGE_BYTES, Page
+from roundelay.network.ledger_memory import MemoryLedger
+from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.local import LocalConnection, LocalTransport
+from roundelay.network.state import DeadLetter, Put
+from roundelay.network.transport import Closed
+from tests.support.wire import get_http
+
+TIMEOUT_S = 20.0
+DAY_MS = 24 * 3600 * 1000
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: roundelay.v1\r\n\r\n"
+)
+HELLO = json.dumps({"type": "hello", "protocol": 1, "agent_id": "ann", "kind": "agent", "token": "t" * 43}).encode()
+
+
+class WatchedLedger(MemoryLedger):
+    """Notes what is read of it at once, and stands still while ``may_append`` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__(epoch="e1")
+        self.pages: list[int] = []
+        self.thread_rows: list[int] = []
+        self.under_way = self.most_under_way = 0
+        self.may_append = asyncio.Event()
+        self.may_append.set()
+
+    async def append(self, rows: Any, puts: Any) -> None:
+        await self.may_append.wait()
+        await super().append(rows, puts)
+
+    async def inbox(
+        self, spans: Any, sender: str, after: int, until: int, limit: int, *, newest: bool = False,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        page = await super().inbox(spans, sender, after, until, limit, newest=newest, max_bytes=max_bytes)
+        self.pages.append(sum(len(row.data) for row in page.rows))
+        return page
+
+    async def thread(
+        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        self.under_way += 1
+        self.most_under_way = max(self.under_way, self.most_under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        page = await super().thread(stream, after=after, before=before, limit=limit, newest=newest, max_bytes=max_bytes)
+        self.thread_rows.append(len(page.rows))
+        return page
+
+
+@asynccontextmanager
+async def running_hub(ledger: Any, **limits: int) -> AsyncIterator[Hub]:
+    """A hub over a ledger, for participants that are fast."""
+    settings = Limits(**{"root_messages_per_s": 10**6, "sends_per_s": 10**6, "max_root_messages": 10**6, **limits})
+    hub = Hub(ledger, limits=settings, mods=[Channels()], clock=system_clock, new_id=random_id)
+    await hub.start()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield hub
+    finally:
+        async with asyncio.timeout(TIMEOUT_S):
+            await hub.close()
+
+
+@asynccontextmanager
+async def joined(hub: Hub, agent_id: str, **options: Any) -> AsyncIterator[NetworkClient]:
+    async with NetworkClient(agent_id, transport=LocalTransport(hub), **options) as client:
+        yield client
+
+
+class Peer:
+    """A participant of a hub that says just what a test tells it to."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._connection = LocalConnection(hub)
+        self._frames = self._connection.frames()
+
+    def say(self, **frame: Any) -> None:
+        self._connection.send(json.dumps(frame).encode())
+
+    def say_raw(self, data: bytes) -> None:
+        self._connection.send(data)
+
+    async def hear(self) -> dict[str, Any]:
+        frame: dict[str, Any] = json.loads(await anext(self._frames))
+        return frame
+
+    async def join(self, agent_id: str, **hello: Any) -> dict[str, Any]:
+        self.say(type="hello", protocol=1, agent_id=agent_id, kind="agent", **hello)
+        welcome = await self.hear()
+        assert welcome["type"] == "welcome", welcome
+        return welcome
+
+    async def closed(self) -> int:
+        while True:
+            try:
+                await self.hear()
+            except Closed as end:
+                return end.code
+
+
+# -- the hub's own tasks
+
+
+async def test_a_hub_stops_while_frames_keep_coming(tmp_path: Path) -> None:
+    ledger = SQLiteLedger(tmp_path / "team.db", new_epoch=random_id)
+    async with running_hub(ledger, max_pending_bytes=256 * 1024) as hub:
+        senders = [Peer(hub) for _ in range(3)]
+        for number, sender in enumerate(senders):
+            await sender.join(f"ann{number}")
+
+        async def send_without_end(sender: Peer) -> None:
+            for number in range(10**9):
+                sender.say(type="send", message_id=f"m{number}", to="broadcast", content=number)
+                await asyncio.sleep(0)
+
+        sending = [asyncio.create_task(send_without_end(sender)) for sender in senders]
+        closed = [asyncio.create_task(sender.closed()) for sender in senders]  # they read, too
+        while hub.state.head < 100:
+            await hub.wait_beyond(hub.state.head, TIMEOUT_S)
+        await hub.close()
+        for task in sending:
+            with pytest.raises(Closed):
+                await task
+        assert await asyncio.gather(*closed) == [4503] * 3
+
+
+async def test_a_ledger_that_fails_in_every_way_is_reopened() -> None:
+    class Failing(MemoryLedger):
+        fails = False
+
+        async def append(self, rows: Any, puts: Any) -> None:
+            if self.fails:
+                raise LedgerError("the disk is gone")
+            await super().append(rows, puts)
+
+        async def close(self) -> None:
+            if self.fails:
+                self.fails = False
+                raise OSError("the disk is gone at the close too")
+            await super().close()
+
+    ledger = Failing(epoch="e1")
+    async with running_hub(ledger) as hub, joined(hub, "ann") as ann:
+        ledger.fails = True
+        assert (await ann.broadcast("it comes through")).seq > 0
+        assert hub.is_ready
+
+
+async def test_a_defect_in_a_task_of_the_hub_ends_its_sessions_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_hub(MemoryLedger(epoch="e1")) as hub:
+        ann = Peer(hub)
+        await ann.join("ann")
+        monkeypatch.setattr(hub.switchboard, "dirty_mailboxes", lambda: 1 / 0)
+        await hub.failed.wait()
+        assert await ann.closed() == 4503
+        assert not hub.is_ready
+        assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+        monkeypatch.undo()
+
+
+# -- what is read
+
+
+async def test_a_session_that_is_far_behind_reads_pages_of_its_queues_size() -> None:
+    ledger = WatchedLedger()
+    async with running_hub(ledger, session_queue_bytes=64 * 1024) as hub, joined(hub, "ann") as ann:
+        async with joined(hub, "bob"):
+            pass
+        sent = [f"{number} {'x' * 10_000}" for number in range(50)]
+        await asyncio.gather(*(ann.send_text("bob", text) for text in sent))
+        ledger.pages.clear()
+        async with joined(hub, "bob") as bob:
+            read = []
+            async for delivery in bob.deliveries():
+                async with delivery as message:
+                    read.append(message.text)
+                if len(read) == len(sent):
+                    break
+        assert read == sent
+        assert 0 < max(ledger.pages) <= 64 * 1024
+
+
+async def test_a_short_history_reads_little() -> None:
+    ledger = WatchedLedger()
+    async with running_hub(ledger) as hub, joined(hub, "ann") as ann:
+        for number in range(100):
+            await ann.broadcast(str(number))
+        newest = await ann.history("broadcast", limit=1)
+        assert ([message.text for message in newest.messages], newest.has_more) == (["99"], True)
+        assert ledger.thread_rows == [2]
+
+
+async def test_a_history_finds_what_is_readable_among_much_that_is_not() -> None:
+    async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
+        await ann.call("channels.create", {"name": "dev"})
+        await bob.call("channels.join", {"name": "dev"})
+        await ann.post("dev", "heard")
+        await bob.call("channels.leave", {"name": "dev"})
+        for number in range(600):
+            await ann.post("dev", f"unheard {number}")
+        found = await bob.history("channel:dev", limit=1)
+        assert ([message.text for message in found.messages], found.has_more) == (["heard"], False)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryLedger | SQLiteLedger:
+    if request.param == "memory":
+        return MemoryLedger(epoch="e1")
+    return SQLiteLedger(tmp_path / "team.db", new_epoch=random_id, durability="normal")
+
+
+async def test_large_messages_are_read_in_several_results(ledger: Any) -> None:
+    async with running_hub(ledger, max_result_bytes=4096) as hub, joined(hub, "ann") as ann:
+        sent = [f"{number} {'x' * 1000}" for number in range(20)]
+        for text in sent:
+            await ann.broadcast(text)
+        read: list[str] = []
+        before, has_more = None, True
+        while has_more:
+            page = await ann.history("broadcast", before=before)
+            read[:0] = [message.text for message in page.messages]
+            before, has_more = page.messages[0].seq, page.has_more
+            assert len(page.messages) == 3 or not has_more
+        assert read == sent
+
+
+async def test_one_message_beyond_the_bound_is_still_a_result(ledger: Any) -> None:
+    async with running_hub(ledger, max_result_bytes=1024) as hub, joined(hub, "ann") as ann:
+        for number in range(3):
+            await ann.broadcast(f"{number} {'x' * 5000}")
+        page = await ann.history("broadcast")
+        assert ([message.text[0] for message in page.messages], page.has_more) == (["2"], True)
+        page = await ann.history("broadcast", before=page.messages[0].seq - 1)
+        assert ([message.text[0] for message in page.messages], page.has_more) == (["0"], False)
+
+
+async def test_the_log_is_read_in_several_results(ledger: Any) -> None:
+    async with running_hub(ledger, max_result_bytes=4096) as hub, joined(hub, "mia", kind="human") as mia:
+        sent = [f"{number} {'x' * 1000}" for number in range(20)]
+        for text in sent:
+            await mia.broadcast(text)
+        read: list[str] = []
+        value: dict[str, Any] = {"next": 0, "head": 1}
+        while value["next"] < value["head"]:
+            value = await mia.call("network.log", {"after": value["next"], "limit": 500})
+            assert len(json.dumps(value["messages"])) < 8192
+            read += [message["content"] for message in value["messages"]]
+        assert read == sent
+
+
+async def test_the_records_of_a_reaction_are_read_in_several_results(ledger: Any) -> None:
+    async with running_hub(ledger, max_result_bytes=4096) as hub, joined(hub, "bob", role="reactor") as bob:
+        for number in range(20):
+            await bob.record("r", "note", {"number": number, "text": "x" * 1000}, record_id=f"r{number}")
+        page = await bob.call("network.records", {"reaction": "r", "limit": 2})
+        assert ([record["body"]["number"] for record in page["records"]], page["has_more"]) == ([0, 1], True)
+        page = await bob.call("network.records", {"reaction": "r", "after": page["records"][-1]["seq"]})
+        assert ([record["body"]["number"] for record in page["records"]], page["has_more"]) == ([2, 3, 4, 5], True)
+        records = await fetch_records(bob.call, "r")
+        assert [record["body"]["number"] for record in records] == list(range(20))
+
+
+async def test_a_window_is_cut_from_its_oldest_and_says_so(ledger: Any) -> None:
+    async with (
+        running_hub(ledger, max_result_bytes=4096) as hub,
+        joined(hub, "ann") as ann,
+        joined(hub, "bob") as bob,
+    ):
+        for number in range(6):
+            stored = await ann.send_text("bob", f"{number} {'x' * 1000}")
+        [thread] = (await bob.window(stored.seq)).threads
+        assert ([message.text[0] for message in thread.messages], thread.omitted) == (["3", "4", "5"], 3)
+
+
+async def test_a_chain_of_causes_is_cut_and_says_so(ledger: Any) -> None:
+    async with running_hub(ledger, max_result_bytes=4096) as hub, joined(hub, "ann") as ann:
+        seq = (await ann.broadcast("x" * 1000)).seq
+        for _ in range(5):
+            seq = (await ann.broadcast("x" * 1000, cause=seq)).seq
+        value = await ann.call("network.why", {"seq": seq})
+        assert (len(value["chain"]), value["has_more"]) == (3, True)
+
+
+async def test_records_named_like_a_thread_hide_none_of_it(ledger: Any) -> None:
+    async with (
+        running_hub(ledger) as hub,
+        joined(hub, "ann") as ann,
+        joined(hub, "bob") as bob,
+        joined(hub, "eve") as eve,
+    ):
+        await ann.send_text("bob", "before")
+        for number in range(520):
+            await eve.record("direct:ann~bob", "x", {}, record_id=f"r{number}")
+        stored = await ann.send_text("bob", "now")
+        [thread] = (await bob.window(stored.seq)).threads
+        assert [message.text for message in thread.messages] == ["before", "now"]
+
+
+# -- what waits
+
+
+@pytest.fixture
+async def node(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    """A node whose hub the test can see; ``limits`` by an indirect parameter."""
+    limits = Limits(**getattr(request, "param", {}))
+    config = NodeConfig(port=0, db=tmp_path / "node.db", durability="memory", limits=limits)
+    async with serve(config) as running:
+        yield running
+
+
+async def test_frames_that_count_nothing_do_not_pile_up_before_a_writer_that_stands() -> None:
+    ledger = WatchedLedger()
+    async with running_hub(ledger, max_pending_bytes=16 * 1024) as hub:
+        ann = Peer(hub)
+        await ann.join("ann")
+        ledger.may_append.clear()
+        ann.say(type="send", message_id="first", to="broadcast", content=1)
+        await asyncio.sleep(0)  # its batch is with the ledger
+        for _ in range(1000):
+            ann.say_raw(b"{}")
+        assert hub.pending <= 33
+        ledger.may_append.set()
+        assert (await ann.hear())["type"] == "stored"
+        assert [(await ann.hear())["code"] for _ in range(1000)] == ["invalid_frame"] * 1000
+
+
+@pytest.mark.parametrize(
+    "node", [{"max_pending_bytes": 16 * 1024, "ping_interval_ms": 100, "stall_timeout_ms": 200}], indirect=True
+)
+@pytest.mark.parametrize("is_early", [False, True], ids=["after the handshake", "with the handshake"])
+async def test_a_session_that_is_not_read_for_a_while_lives_on(node: Node, is_early: bool) -> None:
+    may_append = asyncio.Event()
+    append = node.hub.ledger.append
+
+    async def append_later(rows: Any, puts: Any) -> None:
+        await may_append.wait()
+        await append(rows, puts)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+    writer.write(HANDSHAKE + (masked(HELLO) if is_early else b""))
+    await reader.readuntil(b"\r\n\r\n")
+    if not is_early:
+        writer.write(masked(HELLO))
+    assert b'"welcome"' in await read_frame(reader)
+    node.hub.ledger.append = append_later  # type: ignore[method-assign]
+    send = {"type": "send", "message_id": "m", "to": "broadcast", "content": 1}
+    writer.write(masked(json.dumps(send).encode()))
+    writer.write(masked(b"{}") * 3000)
+    await asyncio.sleep(0.6)  # not for a state: that pings and stalls are not counted against it is what is tested
+    assert node.hub.pending <= 33 + 1
+    may_append.set()
+    answers = [json.loads(await read_frame(reader)) for _ in range(3001)]
+    assert [answer["type"] for answer in answers] == ["stored"] + ["error"] * 3000
+    writer.close()
+
+
+async def next_signal(events: AsyncIterator[Event]) -> Signal:
+    event = await anext(events)
+    assert isinstance(event, Signal)
+    return event
+
+
+async def test_signals_by_their_thread_are_dropped_when_too_many_wait() -> None:
+    ledger = WatchedLedger()
+    async with running_hub(ledger, max_reads=4) as hub, joined(hub, "bob") as bob:
+        await bob.call("network.watch", {"signals": True})
+        ann = Peer(hub)
+        await ann.join("ann")
+        ann.say(type="send", message_id="m", to="agent:bob", content="hello")
+        await ann.hear()
+        signal = {"type": "signal", "kind": "typing", "thread_id": "direct:ann~bob"}
+        for number in range(500):
+            ann.say(**signal, body=number)
+        events = bob.events()
+        for number in range(4):
+            assert (await next_signal(events)).body == number
+        assert ledger.most_under_way <= 4
+        ann.say(**signal, body="still there")
+        assert (await next_signal(events)).body == "still there"
+
+
+def masked(data: bytes, first: int = 0x81) -> bytes:
+    """A client's frame (RFC 6455, 5.2), with a mask of zeros."""
+    size = len(data)
+    head = struct.pack("!BB", first, 0x80 | size) if size < 126 else struct.pack("!BBH", first, 0xFE, size)
+    return head + bytes(4) + data
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The payload of the hub's next text frame."""
+    while True:
+        first, size = await reader.readexactly(2)
+        if size == 126:
+            (size,) = struct.unpack("!H", await reader.readexactly(2))
+        payload = await reader.readexactly(size)
+        if first == 0x81:
+            return payload
+
+
+@asynccontextmanager
+async def plain_connection(
+    node: Node,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, HubConnection]]:
+    """A WebSocket whose frames a test writes byte by byte, and the hub's end of it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.port, limit=1024)
+    try:
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(masked(b"ready?", 0x89))
+        await reader.readexactly(8)
+        [session] = node.hub.switchboard.sessions.values()
+        assert isinstance(session.connection, HubConnection)
+        yield reader, writer, session.connection
+    finally:
+        writer.close()
+
+
+async def test_pongs_that_nobody_reads_do_not_pile_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "UNREAD_BYTES", 64 * 1024)
+    async with plain_connection(node) as (reader, writer, connection):
+        pings = masked(b"p" * 120, 0x89) * 500
+        sent = 0
+        try:
+            while sent < 40_000_000:
+                writer.write(pings)
+                sent += len(pings)
+                async with asyncio.timeout(0.5):
+                    await writer.drain()
+        except TimeoutError:
+            pass  # the hub does not read on
+        assert sent < 40_000_000
+        assert connection.transport.get_write_buffer_size() < 512 * 1024
+        writer.write(masked(HELLO))
+        assert b'"welcome"' in await read_frame(reader)
+
+
+async def test_empty_pieces_of_a_message_take_no_room(node: Node) -> None:
+    async with plain_connection(node) as (reader, writer, connection):
+        writer.write(masked(b"", 0x01) + masked(b"", 0x00) * 20_000)
+        writer.write(masked(b"heard?", 0x89))
+        await reader.readexactly(8)
+        assert connection._fragments is not None
+        assert len(connection._fragments) == 0
+        writer.write(masked(HELLO[:9], 0x00) + masked(b"", 0x00) + masked(HELLO[9:], 0x80))
+        assert b'"welcome"' in await read_frame(reader)
+
+
+async def test_a_message_within_the_pieces_of_another_ends_the_connection(node: Node) -> None:
+    async with plain_connection(node) as (reader, writer, _):
+        writer.write(masked(b"", 0x01) + masked(HELLO))
+        first, size = await reader.readexactly(2)
+        (code,) = struct.unpack("!H", (await reader.readexactly(size))[:2])
+        assert (first, code) == (0x88, 1002)
+
+
+@pytest.mark.parametrize(
+    "node", [{"max_connections": 5, "max_unauthenticated": 5, "hello_timeout_ms": 60_000}], indirect=True
+)
+async def test_connections_that_never_ask_for_anything_are_bounded(node: Node) -> None:
+    silent = [await asyncio.open_connection("127.0.0.1", node.port) for _ in range(40)]
+    ends = [asyncio.create_task(reader.read()) for reader, _ in silent]
+    async with asyncio.timeout(TIMEOUT_S):
+        while sum(task.done() for task in ends) < 35:
+            await asyncio.wait([task for task in ends if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+    assert sum(not task.done() for task in ends) == 5
+    for _, writer in silent:
+        writer.close()
+    await asyncio.gather(*ends, return_exceptions=True)
+    assert await answers(lambda: get_http(node.url, "/healthz")) == (200, "ok\n")
+
+
+async def answers(ask: Callable[[], Awaitable[tuple[int, str]]]) -> tuple[int, str]:
+    """What an honest client gets in the end, that tries again when it was cut."""
+    while True:
+        try:
+            return await ask()
+        except (ConnectionError, IndexError):
+            await asyncio.sleep(0)
+
+
+# -- what is told of a message
+
+
+async def test_a_message_is_put_off_by_a_day_at_most() -> None:
+    async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
+        stored = await ann.send_text("bob", "not now")
+        await (await anext(bob.deliveries())).nack("never", retry_after_ms=2**50)
+        await bob.call("network.info")
+        attempt = hub.state.get("attempt", f"bob/{stored.seq}")
+        assert attempt.due_at <= system_clock() + DAY_MS
+
+
+async def test_attempts_count_what_was_handed_over() -> None:
+    async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann:
+        async with joined(hub, "bob"):
+            pass
+        stored = await ann.send_text("bob", "difficult")
+
+        async def attempts() -> tuple[str, int]:
+            [status] = (await ann.call("network.message_status", {"seq": stored.seq}))["recipients"]
+            return status["state"], status["attempts"]
+
+        assert await attempts() == ("queued", 0)
+        async with joined(hub, "bob") as bob:
+            deliveries = bob.deliveries()
+            first = await anext(deliveries)
+            assert await attempts() == ("delivered", 1)
+            await first.nack("later", retry_after_ms=50)
+            await bob.call("network.info")
+            assert (await attempts())[1] == 1
+            second = await anext(deliveries)
+            assert second.attempt == 2
+            assert (await attempts())[1] == 2
+            await second.ack()
+            await bob.call("network.info")
+            assert await attempts() == ("handled", 2)
+
+
+async def test_a_dead_letter_is_found_among_many(ledger: Any) -> None:
+    async with running_hub(ledger) as hub, joined(hub, "ann") as ann, joined(hub, "zoe") as zoe:
+        many = [DeadLetter("ann", seq, "old", 5, 1) for seq in range(10**6, 10**6 + 10_001)]
+        await ledger.append([], [Put("dead", f"ann/{letter.seq:016d}", letter) for letter in many])
+        stored = await ann.send_text("zoe", "cannot be handled")
+        deliveries = zoe.deliveries()
+        for _ in range(5):
+            await (await anext(deliveries)).nack("no", retry_after_ms=1)
+        await zoe.call("network.info")
+        [status] = (await ann.call("network.message_status", {"seq": stored.seq}))["recipients"]
+        assert (status["state"], status["attempts"]) == ("dead", 5)
+
+
+async def test_a_late_reaction_with_a_message_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "PAGE", 2)
+    async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
+        early = await ann.send_text("bob", "remembered later")
+        for number in range(7):
+            stored = await ann.send_text("bob", f"trigger {number}")
+            manifest = [early.seq, stored.seq] if number == 6 else [stored.seq]
+            body = {"trigger": stored.seq, "manifest": manifest}
+            await bob.record(f"reaction{number}", "started", body, record_id=f"r{number}")
+        [status] = (await ann.call("network.message_status", {"seq": early.seq}))["recipients"]
+        assert (status["state"], status["reaction"]) == ("in_prompt", "reaction6")

@@ -1,0 +1,211 @@
+"""Every limit that `welcome` announces can be set, and is reached: by what an honest client sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from roundelay.network.config import Limits
+from tests.support.node import Node, running_node
+from tests.support.wire import WireSession, expect_error, hello_frame
+
+Reach = Callable[[Node], Awaitable[None]]
+REACHED: dict[str, tuple[dict[str, int], Reach]] = {}
+
+
+def reaches(limit: str, value: int, **others: int) -> Callable[[Reach], Reach]:
+    """The limit that a case is about, its value, and whatever else is set for it."""
+
+    def keep(reach: Reach) -> Reach:
+        assert limit not in REACHED
+        REACHED[limit] = ({limit: value, **others}, reach)
+        return reach
+
+    return keep
+
+
+@pytest.mark.parametrize("limit", Limits.model_fields)
+async def test_a_limit_is_announced_and_reached(limit: str) -> None:
+    limits, reach = REACHED[limit]
+    async with running_node(limits=limits) as node:
+        first = await node.agent("first")
+        assert first.welcome["limits"] == Limits(**limits).model_dump()
+        await first.bye()
+        async with asyncio.timeout(20):
+            await reach(node)
+
+
+async def deaf_session(node: Node) -> WireSession:
+    """A session of `bob` that reads one frame at a time through a small buffer."""
+    session = await node.connect(max_queue=1, receive_buffer_bytes=8 * 1024)
+    await session.hello("bob", token=node.token_of("bob"))
+    return session
+
+
+@reaches("max_frame_bytes", 2048)
+async def a_larger_frame_ends_the_connection(node: Node) -> None:
+    ann = await node.agent("ann")
+    await ann.send_frame({"type": "send", "message_id": "m", "to": "broadcast", "content": "x" * 2048})
+    assert await ann.closed() == 4413
+
+
+@reaches("max_depth", 5)
+async def deeper_json_is_an_invalid_frame(node: Node) -> None:
+    ann = await node.agent("ann")
+    await ann.send("broadcast", [[[1]]])
+    await ann.refused("invalid_frame", "broadcast", [[[[[1]]]]])
+
+
+@reaches("max_record_bytes", 1024)
+async def a_larger_record_is_too_large(node: Node) -> None:
+    ann = await node.agent("ann")
+    expect_error(await ann.submit_record("r", "note", {"text": "x" * 1024}), "too_large")
+
+
+@reaches("max_unacked", 2)
+async def the_window_takes_no_more(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await node.agent("bob")
+    for text in "abc":
+        await ann.send("agent:bob", text)
+    await bob.message("a")
+    second = await bob.message("b")
+    await bob.settle()
+    assert bob.unread == []
+    await bob.ack(second["seq"])
+    await bob.message("c")
+
+
+@reaches("hello_timeout_ms", 200)
+async def silence_is_closed(node: Node) -> None:
+    assert await (await node.connect()).closed() == 4408
+
+
+@reaches("stall_timeout_ms", 200, session_queue_bytes=64 * 1024)
+async def a_stalled_reader_is_closed(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await deaf_session(node)
+    for _ in range(40):
+        await ann.send("agent:bob", "x" * 60_000)
+    await asyncio.sleep(0.6)  # not for a state: that the peer takes no byte for so long is what is tested
+    assert await bob.closed() == 4429
+
+
+@reaches("ping_interval_ms", 100)
+async def an_unanswered_ping_is_closed(node: Node) -> None:
+    deaf = await node.connect(max_queue=1)
+    await deaf.hello("deaf", token=node.token_of("deaf"))
+    deaf.socket.transport.pause_reading()
+    await asyncio.sleep(0.5)  # not for a state: to be deaf for some pings is what is tested
+    deaf.socket.transport.resume_reading()
+    assert await deaf.closed() == 1011
+
+
+@reaches("session_queue_bytes", 64 * 1024)
+async def beyond_its_queue_a_session_is_behind(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await deaf_session(node)
+    for _ in range(40):
+        await ann.send("agent:bob", "x" * 60_000)
+    assert [len((await bob.delivery())["message"]["content"]) for _ in range(40)] == [60_000] * 40
+    await bob.expect("notice", kind="behind")
+
+
+@reaches("sends_per_s", 2)
+async def more_sends_are_rate_limited(node: Node) -> None:
+    mia = await node.person("mia")
+    answers = [await mia.submit("broadcast", str(number)) for number in range(6)]
+    assert expect_error(answers[-1], "rate_limited")["retry_after_ms"] <= 1000
+
+
+@reaches("root_messages_per_s", 2)
+async def more_messages_without_a_cause_are_rate_limited(node: Node) -> None:
+    ann = await node.agent("ann")
+    answers = [await ann.submit("broadcast", str(number)) for number in range(6)]
+    assert expect_error(answers[-1], "rate_limited")["retry_after_ms"] <= 1000
+
+
+@reaches("max_hops", 1)
+async def a_longer_chain_is_stopped(node: Node) -> None:
+    ann = await node.agent("ann")
+    seq = (await ann.send("broadcast", "root"))["seq"]
+    seq = (await ann.send("broadcast", "one hop", cause=seq))["seq"]
+    await ann.refused("loop_stopped", "broadcast", "two hops", cause=seq)
+
+
+@reaches("max_root_messages", 2)
+async def a_larger_conversation_is_stopped(node: Node) -> None:
+    ann = await node.agent("ann")
+    root = (await ann.send("broadcast", "root"))["seq"]
+    await ann.send("broadcast", "second", cause=root)
+    await ann.refused("loop_stopped", "broadcast", "third", cause=root)
+
+
+@reaches("max_connections", 2)
+async def further_sessions_are_refused(node: Node) -> None:
+    await node.agent("ann")
+    await node.agent("bob")
+    with pytest.raises(InvalidStatus) as refusal:
+        await node.connect()
+    assert refusal.value.response.status_code == 503
+
+
+@reaches("max_unauthenticated", 2)
+async def further_connections_without_a_welcome_are_refused(node: Node) -> None:
+    one, _ = await node.connect(), await node.connect()
+    with pytest.raises(InvalidStatus) as refusal:
+        await node.connect()
+    assert refusal.value.response.status_code == 503
+    await one.send_frame(hello_frame("ann", token=node.token_of("ann")))
+    await one.expect("welcome")
+    await node.connect()
+
+
+@reaches("max_pending_bytes", 4096)
+async def a_writer_with_too_much_to_do_is_overloaded(node: Node) -> None:
+    mia = await node.person("mia")
+    for number in range(50):
+        await mia.send_frame({"type": "send", "message_id": f"m{number}", "to": "broadcast", "content": "x" * 500})
+    answers = [await mia.answer(f"m{number}") for number in range(50)]
+    refused = [answer for answer in answers if answer["type"] == "error"]
+    assert {expect_error(answer, "overloaded")["retry_after_ms"] > 0 for answer in refused} == {True}
+
+
+@reaches("max_reads", 1)
+async def a_second_read_is_overloaded(node: Node) -> None:
+    mia = await node.person("mia")
+    head = (await mia.call("network.info"))["head"]
+    args = {"after": head, "wait_ms": 10_000}
+    await mia.send_frame({"type": "call", "call_id": "waits", "op": "network.log", "args": args})
+    assert (await mia.call_refused("overloaded", "network.info"))["retry_after_ms"] > 0
+    await mia.send("broadcast", "that is what it waits for")
+    assert (await mia.answer("waits"))["type"] == "result"
+    await mia.call("network.info")
+
+
+@reaches("max_result_bytes", 4096)
+async def a_larger_result_says_that_there_is_more(node: Node) -> None:
+    ann = await node.agent("ann")
+    for number in range(5):
+        await ann.send("broadcast", f"{number}" * 1500)
+    value = await ann.call("network.history", {"thread_id": "broadcast"})
+    assert ([message["content"][0] for message in value["messages"]], value["has_more"]) == (["3", "4"], True)
+
+
+@reaches("max_card_bytes", 1024)
+async def a_larger_card_is_refused(node: Node) -> None:
+    session = await node.connect()
+    await session.send_frame(hello_frame("ann", token=node.token_of("ann"), card={"description": "x" * 1024}))
+    expect_error(await session.next_frame(), "invalid_frame")
+    assert await session.closed() == 4400
+
+
+@reaches("max_reason_chars", 5)
+async def a_longer_reason_is_cut(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await node.agent("bob")
+    await ann.send("agent:bob", "cannot be handled")
+    for _ in range(5):
+        seq = (await bob.delivery())["message"]["seq"]
+        await bob.nack(seq, reason="too long a story")
+    await bob.expect("notice", kind="dead_letter")
+    assert [letter["reason"] for letter in (await bob.call("network.dead_letters"))["dead_letters"]] == ["too l"]

@@ -1,0 +1,94 @@
+"""Agents on a network, for tests: runners at work, people who hear, events and records to be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from roundelay.agents.events import Event, Finished
+from roundelay.agents.models.scripted import Script, ScriptedModel
+from roundelay.agents.runner import AgentRunner
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.app import Network
+from roundelay.network.client import NetworkClient
+from roundelay.network.messages import BaseMessage
+
+
+def make_runner(agent_id: str, script: Script, **options: Any) -> SimpleAgentRunner:
+    return SimpleAgentRunner(agent_id, instruction="You are under test.", model=ScriptedModel(script), **options)
+
+
+@asynccontextmanager
+async def running(network: Network, *runners: AgentRunner) -> AsyncIterator[None]:
+    """The runners at work, their agents registered and in their channels."""
+    clients = [await network.join(it.agent_id, role="reactor", card=it.describe_card()) for it in runners]
+    tasks = [asyncio.create_task(it.run(client)) for it, client in zip(runners, clients, strict=True)]
+    await asyncio.gather(*(it.ready() for it in runners))
+    try:
+        yield
+    finally:
+        for runner in runners:
+            await runner.stop()
+        await asyncio.gather(*tasks)
+
+
+class Person:
+    """Somebody at the network: hears what is delivered, in order."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self.client = client
+        self._messages = client.__aiter__()
+
+    @classmethod
+    async def join(cls, network: Network, agent_id: str) -> Person:
+        return cls(await network.join(agent_id, kind="human"))
+
+    async def hear(self) -> BaseMessage:
+        return await anext(self._messages)
+
+    async def ask(self, agent_id: str, text: str) -> BaseMessage:
+        """Say something to an agent and hear what comes back."""
+        await self.client.send_text(agent_id, text)
+        return await self.hear()
+
+    async def records(self, reaction: str) -> list[dict[str, Any]]:
+        value = await self.client.call("network.records", {"reaction": reaction})
+        return list(value["records"])
+
+    async def history(self, thread_id: str) -> list[tuple[str, str]]:
+        return [(it.sender_id, it.text) for it in (await self.client.history(thread_id)).messages]
+
+
+class Heard:
+    """Events of runners, to be waited for."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    async def finished(self, count: int = 1) -> list[Finished]:
+        """Wait until so many reactions have ended."""
+        while len(ended := [it for it in self.events if isinstance(it, Finished)]) < count:
+            self._changed.clear()
+            await self._changed.wait()
+        return ended
+
+
+async def until_recorded(person: Person, reaction: str, kind: str) -> None:
+    while kind not in {it["kind"] for it in await person.records(reaction)}:
+        pass
+
+
+async def until_state(client: NetworkClient, seq: int, agent_id: str, expected: str) -> None:
+    """Ask until a recipient has come so far: acks have no answer of their own to wait for."""
+    while True:
+        status = await client.call("network.message_status", {"seq": seq})
+        [state] = [it["state"] for it in status["recipients"] if it["agent_id"] == agent_id]
+        if state == expected:
+            return

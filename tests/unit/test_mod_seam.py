@@ -1,0 +1,208 @@
+"""The seam for mods: what a hook or an operation sends has a cause, counts in its conversation's budget, and is sent once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Meta
+
+from roundelay.app import Network
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.clock import system_clock
+from roundelay.network.config import Limits
+from roundelay.network.errors import IdConflict, LoopStopped, UnknownMessage
+from roundelay.network.frames import Seq
+from roundelay.network.ledger import Row
+from roundelay.network.mod import AfterContext, Change, Mod, operation
+
+
+class Tasks(Mod):
+    """Answers in its own thread: after IO, from a hook, and in operations."""
+
+    id = "tasks"
+
+    async def after(self, context: AfterContext, message: Row) -> None:
+        if b"please" in message.data:
+            context.submit({"to": message.actor, "seq": message.seq})
+        if b"unknown cause" in message.data:
+            context.submit({"to": message.actor, "seq": message.seq - 1})
+
+    def apply_entry(self, change: Change, payload: Any) -> None:
+        change.answer(payload["to"], "done", cause=payload["seq"])
+
+    def apply(self, change: Change, message: Row) -> None:
+        if message.target == "mod:tasks":
+            change.answer(message.actor, "seen", cause=message.seq)
+
+    @operation("change")
+    def twice(self, change: Change, *, name: str) -> dict[str, int]:
+        """Write two messages, the second in answer to the first."""
+        first = change.post(f"channel:{name}", "first")
+        second = change.post(f"channel:{name}", "second", reply_to=first.seq, cause=first.seq)
+        return {"first": first.seq, "second": second.seq}
+
+    @operation("change")
+    def note(self, change: Change, *, about: Seq | None = None, all_of: list[Seq] = []) -> dict[str, int]:  # noqa: B006
+        """Answer the caller, about some messages."""
+        row = change.answer(change.origin.agent_id, [change.head(seq).seq for seq in all_of], cause=about)
+        return {"seq": row.seq}
+
+    @operation("change")
+    def guess(self, change: Change, *, about: Annotated[int, Meta(ge=0, le=99)]) -> dict[str, int]:
+        """Answer about a message that nothing names as one."""
+        return {"seq": change.answer(change.origin.agent_id, "?", cause=about).seq}
+
+
+class Echo(Mod):
+    """Answers in the channel, in the commit of what it answers."""
+
+    id = "echo"
+
+    def apply(self, change: Change, message: Row) -> None:
+        if message.target.startswith("channel:"):
+            change.post(message.target, "echo", reply_to=message.seq, cause=message.seq)
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open(mods=["channels", Tasks()]) as opened:
+        yield opened
+
+
+async def next_of(client: NetworkClient, text: object) -> AnyMessage:
+    async with asyncio.timeout(5):
+        async for message in client:
+            if message.content == text:
+                return message
+    raise AssertionError
+
+
+async def test_an_answer_after_io_follows_from_the_message_that_it_was_done_for(network: Network) -> None:
+    ann = await network.join("ann")
+    await network.join("bob")
+    asked = await ann.send_text("bob", "please")
+    answer = await next_of(ann, "done")
+    assert (answer.cause, answer.root, answer.hops) == (asked.seq, asked.seq, 1)
+
+
+async def test_an_answer_to_a_message_that_is_not_known_is_not_sent(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    ann = await network.join("ann")
+    await network.join("bob")
+    await ann.send_text("bob", "unknown cause")
+    await ann.send_text("bob", "please")
+    answer = await next_of(ann, "done")
+    assert answer.cause == answer.root != 0
+    assert "docs/mods.md" in caplog.text
+    with pytest.raises(UnknownMessage):
+        await ann.call("tasks.guess", {"about": answer.root})
+
+
+async def test_messages_are_known_by_arguments_of_type_seq(network: Network) -> None:
+    ann = await network.join("ann")
+    seqs = [(await ann.send("agent:ann", text)).seq for text in ("one", "two", "three")]
+    seq = (await ann.call("tasks.note", {"about": seqs[0], "all_of": seqs[1:]}))["seq"]
+    answer = await next_of(ann, seqs[1:])
+    assert (answer.seq, answer.cause) == (seq, seqs[0])
+
+
+async def test_a_hook_answers_the_message_that_it_is_shown_in_that_messages_own_commit() -> None:
+    async with Network.open(mods=["channels", Echo()]) as network:
+        ann = await network.join("ann")
+        await ann.call("channels.create", {"name": "dev"})
+        asked = await ann.post("dev", "hi")
+        answer = await next_of(ann, "echo")
+        assert (answer.seq, answer.cause, answer.root, answer.reply_to) == (asked.seq + 1, *[asked.seq] * 3)
+        posted = await ann.call("channels.post", {"name": "dev", "text": "by an operation"})
+        assert (await next_of(ann, "echo")).cause == posted["seq"]
+
+
+async def test_an_operation_sends_two_messages_the_second_in_answer_to_the_first(network: Network) -> None:
+    ann, bob = await network.join("ann"), await network.join("bob")
+    for client, op in ((ann, "channels.create"), (bob, "channels.join")):
+        await client.call(op, {"name": "dev"})
+    sent = await ann.call("tasks.twice", {"name": "dev"})
+    first, second = await next_of(bob, "first"), await next_of(bob, "second")
+    assert (first.seq, second.seq) == (sent["first"], sent["second"])
+    assert (second.cause, second.reply_to, second.thread_id) == (first.seq, first.seq, f"thread:{first.seq}")
+    assert first.message_id != second.message_id
+
+
+async def test_what_a_mod_answers_counts_in_the_budget_and_the_stop_is_told() -> None:
+    async with Network.open(mods=[Tasks()], limits=Limits(max_root_messages=4)) as network:
+        ann = await network.join("ann")
+        root = (await ann.send("mod:tasks", "hi")).seq  # 1, answered: 2
+        last = (await ann.send("mod:tasks", "more", cause=root)).seq + 1  # 3, answered: 4
+        for _ in range(2):
+            with pytest.raises(LoopStopped):
+                await ann.send("mod:tasks", "too much", cause=root)
+        mia = await network.join("mia", kind="human")
+        await mia.call("network.resume_root", {"root": root})
+        await ann.send("mod:tasks", "again", cause=root)
+        notices = [event for event in ann._events if getattr(event, "kind", "") == "loop_stopped"]
+        assert [(notice.body["root"], notice.body["seq"]) for notice in notices] == [(root, last)]  # type: ignore[union-attr]
+
+
+async def test_a_hook_that_exceeds_the_budget_refuses_the_message_and_the_readers_are_told_what_was_stored() -> None:
+    async with Network.open(mods=[Tasks()], limits=Limits(max_root_messages=3)) as network:
+        ann = await network.join("ann")
+        root = (await ann.send("mod:tasks", "hi")).seq  # 1, answered: 2
+        with pytest.raises(LoopStopped):  # would be 3, its answer 4
+            await ann.send("mod:tasks", "one more", cause=root)
+        async with asyncio.timeout(5):
+            async for event in ann.events():
+                if getattr(event, "kind", "") == "loop_stopped":
+                    break
+        assert event.body["seq"] == root + 1  # type: ignore[union-attr]
+        assert (await ann.call("network.info"))["head"] == root + 1
+        stored = await ann.send("agent:ann", "the last one", cause=root)  # what was refused used nothing up
+        assert stored.seq == root + 2
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_call_that_is_repeated_after_its_result_is_forgotten_stores_nothing_twice(
+    tmp_path: Path, *, is_stored: bool
+) -> None:
+    late = 0
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[NetworkClient]:
+        path = tmp_path / "node.db" if is_stored else None
+        async with Network.open(
+            path, mods=["channels", Tasks()], clock=lambda: system_clock() + late, durability="normal"
+        ) as network:
+            yield await network.join("ann")
+
+    async def calls(ann: NetworkClient) -> list[Any]:
+        return [
+            await ann.call("channels.create", {"name": "dev"}, call_id="c"),
+            await ann.call("channels.post", {"name": "dev", "text": "hi"}, call_id="p"),
+            await ann.call("tasks.note", {}, call_id="n"),
+            await ann.call("tasks.twice", {"name": "dev"}, call_id="t"),
+        ]
+
+    async with opened() as ann:
+        created, posted, noted, two = await calls(ann)
+        head = (await ann.call("network.info"))["head"]
+        assert await calls(ann) == [created, posted, noted, two]
+        late = 25 * 3600 * 1000
+        if not is_stored:
+            again = await calls(ann)
+    if is_stored:
+        async with opened() as ann:
+            again = await calls(ann)
+            assert (await ann.call("network.info"))["head"] == head
+            with pytest.raises(IdConflict):
+                await ann.call("channels.post", {"name": "dev", "text": "other"}, call_id="p")
+            # a message of a client's own under the same id is another thing
+            assert not (await ann.send("channel:dev", "mine", message_id="p")).duplicate
+    assert again[1] == {**posted, "duplicate": True}
+    assert again[2] == {"seq": noted["seq"], "thread_id": "mod:tasks~ann", "duplicate": True}
+    assert again[3] == {"seq": two["first"], "thread_id": "channel:dev", "duplicate": True}
+    assert again[0]["duplicate"] is True
