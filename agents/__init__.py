@@ -5,8 +5,11 @@ and `driver`, with `models` and `tools`, written down by `journal`, told by `eve
 `roundelay.templates`; no model provider is loaded until one is built.
 """
 
+from .agent import Agent, Handoff, Instruction, Returns, TurnState
+from .compose import agent_tool, remote_handoff, template_instruction
 from .events import Event, OnEvent, event_to_json
 from .inbox import ReactTo
+from .models.fallback import FallbackModel
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest
 from .ongoing import ReactionResult
 from .policy import AgentPolicy, OnText
@@ -15,9 +18,13 @@ from .simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from .tools import Tool, ToolContext, ToolResult, tool
 
 __all__ = [
+    "Agent",
     "AgentPolicy",
     "AgentRunner",
     "Event",
+    "FallbackModel",
+    "Handoff",
+    "Instruction",
     "Model",
     "ModelDelta",
     "ModelError",
@@ -27,11 +34,16 @@ __all__ = [
     "OnText",
     "ReactTo",
     "ReactionResult",
+    "Returns",
     "SimpleAgentRunner",
     "SimpleOpenAIAgentRunner",
     "Tool",
     "ToolContext",
     "ToolResult",
+    "TurnState",
+    "agent_tool",
     "event_to_json",
+    "remote_handoff",
+    "template_instruction",
     "tool",
 ]

@@ -5,7 +5,6 @@ A runner's own agent is one, and so is each that it hands over to or calls as a 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +12,7 @@ from typing import Literal
 from .history import HistoryFilter
 from .models.model import Model, ToolSpec
 from .policy import AgentPolicy
-from .tools import FINISH, MAX_NAME_CHARS, Tool, ToolError, index_tools
+from .tools import FINISH, Tool, ToolError, index_tools, tool_name
 
 Returns = Literal["to_caller", "to_person", "never"]
 """Where control goes when the agent that took over has finished: back to the one that handed over, which goes on with what was said; to
@@ -86,7 +85,7 @@ class Handoff:
 
     @property
     def name(self) -> str:
-        return ("hand_over_to_" + re.sub(r"[^a-zA-Z0-9_-]", "_", self.agent.id))[:MAX_NAME_CHARS]
+        return tool_name(f"hand_over_to_{self.agent.id}")
 
     @property
     def spec(self) -> ToolSpec:

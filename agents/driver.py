@@ -9,9 +9,9 @@ generator: tasks and timeouts do not survive a generator that its consumer leave
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import assert_never
@@ -32,12 +32,14 @@ from .events import (
     ToolRequests,
     TurnEnd,
     TurnStart,
+    Waiting,
 )
 from .foreign import Broken, Overdue, describe_error, run_foreign
-from .journal import Journal, Recorded
+from .journal import Journal, Recorded, Wait
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, Usage
 from .reaction import TOO_LARGE, Reaction
-from .retry import retry_later
+from .replies import Replies, Waiter
+from .retry import retry, retry_later
 from .steps import (
     AnsweredCall,
     Begin,
@@ -46,6 +48,7 @@ from .steps import (
     Cancel,
     Finish,
     ModelFailed,
+    NewMessages,
     Outcome,
     PlannedCall,
     Replayed,
@@ -69,11 +72,15 @@ class Driver:
         *,
         journal: Journal,
         make_context: MakeContext,
+        replies: Replies | None = None,
+        read_new: ReadNew | None = None,
         on_event: OnEvent = lambda event: None,
     ) -> None:
         self._reaction = reaction
         self._journal = journal
         self._make_context = make_context
+        self._replies = replies
+        self._read_new = read_new
         self._emit = on_event
         self._recorded = Recorded()
         self._live_turn = 0  # the last turn in which anything was done rather than replayed
@@ -146,9 +153,14 @@ class Driver:
     # --- the model
 
     async def _ask(self, step: CallModel) -> ModelReply | Replayed | ModelFailed:
+        new = self._recorded.new_messages.get(step.turn)
+        if new is not None:
+            step = self._tell(new)
         known = self._recorded.replay(step.turn)
         if known is not None:
             return known
+        if self._read_new is not None and step.turn > 1 and new is None:
+            step = await self._read_new(partial(self._take_in, step))
         if step.turn != self._live_turn:
             self._live_turn = step.turn
             self._emit(
@@ -163,33 +175,48 @@ class Driver:
         await self._journal.record_reply(step.turn, reply, agent_id=step.agent.id, is_last=not step.tools)
         return reply
 
+    async def _take_in(self, step: CallModel, new: NewMessages) -> CallModel:
+        await self._journal.record_new_messages(step.turn, new)
+        return self._tell(new)
+
+    def _tell(self, new: NewMessages) -> CallModel:
+        step = self._reaction.advance(new)
+        assert isinstance(step, CallModel)
+        return step
+
     async def _complete(self, step: CallModel) -> ModelReply | ModelFailed:
+        """Ask until there is a reply or nothing more to try."""
         model, policy, reaction = step.agent.model, step.agent.policy, self._journal.reaction
         request = ModelRequest(step.messages, step.tools, agent_id=step.agent.id, reaction=reaction, turn=step.turn)
-        for attempt in itertools.count(1):
-            try:
-                return await self._attempt(model, request, policy.model_timeout_s)
-            except Overdue:
-                text = f"The model {model.name} gave no reply within {policy.model_timeout_s:g} s."
-                error = ModelError(text, reason="timeout")
-            except ModelError as failure:
-                error = failure
-            except (Exception, Broken) as failure:
-                _logger.exception("model failed", extra={"reaction": reaction, "agent_id": step.agent.id})
-                return ModelFailed(replace_surrogates(describe_error(failure)))
-            delay_s = FIRST_DELAY_S * 2 ** (attempt - 1)
+        made = 0
+
+        def judge(error: Exception) -> bool | float:
+            nonlocal made
+            made += 1
+            if not isinstance(error, ModelError) or not error.retryable or made >= policy.model_attempts:
+                return False
+            # Not all at once: many agents may wait for one provider.
+            delay_s: float = FIRST_DELAY_S * 2 ** (made - 1) * random.uniform(0.75, 1.25)
             if error.retry_after_ms is not None:
                 delay_s = error.retry_after_ms / 1000
-            # A provider that wants longer than a model call may take will not be waited for.
-            if not error.retryable or attempt >= policy.model_attempts or delay_s > policy.model_timeout_s:
-                told = {"reaction": reaction, "reason": error.reason, "error": str(error)}
-                _logger.warning("model failed", extra=told)
-                return ModelFailed(replace_surrogates(str(error)), error.reason)
-            self._emit(
-                ModelRetry(reaction=self._id, path=self._path, turn=step.turn, error=str(error), delay_s=delay_s)
+            if delay_s > policy.model_timeout_s:
+                return False  # a provider that wants longer than a model call may take will not be waited for
+            self._emit(ModelRetry(self._id, step.turn, str(error), delay_s, path=self._path))
+            return delay_s
+
+        try:
+            return await retry(
+                lambda: self._attempt(model, request, policy.model_timeout_s),
+                judge=judge,
+                attempts=policy.model_attempts,
             )
-            await asyncio.sleep(delay_s)
-        raise AssertionError
+        except ModelError as error:
+            told = {"reaction": reaction, "reason": error.reason, "error": str(error)}
+            _logger.warning("model failed", extra=told)
+            return ModelFailed(replace_surrogates(str(error)), error.reason)
+        except (Exception, Broken) as error:
+            _logger.exception("model failed", extra={"reaction": reaction, "agent_id": step.agent.id})
+            return ModelFailed(replace_surrogates(describe_error(error)))
 
     async def _attempt(self, model: Model, request: ModelRequest, timeout_s: float) -> ModelReply:
         is_heard = True
@@ -203,6 +230,9 @@ class Driver:
             return await run_foreign(
                 lambda: model.complete(request, tell), name=f"model-{model.name}", timeout_s=timeout_s
             )
+        except Overdue:
+            text = f"The model {model.name} gave no reply within {timeout_s:g} s."
+            raise ModelError(text, reason="timeout") from None
         finally:
             is_heard = False
 
@@ -264,7 +294,8 @@ class Driver:
         async def attempt() -> str:
             ends.clear()  # a repeat runs and sends under the same ids
             context = self._make_context(self._journal.derive_id(turn, planned.index), turn)
-            context = replace(context, run_agent=partial(self._run_agent, turn, planned.index, ends))
+            run_agent = partial(self._run_agent, turn, planned.index, ends)
+            context = replace(context, run_agent=run_agent, waiter=self._make_waiter(turn, planned.index))
             try:
                 return await tool.call(context, planned.arguments)
             finally:
@@ -293,7 +324,21 @@ class Driver:
         limit = min(policy.max_result_chars, self._journal.max_body_bytes // 8)
         usage = sum((end.usage for end in ends), Usage())
         calls = sum(end.tool_calls for end in ends)
-        return ToolResult(replace_surrogates(cut(content, limit)), ok, tuple(threads), usage, calls)
+        is_answer = ok and tool.answers
+        return ToolResult(replace_surrogates(cut(content, limit)), ok, tuple(threads), usage, calls, is_answer)
+
+    def _make_waiter(self, turn: int, call: int) -> Waiter | None:
+        if self._replies is None:
+            return None
+        known = self._recorded.waits.get((turn, call))
+
+        async def record(questions: Mapping[str, int], until: int) -> None:
+            await self._journal.record_waiting(turn, call, Wait(questions=dict(questions), until=until))
+            self._emit(Waiting(self._id, turn, call, tuple(questions), until, path=self._path))
+
+        is_resumed = (turn, call) in self._recorded.begun_calls
+        until = known.until if known is not None else None
+        return Waiter(self._replies, until=until, is_resumed=is_resumed, record=record)
 
     async def _run_agent(self, turn: int, call: int, ends: list[Finish], agent: Agent, text: str) -> Finish:
         """Run an agent inside of a call, on a text and nothing else: its turns are its own, its records stand under the call's path."""
@@ -302,7 +347,9 @@ class Driver:
             raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
         policy = replace(agent.policy, on_text="reply")  # its text is this call's result
         reaction = Reaction(replace(agent, policy=policy), prompt=text, answers=True, path=journal.path)
-        driver = Driver(reaction, journal=journal, make_context=self._make_context, on_event=self._emit)
+        driver = Driver(
+            reaction, journal=journal, make_context=self._make_context, replies=self._replies, on_event=self._emit
+        )
         ends.append(Finish("cancelled", "", None, 0, reaction.usage))
         place = len(ends) - 1
         try:
@@ -321,7 +368,7 @@ class Driver:
 
 
 FIRST_DELAY_S = 0.5
-"""Before the second attempt of a model call that named no delay; doubled for each further one."""
+"""Before the second attempt of a model call that named no delay, about; doubled for each further one."""
 
 
 def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -104,6 +104,18 @@ class TurnEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """A call waits for replies of these agents, until a time in milliseconds since the Unix epoch."""
+
+    reaction: str
+    turn: int
+    call: int
+    agent_ids: tuple[str, ...]
+    until: int
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HandedOver:
     """Another agent goes on with the conversation, from this turn on."""
 
@@ -129,17 +141,9 @@ class Finished:
 
 
 Event = (
-    Resumed
-    | TurnStart
-    | ModelOutput
-    | ModelRetry
-    | ToolRequests
-    | ToolCallStart
-    | ToolCallEnd
-    | TurnEnd
-    | HandedOver
+    Resumed | TurnStart | ModelOutput | ModelRetry | ToolRequests | ToolCallStart | ToolCallEnd | Waiting | TurnEnd | HandedOver
     | Finished
-)
+)  # fmt: skip
 
 OnEvent = Callable[[Event], None]
 """Takes each event as it happens; it must return at once, the reaction waits for it."""
@@ -153,6 +157,7 @@ _TYPES: dict[type[Event], str] = {
     ToolCallStart: "tool_call_start",
     ToolCallEnd: "tool_call_end",
     TurnEnd: "turn_end",
+    Waiting: "waiting",
     HandedOver: "handoff",
     Finished: "finished",
 }

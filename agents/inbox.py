@@ -13,6 +13,8 @@ from typing import Literal
 
 from roundelay.network.messages import BaseMessage
 
+from .replies import is_declined
+
 ReactTo = Literal["mentions", "all"]
 Visibility = Literal["people", "strict", "all", "current"]
 
@@ -42,8 +44,10 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
     """Tell whether the message starts a reaction; one that does not is context for later ones.
 
     A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts a person's message does, an @mention
-    and a required response; with ``react_to="all"`` every message. The agent's own never do.
+    and a required response; with ``react_to="all"`` every message. The agent's own never do, nor that somebody declines to answer.
     """
+    if is_declined(message):
+        return False
     if message.kind == "mod":  # a mod may have the agent's name, so only the address tells who wrote it
         return message.to == f"agent:{agent_id}"
     if message.sender_id == agent_id:
@@ -84,6 +88,7 @@ class Inbox:
         self.max_parallel = max_parallel
         self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
         self._working: dict[str, deque[BaseMessage]] = {}  # threads in a reaction, with what arrived meanwhile
+        self._paused = 0  # of those in work, how many wait for others
         self._known: set[int] = set()  # seqs that wait or are in work
         self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
 
@@ -112,17 +117,38 @@ class Inbox:
 
     def next_message(self) -> BaseMessage | None:
         """Give the next message to react to and mark its thread as in work; None when none can start now."""
-        if not self._waiting or len(self._working) >= self.max_parallel:
+        if not self._waiting or len(self._working) - self._paused >= self.max_parallel:
             return None
         thread_id, messages = self._waiting.popitem(last=False)
         self._working[thread_id] = messages
         return messages.popleft()
 
-    def finish(self, message: BaseMessage) -> None:
-        """The reaction to this message has ended, well or not; its thread goes on with the next one."""
-        self._handled[message.seq] = None
+    def withdraw(self, message: BaseMessage) -> list[BaseMessage]:
+        """Take out what waits behind this message, which is in work; `note_handled` follows for each."""
+        waiting = self._working.get(message.thread_id)
+        taken = list(waiting or ())
+        if waiting:
+            waiting.clear()
+        return taken
+
+    def note_handled(self, seq: int) -> None:
+        """A message needs no reaction of its own."""
+        self._known.discard(seq)
+        self._handled[seq] = None
         if len(self._handled) > REMEMBERED:
             self._handled.popitem(last=False)
+
+    def pause(self) -> None:
+        """A reaction waits for others: it holds its thread, and nobody else's place."""
+        self._paused += 1
+
+    def resume(self) -> None:
+        """It goes on, at once: for a while there may be more at work than ``max_parallel``."""
+        self._paused -= 1
+
+    def finish(self, message: BaseMessage) -> None:
+        """The reaction to this message has ended, well or not; its thread goes on with the next one."""
+        self.note_handled(message.seq)
         self._leave(message)
 
     def release(self, message: BaseMessage) -> None:

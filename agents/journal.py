@@ -20,7 +20,7 @@ from roundelay.network.errors import IdConflict
 
 from .models.model import ModelFailure, ModelReply, Usage
 from .retry import retry_later
-from .steps import AnsweredCall, Finish, ModelFailed, PlannedCall, Replayed, Status
+from .steps import AnsweredCall, Finish, ModelFailed, NewMessages, PlannedCall, Replayed, Status
 from .text import replace_surrogates
 from .tools import ToolResult
 
@@ -66,6 +66,13 @@ class Started(BaseModel):
     prompt_hash: str = ""
 
 
+class Wait(BaseModel):
+    """For what a call waits: questions by whom they were put to, until a time."""
+
+    questions: dict[str, int]
+    until: int
+
+
 class FinishedBody(BaseModel):
     """The body of ``finished``, the last record of a reaction."""
 
@@ -74,6 +81,8 @@ class FinishedBody(BaseModel):
     turns: int
     usage: Usage
     tool_calls: int = 0
+    read_meanwhile: list[int] = []
+    """Messages that arrived while it ran, and were read in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +95,20 @@ class Recorded:
     failures: Mapping[int, ModelFailed] = field(default_factory=dict)
     begun_calls: frozenset[tuple[int, int]] = frozenset()
     results: Mapping[tuple[int, int], ToolResult] = field(default_factory=dict)
+    waits: Mapping[tuple[int, int], Wait] = field(default_factory=dict)
+    new_messages: Mapping[int, NewMessages] = field(default_factory=dict)
     finished: FinishedBody | None = None
     children: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def read_meanwhile(self) -> list[int]:
+        """Give the messages that were read while it ran."""
+        return [seq for new in self.new_messages.values() for seq in new.seqs]
+
+    def open_questions(self) -> list[int]:
+        """Give the messages that this run, or one inside of it, still waits for a reply to."""
+        runs = (self, *self.children.values())
+        waits = (wait for run in runs for place, wait in run.waits.items() if place not in run.results)
+        return [question for wait in waits for question in wait.questions.values()]
 
     def replay(self, turn: int) -> Replayed | ModelFailed | None:
         """Give what is known of a turn, None if nothing is."""
@@ -138,6 +159,10 @@ class Journal:
         body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": reply.to_json()}
         await self._record("model_reply", turn, 0, body)
 
+    async def record_new_messages(self, turn: int, new: NewMessages) -> None:
+        body = {"turn": turn, "seqs": list(new.seqs), "text": new.text, "answers": new.answers}
+        await self._record("new_messages", turn, 0, body)
+
     async def record_model_failed(self, turn: int, failed: ModelFailed) -> None:
         reason = replace_surrogates(failed.reason[:MAX_REASON_CHARS])
         await self._record("model_failed", turn, 0, {"turn": turn, "failure": failed.kind, "reason": reason})
@@ -152,9 +177,14 @@ class Journal:
         }  # fmt: skip
         if result.threads:
             body["threads"] = list(result.threads)
+        if result.is_answer:
+            body["is_answer"] = True
         if result.tool_calls or result.usage != Usage():
             body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}
         await self._record("tool_result", turn, call.index, body)
+
+    async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
+        await self._record("waiting", turn, call, {"turn": turn, "call": call, **wait.model_dump()})
 
     async def record_finished(self, finish: Finish) -> None:
         """End the reaction; it will not be resumed."""
@@ -164,6 +194,7 @@ class Journal:
             turns=finish.turns,
             usage=finish.usage,
             tool_calls=finish.tool_calls,
+            read_meanwhile=list(finish.read_meanwhile),
         )
         await self._record("finished", 0, 0, body.model_dump())
 
@@ -198,6 +229,13 @@ class _Reply(BaseModel):
     is_last: bool = False
 
 
+class _NewMessages(BaseModel):
+    turn: int
+    seqs: tuple[int, ...]
+    text: str
+    answers: bool
+
+
 class _ModelFailed(BaseModel):
     turn: int
     failure: ModelFailure
@@ -217,6 +255,7 @@ class _ToolResult(BaseModel):
     threads: tuple[str, ...] = ()
     usage: Usage = Usage()
     tool_calls: int = 0
+    is_answer: bool = False
 
 
 async def fetch_records(
@@ -252,6 +291,8 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
     failures: dict[int, ModelFailed] = {}
     begun: set[tuple[int, int]] = set()
     results: dict[tuple[int, int], ToolResult] = {}
+    waits: dict[tuple[int, int], Wait] = {}
+    new_messages: dict[int, NewMessages] = {}
     finished: FinishedBody | None = None
     for record in records:
         body = record["body"]
@@ -271,9 +312,19 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
                 begun.add((begin.turn, begin.call))
             case "tool_result":
                 it = _ToolResult.model_validate(body)
-                results[it.turn, it.call] = ToolResult(it.content, it.ok, it.threads, it.usage, it.tool_calls)
+                results[it.turn, it.call] = ToolResult(
+                    it.content, it.ok, it.threads, it.usage, it.tool_calls, it.is_answer
+                )
+            case "new_messages":
+                new = _NewMessages.model_validate(body)
+                new_messages[new.turn] = NewMessages(new.text, new.seqs, new.answers)
+            case "waiting":
+                place = _ToolStarted.model_validate(body)
+                waits[place.turn, place.call] = Wait.model_validate(body)
             case "finished":
                 finished = FinishedBody.model_validate(body)
             case _:
                 continue
-    return Recorded(started, replies, frozenset(last_turns), failures, frozenset(begun), results, finished, children)
+    return Recorded(
+        started, replies, frozenset(last_turns), failures, frozenset(begun), results, waits, new_messages, finished, children
+    )

@@ -22,6 +22,7 @@ from roundelay.network.errors import (
 from .journal import Journal, Recorded, derived_id
 from .models.model import Usage
 from .reaction import Reaction
+from .replies import DECLINED
 from .retry import retry_later
 from .steps import Finish, Status
 
@@ -61,6 +62,9 @@ class Ongoing:
     reaction: Reaction | None = None
     """The loop, once it has begun: how far it has come."""
 
+    is_asked: bool = False
+    """Whether its message is a question of `ask` to this agent."""
+
     is_answered: bool = False
     """Whether its answer is in the thread."""
 
@@ -83,6 +87,10 @@ async def conclude(ongoing: Ongoing, finish: Finish) -> ReactionResult:
             status: Status = "stopped" if isinstance(error, LoopStopped | BudgetExhausted) else "failed"
             reason = f"the answer could not be sent ({error.code}): {error}"
             finish = replace(finish, status=status, reason=reason, answer=None)
+    elif ongoing.is_asked and not (
+        ongoing.is_answered or (ongoing.reaction is not None and ongoing.reaction.has_spoken)
+    ):
+        await _decline(ongoing, finish)
     await ongoing.journal.record_finished(finish)
     return ReactionResult(
         ongoing.journal.reaction, finish.status, finish.reason, finish.answer, finish.turns, finish.usage
@@ -93,6 +101,20 @@ async def _send_answer(ongoing: Ongoing, finish: Finish, answer: str) -> None:
     message_id = derived_id(ongoing.journal.reaction, "", 0, "answer")
     metadata = {KEEPER: finish.keeper} if finish.keeper is not None else None
     await retry_later(lambda: ongoing.client.reply(ongoing.message, answer, message_id=message_id, metadata=metadata))
+
+
+async def _decline(ongoing: Ongoing, finish: Finish) -> None:
+    """Tell who waits for an answer that there is none."""
+    text = (finish.reason if finish.status == "finished" else "") or "there is no answer"
+    message_id = derived_id(ongoing.journal.reaction, "", 0, "answer")
+    try:
+        await retry_later(
+            lambda: ongoing.client.reply(ongoing.message, text, message_id=message_id, metadata={DECLINED: True})
+        )
+    except (ConnectError, Superseded):
+        raise
+    except RoundelayError as error:  # sent by an earlier run, or refused: whoever asked has a timeout
+        _logger.info("declined in vain", extra={"reaction": ongoing.journal.reaction, "code": error.code})
 
 
 KEEPER = "agent"

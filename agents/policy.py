@@ -11,6 +11,8 @@ OnText = Literal["auto", "reply", "nudge", "record"]
 required of this agent, else only recorded (``auto``); always sent (``reply``); the model is told to use a tool, and the closing
 answer is treated as by ``auto`` (``nudge``); only recorded (``record``)."""
 
+OnNewMessage = Literal["queue", "inject"]
+
 
 def describe_turn(turn: int, max_turns: int) -> str:
     """Give the facts of a turn that trail the history of a model call. They change every turn, so they never stand before it."""
@@ -49,6 +51,10 @@ class AgentPolicy:
 
     max_depth: int = 3
     """How deep agents may call each other as tools."""
+
+    on_new_message: OnNewMessage = "queue"
+    """What becomes of messages that arrive in a thread while a reaction to an earlier one runs: each gets its own after it (``queue``), or the
+    model reads them before its next turn, and they get none (``inject``)."""
 
     on_text: OnText = "auto"
     max_threads: int = 20

@@ -41,6 +41,7 @@ from .steps import (
     Cancel,
     Finish,
     ModelFailed,
+    NewMessages,
     Outcome,
     PlannedCall,
     Replayed,
@@ -111,7 +112,8 @@ class Reaction:
         self._path = path
         self._callers: list[_Caller] = []
         self._keeper: str | None = None
-        self._has_spoken = False
+        self._read_meanwhile: tuple[int, ...] = ()
+        self.has_spoken = False
         self._is_last = False
         self._is_compacted = False
         self._is_withheld = False  # the provider withheld the last reply
@@ -127,6 +129,11 @@ class Reaction:
         match outcome, self.state:
             case Begin(), State.NEW:
                 return self._ask()
+            case NewMessages(), State.ASKING:
+                self._read_meanwhile += outcome.seqs
+                self._answers |= outcome.answers
+                say(self.history, outcome.text)
+                return self._ask(again=True)
             case ModelReply(), State.ASKING:
                 self._replay = None
                 return self._take_reply(outcome)
@@ -267,11 +274,14 @@ class Reaction:
         handoff = self.agent.find_handoff(ending.name) if ending is not None else None
         if ending is not None and handoff is not None:
             return self._hand_over(handoff, ending)
-        if ending is not None and not (self._replay is not None and self._replay.goes_on and not self._callers):
+        goes_on = self._replay is not None and self._replay.goes_on
+        given = next((answers[index].content for index in sorted(answers) if answers[index].is_answer), None)
+        if given is not None and not goes_on:
+            return self._end("a tool gave the answer", given, is_new=True)
+        if ending is not None and not (goes_on and not self._callers):
             # Text beside the `finish` that holds is what the model wants to say, unless it has said it here by a tool.
             return self._end(replace_surrogates(read_argument(ending, "reason")), text or None)
-        is_over = self._is_last and not (self._replay is not None and self._replay.goes_on)
-        return self._close(text) if is_over else self._ask()
+        return self._close(text) if self._is_last and not goes_on else self._ask()
 
     def _count(self, answers: Mapping[int, ToolResult]) -> None:
         """Take note of the calls that were run: what they cost, where they spoke, what came of them."""
@@ -282,7 +292,7 @@ class Reaction:
             answer = answers[index]
             self.tool_calls += 1 + answer.tool_calls
             self.usage += answer.usage
-            self._has_spoken |= not self._threads.isdisjoint(answer.threads)
+            self.has_spoken |= not self._threads.isdisjoint(answer.threads)
             self._results.setdefault(_key(self._reply.tool_calls[index]), []).append(answer.content)
 
     def _answer_calls(self, results: Mapping[int, ToolResult]) -> ToolCall | None:
@@ -339,14 +349,12 @@ class Reaction:
         say(self.history, f"{returning.id} has handed the conversation back to you. {said}")
         return self._ask()
 
-    def _end(self, reason: str, text: str | None) -> Step:
+    def _end(self, reason: str, text: str | None, *, is_new: bool = False) -> Step:
+        """The agent has finished, with a text. ``is_new``: no tool can have said it in the thread already."""
         if self._callers:
             return self._return(reason, text)
-        return self._finish("finished", reason, text if self._is_sent() and not self._has_spoken_for(text) else None)
-
-    def _has_spoken_for(self, text: str | None) -> bool:
-        """Whether the text need not be sent, since it stands beside a `finish` and a tool has spoken in the thread."""
-        return text is None or (self._has_spoken and self.state is State.CALLING)
+        is_said = self.has_spoken and self.state is State.CALLING and not is_new
+        return self._finish("finished", reason, text if self._is_sent() and not is_said else None)
 
     def _close(self, text: str) -> Finish:
         """End at the limit of turns, with whatever the model said last."""
@@ -371,7 +379,8 @@ class Reaction:
 
     def _finish(self, status: Status, reason: str, answer: str | None) -> Finish:
         self.state = State.FINISHED
-        return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self._keeper)
+        read = self._read_meanwhile
+        return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self._keeper, read)
 
 
 MAX_REFUSAL_CHARS = 2000

@@ -1,6 +1,7 @@
-"""Repeats a request to the hub while the hub says "later".
+"""Repeats what failed in a way that may pass, by `stamina`; each caller has a budget of its own.
 
-Used wherever an agent sends, calls or records. Waits as long as the hub asks; every other error passes through.
+Used wherever an agent asks the hub (`retry_later`) or its model (`retry`). Waits as long as the other side asks; every other error passes
+through.
 """
 
 from __future__ import annotations
@@ -14,14 +15,28 @@ from roundelay.network.errors import RetryLater
 T = TypeVar("T")
 
 
-async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:
-    """Await ``attempt()``, again after `RetryLater`, ``attempts`` times in all or without bound. It must be safe to repeat (derived ids are)."""
-    made = 0
-    while True:
-        try:
+async def retry(
+    attempt: Callable[[], Awaitable[T]], *, judge: Callable[[Exception], bool | float], attempts: int | None
+) -> T:
+    """Await ``attempt()`` up to ``attempts`` times, or without bound. ``judge`` gives the seconds before the next one, or False for none."""
+    import stamina  # only where it is needed: it costs time to import
+
+    async for trial in stamina.retry_context(on=judge, attempts=attempts, timeout=None):
+        with trial:
             return await attempt()
-        except RetryLater as error:
-            made += 1
-            if attempts is not None and made >= attempts:
-                raise
-            await asyncio.sleep(error.retry_after_ms / 1000)
+    raise AssertionError("the last attempt gives a value or raises")
+
+
+async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:
+    """Await ``attempt()``, again while the hub says "later". It must be safe to repeat (derived ids are)."""
+    try:
+        return await attempt()  # nearly always the last: what follows is not for the hot path
+    except RetryLater as error:
+        if attempts == 1:
+            raise
+        await asyncio.sleep(error.retry_after_ms / 1000)
+    return await retry(attempt, judge=_wait_for_hub, attempts=None if attempts is None else attempts - 1)
+
+
+def _wait_for_hub(error: Exception) -> bool | float:
+    return error.retry_after_ms / 1000 if isinstance(error, RetryLater) else False

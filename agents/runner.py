@@ -12,7 +12,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from pydantic import ValidationError
 
@@ -32,15 +31,16 @@ from .context import build_context
 from .driver import first_error
 from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
 from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
-from .journal import Journal, Recorded, reaction_id
+from .journal import Journal, Recorded, Started, reaction_id
 from .models.model import Usage
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
+from .replies import Replies, read_waiting
 from .retry import retry_later
+from .signals import Signals
 from .steps import Finish
 from .text import replace_surrogates
 
-SignalKind = Literal["thinking", "tool"]
 
 _logger = logging.getLogger(__name__)
 
@@ -74,12 +74,12 @@ class AgentRunner(ABC):
         self._on_event = on_event
         self._client: NetworkClient | None = None
         self._inbox = Inbox(agent_id)
+        self._replies: Replies | None = None  # while it runs
         self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
         self._resumed: dict[int, tuple[str, Recorded]] = {}  # likewise, of reactions begun earlier
         self._ongoing: dict[int, Ongoing] = {}  # by the trigger's seq
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
-        # Signals may be dropped, so a full queue drops the newest; it must never hold up a reaction.
-        self._signals: asyncio.Queue[tuple[SignalKind, dict[str, object], str]] = asyncio.Queue(maxsize=MAX_SIGNALS)
+        self._signals = Signals()
         self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
         self._readiness: asyncio.Future[None] | None = None  # of the run that is under way, or comes next
         self._stopping = asyncio.Event()
@@ -190,12 +190,13 @@ class AgentRunner(ABC):
         """Serve as long as the ledger is the same one. In another one the seqs and reactions known here mean nothing."""
         epoch = client.welcome.network.epoch
         self._inbox = Inbox(self.agent_id, react_to=self.react_to, max_parallel=self.policy.max_parallel_reactions)
+        replies = self._replies = Replies(client, pause=partial(self._pause, group), resume=self._inbox.resume)
         self._deliveries, self._resumed, self._ongoing, self._stopped_early = {}, {}, {}, {}
         group.create_task(self._end_when_asked())
-        group.create_task(self._send_signals(client))
+        group.create_task(self._signals.send(client))
         for name in self.channels:
             await retry_later(partial(join_channel, client, name))
-        await self._take_open_reactions(client)
+        await self._take_open_reactions(client, replies)
         group.create_task(self._watch(client, epoch))  # before any reaction begins: one may have been stopped meanwhile
         self._start_reactions(group)
         if self._readiness is None:
@@ -225,8 +226,15 @@ class AgentRunner(ABC):
             )
         return error
 
+    def _pause(self, group: asyncio.TaskGroup) -> None:
+        self._inbox.pause()
+        self._start_reactions(group)
+
     async def _take(self, delivery: Delivery) -> None:
         message = delivery.message
+        if self._replies is not None and self._replies.take(message):
+            await delivery.ack()  # it can be read again in its thread
+            return
         match self._inbox.offer(message):
             case Arrival.QUEUED:
                 self._deliveries[message.seq] = delivery
@@ -243,7 +251,7 @@ class AgentRunner(ABC):
         ongoing = self._ongoing.get(seq)
         return seq in self._resumed or (ongoing is not None and ongoing.delivery is None)
 
-    async def _take_open_reactions(self, client: NetworkClient) -> None:
+    async def _take_open_reactions(self, client: NetworkClient, replies: Replies) -> None:
         """Queue what was begun and not finished, before anything new."""
         for opened in sorted(client.welcome.open_reactions, key=lambda it: it.seq):
             journal = self._make_journal(client, opened.reaction)
@@ -259,6 +267,10 @@ class AgentRunner(ABC):
                 reason = "its records or its trigger can no longer be read"
                 await journal.record_finished(Finish("failed", reason, None, 0, Usage()))
                 continue
+            for question in recorded.open_questions():
+                replies.expect(question)
+            for seq in recorded.read_meanwhile():
+                await self._settle(client, seq, recorded, opened.reaction)
             self._resumed[message.seq] = (opened.reaction, recorded)
             self._inbox.admit(message)
 
@@ -297,6 +309,7 @@ class AgentRunner(ABC):
         journal = self._make_journal(client, reaction)
         journal.is_started = recorded is not None
         ongoing = Ongoing(client, _narrow(message), journal, recorded, self._deliveries.pop(message.seq, None))
+        ongoing.is_asked = bool(read_waiting(message)) and requires_response_from(message, self.agent_id)
         ongoing.stopped_by = self._stopped_early.pop(reaction, None)
         self._ongoing[message.seq] = ongoing
         return ongoing
@@ -309,7 +322,7 @@ class AgentRunner(ABC):
     async def _attempt(self, ongoing: Ongoing) -> bool:
         """React to one message. False when it went back to the hub, to be delivered again."""
         message = ongoing.message
-        self._signal("thinking", {"reaction": ongoing.journal.reaction, "active": True}, message.thread_id)
+        self._signals.put("thinking", {"reaction": ongoing.journal.reaction, "active": True}, message.thread_id)
         try:
             threads = await build_context(self.client, message, self.policy, self.visibility)
             await self.react(threads, message.thread_id, message)
@@ -324,7 +337,7 @@ class AgentRunner(ABC):
             )
             return await self._give_up(ongoing, error)
         finally:
-            self._signal("thinking", {"reaction": ongoing.journal.reaction, "active": False}, message.thread_id)
+            self._signals.put("thinking", {"reaction": ongoing.journal.reaction, "active": False}, message.thread_id)
         return True
 
     def _is_ending(self, error: BaseException) -> bool:
@@ -355,6 +368,34 @@ class AgentRunner(ABC):
             )
         return True
 
+    # --- messages that arrive while their thread is in a reaction
+
+    def take_new(self, ongoing: Ongoing) -> list[BaseMessage]:
+        """Give what waits behind a reaction in its thread, to be read in it; nothing if the policy queues it."""
+        if self.policy.on_new_message == "queue":
+            return []
+        return self._inbox.withdraw(ongoing.message)
+
+    async def settle_new(self, ongoing: Ongoing, messages: Sequence[BaseMessage]) -> None:
+        """They are read, and get no reaction of their own: each has one that says so, which the hub and a restarted agent know."""
+        for message in messages:
+            await self._settle(ongoing.client, message.seq, ongoing.recorded, ongoing.journal.reaction, message.thread_id)
+            delivery = self._deliveries.pop(message.seq, None)
+            if delivery is not None:
+                await delivery.ack()
+
+    async def _settle(
+        self, client: NetworkClient, seq: int, recorded: Recorded | None, reader: str, thread_id: str = ""
+    ) -> None:
+        if not thread_id and recorded is not None and recorded.started is not None:
+            thread_id = recorded.started.thread_id
+        journal = self._make_journal(client, reaction_id(self.agent_id, seq, client.welcome.network.epoch))
+        await journal.record_started(
+            Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash="")
+        )
+        await journal.record_finished(Finish("finished", f"read in reaction {reader}", None, 0, Usage()))
+        self._inbox.note_handled(seq)
+
     # --- for `react` of subclasses
 
     def find_ongoing(self, message: BaseMessage) -> Ongoing:
@@ -374,7 +415,7 @@ class AgentRunner(ABC):
             body: dict[str, object] = {
                 "reaction": event.reaction, "tool": event.tool, "active": isinstance(event, ToolCallStart),
             }  # fmt: skip
-            self._signal("tool", body, ongoing.message.thread_id)
+            self._signals.put("tool", body, ongoing.message.thread_id)
         if self._on_event is not None:
             try:
                 self._on_event(event)
@@ -406,22 +447,7 @@ class AgentRunner(ABC):
         if any(reaction == waiting for waiting, _ in self._resumed.values()):
             self._stopped_early[reaction] = by
 
-    def _signal(self, kind: SignalKind, body: dict[str, object], thread_id: str) -> None:
-        try:
-            self._signals.put_nowait((kind, body, thread_id))
-        except asyncio.QueueFull:
-            pass
 
-    async def _send_signals(self, client: NetworkClient) -> None:
-        while True:
-            kind, body, thread_id = await self._signals.get()
-            try:
-                await client.signal(kind, body, thread_id=thread_id)
-            except RoundelayError as error:
-                _logger.debug("signal refused", extra={"kind": kind, "code": error.code})
-
-
-MAX_SIGNALS = 256
 MAX_REASON_CHARS = 500
 
 

@@ -157,6 +157,7 @@ class SimpleAgentRunner(AgentRunner):
             reaction,
             journal=ongoing.journal,
             make_context=partial(self._make_context, ongoing),
+            replies=self._replies,
             on_event=partial(self.observe, ongoing),
         )
         finish = await self._drive(ongoing, driver, config_hash, _hash(prompt))

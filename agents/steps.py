@@ -64,7 +64,7 @@ class Finish:
     """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to send.
 
     ``reason`` is for records and logs and may hold a provider's own words; ``answer`` never does. ``keeper``: the agent that the
-    thread stays with.
+    thread stays with; ``read_meanwhile`` the messages that arrived while it ran and were read in it.
     """
 
     status: Status
@@ -74,6 +74,7 @@ class Finish:
     usage: Usage
     tool_calls: int = 0
     keeper: str | None = None
+    read_meanwhile: tuple[int, ...] = ()
 
 
 Step = CallModel | CallTools | Finish
@@ -99,6 +100,18 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
+class NewMessages:
+    """Messages that arrived in the thread while it waits to ask its model, as the text in which that reads them.
+
+    ``answers``: somebody who wrote one waits for an answer.
+    """
+
+    text: str
+    seqs: tuple[int, ...]
+    answers: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFailed:
     """The model gave no reply. ``reason`` is a sentence for the record; ``is_recorded`` that it was the end once and is so again."""
 
@@ -121,4 +134,4 @@ class Cancel:
     reason: str
 
 
-Outcome = Begin | ModelReply | Replayed | ModelFailed | ToolsDone | Cancel
+Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone | Cancel

@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, overload
 
@@ -30,6 +30,7 @@ from .arguments import (
 )
 from .models.json_schema import read_properties
 from .models.model import JsonSchema, ToolSpec, Usage
+from .replies import Waiter, describe_replies, put_question
 from .threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class ToolContext:
     """What a tool may know about the call; a parameter annotated with it is filled in and hidden from the model.
 
     ``call_id`` is the same when the call is repeated after a restart: use it as the key of an effect that must happen once. What is sent
-    by ``client`` has ids derived from it. ``run_agent`` runs another agent on a text, as part of this call (`compose.agent_tool`).
+    by ``client`` has ids derived from it. ``run_agent`` runs another agent on a text, as part of this call (`compose.agent_tool`), ``waiter``
+    waits for replies (`ask`); both are there inside of a reaction only.
     """
 
     agent_id: str
@@ -81,13 +83,15 @@ class ToolContext:
     trigger: BaseMessage
     client: ToolClient
     run_agent: RunAgent | None = None
+    waiter: Waiter | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What the model reads as the result of a call.
 
-    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of it.
+    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of it. ``is_answer``: it
+    is the reaction's own answer, which ends with it.
     """
 
     content: str
@@ -95,6 +99,7 @@ class ToolResult:
     threads: tuple[str, ...] = ()
     usage: Usage = field(default_factory=Usage)
     tool_calls: int = 0
+    is_answer: bool = False
 
 
 _Parse = Callable[[str], dict[str, object]]
@@ -118,6 +123,9 @@ class Tool:
     _run: _Run
     function: Callable[..., object] | None = None
     """The decorated function, for calling it directly."""
+
+    answers: bool = False
+    """Whether the result of a call that went well is the reaction's answer, as it is, and ends it."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -154,6 +162,7 @@ def tool(
     once: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = None,
+    answers: bool = False,
 ) -> Callable[[Callable[..., object]], Tool]: ...
 def tool(
     function: Callable[..., object] | None = None,
@@ -164,18 +173,19 @@ def tool(
     once: bool = False,
     idempotent: bool = False,
     timeout_s: float | None = None,
+    answers: bool = False,
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``) the parameters.
 
-    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. Raises `ToolError`
-    for a function that cannot be one.
+    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. With ``answers`` the
+    result of a call that went well is the reaction's answer, and ends it. Raises `ToolError` for a function that cannot be one.
     """
     if once and idempotent:
         raise ToolError("A tool is either once or idempotent.")
     effect: Effect = "idempotent" if idempotent else "once"
 
     def decorate(decorated: Callable[..., object]) -> Tool:
-        return _make_tool(decorated, name, description, effect, timeout_s)
+        return replace(_make_tool(decorated, name, description, effect, timeout_s), answers=answers)
 
     return decorate if function is None else decorate(function)
 
@@ -193,6 +203,11 @@ def index_tools(tools: Iterable[Tool | Callable[..., object]]) -> dict[str, Tool
             raise ToolError(f"Two tools are named {item.name}: give one of them another with @tool(name=...).")
         index[item.name] = item
     return index
+
+
+def tool_name(text: str) -> str:
+    """Give a name that servers take for a tool."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:MAX_NAME_CHARS]
 
 
 def load_tool(spec: str) -> Tool:
@@ -233,7 +248,7 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
 
 def communication_tools() -> list[Tool]:
     """The tools that every agent has. ``finish`` only has its arguments parsed here: the reaction loop acts on it."""
-    return [_send_text_message, _broadcast_text_message, _finish]
+    return [_send_text_message, _broadcast_text_message, _ask, _finish]
 
 
 # From here on: how a function becomes a tool.
@@ -279,7 +294,7 @@ def _write_result(name: str, value: object) -> str:
 
 
 def _name_operation(op: str, taken: set[str]) -> str:
-    base = re.sub(r"[^a-zA-Z0-9_-]", "_", op)[:MAX_NAME_CHARS]
+    base = tool_name(op)
     name, number = base, 1
     while name in taken:
         number += 1
@@ -321,6 +336,19 @@ async def _broadcast_text_message(context: ToolContext, text: Annotated[str, Fie
     """Send a text message to every participant of the network."""
     await context.client.broadcast(text, cause=context.trigger.seq, message_id=context.call_id)
     return "The message is on its way to everyone."
+
+
+@tool(name="ask", idempotent=True, timeout_s=math.inf)
+async def _ask(
+    context: ToolContext,
+    agent_ids: Annotated[list[str], Field(min_length=1, max_length=16, description="Ids of the agents to ask")],
+    text: Annotated[str, Field(description="The question, with all that they have to know")],
+    timeout_s: Annotated[float, Field(gt=0, le=604_800, description="How long to wait, in seconds")] = 300.0,
+) -> str:
+    """Ask agents something and wait for their answers, which are the result of this call."""
+    asked = list(dict.fromkeys(it.strip().removeprefix("agent:").removeprefix("@") for it in agent_ids))
+    replies, problems = await put_question(context, asked, text, timeout_s)
+    return describe_replies(asked, replies, problems, timeout_s)
 
 
 @tool(name=FINISH, idempotent=True)

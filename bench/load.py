@@ -4,13 +4,14 @@ Frames to send are encoded and masked before the clock starts and leave in large
 at frame boundaries while the clock runs. What arrived is read afterwards: each receiver must hold every sent id exactly
 once, in order, and the sender one `stored` for each, or the measurement fails.
 
-Never: starts servers, prints, or decides how much to measure (that is relay.py).
+Never: starts servers, prints, or decides how much to measure.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -29,6 +30,7 @@ from websockets.speedups import apply_mask
 READ_BYTES = 1 << 18
 ACK_EVERY = 64
 TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 30.0
 
 # Shared by all participants, since only one reads at a time: `recv` would allocate its largest answer on each call.
 _read_buffer = bytearray(READ_BYTES)
@@ -72,21 +74,40 @@ class Latency:
 class Participant:
     """One connected participant. Counts the frames named `counted` and keeps all bytes for `read_frames`."""
 
-    def __init__(self, url: str, agent_id: str, token: str, *, counted: Sequence[bytes]) -> None:
+    def __init__(self, url: str, agent_id: str, *, counted: Sequence[bytes], source: str | None = None) -> None:
+        """Open the connection, from the address ``source`` if given; `say_hello` and `await_welcome` come next."""
         self.agent_id = agent_id
+        self.welcome: dict[str, object] = {}
         self.received = 0
         self._counted = tuple(counted)
         self._acked_at = 0
         self._whole: list[bytes] = []
         self._tail = b""
         self._last_frame = b""
-        self.socket = _open_websocket(url)
-        self.write(
-            {"type": "hello", "protocol": 1, "agent_id": agent_id, "kind": "agent", "token": token, "client": "bench/1"}
-        )
-        greeting = self._read_greeting()
-        if greeting.get("type") != "welcome":
-            raise LoadError(f"{agent_id} was not welcomed: {greeting}")
+        self.socket = _open_websocket(url, source)
+
+    @classmethod
+    def join(cls, url: str, agent_id: str, *, counted: Sequence[bytes]) -> Participant:
+        """Connect and be welcomed."""
+        participant = cls(url, agent_id, counted=counted)
+        participant.say_hello()
+        participant.await_welcome()
+        return participant
+
+    def say_hello(self, resume: dict[str, object] | None = None) -> None:
+        hello = {
+            "protocol": 1,
+            "agent_id": self.agent_id,
+            "kind": "agent",
+            "token": make_token(self.agent_id),
+            "client": "bench/1",
+        }
+        self.write({"type": "hello"} | hello | ({"resume": resume} if resume is not None else {}))
+
+    def await_welcome(self) -> None:
+        self.welcome = self._read_greeting()
+        if self.welcome.get("type") != "welcome":
+            raise LoadError(f"{self.agent_id} was not welcomed: {self.welcome}")
         self.socket.setblocking(False)
 
     def write(self, frame: dict[str, object]) -> None:
@@ -202,16 +223,13 @@ class Fleet:
         """`names_stored`: whether a `stored` names its message's id (the relays, which never parse, cannot)."""
         self._names_stored = names_stored
         self.receivers = [
-            Participant(
-                url, f"receiver-{number:03d}", _make_token(number), counted=(b'{"type":"deliver"', b'{"type":"send"')
-            )
+            Participant.join(url, f"receiver-{number:03d}", counted=(b'{"type":"deliver"', b'{"type":"send"'))
             for number in range(receivers)
         ]
-        self.sender = Participant(url, "sender", _make_token(receivers), counted=(b'{"type":"stored"',))
+        self.sender = Participant.join(url, "sender", counted=(b'{"type":"stored"',))
         self._selector = selectors.DefaultSelector()
         for participant in (self.sender, *self.receivers):
             self._selector.register(participant.socket, selectors.EVENT_READ, participant)
-        self._next_id = 0
 
     def __enter__(self) -> Fleet:
         return self
@@ -284,15 +302,9 @@ class Fleet:
 
     def _encode_messages(self, messages: int, to: str, size_bytes: int) -> tuple[list[bytes], bytes]:
         """Ids never used before, and the frames that carry them, all of one length."""
-        ids = [b"%032d" % number for number in range(self._next_id, self._next_id + messages)]
-        self._next_id += messages
-        # The content's own bytes differ from message to message, so that nothing on the way can profit from repetition.
+        ids = [make_message_id() for _ in range(messages)]
         filler = os.urandom(size_bytes).hex().encode()
-        frames = [
-            b'{"type":"send","message_id":"%s","to":"%s","content":"%s"}'
-            % (message_id, to.encode(), (message_id + filler)[:size_bytes])
-            for message_id in ids
-        ]
+        frames = [encode_send(message_id, to, filler, size_bytes) for message_id in ids]
         mask = os.urandom(4)
         return ids, b"".join(encode_masked_frame(frame, mask) for frame in frames)
 
@@ -306,8 +318,8 @@ class Fleet:
             found = [match[1] for frame in frames if (match := _MESSAGE_ID.search(frame))]
             if found != ids:
                 raise LoadError(
-                    f"{receiver.agent_id} got {len(found)} messages, {len(set(found))} distinct, for {len(ids)} sent, "
-                    f"{'in' if found == sorted(found) else 'out of'} order"
+                    f"{receiver.agent_id} got {len(found)} messages, {len(set(found))} distinct, for {len(ids)} sent"
+                    f"{', out of order' if sorted(found) == sorted(ids) else ''}"
                 )
             seqs = [int(match[1]) for frame in frames if (match := _SEQ.search(frame))]
             if any(later <= earlier for earlier, later in itertools.pairwise(seqs)):
@@ -316,6 +328,25 @@ class Fleet:
     def _describe_progress(self, messages: int) -> str:
         slowest = min(self.receivers, key=lambda receiver: receiver.received)
         return f"{messages} messages, {self.sender.received} stored, {slowest.received} delivered to {slowest.agent_id}"
+
+
+def make_message_id() -> bytes:
+    """Random, as clients make them: each is somewhere else in the ledger's index, not behind the one before."""
+    return os.urandom(16).hex().encode()
+
+
+def make_token(agent_id: str) -> str:
+    """32 bytes in base64url, the same on each connection of one participant."""
+    return base64.urlsafe_b64encode(hashlib.sha256(agent_id.encode()).digest()).rstrip(b"=").decode()
+
+
+def encode_send(message_id: bytes, to: str, filler: bytes, size_bytes: int) -> bytes:
+    """A `send` whose content differs from that of every other, so that nothing on the way can profit from repetition."""
+    return b'{"type":"send","message_id":"%s","to":"%s","content":"%s"}' % (
+        message_id,
+        to.encode(),
+        (message_id + filler)[:size_bytes],
+    )
 
 
 def encode_masked_frame(payload: bytes, mask: bytes, head: int = 0x81) -> bytes:
@@ -346,16 +377,14 @@ def _leading_run(data: bytes) -> int:
     return len(data) - len(data.lstrip(data[:1]))
 
 
-def _make_token(number: int) -> str:
-    """32 bytes in base64url, the same on each connection of one participant."""
-    return base64.urlsafe_b64encode(number.to_bytes(32, "big")).rstrip(b"=").decode()
-
-
-def _open_websocket(url: str) -> socket.socket:
+def _open_websocket(url: str, source: str | None) -> socket.socket:
     address = urlsplit(url)
     if address.hostname is None or address.port is None:
         raise LoadError(f"not a WebSocket URL with a host and a port: {url!r}")
-    opened = socket.create_connection((address.hostname, address.port), timeout=10)
+    origin = (source, 0) if source is not None else None
+    opened = socket.create_connection(
+        (address.hostname, address.port), timeout=CONNECT_TIMEOUT_S, source_address=origin
+    )
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     key = base64.b64encode(os.urandom(16)).decode()
     request = (
@@ -367,10 +396,10 @@ def _open_websocket(url: str) -> socket.socket:
     opened.sendall(request.encode())
     answer = b""
     while not answer.endswith(b"\r\n\r\n"):
-        byte = opened.recv(1)
-        if not byte:
+        part = opened.recv(4096)  # never more than the handshake: the server speaks after `hello`
+        if not part:
             raise LoadError(f"no WebSocket at {url}: {answer!r}")
-        answer += byte
+        answer += part
     if not answer.startswith(b"HTTP/1.1 101"):
         raise LoadError(f"no WebSocket at {url}: {answer.splitlines()[0]!r}")
     return opened

@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -93,7 +94,7 @@ def split_cores() -> tuple[set[int], set[int]]:
     return (set(cores[:-1]), {cores[-1]}) if len(cores) > 1 else (set(), set())
 
 
-def pin_process(pid: int, cores: set[int]) -> None:
+def pin_process(pid: int, cores: Set[int]) -> None:
     """Keep a process (0: this one), with all the threads it will have, on these cores; no cores: leave it alone."""
     if cores:
         os.sched_setaffinity(pid, cores)

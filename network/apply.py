@@ -40,7 +40,7 @@ from .entries import (
     error_bytes,
 )
 from .errors import Forbidden, IdConflict, RoundelayError, UnknownMessage
-from .frames import ResultFrame, SendFrame, StoredFrame, encode
+from .frames import ResultFrame, SendFrame, StoredFrame, WireMessage, encode
 from .ledger import Row, Wanted
 from .mod import named_seqs
 from .state import (
@@ -48,6 +48,7 @@ from .state import (
     CallResult,
     DeadLetter,
     Facts,
+    Known,
     OpenReaction,
     Participant,
     Put,
@@ -121,22 +122,24 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
             assert_never(entry)
 
 
-def send_digest(frame: SendFrame) -> str:
-    """What makes two sends the same: every field but ``message_id`` and ``metadata``, ``content`` byte by byte as sent."""
-    data = b"%b\0%b" % (frame.content, frame.to.encode())
-    optional = (
-        frame.text_representation,
-        frame.reply_to,
-        frame.cause,
-        frame.exclude_agent_ids,
-        frame.requires_response,
+def is_same_send(known: Known, frame: SendFrame) -> bool:
+    """Whether a stored message is this one: every field but ``message_id`` and ``metadata``, ``content`` byte by byte as sent."""
+    stored = _stored_message.decode(known.data)
+    return (
+        stored.content == frame.content
+        and stored.to == frame.to
+        and (stored.text_representation, stored.reply_to, stored.cause, stored.requires_response)
+        == (frame.text_representation, frame.reply_to, frame.cause, frame.requires_response)
+        and known.digest == excluded_digest(frame)
     )
-    if optional != _UNSET_FIELDS:
-        data += encode([None if value is UNSET else [value] for value in optional])
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-_UNSET_FIELDS = (UNSET,) * 5
+_stored_message = msgspec.json.Decoder(WireMessage)
+
+
+def excluded_digest(frame: SendFrame) -> str:
+    """What the stored message does not say of its ``send``: whom it left out itself."""
+    return "" if frame.exclude_agent_ids is UNSET else body_digest(encode(frame.exclude_agent_ids))
 
 
 def body_digest(*parts: bytes) -> str:
@@ -162,7 +165,7 @@ def _apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcom
     origin, frame = entry.origin, entry.frame
     known = facts.known.get(entry.key)
     if known is not None:
-        if known.digest != entry.digest:
+        if not is_same_send(known, frame):
             conflict = IdConflict(
                 f"message_id {frame.message_id!r} was used for another message (seq {known.seq}); choose a new one."
             )
@@ -172,7 +175,7 @@ def _apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcom
         if entry.refusal is not None:
             raise entry.refusal
         _check_rights(state, origin)
-        row, puts = write_message(rules, state, facts, origin, frame, entry.digest, entry.key[1])
+        row, puts = write_message(rules, state, facts, origin, frame, excluded_digest(frame), entry.key[1])
     except RootStopped as error:
         return _stop_loop(state, facts, origin, error, {"message_id": frame.message_id})
     except RoundelayError as error:
@@ -408,9 +411,6 @@ def _apply_nack(rules: Rules, state: State, entry: Nack) -> Outcome:
     change = ChangeSet(rules, state, Facts(), entry.origin)
     failures = _count_failure(change, agent_id, entry.seq, entry.reason, entry.retry_after_ms)
     if failures < MAX_FAILURES:
-        floor = change.state.floor(agent_id)
-        if floor.is_handled(entry.seq):  # another session acknowledged it before this one failed
-            change.put_row("floor", agent_id, floor.with_open(entry.seq))
         attempt: Attempt = change.state.get("attempt", f"{agent_id}/{entry.seq}")
         change.effects.append(Retry(agent_id, entry.seq, failures + 1, attempt.due_at))
     return change.outcome()

@@ -13,14 +13,13 @@ import os
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from .clock import NewId, random_id
-from .delivered import Acks
+from .delivered import Acks, Delivery
 from .errors import ConnectError, RoundelayError
 from .frames import AckFrame, CallFrame, NackFrame, RecordFrame, SendFrame, SignalFrame, encode
 from .home import agent_token, find_owner_token, find_url
@@ -52,42 +51,6 @@ log = logging.getLogger(__name__)
 MAX_EVENTS = 1000
 MAX_REASON_CHARS = 2000
 """What the hub keeps of a reason; a longer one could make a frame that it does not take."""
-
-
-class Delivery:
-    """One message, to be acknowledged: by `ack`, by `nack`, or as ``async with delivery as message`` (ack on success, nack on error)."""
-
-    def __init__(self, client: NetworkClient, acks: Acks, message: AnyMessage, attempt: int) -> None:
-        self.message = message
-        self.attempt = attempt
-        self._client = client
-        self._acks = acks
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether it is from another history than the hub has now (its ledger was replaced): then `ack` and `nack` say nothing."""
-        return self._acks is not self._client._acks
-
-    async def ack(self) -> None:
-        """It is handled, and will not be delivered again. Others may still be open: order does not matter."""
-        if not self.is_stale:
-            await self._client.ack(self.message.seq, only=True)
-
-    async def nack(self, reason: str, retry_after_ms: int | None = None) -> None:
-        """It failed; it will be delivered again, at the fifth failure it becomes a dead letter."""
-        if not self.is_stale:
-            await self._client.nack(self.message.seq, reason, retry_after_ms)
-
-    async def __aenter__(self) -> AnyMessage:
-        return self.message
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            await self.ack()
-        elif isinstance(error, Exception):
-            await self.nack(f"{type(error).__name__}: {error}")
 
 
 class NetworkClient:

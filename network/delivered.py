@@ -1,8 +1,15 @@
-"""Which deliveries a client has handled, and which acknowledgement says so. Pure; `NetworkClient` sends what is `due`."""
+"""A delivery as its handler has it, and which deliveries a client has handled. `NetworkClient` sends the acknowledgements that are `due`."""
 
 from __future__ import annotations
 
 from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .told import AnyMessage
+
+if TYPE_CHECKING:
+    from .client import NetworkClient
 
 MAX_REMEMBERED = 4096
 """How many handled seqs are remembered, to recognise what a new session delivers again."""
@@ -109,3 +116,39 @@ class Acks:
         self._handled[seq] = None
         if len(self._handled) > MAX_REMEMBERED:
             del self._handled[next(iter(self._handled))]
+
+
+class Delivery:
+    """One message, to be acknowledged: by `ack`, by `nack`, or as ``async with delivery as message`` (ack on success, nack on error)."""
+
+    def __init__(self, client: NetworkClient, acks: Acks, message: AnyMessage, attempt: int) -> None:
+        self.message = message
+        self.attempt = attempt
+        self._client = client
+        self._acks = acks
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it is from another history than the hub has now (its ledger was replaced): then `ack` and `nack` say nothing."""
+        return self._acks is not self._client._acks
+
+    async def ack(self) -> None:
+        """It is handled, and will not be delivered again. Others may still be open: order does not matter."""
+        if not self.is_stale:
+            await self._client.ack(self.message.seq, only=True)
+
+    async def nack(self, reason: str, retry_after_ms: int | None = None) -> None:
+        """It failed; it will be delivered again, at the fifth failure it becomes a dead letter."""
+        if not self.is_stale:
+            await self._client.nack(self.message.seq, reason, retry_after_ms)
+
+    async def __aenter__(self) -> AnyMessage:
+        return self.message
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.ack()
+        elif isinstance(error, Exception):
+            await self.nack(f"{type(error).__name__}: {error}")

@@ -65,8 +65,9 @@ class Outbox:
         self.position = seq
         if self.queued_bytes <= self._max_bytes or len(self._queue) == 1:
             return True
-        # redeliveries are not in the pages to come: they stay
-        self._queue = deque(item for item in self._queue if item[0] <= self.delivered)
+        # redeliveries below that are not in the pages to come: they stay
+        self._queue = deque(item for item in self._queue if item[0] <= self._done)
+        self._late = {late for late in self._late if late <= self._done}
         self.queued_bytes = sum(len(item[1]) for item in self._queue)
         self.position = self._done
         self.is_behind = True
@@ -90,9 +91,11 @@ class Outbox:
         return at < len(own) and own[at] == seq
 
     def push_again(self, seq: int, frame: bytes) -> None:
-        """Queue a redelivery, before everything else; the order of the rest is untouched."""
+        """Queue a redelivery, before everything else; but one that this session has not had comes in its order."""
         self._late.add(seq)
-        self._queue.appendleft((seq, frame, True))
+        is_new = seq > self.delivered  # an ack of it must not cover what is queued below it
+        at = sum(queued < seq for queued, _, _ in self._queue) if is_new else 0
+        self._queue.insert(at, (seq, frame, True))
         self.queued_bytes += len(frame)
 
     def take(self, max_bytes: int) -> list[bytes]:
@@ -109,8 +112,8 @@ class Outbox:
             queue.popleft()
             size += len(frame)
             frames.append(frame)
-            if seq > self.delivered:
-                self.delivered = self._done = seq
+            self.delivered = max(self.delivered, seq)
+            self._done = max(self._done, seq)
         self.queued_bytes -= size
         if self._own and not queue and not self.is_behind:
             self._done = self.position
@@ -196,8 +199,6 @@ class Mailbox:
         """One message failed, or was taken back from the dead letters: it is to come again."""
         self.tried.add(seq)
         self.waiting.add(seq)
-        if seq in self.settled:  # its failures count again
-            self.settled.remove(seq)
         if seq <= self.floor:
             self.open.add(seq)
         self.above.discard(seq)

@@ -54,7 +54,6 @@ class Send(Struct, frozen=True, gc=False):
     origin: Origin
     key: tuple[str, str]
     frame: SendFrame
-    digest: str
     refusal: RoundelayError | None = None
 
 

@@ -25,7 +25,7 @@ from .entries import Answer, Entry, Handled, Join, Lost, Operate, Origin, Outcom
 from .errors import InternalError, LedgerError, RoundelayError
 from .frames import ResultFrame, encode
 from .intake import Intake
-from .ledger import Ledger
+from .ledger import KeyTaken, Ledger, Row, Wanted
 from .metrics import CommitFigures, read_metrics
 from .mod import Mod, Operation, Reading
 from .operations import network_operations
@@ -220,17 +220,12 @@ class Hub:
 
     async def commit(self, batch: list[Entry]) -> None:
         """Look up, apply, append, merge and publish one batch. Raises `LedgerError`: then its outcome is unknown."""
-        board = self.switchboard
-        facts = await self.ledger.lookup(wanted(batch))  # 5
-        draft = board.state.draft()
-        draft.stamp = max(self._clock(), board.state.stamp)
-        outcomes = [(entry, self._apply(draft, facts, entry)) for entry in batch]  # 6
-        rows = [row for _, outcome in outcomes for row in outcome.rows]
-        puts = draft.changes()
-        if rows or puts:
-            started = time.perf_counter()
-            await self.ledger.append(rows, puts)  # 7
-            self.commits.add(len(rows), time.perf_counter() - started)
+        board, want = self.switchboard, wanted(batch)
+        try:
+            applied = await self._append(want, batch, guesses=want.is_keys_alone)
+        except KeyTaken:
+            applied = await self._append(want, batch, guesses=False)
+        draft, rows, outcomes = applied
         board.state.merge(draft)  # 8
         board.published = board.state.head
         for entry, outcome in outcomes:
@@ -238,6 +233,26 @@ class Hub:
         if rows:
             self._moved.set()
             self._moved = asyncio.Event()
+
+    async def _append(
+        self, want: Wanted, batch: list[Entry], *, guesses: bool
+    ) -> tuple[State, list[Row], list[tuple[Entry, Outcome]]]:
+        """Steps 5 to 7. A repeat is rare, and the ledger's unique key finds it: so where nothing else is asked, the question is
+        left out as a guess. Raises `KeyTaken`, and nothing is stored, when the guess was wrong; also when somebody was refused,
+        which a repeat never is."""
+        facts = Facts() if guesses else await self.ledger.lookup(want)  # 5
+        draft = self.switchboard.state.draft()
+        draft.stamp = max(self._clock(), self.switchboard.state.stamp)
+        outcomes = [(entry, self._apply(draft, facts, entry)) for entry in batch]  # 6
+        rows = [row for _, outcome in outcomes for row in outcome.rows]
+        if guesses and not want.keys <= facts.known.keys():
+            raise KeyTaken
+        puts = draft.changes()
+        if rows or puts:
+            started = time.perf_counter()
+            await self.ledger.append(rows, puts)  # 7
+            self.commits.add(len(rows), time.perf_counter() - started)
+        return draft, rows, outcomes
 
     def _apply(self, draft: State, facts: Facts, entry: Entry) -> Outcome:
         """Apply one entry and let the next ones of the batch see it. An entry that raises is a defect: it alone is refused."""
@@ -251,7 +266,7 @@ class Hub:
         for row in outcome.rows:
             draft.head = row.seq
             if row.key:
-                facts.known[row.actor, row.key] = Known(row.seq, row.stream, row.digest)
+                facts.known[row.actor, row.key] = Known(row.seq, row.stream, row.digest, row.data)
             if row.head is not None:
                 facts.heads[row.seq] = row.head
         return outcome

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 import msgspec
 from msgspec import UNSET
 
-from .apply import body_digest, send_digest
+from .apply import body_digest
 from .auth import hash_token
 from .config import Limits
 from .entries import Entry, Join, Leave, Nack, Operate, Record, Refused, Send
@@ -185,7 +185,7 @@ class Intake:
         ):
             return
         key = (origin.agent_id, "m:" + frame.message_id)
-        self.enter(Send(origin, key, frame, send_digest(frame), refusal), size)  # 4 into the batch
+        self.enter(Send(origin, key, frame, refusal), size)  # 4 into the batch
 
     def _accept_record(self, session: Session, frame: RecordFrame, size: int) -> None:
         keys = {"record_id": frame.record_id}
@@ -269,10 +269,12 @@ class Intake:
             self.enter(Refused(session.session_id, error, {}))
             return
         outbox.settle(frame.seq)
+        self._board.touch(session)
+        if mailbox.is_handled(frame.seq):  # another session has acknowledged it
+            return
         mailbox.wait(frame.seq)
         retry_after_ms = min(frame.retry_after_ms, MAX_RETRY_AFTER_MS) if frame.retry_after_ms is not UNSET else None
         self.enter(Nack(origin, frame.seq, frame.reason[: self._limits.max_reason_chars], retry_after_ms))
-        self._board.touch(session)
 
     def _accept_signal(self, session: Session, frame: SignalFrame) -> None:
         origin = session.live_origin()

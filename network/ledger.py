@@ -51,6 +51,10 @@ class Row(Struct, frozen=True, kw_only=True, gc=False):
     message: WireMessage | None = None
 
 
+class KeyTaken(Exception):
+    """Nothing was appended: a row with the idempotency key of one of them is stored already."""
+
+
 class Wanted(Struct):
     """What a batch needs to know before it is applied: `Ledger.lookup` answers it with `Facts`."""
 
@@ -60,6 +64,11 @@ class Wanted(Struct):
 
     def __bool__(self) -> bool:
         return bool(self.keys or self.seqs or self.cold)
+
+    @property
+    def is_keys_alone(self) -> bool:
+        """Whether only repeats are asked for."""
+        return bool(self.keys) and not self.seqs and not self.cold
 
 
 class Span(Struct, frozen=True, gc=False):
@@ -130,7 +139,7 @@ class Ledger(Protocol):
         """Answer a batch's questions. With each head that is found comes its root's ``root`` row, if there is one."""
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
-        """Store all of it in one transaction; durable, as configured, when it returns."""
+        """Store all of it in one transaction; durable, as configured, when it returns. Raises `KeyTaken`: then nothing is stored."""
 
     async def inbox(
         self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from .errors import LedgerError
-from .ledger import MAX_PAGE_BYTES, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
+from .ledger import MAX_PAGE_BYTES, KeyTaken, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
 from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table
 
 
@@ -64,12 +64,14 @@ class MemoryLedger:
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if not self._is_open:
             raise LedgerError("The ledger is closed; open it before appending.")
+        if any(row.key and (row.actor, row.key) in self._keys for row in rows):
+            raise KeyTaken
         for row in rows:
             self._head, self._stamp = row.seq, row.at
             self._rows[row.seq] = row
             self._order.append(row.seq)
             if row.key:
-                self._keys[row.actor, row.key] = Known(row.seq, row.stream, row.digest)
+                self._keys[row.actor, row.key] = Known(row.seq, row.stream, row.digest, row.data)
             if row.target:
                 self._targets[row.target].append(row.seq)
                 if row.head is not None and row.head.kind in ("direct", "mod"):

@@ -50,11 +50,13 @@ def look_up(wanted: Wanted, db: sqlite3.Connection) -> Facts:
     facts = Facts()
     if wanted.keys:
         sql = (
-            "SELECT l.actor, l.key, l.seq, ifnull(l.stream, ''), ifnull(l.digest, '') FROM json_each(?) AS w "
+            "SELECT l.actor, l.key, l.seq, ifnull(l.stream, ''), ifnull(l.digest, ''), l.data FROM json_each(?) AS w "
             "CROSS JOIN log AS l ON l.actor = w.value ->> 0 AND l.key = w.value ->> 1"
         )
-        for actor, key, seq, stream, digest in db.execute(sql, (msgspec.json.encode(list(wanted.keys)).decode(),)):
-            facts.known[actor, key] = Known(seq, stream, digest)
+        for actor, key, seq, stream, digest, data in db.execute(
+            sql, (msgspec.json.encode(list(wanted.keys)).decode(),)
+        ):
+            facts.known[actor, key] = Known(seq, stream, digest, data.encode())
     for seq in wanted.seqs:
         found = db.execute("SELECT head FROM log WHERE seq = ? AND type = 'message'", (seq,)).fetchone()
         if found is not None:

@@ -21,7 +21,7 @@ import aiosqlite
 import msgspec
 
 from .errors import LedgerError
-from .ledger import MAX_PAGE_BYTES, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
+from .ledger import MAX_PAGE_BYTES, KeyTaken, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
 from .ledger_queries import INBOX, INBOX_SEQS, ROW_COLUMNS, insert_rows, list_spans, look_up, read_row, take_page
 from .ledger_upkeep import read_head, trim_log
 from .migrations import SCHEMA_VERSION, migrate
@@ -211,9 +211,11 @@ class SQLiteLedger:
                 if dropped:
                     db.executemany("DELETE FROM state WHERE tbl = ? AND key = ?", dropped)
                 db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 with suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
+                if "log.actor, log.key" in str(error):  # SQLite's name of the constraint that failed
+                    raise KeyTaken from error
                 raise
 
         await self._run(self._writer, write)

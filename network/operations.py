@@ -22,6 +22,8 @@ from .visibility import Visibility, may_read, readable_spans, recipients, thread
 from .window import MAX_WINDOW_THREADS, PAGE, find_message, read_window, reads, take_newest
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
+ENTRY_BYTES = 128
+"""About what an entry of a list takes beside what a participant chose the size of."""
 
 
 class NetworkOperations(Mod):
@@ -88,29 +90,37 @@ class NetworkOperations(Mod):
 
     @operation("read")
     async def list_agents(
-        self, reading: Reading, *, kind: Kind | None = None, online: bool | None = None
+        self, reading: Reading, *, kind: Kind | None = None, online: bool | None = None, after: str = ""
     ) -> dict[str, Any]:
-        """Everyone who is registered, by id."""
-        agents = []
+        """Everyone who is registered, by id; those above `after`."""
+        agents: list[dict[str, Any]] = []
+        size = 0
         for participant in sorted(reading.hub.state.participants(), key=lambda p: p.agent_id):
             is_online = reading.hub.is_online(participant.agent_id)
-            if kind not in (None, participant.kind) or online not in (None, is_online):
+            if kind not in (None, participant.kind) or online not in (None, is_online) or participant.agent_id <= after:
                 continue
+            size += ENTRY_BYTES + (len(bytes(participant.card)) if participant.card is not UNSET else 0)
+            if agents and size > reading.hub.limits.max_result_bytes:
+                return {"agents": agents, "has_more": True}
             entry: dict[str, Any] = {"agent_id": participant.agent_id, "kind": participant.kind}
             entry["state"] = "online" if is_online else "offline"
             if participant.card is not UNSET:
                 entry["card"] = participant.card
             agents.append(entry)
-        return {"agents": agents}
+        return {"agents": agents, "has_more": False}
 
     @operation("read")
     async def list_threads(self, reading: Reading, *, limit: Limit = 50) -> dict[str, Any]:
         """Threads that the caller may read, newest first."""
         found: list[dict[str, Any]] = []
+        size = 0
         for summary in await _threads(reading):
             rows = (await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)).rows
             if rows and rows[0].head is not None:
                 readers = sorted(thread_readers(reading.hub.state, rows[0].head))
+                size += ENTRY_BYTES + sum(len(agent_id) + 3 for agent_id in readers)
+                if found and size > reading.hub.limits.max_result_bytes:
+                    break
                 found.append(
                     {
                         "thread_id": summary.thread_id,

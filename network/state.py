@@ -75,7 +75,7 @@ class Member(Struct, frozen=True):
 
 
 class Floor(Struct, frozen=True):
-    """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one. A floor never goes down."""
+    """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one. It only ever grows."""
 
     seq: int
     above: tuple[int, ...] = ()
@@ -86,12 +86,6 @@ class Floor(Struct, frozen=True):
         more = set(seqs)
         above = {*self.above, *(seq for seq in more if seq > self.seq)}
         return Floor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in more))
-
-    def with_open(self, seq: int) -> Floor:
-        """This floor, and this one to be handled again."""
-        more = {seq} if seq <= self.seq else set()
-        above = tuple(other for other in self.above if other != seq)
-        return Floor(self.seq, above, tuple(sorted(more.union(self.open))))
 
     def is_handled(self, seq: int) -> bool:
         return seq in self.above or (seq <= self.seq and seq not in self.open)
@@ -208,6 +202,7 @@ class Known(Struct, frozen=True, gc=False):
     seq: int
     thread_id: str
     digest: str
+    data: bytes = b"{}"
 
 
 class Facts(Struct):

@@ -16,7 +16,6 @@ from roundelay.network.config import load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, Superseded
 from roundelay.up import ready_line
 
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

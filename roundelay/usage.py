@@ -49,7 +49,8 @@ async def read_usage(client: NetworkClient, reactions: Iterable[ReactionOf]) -> 
     for reaction, agent_id in sorted(reactions):
         records = await fetch_records(client.call, reaction)
         try:
-            replies = list(read_records(records).replies.values())
+            run = read_records(records)
+            replies = [reply for it in (run, *run.children.values()) for reply in it.replies.values()]
         except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):  # another program's, of its own shape
             records = []
         if not records:

@@ -28,9 +28,15 @@ def agents(as_json: bool, online: bool | None) -> None:
     async def show() -> None:
         args: dict[str, object] = {} if online is None else {"online": online}
         async with join_as_reader() as client:
-            value = await client.call("network.list_agents", args)
+            listed: list[dict[str, Any]] = []
+            has_more = True
+            while has_more:
+                after = listed[-1]["agent_id"] if listed else ""
+                page = await client.call("network.list_agents", {**args, "after": after})
+                listed += page["agents"]
+                has_more = page["has_more"]
             # This command itself is no news.
-            value["agents"] = [it for it in value["agents"] if it["agent_id"] != READER_ID]
+            value = {"agents": [it for it in listed if it["agent_id"] != READER_ID]}
         if as_json:
             _print_json(value)
             return

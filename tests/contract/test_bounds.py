@@ -86,8 +86,11 @@ async def running_hub(ledger: Any, **limits: int) -> AsyncIterator[Hub]:
         async with asyncio.timeout(TIMEOUT_S):
             yield hub
     finally:
-        async with asyncio.timeout(TIMEOUT_S):
-            await hub.close()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await hub.close()
+        finally:
+            await ledger.close()  # its threads would keep the process
 
 
 @asynccontextmanager
@@ -310,6 +313,21 @@ async def test_a_chain_of_causes_is_cut_and_says_so(ledger: Any) -> None:
             seq = (await ann.broadcast("x" * 1000, cause=seq)).seq
         value = await ann.call("network.why", {"seq": seq})
         assert (len(value["chain"]), value["has_more"]) == (3, True)
+
+
+async def test_participants_with_large_cards_are_listed_in_several_results() -> None:
+    async with running_hub(MemoryLedger(epoch="e1"), max_result_bytes=4096) as hub:
+        for number in range(5):
+            async with joined(hub, f"bob{number}", card={"description": "x" * 1000}):
+                pass
+        async with joined(hub, "ann") as ann:
+            first = await ann.call("network.list_agents")
+            assert ([it["agent_id"] for it in first["agents"]], first["has_more"]) == (
+                ["ann", "bob0", "bob1", "bob2"],
+                True,
+            )
+            rest = await ann.call("network.list_agents", {"after": "bob2"})
+            assert ([it["agent_id"] for it in rest["agents"]], rest["has_more"]) == (["bob3", "bob4"], False)
 
 
 async def test_records_named_like_a_thread_hide_none_of_it(ledger: Any) -> None:

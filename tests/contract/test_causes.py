@@ -134,6 +134,23 @@ async def test_the_readers_of_the_thread_get_one_notice() -> None:
         assert carol.unread == []
 
 
+async def test_each_thread_that_a_stopped_root_would_reach_gets_one_notice() -> None:
+    async with running_node(limits={"max_root_messages": 2}) as node:
+        alice, bob, carol = await node.agent("alice"), await node.agent("bob"), await node.agent("carol")
+        root = await alice.send("agent:bob", "root")
+        last = await bob.send("agent:alice", "1", cause=root["seq"])
+        for number in range(3):
+            await alice.refused("loop_stopped", "agent:bob", number, cause=last["seq"])
+            await alice.refused("loop_stopped", "agent:carol", number, cause=last["seq"])
+        for session in (alice, bob, carol):
+            await session.settle()
+        threads = {"alice": ["direct:alice~bob", "direct:alice~carol"], "bob": ["direct:alice~bob"]}
+        threads["carol"] = ["direct:alice~carol"]
+        for session in (alice, bob, carol):
+            told = [frame["thread_id"] for frame in session.unread if frame["type"] == "notice"]
+            assert told == threads[session.welcome["agent_id"]]
+
+
 async def test_a_person_resumes_a_stopped_root() -> None:
     async with running_node(limits={"max_root_messages": 2}) as node:
         mia, bob = await node.person("mia"), await node.agent("bob")

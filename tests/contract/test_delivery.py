@@ -407,6 +407,16 @@ async def test_own_messages_take_no_room_in_the_window() -> None:
         await second.message("still there?")
 
 
+async def test_own_messages_to_a_mod_take_no_room_in_the_window() -> None:
+    async with running_node(limits={"max_unacked": 2}) as node:
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        second = await node.agent("alice")
+        for number in range(3):
+            await alice.send("mod:channels", number)
+        await bob.send("agent:alice", "marker")
+        assert await second.contents_until("marker") == [0, 1, 2]
+
+
 async def test_the_window_holds_for_a_backlog_too() -> None:
     async with running_node(limits={"max_unacked": 4}) as node:
         alice, bob = await node.agent("alice"), await node.agent("bob")

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiosqlite
+import msgspec
 import pytest
 from msgspec import Raw
 
 from roundelay.network import ledger_sqlite
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Ledger, Page, Row, Span, Trim, Trimmed, Wanted
+from roundelay.network.ledger import KeyTaken, Ledger, Page, Row, Span, Trim, Trimmed, Wanted
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.state import CallResult, Floor, MessageHead, Participant, Put, RootBudget
@@ -178,6 +179,17 @@ async def test_records_are_found_by_agent_and_kind(ledger: Ledger) -> None:
     assert seqs(await ledger.records("bob", "started", 0, 10)) == [1, 3]
     assert seqs(await ledger.records("bob", "started", 1, 10)) == [3]
     assert seqs(await ledger.records("ann", "started", 0, 10)) == []
+
+
+async def test_a_taken_key_is_told_and_leaves_nothing_of_its_batch(ledger: Ledger) -> None:
+    def keyed(seq: int, sender: str, key: str) -> Row:
+        return msgspec.structs.replace(message(seq, sender, "agent:bob"), key=key)
+
+    await ledger.append([keyed(1, "ann", "m:a")], [])
+    with pytest.raises(KeyTaken):
+        await ledger.append([keyed(2, "ann", "m:b"), keyed(3, "ann", "m:a")], [])
+    await ledger.append([keyed(2, "ann", "m:b"), keyed(3, "cid", "m:a")], [])
+    assert seqs(await ledger.rows(0, 10)) == [1, 2, 3]
 
 
 async def test_one_failing_row_leaves_nothing_of_its_batch(tmp_path: Path) -> None:

@@ -340,3 +340,18 @@ async def test_strict_admits_what_every_reader_of_the_triggers_thread_reads() ->
         assert "mia's own" not in seen  # bob reads the channel and not this
         direct = await team.bob.send("agent:helper", "bob asks")
         assert "in the channel" in words(await window(team.helper, direct))
+
+
+async def test_an_agent_with_the_id_of_a_mod_reads_nothing_of_the_mods(node: Node) -> None:
+    alice, namesake = await node.agent("alice"), await node.agent("channels")
+    second = await node.agent("alice")
+    secret = await alice.send("mod:channels", "secret")
+    await second.message("secret")
+    await alice.send("agent:channels", "marker")
+    assert await namesake.contents_until("marker") == []
+    threads = (await namesake.call("network.list_threads"))["threads"]
+    assert [thread["thread_id"] for thread in threads] == ["direct:alice~channels"]
+    await namesake.call_refused("unknown_message", "network.history", {"thread_id": secret["thread_id"]})
+    await namesake.bye()
+    back = await node.agent("channels", resume={"epoch": alice.welcome["network"]["epoch"], "cursor": 0})
+    assert await back.contents_until("marker") == []

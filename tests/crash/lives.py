@@ -66,7 +66,7 @@ async def open_network(
     if checkpoint_pages is not None:
         sql = f"PRAGMA wal_autocheckpoint = {checkpoint_pages}"
         await ledger._run(ledger._writer, lambda db: db.execute(sql).fetchall())
-    network = Network(hub)
+    network = Network(hub, random_id)
     try:
         yield network
     finally:

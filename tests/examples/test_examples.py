@@ -51,6 +51,18 @@ def test_hello_prints_the_conversation_of_two_agents(tmp_path: Path) -> None:
     assert said == ["ann: Hello, Bob!", "bob: Hello yourself, ann!"]
 
 
+def test_a_desk_hands_over_and_a_manager_calls_two_agents(tmp_path: Path) -> None:
+    for name, printed in (
+        ("triage_desk/desk.py", "desk: You are right, order 7 was paid twice. You get one payment back.\n"),
+        ("manager/manager.py", "manager: Bees eat nectar and pollen. / Small gold thunder.\n"),
+    ):
+        command = [sys.executable, EXAMPLES / name]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith(printed)
+    assert "  [1.0] turn 1\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [

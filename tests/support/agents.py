@@ -8,12 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from roundelay.agents.events import Event, Finished
+from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.models.scripted import Script, ScriptedModel
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
+from tests.support.fake_openai import FakeOpenAI
 
 
 def make_runner(agent_id: str, script: Script, **options: Any) -> SimpleAgentRunner:
@@ -92,3 +94,20 @@ async def until_state(client: NetworkClient, seq: int, agent_id: str, expected: 
         [state] = [it["state"] for it in status["recipients"] if it["agent_id"] == agent_id]
         if state == expected:
             return
+
+
+class Provider(FakeOpenAI):
+    """The fake provider with models on it, which are closed with it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._made: list[OpenAIModel] = []
+
+    def model(self, **options: Any) -> OpenAIModel:
+        self._made.append(OpenAIModel("m", base_url=self.base_url, **options))
+        return self._made[-1]
+
+    async def __aexit__(self, *error: Any) -> None:
+        for model in self._made:
+            await model.close()
+        await super().__aexit__(*error)

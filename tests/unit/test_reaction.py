@@ -22,8 +22,8 @@ from roundelay.agents.models.model import (
     Usage,
     UserMessage,
 )
-from roundelay.agents.policy import AgentPolicy, OnText
 from roundelay.agents.models.scripted import ScriptedModel
+from roundelay.agents.policy import AgentPolicy, OnText
 from roundelay.agents.reaction import IllegalStep, Reaction, State
 from roundelay.agents.steps import (
     Begin,
@@ -133,7 +133,7 @@ def test_planned_calls_carry_validated_arguments() -> None:
     [
         (
             call("teleport", x=1),
-            'There is no tool "teleport". The tools are: send_text_message, broadcast_text_message, finish, add.',
+            'There is no tool "teleport". The tools are: send_text_message, broadcast_text_message, ask, finish, add.',
         ),
         (ToolCall("c1", "add", '{"a": 1, "b": '), "Not run"),
         (call("add", a=1), "b"),
@@ -323,6 +323,122 @@ def test_a_send_that_failed_is_not_having_spoken() -> None:
     finish = reaction.advance(done(reaction.advance(reply(call("finish", reason="ok"), text="It is 42."))))
     assert isinstance(finish, Finish)
     assert finish.answer == "It is 42."
+
+
+# --- replies that are cut off or withheld
+
+
+def finish_of(step: Step) -> Finish:
+    assert isinstance(step, Finish)
+    return step
+
+
+def test_a_reply_that_was_cut_off_is_not_sent_as_the_answer() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(ModelReply("It is 4", finish_reason="length"))
+    assert isinstance(step, CallModel)
+    assert "cut off" in str(step.messages[-1].content)
+    assert_valid(step.messages)
+    assert finish_of(reaction.advance(reply(text="It is 42."))).answer == "It is 42."
+
+
+def test_an_answer_cut_off_on_the_last_turn_says_so() -> None:
+    reaction = make_reaction(max_turns=1)
+    reaction.advance(Begin())
+    finish = finish_of(reaction.advance(ModelReply("It is 4", finish_reason="length")))
+    assert finish.answer == "It is 4\n[cut off here: the reply reached its limit of length]"
+
+
+@pytest.mark.parametrize("text", [None, "Half of a se"])
+def test_a_withheld_reply_is_asked_for_in_other_words_and_then_given_up(text: str | None) -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    step = reaction.advance(ModelReply(text, finish_reason="content_filter"))
+    assert isinstance(step, CallModel)
+    assert "filter withheld your reply" in str(step.messages[-1].content)
+    assert_valid(step.messages)
+    finish = finish_of(reaction.advance(ModelReply(text, finish_reason="content_filter")))
+    assert (finish.status, finish.answer) == (
+        "failed", "I could not answer: my model's provider withheld the reply.",
+    )  # fmt: skip
+
+
+# --- the same call again and again
+
+
+def test_the_same_call_with_the_same_result_is_not_run_for_ever() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    for number in range(3):
+        step = reaction.advance(reply(ToolCall(f"c{number}", "add", '{"b": 2, "a":1}')))
+        reaction.advance(done(step))
+    step = reaction.advance(reply(call("add", "c9", a=1, b=2), call("add", "c10", a=1, b=3)))
+    assert isinstance(step, CallTools)
+    assert [it.call.id for it in step.planned] == ["c10"]
+    [answered] = step.answered
+    assert "this very call 3 times" in answered.result.content
+
+
+def test_a_call_whose_result_changes_may_go_on() -> None:
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    for number in range(6):
+        step = reaction.advance(reply(call("add", f"c{number}", a=1, b=2)))
+        assert isinstance(step, CallTools)
+        assert len(step.planned) == 1
+        reaction.advance(ToolsDone({0: ToolResult(f"still {number}", ok=True)}))
+
+
+# --- a context that is too long
+
+
+def test_a_context_that_is_too_long_is_shortened_and_tried_once_more_in_the_same_turn() -> None:
+    agent = Agent("bob", "Be brief.", ScriptedModel(lambda request: None), TOOLS)
+    reaction = Reaction(agent, prompt="long " * 100, answers=True, shorten=lambda: "short")
+    reaction.advance(Begin())
+    for number in range(2):
+        reaction.advance(reply(call("add", f"c{number}", a=number, b=1)))
+        reaction.advance(ToolsDone({0: ToolResult("x" * 5000, ok=True)}))
+    again = reaction.advance(ModelFailed("Too long.", "context_too_long"))
+    assert isinstance(again, CallModel)
+    assert again.turn == 3
+    assert again.messages[1] == UserMessage("short")
+    old, new = [it.content for it in again.messages if isinstance(it, ToolMessage)]
+    assert len(old) < 1000 < len(new)
+    assert_valid(again.messages)
+    finish = finish_of(reaction.advance(ModelFailed("Too long.", "context_too_long")))
+    assert finish.answer == "I could not answer: the conversation is too long for my model."
+
+
+# --- replayed turns
+
+
+def test_a_replayed_turn_takes_its_results_from_the_records() -> None:
+    reaction = make_reaction(max_turns=1, max_calls=1)
+    reaction.advance(Begin())
+    calls = (call("add", "c0", a=1, b=1), call("gone", "c1"), call("add", "c2", a=2, b=2), call("add", "c3", a=3, b=3))
+    recorded = {0: ToolResult("two", ok=True), 1: ToolResult("it was there", ok=True)}
+    step = reaction.advance(Replayed(reply(*calls), recorded, frozenset({0, 1, 2}), goes_on=True))
+    assert isinstance(step, CallTools)
+    assert step.planned == ()  # add is a once tool
+    assert isinstance(reaction.advance(ToolsDone({})), CallModel)
+    answers = tool_answers(reaction)
+    assert answers[:2] == ["two", "it was there"]
+    assert "Whether it took effect is unknown" in answers[2]
+    assert "at most 1 calls" in answers[3]  # it was never begun
+
+
+def test_a_replayed_turn_that_went_on_goes_on() -> None:
+    """Whatever the settings are now: the next turn stands in the records."""
+    for made in (reply(text="Hm."), reply(call("finish", reason="x"))):
+        reaction = make_reaction(max_turns=1)
+        reaction.advance(Begin())
+        step = reaction.advance(Replayed(made, goes_on=True))
+        if isinstance(step, CallTools):
+            step = reaction.advance(ToolsDone({}))
+        assert isinstance(step, CallModel)
+        assert_valid(step.messages)
 
 
 # --- limits, failures, cancelling

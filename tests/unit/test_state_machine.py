@@ -324,8 +324,7 @@ class Delivery(RuleBasedStateMachine):
         if visit is None:
             return
         inbox = self.inboxes[visit.agent]
-        is_open = {seq for seq in inbox.failures if seq not in inbox.handled or seq in inbox.due}
-        elsewhere = is_open - visit.held
+        elsewhere = {seq for seq in inbox.failures if seq not in inbox.handled} - visit.held
         mine = {m.seq for m in self.messages if m.seq <= seq and visit.agent in m.recipients}
         self.hub.receive(visit.session, {"type": "ack", "seq": seq})
         visit.held = {other for other in visit.held if other > seq}
@@ -388,9 +387,7 @@ class Delivery(RuleBasedStateMachine):
         visit = visits[pick % len(visits)]
         for seq in sorted(visit.held)[:number]:
             self.hub.receive(visit.session, nack_frame(seq, retry_after_ms))
-            visit.held.discard(seq)
-            self.fail(visit.agent, seq, retry_after_ms)
-            visit.refused[seq] = self.inboxes[visit.agent].due.get(seq, 0)
+            self.fail(visit, seq, retry_after_ms)
         if not visit.held:
             self.hub.receive(visit.session, nack_frame(visit.given[0][0], retry_after_ms))
             self.settle()
@@ -407,18 +404,18 @@ class Delivery(RuleBasedStateMachine):
                 return
             seq = min(visit.held)
             self.hub.receive(visit.session, nack_frame(seq, 1))
-            visit.held.discard(seq)
-            self.fail(visit.agent, seq, 1)
-            visit.refused[seq] = self.inboxes[visit.agent].due.get(seq, 0)
+            self.fail(visit, seq, 1)
             self.hub.loop.step(0.01)
             self.settle()
 
-    def fail(self, agent: str, seq: int, retry_after_ms: int | None) -> None:
-        """One more failure: it comes again when it is due, or is a dead letter at the fifth."""
-        inbox = self.inboxes[agent]
-        if inbox.handled.pop(seq, None) is not None:  # by another session; its earlier failures are forgotten, soon
-            kept = self.hub.hub.state.get("attempt", f"{agent}/{seq}")
-            inbox.failures[seq] = kept.failures if kept is not None else 0
+    def fail(self, visit: Visit, seq: int, retry_after_ms: int | None) -> None:
+        """One more failure: it comes again when it is due, or is a dead letter at the fifth. What is handled stays so."""
+        agent, inbox = visit.agent, self.inboxes[visit.agent]
+        visit.held.discard(seq)
+        if seq in inbox.forgotten and self.hub.hub.is_handled(agent, seq):
+            self.handle(agent, [seq])
+        if seq in inbox.handled:
+            return
         failures = inbox.failures.get(seq, 0) + 1
         self.count("nacked")
         if failures == MAX_FAILURES:
@@ -426,14 +423,14 @@ class Delivery(RuleBasedStateMachine):
             inbox.due.pop(seq, None)
             inbox.dead.add(seq)
             self.handle(agent, [seq])
-            for visit in self.visits:
-                if visit.agent == agent:
-                    visit.held.discard(seq)
+            for other in self.visits:
+                if other.agent == agent:
+                    other.held.discard(seq)
             self.count("dead letters")
             return
         inbox.failures[seq] = failures
         delay_ms = 1000 * 2 ** (failures - 1) if retry_after_ms is None else retry_after_ms
-        inbox.due[seq] = self.hub.now_ms + delay_ms
+        inbox.due[seq] = visit.refused[seq] = self.hub.now_ms + delay_ms
 
     # --- time and failures
 
@@ -635,7 +632,7 @@ class Delivery(RuleBasedStateMachine):
         is_again = seq in visit.refused or attempt > 1
         if not is_again:
             assert seq > max([visit.cursor, *(s for s, a in visit.given if a == 1)]), "ascending, each once"
-        assert (seq, attempt) not in visit.given or seq in inbox.dead, "attempts of a dead letter begin anew"
+        assert (seq, attempt) not in visit.given
         if message.sender == visit.agent:
             assert message.by is not visit, "who sent it gets only stored"
             assert visit.resumes or seq > visit.head, "own messages count as handled"
@@ -646,14 +643,14 @@ class Delivery(RuleBasedStateMachine):
             # less where another session failed while this one's was on its way
             assert attempt <= inbox.failures.get(seq, 0) + 1
             if seq in visit.refused:
-                assert seq in inbox.dead or attempt > max(a for s, a in visit.given if s == seq), "a higher attempt each time"
+                assert attempt > max(a for s, a in visit.given if s == seq), (
+                    "a higher attempt each time"
+                )
                 # it is not due any more if another session acknowledged it while it was on its way
                 due = min(visit.refused[seq], inbox.due.get(seq, 0))  # the latest refusal says when, for all
                 assert self.hub.now_ms >= due, "not before it is due"
             if not visit.resumes:
-                assert seq not in visit.handled_before or seq in inbox.due, (
-                    "what was handled does not come from the floor"
-                )
+                assert seq not in visit.handled_before, "what was handled does not come from the floor"
         visit.refused.pop(seq, None)
         visit.given.append((seq, attempt))
         self.count("deliveries")
@@ -715,7 +712,7 @@ class Delivery(RuleBasedStateMachine):
         self.settle()
         visit, inbox = self.visits[-1], self.inboxes[agent]
         given = 0
-        while given < len(visit.given) or any(seq not in inbox.handled for seq in inbox.due):
+        while given < len(visit.given) or inbox.due:
             given = len(visit.given)
             for seq in sorted(visit.held):
                 self.hub.receive(visit.session, {"type": "ack", "seq": seq, "only": True})

@@ -357,6 +357,7 @@ def test_every_agent_can_send_broadcast_and_finish() -> None:
     assert [(item.name, list(item.parameters["required"]), item.effect) for item in communication_tools()] == [  # type: ignore[call-overload]
         ("send_text_message", ["target_agent_id", "text"], "idempotent"),
         ("broadcast_text_message", ["text"], "idempotent"),
+        ("ask", ["agent_ids", "text"], "idempotent"),
         ("finish", ["reason"], "idempotent"),
     ]
 
@@ -453,6 +454,6 @@ def test_operations_whose_names_fall_together_stay_apart() -> None:
         ModInfo("f", [OperationInfo("finish", "Not the one", {}), OperationInfo("x." + "y" * 90, "Long", schema)]),
     ]
     tools = index_tools([*communication_tools(), *mod_tools(mods)])
-    assert list(tools)[3:] == ["a_b_c", "a_b_c_2", "finish_2", "x_" + "y" * 62]
+    assert list(tools)[4:] == ["a_b_c", "a_b_c_2", "finish_2", "x_" + "y" * 62]
     assert tools["a_b_c_2"].description == "Two"
     assert tools["finish_2"].parameters["type"] == "object"

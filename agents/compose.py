@@ -1,0 +1,96 @@
+"""Agents that other agents call: an agent as a tool of another one, and instructions that are templates.
+
+An agent as a tool has a fresh run with the tool's input as its only message: its turns are its own, what it used counts in its caller's
+reaction, its records stand there under the call's path, and it is cancelled with it. Handing over is `Handoff` in `agent`; asking agents
+elsewhere on the network is `ask`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Annotated, Literal
+
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import Field
+
+from roundelay.network.errors import ConfigError
+
+from .agent import Agent, Instruction, TurnState
+from .replies import describe_replies, is_declined, put_question
+from .tools import Tool, ToolContext, ToolError, tool, tool_name
+
+CHILD_TURNS = 5
+
+
+def agent_tool(
+    agent: Agent, *, name: str | None = None, description: str | None = None, max_turns: int = CHILD_TURNS
+) -> Tool:
+    """Make a tool of an agent: called with a text, it gives the agent's answer. Its own limits hold, with ``max_turns`` turns.
+
+    It may be repeated after a restart: what the agent inside had done is in the journal.
+    """
+    inner = replace(agent, policy=replace(agent.policy, max_turns=max_turns))
+
+    async def run(
+        context: ToolContext, task: Annotated[str, Field(description="What to do, with all that it has to know")]
+    ) -> str:
+        if context.run_agent is None:
+            raise ToolError(f"The agent {agent.id} runs only inside of a reaction.")
+        end = await context.run_agent(inner, task)
+        if end.status == "failed":
+            raise ToolError(f"{agent.id} failed. {end.answer or ''}".strip())
+        return end.answer or end.reason
+
+    about = description or agent.description or f"Give a task to {agent.id}, who works on it and answers."
+    return tool(name=name or agent.id, description=about, idempotent=True, timeout_s=math.inf)(run)
+
+
+def remote_handoff(
+    agent_id: str,
+    *,
+    description: str = "",
+    returns: Literal["to_caller", "to_person"] = "to_person",
+    timeout_s: float = 86_400.0,
+) -> Tool:
+    """Make a tool that hands a request over to an agent elsewhere on the network and waits, durably, for its answer.
+
+    ``to_person``: the answer goes out as it is, and the reaction ends; ``to_caller``: the agent that handed over reads it and goes on.
+    When the other declines, or does not answer in time, the agent that handed over goes on either way.
+    """
+
+    async def run(
+        context: ToolContext, note: Annotated[str, Field(description="What the other has to know beside the message")]
+    ) -> str:
+        message = context.trigger
+        text = f"{note}\n\n{message.sender_id} wrote: {message.text}"
+        replies, problems = await put_question(context, [agent_id], text, timeout_s)
+        reply = replies.get(agent_id)
+        if reply is None or is_declined(reply):
+            raise ToolError(describe_replies([agent_id], replies, problems, timeout_s))
+        return reply.text
+
+    about = f"Hand the conversation over to {agent_id}, who answers. {description}".strip()
+    name = tool_name(f"hand_over_to_{agent_id}")
+    answers = returns == "to_person"
+    return tool(name=name, description=about, idempotent=True, timeout_s=math.inf, answers=answers)(run)
+
+
+def template_instruction(source: str) -> Instruction:
+    """Make an instruction of a jinja template over the turn's state: ``agent_id``, ``turn``, ``max_turns``, ``path``.
+
+    Raises `ConfigError` for one that is wrong, before any turn.
+    """
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+    try:
+        template = environment.from_string(source)
+        template.render(asdict(TurnState("a", 1, 2)))
+    except TemplateError as error:
+        raise ConfigError(f"the instruction's template is wrong: {error}") from error
+
+    def instruct(state: TurnState) -> str:
+        return template.render(asdict(state))
+
+    instruct.__qualname__ = f"template {source}"  # what a reaction's config hash sees
+    return instruct

@@ -1,0 +1,196 @@
+"""Every measure of the network's speed, in one run and one table.
+
+    ./dev bench [--quick] [--rounds 5] [--only MEASURE ...] [--json FILE]
+    ./dev bench --markdown FILE
+
+Each round takes every measure once; the table has the medians over the rounds. Ratios are taken within a round. The second form prints
+the table of a run that was kept. docs/performance.md tells what each line means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from growth import LedgerGrowth
+from history import History, write_history
+from idle import IdleMemory, ManyIdle
+from load import LoadError
+from machine import describe_machine, pin_process, split_cores
+from relay import Relay
+from resume import Resume
+from servers import DEFAULT_NODE, Bench
+from table import Line, format_lines, format_markdown
+
+MEASURES = (Relay.name, IdleMemory.name, ManyIdle.name, Resume.name, LedgerGrowth.name)
+
+
+class Measure(Protocol):
+    """One family of measures, with a module of its own."""
+
+    name: str
+
+    def run_round(self, number: int) -> str:
+        """Measure once; gives what it came to, in a line."""
+
+    def lines(self) -> list[Line]:
+        """What goes into the table, after one round at least."""
+
+    def details(self) -> dict[str, Any]:
+        """Everything that was measured, as plain data."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    rounds: int
+    messages: int
+    """One sender to one receiver; where it is one to 100, a twentieth."""
+    latency_messages: int
+    memory_connections: int
+    idle_connections: int
+    ledger_messages: int
+    missed: int
+    returns: int
+    subjects: tuple[str, ...] = ()
+    """Of the relays and hubs these alone; all if none is named."""
+
+
+SIZES = {
+    "full": Size(5, 40_000, 4_000, 2_000, 10_000, 300_000, 500, 20),
+    "quick": Size(1, 4_000, 500, 500, 1_000, 20_000, 500, 5),
+    "tiny": Size(1, 300, 50, 60, 60, 1_200, 100, 2, ("broadcast", "hub memory", "hub full")),
+}
+
+
+def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Sequence[str]) -> dict[str, Any]:
+    """Take the named measures, ``rounds`` times, interleaved; gives the results as plain data. Raises `LoadError`."""
+    started_s = time.monotonic()
+    # Here, not in the system's folder for such files: that may be in memory, and the disk is part of what is measured.
+    with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
+        server_cores, own_cores = split_cores()
+        pin_process(0, own_cores)
+        bench = Bench(node, Path(scratch), frozenset(server_cores))
+        machine = describe_machine(Path(scratch))
+        history = None
+        if Resume.name in names or LedgerGrowth.name in names:
+            _tell(f"a node writes {size.ledger_messages:,} messages for what a long ledger costs")
+            history = write_history(bench, size.ledger_messages, size.missed)
+        measures = _make_measures(bench, size, names, window, frozenset(own_cores), history)
+        for number in range(rounds):
+            for measure in measures:
+                _tell(f"round {number + 1}/{rounds}  {measure.name}: {measure.run_round(number)}")
+        lines = [line for measure in measures for line in measure.lines()]
+        described = [measure.describe() for measure in measures if isinstance(measure, Relay)]
+        return {
+            "machine": asdict(machine),
+            "rounds": rounds,
+            "size": asdict(size),
+            "server_cores": sorted(server_cores),
+            "took_s": round(time.monotonic() - started_s),
+            "table": [line.to_plain() for line in lines],
+            "subjects": "\n".join(described),
+            "details": {measure.name: measure.details() for measure in measures},
+        }
+
+
+def _make_measures(
+    bench: Bench, size: Size, names: Sequence[str], window: int, own_cores: frozenset[int], history: History | None
+) -> list[Measure]:
+    measures: list[Measure] = []
+    if Relay.name in names:
+        measures.append(Relay(bench, messages=size.messages, window=window, subjects=size.subjects, report=_tell))
+    if IdleMemory.name in names:
+        measures.append(IdleMemory(bench, size.memory_connections, own_cores))
+    if ManyIdle.name in names:
+        half = size.messages // 2
+        measures.append(ManyIdle(bench, size.idle_connections, own_cores, half, size.latency_messages))
+    if history is not None and Resume.name in names:
+        measures.append(Resume(bench, history, size.returns))
+    if history is not None and LedgerGrowth.name in names:
+        measures.append(LedgerGrowth(bench, history, size.messages // 2))
+    return measures
+
+
+def format_results(results: dict[str, Any]) -> str:
+    """What a person reads at the end of a run."""
+    return "\n\n".join([describe_run(results), results["subjects"], format_lines(_read_lines(results))]).replace(
+        "\n\n\n", "\n"
+    )
+
+
+def describe_run(results: dict[str, Any]) -> str:
+    """The machine and the run."""
+    facts, size = results["machine"], results["size"]
+    cores = ", ".join(map(str, results["server_cores"])) or "any"
+    return "\n".join(
+        [
+            f"{facts['cpu_model']}, {facts['cores']} cores, {facts['kernel']}, {facts['python']}",
+            ", ".join(f"{name} {found}" for name, found in facts["libraries"].items()),
+            f"{facts['filesystem']}, fdatasync p50 {facts['fdatasync_p50_us']:.0f} us, p99 {facts['fdatasync_p99_us']:.0f} us",
+            f"{results['rounds']} rounds of {size['messages']:,} messages of 200 bytes, {results['took_s']} s; "
+            f"servers on core {cores}, the load on the last one",
+        ]
+    )
+
+
+def _read_lines(results: dict[str, Any]) -> list[Line]:
+    return [Line.from_plain(plain) for plain in results["table"]]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a look within two minutes, not a measurement")
+    parser.add_argument("--size", choices=SIZES, default="full", help="tiny: whether it works at all")
+    parser.add_argument("--rounds", type=int, help="how often each measure is taken")
+    parser.add_argument("--only", action="append", default=[], choices=MEASURES, help="this measure; may be repeated")
+    parser.add_argument(
+        "--subject", action="append", default=[], metavar="NAME", help="of relay: plain, 'hub full', ..."
+    )
+    parser.add_argument("--messages", type=int, help="per round, one to one")
+    parser.add_argument("--window", type=int, default=512, help="messages in flight when pipelined")
+    parser.add_argument("--node", metavar="COMMAND", help="starts a node from a config file; default: roundelay up")
+    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
+    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: the table of a --json FILE, as Markdown")
+    options = parser.parse_args()
+    if options.markdown:
+        kept = json.loads(Path(options.markdown).read_text())
+        print(f"```\n{describe_run(kept)}\n```\n\n{format_markdown(_read_lines(kept))}")
+        return
+    size = SIZES["quick" if options.quick else options.size]
+    given = {"messages": options.messages, "subjects": tuple(options.subject)}
+    size = Size(**(asdict(size) | {name: value for name, value in given.items() if value}))
+    try:
+        results = run(
+            size,
+            options.only or MEASURES,
+            rounds=options.rounds or size.rounds,
+            window=options.window,
+            node=shlex.split(options.node) if options.node else DEFAULT_NODE,
+        )
+    except LoadError as error:
+        sys.exit(f"the measurement failed: {error}")
+    text = json.dumps(results, indent=2) + "\n"
+    if options.json == "-":
+        print(text, end="")
+        return
+    print(format_results(results))
+    if options.json:
+        Path(options.json).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

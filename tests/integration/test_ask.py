@@ -1,0 +1,248 @@
+"""`ask`: a reaction that waits for others, durably: their replies are its result and wake nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from roundelay.agents.compose import remote_handoff
+from roundelay.agents.events import Finished, Waiting
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Script, call, finish, send
+from roundelay.agents.policy import AgentPolicy
+from roundelay.app import Network
+from roundelay.network.config import Limits
+from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+def asker(*agent_ids: str, timeout_s: float = 20.0) -> Script:
+    """Asks in the first turn, and says in the second what came of it."""
+
+    def script(request: ModelRequest) -> Any:
+        if request.turn == 1:
+            return call("ask", agent_ids=list(agent_ids), text="how many?", timeout_s=timeout_s)
+        return read_prompt(request).tool_results[-1].content
+
+    return script
+
+
+async def test_several_agents_are_asked_at_once_and_their_answers_are_the_result(network: Network) -> None:
+    mia, heard = await Person.join(network, "mia"), Heard()
+    meet = asyncio.Barrier(2)
+
+    async def answer(request: ModelRequest) -> Any:
+        await meet.wait()  # both work at the same time
+        if request.agent_id == "ann":
+            return "three"
+        return send("bob", "four") if request.turn == 1 else finish()
+
+    async def act(request: ModelRequest) -> Any:
+        return finish() if request.turn > 1 else await answer(request)
+
+    bob = make_runner("bob", asker("ann", "cid"), on_event=heard)
+    async with running(network, bob, make_runner("ann", answer), make_runner("cid", act)):
+        told = await mia.ask("bob", "go")
+        [end] = await heard.finished()
+        await until_recorded(mia, end.reaction, "finished")
+        records = await mia.records(end.reaction)
+    assert told.text == "ann answered: three\n\ncid answered: four"
+    assert len([it for it in heard.events if isinstance(it, Finished)]) == 1, "replies start no reaction"
+    assert [it["kind"] for it in records] == [
+        "started", "model_reply", "tool_started", "waiting", "tool_result", "model_reply", "finished",
+    ]  # fmt: skip
+    [waiting] = [it for it in heard.events if isinstance(it, Waiting)]
+    assert waiting.agent_ids == ("ann", "cid")
+
+
+async def test_who_finishes_without_an_answer_declines_and_that_wakes_nobody(network: Network) -> None:
+    mia, heard = await Person.join(network, "mia"), Heard()
+    bob = make_runner("bob", asker("ann"), on_event=heard)
+    async with running(network, bob, make_runner("ann", lambda request: finish("not my business"))):
+        assert (await mia.ask("bob", "go")).text == "ann declined: not my business"
+        await heard.finished()
+    assert len([it for it in heard.events if isinstance(it, Finished)]) == 1
+
+
+async def test_who_does_not_answer_in_time_is_told_and_a_late_answer_is_a_message(network: Network) -> None:
+    mia, heard, release = await Person.join(network, "mia"), Heard(), asyncio.Event()
+
+    async def slow(request: ModelRequest) -> Any:
+        await release.wait()
+        return "at last"
+
+    def script(request: ModelRequest) -> Any:
+        view = read_prompt(request)
+        return finish(view.incoming_text) if view.incoming_sender == "ann" else asker("ann", timeout_s=0.05)(request)
+
+    async with running(network, make_runner("bob", script, on_event=heard), make_runner("ann", slow)):
+        told = await mia.ask("bob", "go")
+        assert told.text == "ann has not answered within 0.05 s. A later answer comes as a message."
+        release.set()
+        ends = await heard.finished(2)
+    assert ends[1].reason == "at last"
+
+
+async def test_somebody_unknown_oneself_and_who_waits_for_this_very_answer_are_not_asked(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+    ann = make_runner("ann", asker("bob", "cid"))
+    cid = make_runner("cid", asker("ann", "bob"))
+    async with asyncio.timeout(10), running(network, make_runner("bob", asker("ann", "nobody", "bob")), ann, cid):
+        told = (await mia.ask("bob", "go")).text
+    assert "nobody was not asked: unknown_recipient" in told
+    assert "bob was not asked: that is you." in told
+    assert "ann answered: bob was not asked: it waits for your answer itself; give that instead." in told
+    assert "cid answered: ann was not asked: it waits for your answer itself" in told
+
+
+async def test_a_reaction_that_waits_takes_no_place_of_others_and_keeps_its_thread(network: Network) -> None:
+    mia, zoe, release = await Person.join(network, "mia"), await Person.join(network, "zoe"), asyncio.Event()
+
+    async def slow(request: ModelRequest) -> Any:
+        await release.wait()
+        return "three"
+
+    def script(request: ModelRequest) -> Any:
+        text = read_prompt(request).incoming_text
+        return asker("ann")(request) if text == "go" else f"re: {text}"
+
+    bob = make_runner("bob", script, policy=AgentPolicy(max_parallel_reactions=1))
+    async with running(network, bob, make_runner("ann", slow)):
+        await mia.client.send_text("bob", "go")
+        await mia.client.send_text("bob", "next")
+        assert (await zoe.ask("bob", "hi")).text == "re: hi"
+        release.set()
+        assert [(await mia.hear()).text, (await mia.hear()).text] == ["ann answered: three", "re: next"]
+
+
+@pytest.mark.parametrize("answered", ["while it was away", "after it is back"])
+async def test_a_restarted_agent_goes_on_waiting(network: Network, answered: str) -> None:
+    mia, ann = await Person.join(network, "mia"), await network.join("ann")
+    heard, asked = Heard(), list[int]()
+
+    def script(request: ModelRequest) -> Any:
+        asked.append(request.turn)
+        return asker("ann")(request)
+
+    first = make_runner("bob", script)
+    client = await network.join("bob", role="reactor")
+    task = asyncio.create_task(first.run(client))
+    await first.ready()
+    await mia.client.send_text("bob", "go")
+    question = await anext(ann.__aiter__())
+    [opened] = [it for it in [await reaction_of(mia, "bob")] if it]
+    await until_recorded(mia, opened, "waiting")
+    await first.stop()
+    await task
+    await client.close()
+    if answered == "while it was away":
+        await ann.reply(question, "three")
+    async with running(network, make_runner("bob", script, on_event=heard)):
+        if answered != "while it was away":
+            await ann.reply(question, "three")
+        assert (await mia.hear()).text == "ann answered: three"
+        await heard.finished()
+    assert asked == [1, 2]
+    assert len([it for it in heard.events if isinstance(it, Finished)]) == 1
+    assert [it.text for it in (await ann.history("direct:ann~bob")).messages] == ["how many?", "three"]
+
+
+async def reaction_of(person: Person, agent_id: str) -> str:
+    """The reaction of an agent to the first message of its thread with a person."""
+    thread = f"direct:{agent_id}~{person.client.agent_id}"
+    [message, *_] = (await person.client.history(thread)).messages
+    while True:
+        status = await person.client.call("network.message_status", {"seq": message.seq})
+        for it in status["recipients"]:
+            if "reaction" in it:
+                return str(it["reaction"])
+
+
+async def test_a_reply_that_the_hub_holds_back_behind_others_is_found_in_its_thread() -> None:
+    async with Network.open(limits=Limits(max_unacked=4)) as network:
+        mia, ann = await Person.join(network, "mia"), await network.join("ann")
+
+        def script(request: ModelRequest) -> Any:
+            view = read_prompt(request)
+            return asker("ann", timeout_s=0.3)(request) if view.incoming_text == "go" else finish()
+
+        async with asyncio.timeout(10), running(network, make_runner("bob", script)):
+            await mia.client.send_text("bob", "go")
+            question = await anext(ann.__aiter__())
+            for number in range(6):  # they wait behind the reaction in the same thread, and fill the hub's window
+                await mia.client.send_text("bob", f"and {number}")
+            await ann.reply(question, "three")
+            assert (await mia.hear()).text == "ann answered: three"
+
+
+async def test_a_thread_with_a_full_window_holds_up_others_until_it_goes_on() -> None:
+    """The bound: at most `max_unacked` messages wait in the agent; the hub keeps the rest."""
+    async with Network.open(limits=Limits(max_unacked=4)) as network:
+        mia, zoe, release = await Person.join(network, "mia"), await Person.join(network, "zoe"), asyncio.Event()
+        begun = asyncio.Event()
+
+        async def script(request: ModelRequest) -> str:
+            begun.set()
+            if read_prompt(request).incoming_sender == "mia":
+                await release.wait()
+            return f"re: {read_prompt(request).incoming_text}"
+
+        bob = make_runner("bob", script)
+        async with asyncio.timeout(10), running(network, bob):
+            for number in range(8):
+                await mia.client.send_text("bob", f"m{number}")
+            await zoe.client.send_text("bob", "hi")
+            await begun.wait()
+            assert len(bob._inbox) <= 5  # one in work, which its `started` has acked
+            release.set()
+            assert (await zoe.hear()).text == "re: hi"
+            assert [(await mia.hear()).text for _ in range(8)] == [f"re: m{number}" for number in range(8)]
+
+
+# --- handing over to an agent elsewhere
+
+
+@pytest.mark.parametrize(
+    ("returns", "told"), [("to_person", "You get it back."), ("to_caller", "They say: You get it back.")]
+)
+async def test_a_request_is_handed_over_to_an_agent_elsewhere_and_the_answer_comes_back_by_rule(
+    network: Network, returns: Any, told: str
+) -> None:
+    mia, asked = await Person.join(network, "mia"), list[str]()
+
+    def billing(request: ModelRequest) -> str:
+        asked.append(read_prompt(request).incoming_text)
+        return "You get it back."
+
+    def desk(request: ModelRequest) -> Any:
+        if request.turn == 1:
+            return call("hand_over_to_billing", note="she paid twice")
+        return f"They say: {read_prompt(request).tool_results[-1].content}"
+
+    runner = make_runner("desk", desk, tools=[remote_handoff("billing", returns=returns)])
+    async with running(network, runner, make_runner("billing", billing)):
+        answer = await mia.ask("desk", "I paid order 7 twice")
+    assert answer.text == told
+    assert asked == ["she paid twice\n\nmia wrote: I paid order 7 twice"]
+
+
+async def test_a_handoff_that_is_declined_leaves_the_request_with_the_agent(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+
+    def desk(request: ModelRequest) -> Any:
+        if request.turn == 1:
+            return call("hand_over_to_billing", note="")
+        return read_prompt(request).tool_results[-1].content
+
+    runner = make_runner("desk", desk, tools=[remote_handoff("billing")])
+    async with running(network, runner, make_runner("billing", lambda request: finish("closed today"))):
+        assert (await mia.ask("desk", "hi")).text == "tool: billing declined: closed today"

@@ -1,0 +1,64 @@
+"""How long commands wait for a hub that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import pytest
+
+from roundelay.app import Network
+from roundelay.chat import Chat
+from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
+from roundelay.network.errors import ConnectError
+from roundelay.network.local import LocalConnection, LocalTransport
+from roundelay.patience import Patience
+from roundelay.terminal import Screen
+
+LOST = Reconnecting("closed with 1006: ", 0.1)
+
+
+class Gone(LocalTransport):
+    """A hub that takes one connection and is not there any more."""
+
+    connection: LocalConnection | None = None
+
+    async def connect(self) -> LocalConnection:
+        if self.connection is not None:
+            raise ConnectError("Nothing listens there.")
+        self.connection = await super().connect()
+        return self.connection
+
+
+async def test_only_a_loss_and_a_return_are_news_and_a_long_loss_is_the_end() -> None:
+    async with Network.open() as network:
+        back = Reconnected((await network.join("ann")).welcome)
+    now = 0.0
+    patience = Patience(10, lambda: now)
+    assert [patience.take(event) for event in (LOST, LOST, back, LOST)] == [True, False, True, True]
+    now = 9.9
+    assert not patience.take(LOST)
+    now = 10.0
+    with pytest.raises(ConnectError, match="10 s"):
+        patience.take(LOST)
+    endless = Patience(None, lambda: now)
+    assert endless.take(LOST)
+    now = 1e9
+    assert not endless.take(LOST)
+
+
+async def test_a_chat_in_a_pipe_gives_up_and_says_so_where_errors_go() -> None:
+    out, errors = io.StringIO(), io.StringIO()
+    async with Network.open() as network:
+        transport = Gone(network.hub)
+        client = NetworkClient("mia", kind="human", transport=transport, jitter=lambda: 0.0)
+        await client.connect()
+        chat = Chat(client, Screen(out), errors=Screen(errors), patience=Patience(0))
+        assert transport.connection is not None
+        transport.connection.end(1006, "lost")
+        with pytest.raises(ConnectError, match="gone"):
+            async with asyncio.timeout(5):
+                await chat.show_events()
+        await client.close()
+    assert errors.getvalue().count("The connection is lost") == 1
+    assert "lost" not in out.getvalue()
