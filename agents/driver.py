@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from roundelay.network.errors import RoundelayError
 
 from .agent import Agent
+from .approval import apply_approval, read_approval, request_approval
 from .events import (
     Event,
     Finished,
@@ -35,10 +36,10 @@ from .events import (
     Waiting,
 )
 from .foreign import Broken, Overdue, describe_error, run_foreign
-from .journal import Journal, Recorded, Wait
+from .journal import Approval, Journal, Recorded
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, Usage
 from .reaction import TOO_LARGE, Reaction
-from .replies import Replies, Waiter
+from .replies import Replies, Wait, Waiter
 from .retry import retry, retry_later
 from .steps import (
     AnsweredCall,
@@ -63,6 +64,18 @@ MakeContext = Callable[[str, int], ToolContext]
 """Gives the context of a call, by its derived id and its turn: who calls, for which message."""
 
 
+class Arrivals(Protocol):
+    """Messages that arrive in the thread of a reaction and are read in it."""
+
+    def take(self) -> NewMessages | None:
+        """Take what has arrived; None for nothing."""
+        ...
+
+    async def settle(self, new: NewMessages) -> None:
+        """What was taken is recorded: it needs no reaction of its own."""
+        ...
+
+
 class Driver:
     """Drives one run, a reaction or an agent inside of one, from its beginning, or from what it has recorded, to its end."""
 
@@ -73,14 +86,14 @@ class Driver:
         journal: Journal,
         make_context: MakeContext,
         replies: Replies | None = None,
-        read_new: ReadNew | None = None,
+        arrivals: Arrivals | None = None,
         on_event: OnEvent = lambda event: None,
     ) -> None:
         self._reaction = reaction
         self._journal = journal
         self._make_context = make_context
         self._replies = replies
-        self._read_new = read_new
+        self._arrivals = arrivals
         self._emit = on_event
         self._recorded = Recorded()
         self._live_turn = 0  # the last turn in which anything was done rather than replayed
@@ -159,9 +172,11 @@ class Driver:
         known = self._recorded.replay(step.turn)
         if known is not None:
             return known
-        if self._read_new is not None and step.turn > 1 and new is None:
-            step = await self._read_new(partial(self._take_in, step))
         if step.turn != self._live_turn:
+            if self._arrivals is not None and new is None and (new := self._arrivals.take()) is not None:
+                await self._journal.record_new_messages(step.turn, new)
+                step = self._tell(new)
+                await self._arrivals.settle(new)
             self._live_turn = step.turn
             self._emit(
                 TurnStart(reaction=self._id, path=self._path, turn=step.turn, max_turns=self._reaction.max_turns)
@@ -174,10 +189,6 @@ class Driver:
             reply = ModelReply(text=None, usage=reply.usage, finish_reason=TOO_LARGE, model=reply.model)
         await self._journal.record_reply(step.turn, reply, agent_id=step.agent.id, is_last=not step.tools)
         return reply
-
-    async def _take_in(self, step: CallModel, new: NewMessages) -> CallModel:
-        await self._journal.record_new_messages(step.turn, new)
-        return self._tell(new)
 
     def _tell(self, new: NewMessages) -> CallModel:
         step = self._reaction.advance(new)
@@ -253,7 +264,14 @@ class Driver:
         return {index: task.result() for index, task in tasks.items()}
 
     async def _call(self, turn: int, planned: PlannedCall) -> ToolResult:
-        if (turn, planned.index) not in self._recorded.begun_calls:
+        place = (turn, planned.index)
+        if planned.tool.needs_approval:
+            approval = self._recorded.approvals.get(place) or await self._seek_approval(turn, planned)
+            decided = apply_approval(planned, approval)
+            if isinstance(decided, ToolResult):
+                return await self._conclude(turn, planned, decided)
+            planned = decided
+        if place not in self._recorded.begun_calls:
             await self._journal.record_tool_started(turn, planned)
         name, written = planned.tool.name, planned.call.arguments
         self._emit(
@@ -327,18 +345,32 @@ class Driver:
         is_answer = ok and tool.answers
         return ToolResult(replace_surrogates(cut(content, limit)), ok, tuple(threads), usage, calls, is_answer)
 
+    async def _seek_approval(self, turn: int, planned: PlannedCall) -> Approval | None:
+        """Ask the people in the thread, and wait; None if nobody decided in time."""
+        waiter = self._make_waiter(turn, planned.index)
+        if waiter is None:
+            return None
+        context = self._make_context(f"{self._journal.derive_id(turn, planned.index)}-approval", turn)
+        reply = await request_approval(context, planned, waiter, self._reaction.agent.policy.approval_timeout_s)
+        if reply is None:
+            return None
+        approval = read_approval(reply)
+        await self._journal.record_approval(turn, planned.index, approval)
+        return approval
+
     def _make_waiter(self, turn: int, call: int) -> Waiter | None:
         if self._replies is None:
             return None
+
+        async def record(wait: Wait) -> None:
+            await self._journal.record_waiting(turn, call, wait)
+            to = tuple(wait.questions)
+            self._emit(Waiting(self._id, turn, call, to, wait.until, wait.is_approval, path=self._path))
+
         known = self._recorded.waits.get((turn, call))
-
-        async def record(questions: Mapping[str, int], until: int) -> None:
-            await self._journal.record_waiting(turn, call, Wait(questions=dict(questions), until=until))
-            self._emit(Waiting(self._id, turn, call, tuple(questions), until, path=self._path))
-
         is_resumed = (turn, call) in self._recorded.begun_calls
-        until = known.until if known is not None else None
-        return Waiter(self._replies, until=until, is_resumed=is_resumed, record=record)
+        prepare = partial(self._journal.record_asking, turn, call)
+        return Waiter(self._replies, known=known, is_resumed=is_resumed, prepare=prepare, record=record)
 
     async def _run_agent(self, turn: int, call: int, ends: list[Finish], agent: Agent, text: str) -> Finish:
         """Run an agent inside of a call, on a text and nothing else: its turns are its own, its records stand under the call's path."""

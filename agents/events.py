@@ -105,13 +105,14 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A call waits for replies of these agents, until a time in milliseconds since the Unix epoch."""
+    """A call waits for replies of these agents, or for a person's approval, until a time in milliseconds since the Unix epoch."""
 
     reaction: str
     turn: int
     call: int
     agent_ids: tuple[str, ...]
     until: int
+    is_approval: bool = False
     path: str = ""
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from roundelay.network.messages import BaseMessage
 
-from .replies import is_declined
+from .replies import is_declined, read_decision
 
 ReactTo = Literal["mentions", "all"]
 Visibility = Literal["people", "strict", "all", "current"]
@@ -44,9 +44,10 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
     """Tell whether the message starts a reaction; one that does not is context for later ones.
 
     A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts a person's message does, an @mention
-    and a required response; with ``react_to="all"`` every message. The agent's own never do, nor that somebody declines to answer.
+    and a required response; with ``react_to="all"`` every message. The agent's own never do, nor that somebody declines to answer, nor what
+    a person decides on a call.
     """
-    if is_declined(message):
+    if is_declined(message) or (message.reply_to is not None and read_decision(message) is not None):
         return False
     if message.kind == "mod":  # a mod may have the agent's name, so only the address tells who wrote it
         return message.to == f"agent:{agent_id}"

@@ -19,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter
 from roundelay.network.errors import IdConflict
 
 from .models.model import ModelFailure, ModelReply, Usage
+from .replies import Wait
 from .retry import retry_later
 from .steps import AnsweredCall, Finish, ModelFailed, NewMessages, PlannedCall, Replayed, Status
 from .text import replace_surrogates
@@ -66,11 +67,16 @@ class Started(BaseModel):
     prompt_hash: str = ""
 
 
-class Wait(BaseModel):
-    """For what a call waits: questions by whom they were put to, until a time."""
+class Approval(BaseModel):
+    """What a person decided on a call, who and when: the body of ``approval``, beside ``turn`` and ``call``."""
 
-    questions: dict[str, int]
-    until: int
+    is_approved: bool
+    by: str
+    seq: int
+    at: int
+    arguments: str | None = None
+    """What the call is made with instead, if that was changed."""
+    reason: str = ""
 
 
 class FinishedBody(BaseModel):
@@ -95,7 +101,9 @@ class Recorded:
     failures: Mapping[int, ModelFailed] = field(default_factory=dict)
     begun_calls: frozenset[tuple[int, int]] = frozenset()
     results: Mapping[tuple[int, int], ToolResult] = field(default_factory=dict)
+    askings: Mapping[tuple[int, int], Mapping[str, str]] = field(default_factory=dict)
     waits: Mapping[tuple[int, int], Wait] = field(default_factory=dict)
+    approvals: Mapping[tuple[int, int], Approval] = field(default_factory=dict)
     new_messages: Mapping[int, NewMessages] = field(default_factory=dict)
     finished: FinishedBody | None = None
     children: Mapping[str, Recorded] = field(default_factory=dict)
@@ -104,11 +112,15 @@ class Recorded:
         """Give the messages that were read while it ran."""
         return [seq for new in self.new_messages.values() for seq in new.seqs]
 
-    def open_questions(self) -> list[int]:
-        """Give the messages that this run, or one inside of it, still waits for a reply to."""
+    def open_askings(self) -> list[Mapping[str, str]]:
+        """Give the questions that may have been sent before a wait for them was recorded: message ids, by whom they are to."""
         runs = (self, *self.children.values())
-        waits = (wait for run in runs for place, wait in run.waits.items() if place not in run.results)
-        return [question for wait in waits for question in wait.questions.values()]
+        return [it for run in runs for place, it in run.askings.items() if place not in {*run.waits, *run.results}]
+
+    def open_waits(self) -> list[Wait]:
+        """Give what this run, or one inside of it, still waits for."""
+        runs = (self, *self.children.values())
+        return [wait for run in runs for place, wait in run.waits.items() if place not in run.results]
 
     def replay(self, turn: int) -> Replayed | ModelFailed | None:
         """Give what is known of a turn, None if nothing is."""
@@ -186,6 +198,12 @@ class Journal:
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
         await self._record("waiting", turn, call, {"turn": turn, "call": call, **wait.model_dump()})
 
+    async def record_asking(self, turn: int, call: int, messages: Mapping[str, str]) -> None:
+        await self._record("asking", turn, call, {"turn": turn, "call": call, "messages": dict(messages)})
+
+    async def record_approval(self, turn: int, call: int, approval: Approval) -> None:
+        await self._record("approval", turn, call, {"turn": turn, "call": call, **approval.model_dump()})
+
     async def record_finished(self, finish: Finish) -> None:
         """End the reaction; it will not be resumed."""
         body = FinishedBody(
@@ -234,6 +252,12 @@ class _NewMessages(BaseModel):
     seqs: tuple[int, ...]
     text: str
     answers: bool
+
+
+class _Asking(BaseModel):
+    turn: int
+    call: int
+    messages: dict[str, str]
 
 
 class _ModelFailed(BaseModel):
@@ -291,7 +315,9 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
     failures: dict[int, ModelFailed] = {}
     begun: set[tuple[int, int]] = set()
     results: dict[tuple[int, int], ToolResult] = {}
+    askings: dict[tuple[int, int], Mapping[str, str]] = {}
     waits: dict[tuple[int, int], Wait] = {}
+    approvals: dict[tuple[int, int], Approval] = {}
     new_messages: dict[int, NewMessages] = {}
     finished: FinishedBody | None = None
     for record in records:
@@ -318,6 +344,12 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
             case "new_messages":
                 new = _NewMessages.model_validate(body)
                 new_messages[new.turn] = NewMessages(new.text, new.seqs, new.answers)
+            case "asking":
+                asking = _Asking.model_validate(body)
+                askings[asking.turn, asking.call] = asking.messages
+            case "approval":
+                place = _ToolStarted.model_validate(body)
+                approvals[place.turn, place.call] = Approval.model_validate(body)
             case "waiting":
                 place = _ToolStarted.model_validate(body)
                 waits[place.turn, place.call] = Wait.model_validate(body)
@@ -326,5 +358,6 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
             case _:
                 continue
     return Recorded(
-        started, replies, frozenset(last_turns), failures, frozenset(begun), results, waits, new_messages, finished, children
-    )
+        started, replies, frozenset(last_turns), failures, frozenset(begun), results, askings, waits, approvals, new_messages,
+        finished, children,
+    )  # fmt: skip

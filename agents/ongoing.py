@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient
 from roundelay.network.errors import (
@@ -18,6 +18,7 @@ from roundelay.network.errors import (
     RoundelayError,
     Superseded,
 )
+from roundelay.network.messages import BaseMessage
 
 from .journal import Journal, Recorded, derived_id
 from .models.model import Usage
@@ -61,6 +62,9 @@ class Ongoing:
 
     reaction: Reaction | None = None
     """The loop, once it has begun: how far it has come."""
+
+    taken: dict[int, BaseMessage] = field(default_factory=dict)
+    """Messages that were taken out of the inbox to be read in it, and are not settled yet."""
 
     is_asked: bool = False
     """Whether its message is a question of `ask` to this agent."""

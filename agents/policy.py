@@ -34,6 +34,9 @@ class AgentPolicy:
     tool_timeout_s: float = 60.0
     """For tools that name no time of their own."""
 
+    approval_timeout_s: float = 604_800.0
+    """How long a call waits for a person's approval; then it is not made."""
+
     model_timeout_s: float = 300.0
     """For one attempt of a model call, streamed or not."""
 
@@ -66,7 +69,7 @@ class AgentPolicy:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
-        for name in ("tool_timeout_s", "model_timeout_s"):
+        for name in ("tool_timeout_s", "approval_timeout_s", "model_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be more than 0")
 

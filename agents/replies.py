@@ -1,4 +1,4 @@
-"""Replies that reactions wait for: what `ask` sent, and what comes back to it.
+"""Replies that reactions wait for: to what `ask` sent, and to a request for a person's approval.
 
 Stands between the runner's deliveries, of which it takes the replies before the wake rule is asked, and the calls that wait. Durable: what is
 waited for, and until when, is recorded (``waiting``), so that a restarted agent goes on waiting; a reply that came meanwhile, or that the
@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import BaseModel
 
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import RequestError
@@ -20,7 +22,7 @@ from .arguments import ToolError
 from .retry import retry_later
 
 if TYPE_CHECKING:
-    from roundelay.network.client import NetworkClient
+    from roundelay.network.client import NetworkClient, Stored
 
     from .tools import ToolContext
 
@@ -28,6 +30,15 @@ ASK, DECLINED = "ask", "declined"
 """In a message's metadata: a question of `ask` ({``waiting``: who waits for the answer, and for its asker's}), and that there is no answer."""
 
 REMEMBERED = 1024
+
+
+class Wait(BaseModel):
+    """For what a call waits, until a time: the messages that it sent, by whom they are to, and their threads."""
+
+    questions: dict[str, int]
+    threads: dict[str, str] = {}
+    until: int
+    is_approval: bool = False
 
 
 class Replies:
@@ -38,11 +49,14 @@ class Replies:
         self._pause = pause
         self._resume = resume
         self._open: dict[int, asyncio.Future[BaseMessage]] = {}  # by the seq of the question
+        self._approvals: set[int] = set()  # of these, the requests for approval: only a person's decision is a reply
         self._taken: OrderedDict[int, None] = OrderedDict()  # seqs of the last replies
 
-    def expect(self, question: int) -> None:
+    def expect(self, question: int, *, is_approval: bool = False) -> None:
         """A reply to this message is nobody else's from here on."""
         self._open.setdefault(question, asyncio.get_running_loop().create_future())
+        if is_approval:
+            self._approvals.add(question)
 
     def take(self, message: BaseMessage) -> bool:
         """Take a delivered message, if it is a reply that is waited for (or was taken already)."""
@@ -51,68 +65,101 @@ class Replies:
         reply = self._open.get(message.reply_to) if message.reply_to is not None else None
         if reply is None or reply.done():
             return False
+        if message.reply_to in self._approvals and read_decision(message) is None:
+            return False
         reply.set_result(message)
         self._taken[message.seq] = None
         if len(self._taken) > REMEMBERED:
             self._taken.popitem(last=False)
         return True
 
-    async def wait(self, questions: Mapping[str, int], until: int, *, look_first: bool) -> dict[str, BaseMessage]:
-        """Wait for the reply to each question (by whom it was put to) until a time. ``look_first``: some may have come before."""
-        for question in questions.values():
-            self.expect(question)
-        replies = {agent_id: self._open[question] for agent_id, question in questions.items()}
+    async def wait(self, wait: Wait, *, look_first: bool) -> dict[str, BaseMessage]:
+        """Wait for the reply to each question, by whom it was put to. ``look_first``: some may have come before."""
+        for question in wait.questions.values():
+            self.expect(question, is_approval=wait.is_approval)
+        replies = {to: self._open[question] for to, question in wait.questions.items()}
         try:
             if look_first:
-                await self._look_up(questions)
+                await self._look_up(wait)
             self._pause()
             try:
-                await asyncio.wait(replies.values(), timeout=max(0.0, (until - system_clock()) / 1000))
+                await asyncio.wait(replies.values(), timeout=max(0.0, (wait.until - system_clock()) / 1000))
             finally:
                 self._resume()
-            await self._look_up(questions)
+            await self._look_up(wait)
         finally:
-            for question in questions.values():  # what comes from now on is a message like any other
+            for question in wait.questions.values():  # what comes from now on is a message like any other
                 del self._open[question]
-        return {agent_id: reply.result() for agent_id, reply in replies.items() if reply.done()}
+                self._approvals.discard(question)
+        return {to: reply.result() for to, reply in replies.items() if reply.done()}
 
-    async def _look_up(self, questions: Mapping[str, int]) -> None:
-        """Read the threads of those who have not replied."""
-        for agent_id, question in questions.items():
-            if self._open[question].done():
-                continue
+    async def expect_sent(self, messages: Mapping[str, str]) -> None:
+        """Expect replies to those of these messages (ids, by whom they are to) that were sent."""
+        for agent_id, message_id in messages.items():
             thread_id = "direct:" + "~".join(sorted((self._client.agent_id, agent_id)))
-            history = await retry_later(lambda thread_id=thread_id: self._client.history(thread_id, limit=100))  # type: ignore[misc]
+            try:
+                history = await retry_later(lambda thread_id=thread_id: self._client.history(thread_id, limit=100))  # type: ignore[misc]
+            except RequestError:
+                continue  # there is nobody of that id
             for message in history.messages:
-                if message.reply_to == question and message.sender_id == agent_id:
-                    self.take(message)
+                if message.message_id == message_id and message.sender_id == self._client.agent_id:
+                    self.expect(message.seq)
 
-
-RecordWait = Callable[[Mapping[str, int], int], Awaitable[None]]
+    async def _look_up(self, wait: Wait) -> None:
+        """Read the threads of what has no reply."""
+        for to, question in wait.questions.items():
+            if not self._open[question].done():
+                thread_id = wait.threads[to]
+                history = await retry_later(lambda thread_id=thread_id: self._client.history(thread_id, limit=100))  # type: ignore[misc]
+                for message in history.messages:
+                    if message.reply_to == question and message.sender_id != self._client.agent_id:
+                        self.take(message)
 
 
 class Waiter:
-    """The wait of one call. ``until`` is given when it waited before, ``record`` keeps for what it waits and how long."""
+    """The wait of one call. ``known`` is what it waited for before, ``record`` keeps what it waits for."""
 
-    def __init__(self, replies: Replies, *, until: int | None, is_resumed: bool, record: RecordWait) -> None:
+    def __init__(
+        self,
+        replies: Replies,
+        *,
+        known: Wait | None,
+        is_resumed: bool,
+        prepare: Callable[[Mapping[str, str]], Awaitable[None]],
+        record: Callable[[Wait], Awaitable[None]],
+    ) -> None:
         self._replies = replies
-        self._until = until
-        self._is_resumed = is_resumed
+        self._known = known
+        self._is_resumed = is_resumed or known is not None
+        self._prepare = prepare
         self._record = record
 
-    def expect(self, question: int) -> None:
-        """Say so as soon as the question is sent: a reply may come before the wait begins."""
-        self._replies.expect(question)
+    async def prepare(self, messages: Mapping[str, str]) -> None:
+        """Record to whom questions are about to go, under which message ids: a restarted agent finds by it what it had sent."""
+        if not self._is_resumed:
+            await self._prepare(messages)
 
-    async def wait(self, questions: Mapping[str, int], timeout_s: float) -> dict[str, BaseMessage]:
+    def expect(self, question: int, *, is_approval: bool = False) -> None:
+        """Say so as soon as the question is sent: a reply may come before the wait begins."""
+        self._replies.expect(question, is_approval=is_approval)
+
+    async def wait(
+        self, questions: Mapping[str, Stored], timeout_s: float, *, is_approval: bool = False
+    ) -> dict[str, BaseMessage]:
         """Wait for replies, by whom the questions were put to; who has not replied in time is left out."""
         if not questions:
             return {}
-        until = self._until
-        if until is None:
-            until = system_clock() + int(timeout_s * 1000)
-            await self._record(questions, until)
-        return await self._replies.wait(questions, until, look_first=self._is_resumed)
+        wait = self._known
+        if wait is None:
+            wait = Wait(
+                questions={to: stored.seq for to, stored in questions.items()},
+                threads={to: stored.thread_id for to, stored in questions.items()},
+                until=system_clock() + int(timeout_s * 1000),
+                is_approval=is_approval,
+            )
+            await self._record(wait)
+        # Whoever approves may be quick, or have done it while nobody was there to hear.
+        return await self._replies.wait(wait, look_first=self._is_resumed or is_approval)
 
 
 async def put_question(
@@ -122,9 +169,11 @@ async def put_question(
     if context.waiter is None:
         raise ToolError("To wait for an answer works only inside of a reaction.")
     waiting = [*read_waiting(context.trigger), context.agent_id]
-    questions: dict[str, int] = {}
+    questions: dict[str, Stored] = {}
     problems: dict[str, str] = {}
-    for number, agent_id in enumerate(asked):
+    ids = {agent_id: f"{context.call_id}-{number}" for number, agent_id in enumerate(asked)}
+    await context.waiter.prepare(ids)
+    for agent_id, message_id in ids.items():
         if agent_id == context.agent_id:
             problems[agent_id] = "that is you."
             continue
@@ -134,14 +183,38 @@ async def put_question(
         try:
             stored = await context.client.send_text(
                 agent_id, text, requires_response=[agent_id], metadata={ASK: {"waiting": waiting}},
-                message_id=f"{context.call_id}-{number}",
+                message_id=message_id,
             )  # fmt: skip
         except RequestError as error:
             problems[agent_id] = f"{error.code}: {error}"
             continue
         context.waiter.expect(stored.seq)
-        questions[agent_id] = stored.seq
+        questions[agent_id] = stored
     return await context.waiter.wait(questions, timeout_s), problems
+
+
+class Decision(NamedTuple):
+    """What a person decided on a call: that it is made, perhaps with other ``arguments``, or denied and why."""
+
+    is_approved: bool
+    arguments: str | None = None
+    reason: str = ""
+
+
+def read_decision(message: BaseMessage) -> Decision | None:
+    """Give a person's ``/approve``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody else."""
+    if message.sender_kind != "human":
+        return None
+    word, _, rest = message.text.strip().partition(" ")
+    match word.lower():
+        case "/approve":
+            return Decision(True)
+        case "/deny":
+            return Decision(False, reason=rest.strip())
+        case "/edit" if rest.strip():
+            return Decision(True, arguments=rest.strip())
+        case _:
+            return None
 
 
 def read_waiting(message: BaseMessage) -> list[str]:

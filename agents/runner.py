@@ -13,8 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 
-from pydantic import ValidationError
-
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
 from roundelay.network.errors import (
     ConfigError,
@@ -22,25 +20,25 @@ from roundelay.network.errors import (
     InvalidArguments,
     RoundelayError,
     Superseded,
-    UnknownMessage,
     UnknownRecipient,
 )
 from roundelay.network.messages import BaseMessage, MessageThread
 
+from .arrivals import ThreadArrivals, record_as_read
 from .context import build_context
 from .driver import first_error
 from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
 from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
-from .journal import Journal, Recorded, Started, reaction_id
+from .journal import Journal, Recorded, reaction_id
 from .models.model import Usage
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
+from .reopen import expect_replies, read_open_reaction
 from .replies import Replies, read_waiting
 from .retry import retry_later
 from .signals import Signals
 from .steps import Finish
 from .text import replace_surrogates
-
 
 _logger = logging.getLogger(__name__)
 
@@ -254,36 +252,15 @@ class AgentRunner(ABC):
     async def _take_open_reactions(self, client: NetworkClient, replies: Replies) -> None:
         """Queue what was begun and not finished, before anything new."""
         for opened in sorted(client.welcome.open_reactions, key=lambda it: it.seq):
-            journal = self._make_journal(client, opened.reaction)
-            try:
-                recorded = await journal.load()
-                message = await self._find_trigger(client, opened.trigger, recorded)
-            except (UnknownMessage, ValidationError, LookupError) as error:
-                # Written by another program under this agent's id, or no longer to be read. It must not keep the agent from starting.
-                _logger.error(
-                    "open reaction cannot be resumed",
-                    extra={"reaction": opened.reaction, "seq": opened.trigger, "error": type(error).__name__},
-                )
-                reason = "its records or its trigger can no longer be read"
-                await journal.record_finished(Finish("failed", reason, None, 0, Usage()))
+            found = await read_open_reaction(client, opened, self._make_journal(client, opened.reaction))
+            if found is None or found[1].finished is not None:  # which came of an earlier one in this loop
                 continue
-            for question in recorded.open_questions():
-                replies.expect(question)
+            message, recorded = found
+            await expect_replies(recorded, replies)
             for seq in recorded.read_meanwhile():
-                await self._settle(client, seq, recorded, opened.reaction)
+                await self._settle(client, seq, message.thread_id, opened.reaction)
             self._resumed[message.seq] = (opened.reaction, recorded)
             self._inbox.admit(message)
-
-    async def _find_trigger(self, client: NetworkClient, seq: int, recorded: Recorded) -> BaseMessage:
-        """Read the message that a reaction was begun for. Raises `UnknownMessage` or `LookupError` when it is not there."""
-        if recorded.started is None:
-            raise LookupError("the reaction has no record of its beginning")
-        thread_id = recorded.started.thread_id
-        history = await retry_later(lambda: client.history(thread_id, before=seq + 1, limit=1))
-        for message in history.messages:
-            if message.seq == seq:
-                return message
-        raise LookupError(f"message {seq} is not in {thread_id}")
 
     def _start_reactions(self, group: asyncio.TaskGroup) -> None:
         while (message := self._inbox.next_message()) is not None:
@@ -296,6 +273,8 @@ class AgentRunner(ABC):
             is_handled = await self._attempt(ongoing)
         finally:
             del self._ongoing[message.seq]
+        for left in ongoing.taken.values():  # it ended in the middle of taking them in
+            self._inbox.admit(left)
         if is_handled:
             self._inbox.finish(message)
         else:
@@ -370,31 +349,20 @@ class AgentRunner(ABC):
 
     # --- messages that arrive while their thread is in a reaction
 
-    def take_new(self, ongoing: Ongoing) -> list[BaseMessage]:
-        """Give what waits behind a reaction in its thread, to be read in it; nothing if the policy queues it."""
+    def find_arrivals(self, ongoing: Ongoing) -> ThreadArrivals | None:
+        """Give what arrives behind a reaction, if the model is to read it there."""
         if self.policy.on_new_message == "queue":
-            return []
-        return self._inbox.withdraw(ongoing.message)
+            return None
+        settle = partial(self._settle, ongoing.client)
+        withdraw, should_answer = self._inbox.withdraw, self.should_answer
+        return ThreadArrivals(ongoing, withdraw=withdraw, should_answer=should_answer, settle=settle)
 
-    async def settle_new(self, ongoing: Ongoing, messages: Sequence[BaseMessage]) -> None:
-        """They are read, and get no reaction of their own: each has one that says so, which the hub and a restarted agent know."""
-        for message in messages:
-            await self._settle(ongoing.client, message.seq, ongoing.recorded, ongoing.journal.reaction, message.thread_id)
-            delivery = self._deliveries.pop(message.seq, None)
-            if delivery is not None:
-                await delivery.ack()
-
-    async def _settle(
-        self, client: NetworkClient, seq: int, recorded: Recorded | None, reader: str, thread_id: str = ""
-    ) -> None:
-        if not thread_id and recorded is not None and recorded.started is not None:
-            thread_id = recorded.started.thread_id
-        journal = self._make_journal(client, reaction_id(self.agent_id, seq, client.welcome.network.epoch))
-        await journal.record_started(
-            Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash="")
-        )
-        await journal.record_finished(Finish("finished", f"read in reaction {reader}", None, 0, Usage()))
+    async def _settle(self, client: NetworkClient, seq: int, thread_id: str, reader: str) -> None:
+        await record_as_read(client, self._make_journal, seq, thread_id, reader)
         self._inbox.note_handled(seq)
+        delivery = self._deliveries.pop(seq, None)
+        if delivery is not None:
+            await delivery.ack()
 
     # --- for `react` of subclasses
 

@@ -158,6 +158,7 @@ class SimpleAgentRunner(AgentRunner):
             journal=ongoing.journal,
             make_context=partial(self._make_context, ongoing),
             replies=self._replies,
+            arrivals=self.find_arrivals(ongoing),
             on_event=partial(self.observe, ongoing),
         )
         finish = await self._drive(ongoing, driver, config_hash, _hash(prompt))

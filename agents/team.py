@@ -32,7 +32,7 @@ from .inbox import ReactTo, Visibility
 from .models.model import Model, ModelError
 from .models.script_rules import Rule, RuleSet, load_rules
 from .models.scripted import ScriptedModel, load_script
-from .policy import AgentPolicy, OnText
+from .policy import AgentPolicy, OnNewMessage, OnText
 from .simple import SimpleAgentRunner
 from .tools import Tool, load_tool
 
@@ -85,10 +85,13 @@ class AgentLimits(_Strict):
     max_turns: _Count | None = None
     max_tool_calls_per_turn: _Count | None = None
     tool_timeout_s: _Seconds | None = None
+    approval_timeout_s: _Seconds | None = None
     model_timeout_s: _Seconds | None = None
     model_attempts: _Count | None = None
     hub_attempts: _Count | None = None
+    max_same_calls: _Count | None = None
     max_result_chars: _Count | None = None
+    max_depth: _Count | None = None
     max_threads: _Count | None = None
     per_thread: _Count | None = None
     max_parallel_reactions: _Count | None = None
@@ -107,6 +110,7 @@ class AgentSpec(_Strict):
     react_to: ReactTo = "mentions"
     visibility: Visibility = "people"
     on_text: OnText = "auto"
+    on_new_message: OnNewMessage = "queue"
     template: Path | None = None
     limits: AgentLimits = AgentLimits()
 
@@ -171,7 +175,9 @@ def build_runner(spec: AgentSpec, *, url: str | None = None, token: str | None =
             channels=spec.channels,
             react_to=spec.react_to,
             visibility=spec.visibility,
-            policy=AgentPolicy(on_text=spec.on_text, **spec.limits.model_dump(exclude_none=True)),
+            policy=AgentPolicy(
+                on_text=spec.on_text, on_new_message=spec.on_new_message, **spec.limits.model_dump(exclude_none=True)
+            ),
             template=template,
             url=url,
             token=token,

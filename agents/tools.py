@@ -127,6 +127,9 @@ class Tool:
     answers: bool = False
     """Whether the result of a call that went well is the reaction's answer, as it is, and ends it."""
 
+    needs_approval: bool = False
+    """Whether a person must approve each call before it is made."""
+
     @property
     def spec(self) -> ToolSpec:
         """The tool as a model sees it."""
@@ -163,6 +166,7 @@ def tool(
     idempotent: bool = False,
     timeout_s: float | None = None,
     answers: bool = False,
+    needs_approval: bool = False,
 ) -> Callable[[Callable[..., object]], Tool]: ...
 def tool(
     function: Callable[..., object] | None = None,
@@ -174,18 +178,20 @@ def tool(
     idempotent: bool = False,
     timeout_s: float | None = None,
     answers: bool = False,
+    needs_approval: bool = False,
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``) the parameters.
 
     A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. With ``answers`` the
-    result of a call that went well is the reaction's answer, and ends it. Raises `ToolError` for a function that cannot be one.
+    result of a call that went well is the reaction's answer, and ends it; with ``needs_approval`` a person must approve each call. Raises `ToolError` for a function that cannot be one.
     """
     if once and idempotent:
         raise ToolError("A tool is either once or idempotent.")
     effect: Effect = "idempotent" if idempotent else "once"
 
     def decorate(decorated: Callable[..., object]) -> Tool:
-        return replace(_make_tool(decorated, name, description, effect, timeout_s), answers=answers)
+        made = _make_tool(decorated, name, description, effect, timeout_s)
+        return replace(made, answers=answers, needs_approval=needs_approval)
 
     return decorate if function is None else decorate(function)
 

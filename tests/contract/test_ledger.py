@@ -312,8 +312,8 @@ async def test_a_long_look_does_not_hold_up_deliveries(tmp_path: Path) -> None:
             await ledger.append([message(2, "ann", "agent:bob")], [])
     finally:
         may_end.set()
-    await looking
-    await ledger.close()
+        await looking
+        await ledger.close()
 
 
 async def test_a_close_that_fails_gives_the_file_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,16 +36,6 @@ async def test_a_newer_reactor_supersedes_the_older(node: Node, reactor: WireSes
     await newer.settle()
 
 
-async def test_a_newer_reactor_that_is_lost_before_its_welcome_supersedes_too(
-    node: Node, reactor: WireSession
-) -> None:
-    newer = await node.connect()
-    await newer.send_frame(hello_frame("bot", token=node.token_of("bot"), role="reactor"))
-    await newer.drop()
-    await reactor.expect("notice", kind="superseded")
-    assert await reactor.closed() == 4409
-
-
 async def test_observers_are_not_superseded(node: Node, reactor: WireSession) -> None:
     observer = await node.agent("bot")
     assert "fence" not in observer.welcome

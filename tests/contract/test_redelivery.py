@@ -55,7 +55,7 @@ async def test_another_attempt_is_passed_on_when_the_session_that_has_it_is_lost
     node: Node, alice: WireSession, bob: WireSession
 ) -> None:
     seq = await send_hard(alice, bob)
-    await bob.nack(seq, retry_after_ms=200)
+    await bob.nack(seq, retry_after_ms=600)
     await bob.settle()
     other = await node.agent("bob")  # its pages leave it out, so it is the one that gets it
     await expect_attempt(other, seq, 2)

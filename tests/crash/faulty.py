@@ -66,6 +66,15 @@ async def until_ready(url: str) -> None:
     raise AssertionError("the hub did not recover")
 
 
+async def came_back(url: str) -> bool:
+    """Whether the hub is ready again after the several tries that a recovery takes."""
+    for _ in range(100):
+        if (await get_http(url, "/readyz"))[0] == 200:
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
 async def assert_recovering(node: Node) -> None:
     """The hub lives, is not ready, and lets nobody in."""
     assert (await get_http(node.url, "/healthz"))[0] == 200

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import pytest
@@ -22,6 +22,7 @@ from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConfigError, ConnectError, Overloaded
 from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+from tests.support.busy import BusyClient
 from tests.support.fake_openai import FakeOpenAI, error
 
 
@@ -269,29 +270,6 @@ async def test_a_providers_own_words_are_recorded_and_not_published(network: Net
 # --- a busy hub
 
 
-class BusyClient:
-    """A client whose hub is busy for the first records of one kind, or that is cut off for good before one."""
-
-    def __init__(self, client: NetworkClient, kind: str, *, refusals: int = 0, is_cut: bool = False) -> None:
-        self._client = client
-        self._kind = kind
-        self._refusals = refusals
-        self._is_cut = is_cut
-        self.failure: ConnectError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Any:
-        if kind == self._kind and self._is_cut:
-            self.failure = ConnectError("cut")
-            raise self.failure
-        if kind == self._kind and self._refusals:
-            self._refusals -= 1
-            raise Overloaded("busy", 1)
-        return await self._client.record(reaction, kind, body, record_id=record_id)
-
-
 @pytest.mark.parametrize("kind", ["started", "model_reply", "tool_started", "tool_result", "finished"])
 async def test_a_busy_hub_fails_no_reaction_and_no_answer_is_followed_by_an_apology(
     network: Network, kind: str
@@ -317,7 +295,7 @@ async def test_a_busy_hub_fails_no_reaction_and_no_answer_is_followed_by_an_apol
 
 async def begin_and_cut(network: Network, mia: Person, runner: SimpleAgentRunner, kind: str, text: str = "go") -> int:
     """Let an agent react until it is about to write a record of a kind, and lose its hub there; gives the trigger's seq."""
-    client = BusyClient(await network.join("bob", role="reactor", card=runner.describe_card()), kind, is_cut=True)
+    client = BusyClient(await network.join("bob", role="reactor", card=runner.describe_card()), kind, cut_at=1)
     task = asyncio.create_task(runner.run(client))  # type: ignore[arg-type]
     await runner.ready()
     asked = await mia.client.send_text("bob", text)

@@ -16,7 +16,9 @@ from roundelay.agents.models.scripted import Script, call, finish, send
 from roundelay.agents.policy import AgentPolicy
 from roundelay.app import Network
 from roundelay.network.config import Limits
+from roundelay.network.errors import ConnectError
 from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+from tests.support.busy import BusyClient
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ async def test_several_agents_are_asked_at_once_and_their_answers_are_the_result
     assert told.text == "ann answered: three\n\ncid answered: four"
     assert len([it for it in heard.events if isinstance(it, Finished)]) == 1, "replies start no reaction"
     assert [it["kind"] for it in records] == [
-        "started", "model_reply", "tool_started", "waiting", "tool_result", "model_reply", "finished",
+        "started", "model_reply", "tool_started", "asking", "waiting", "tool_result", "model_reply", "finished",
     ]  # fmt: skip
     [waiting] = [it for it in heard.events if isinstance(it, Waiting)]
     assert waiting.agent_ids == ("ann", "cid")
@@ -246,3 +248,30 @@ async def test_a_handoff_that_is_declined_leaves_the_request_with_the_agent(netw
     runner = make_runner("desk", desk, tools=[remote_handoff("billing")])
     async with running(network, runner, make_runner("billing", lambda request: finish("closed today"))):
         assert (await mia.ask("desk", "hi")).text == "tool: billing declined: closed today"
+
+
+# --- killed while it asks
+
+
+@pytest.mark.parametrize("cut_at", ["tool_started", "asking", "waiting", "tool_result", "model_reply", "finished"])
+async def test_killed_anywhere_it_asks_each_agent_once_and_answers_once(network: Network, cut_at: str) -> None:
+    mia, ann = await Person.join(network, "mia"), await network.join("ann")
+    script = asker("ann")
+    first = make_runner("bob", script)
+    nth = 2 if cut_at == "model_reply" else 1
+    client = BusyClient(await network.join("bob", role="reactor"), cut_at, cut_at=nth)
+    task = asyncio.create_task(first.run(client))  # type: ignore[arg-type]
+    await first.ready()
+    await mia.client.send_text("bob", "go")
+    if cut_at not in ("tool_started", "asking", "waiting"):
+        await ann.reply(await anext(ann.__aiter__()), "three")
+    with pytest.raises(ConnectError, match="cut"):
+        await task
+    heard = Heard()
+    async with running(network, make_runner("bob", script, on_event=heard)):
+        if cut_at in ("tool_started", "asking", "waiting"):
+            await ann.reply(await anext(ann.__aiter__()), "three")
+        [end] = await heard.finished()
+        await until_recorded(mia, end.reaction, "finished")
+    assert [it.text for it in (await ann.history("direct:ann~bob")).messages] == ["how many?", "three"]
+    assert await mia.history("direct:bob~mia") == [("mia", "go"), ("bob", "ann answered: three")]

@@ -74,6 +74,13 @@ class Heard:
         self.events.append(event)
         self._changed.set()
 
+    async def first(self, kind: type[Event]) -> Event:
+        """Wait for the first event of a kind."""
+        while not (found := [it for it in self.events if isinstance(it, kind)]):
+            self._changed.clear()
+            await self._changed.wait()
+        return found[0]
+
     async def finished(self, count: int = 1) -> list[Finished]:
         """Wait until so many reactions have ended."""
         while len(ended := [it for it in self.events if isinstance(it, Finished)]) < count:

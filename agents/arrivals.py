@@ -1,0 +1,58 @@
+"""Messages that arrive in a thread while a reaction runs there, when the model is to read them in it (``on_new_message="inject"``).
+
+Stands between the inbox, where they wait, and the driver, which tells them to the model before its next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from roundelay.network.client import NetworkClient
+from roundelay.network.messages import BaseMessage
+
+from .journal import Journal, Started, reaction_id
+from .models.model import Usage
+from .ongoing import Ongoing
+from .prompt import render_new_messages
+from .steps import Finish, NewMessages
+
+
+class ThreadArrivals:
+    """What waits behind one reaction. ``withdraw`` takes it out of the inbox, ``settle`` says of one message that it was read."""
+
+    def __init__(
+        self,
+        ongoing: Ongoing,
+        *,
+        withdraw: Callable[[BaseMessage], Sequence[BaseMessage]],
+        should_answer: Callable[[BaseMessage], bool],
+        settle: Callable[[int, str, str], Awaitable[None]],
+    ) -> None:
+        self._ongoing = ongoing
+        self._withdraw = withdraw
+        self._should_answer = should_answer
+        self._settle = settle
+
+    def take(self) -> NewMessages | None:
+        """Take what has arrived; None for nothing."""
+        messages = self._withdraw(self._ongoing.message)
+        if not messages:
+            return None
+        self._ongoing.taken = {message.seq: message for message in messages}
+        answers = any(self._should_answer(message) for message in messages)
+        return NewMessages(render_new_messages(messages), tuple(self._ongoing.taken), answers)
+
+    async def settle(self, new: NewMessages) -> None:
+        """They are recorded as read: they get no reaction of their own."""
+        for seq in new.seqs:
+            await self._settle(seq, self._ongoing.message.thread_id, self._ongoing.journal.reaction)
+            del self._ongoing.taken[seq]
+
+
+async def record_as_read(
+    client: NetworkClient, make_journal: Callable[[NetworkClient, str], Journal], seq: int, thread_id: str, reader: str
+) -> None:
+    """Give a message that was read in the reaction ``reader`` one of its own that says so, for the hub and for a restarted agent."""
+    journal = make_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
+    await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))
+    await journal.record_finished(Finish("finished", f"read in reaction {reader}", None, 0, Usage()))

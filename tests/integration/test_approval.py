@@ -1,0 +1,162 @@
+"""Calls that a person must approve: asked in the thread, waited for over restarts, decided by a reply of a person and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.events import Waiting
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import call, finish
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.tools import tool
+from roundelay.app import Network
+from roundelay.network.errors import ConnectError
+from roundelay.network.messages import BaseMessage
+from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+from tests.support.busy import BusyClient
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+class Bank:
+    """What was paid, outside of the agent's process."""
+
+    def __init__(self) -> None:
+        self.paid: list[tuple[str, int]] = []
+
+    def make_runner(self, **options: Any) -> SimpleAgentRunner:
+        @tool(once=True, needs_approval=True)
+        def pay(to: str, amount: int) -> str:
+            """Pay."""
+            self.paid.append((to, amount))
+            return f"{amount} paid to {to}"
+
+        def script(request: ModelRequest) -> Any:
+            if read_prompt(request).incoming_text != "pay ann":
+                return finish()
+            if request.turn == 1:
+                return call("pay", to="ann", amount=5)
+            return read_prompt(request).tool_results[-1].content
+
+        return make_runner("bob", script, tools=[pay], **options)
+
+
+async def decide(person: Person, request: BaseMessage, text: str) -> None:
+    await person.client.reply(request, text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("decision", "told", "paid"),
+    [
+        ("/approve", "5 paid to ann", [("ann", 5)]),
+        ("/deny too much", "Not run: mia denied it: too much", []),
+        ('/edit {"to": "ann", "amount": 3}', "3 paid to ann", [("ann", 3)]),
+        ('/edit {"to": "ann"}', "Not run: mia changed the arguments, and they do not fit.", []),
+    ],
+)
+async def test_a_person_approves_denies_or_changes_a_call(
+    network: Network, decision: str, told: str, paid: list[tuple[str, int]]
+) -> None:
+    mia, heard, bank = await Person.join(network, "mia"), Heard(), Bank()
+    async with running(network, bank.make_runner(on_event=heard)):
+        request = await mia.ask("bob", "pay ann")
+        assert request.text.startswith('May I call pay with {"to": "ann", "amount": 5}?')
+        assert bank.paid == []
+        await decide(mia, request, decision)
+        assert (await mia.hear()).text.startswith(told)
+        [end] = await heard.finished()
+        await until_recorded(mia, end.reaction, "finished")
+        records = await mia.records(end.reaction)
+    assert bank.paid == paid
+    [approval] = [it["body"] for it in records if it["kind"] == "approval"]
+    answer = (await mia.client.history("direct:bob~mia")).messages[2]
+    assert (approval["by"], approval["seq"], approval["at"]) == ("mia", answer.seq, answer.sent_at)
+    assert [it.is_approval for it in heard.events if isinstance(it, Waiting)] == [True]
+    kinds = [it["kind"] for it in records]
+    if paid:
+        assert kinds.index("approval") < kinds.index("tool_started")
+    else:
+        assert "tool_started" not in kinds
+
+
+async def test_in_a_channel_only_a_persons_reply_with_a_decision_counts(network: Network) -> None:
+    mia, bank = await Person.join(network, "mia"), Bank()
+    ann = await network.join("ann")
+    await mia.client.call("channels.create", {"name": "dev"})
+    await ann.call("channels.join", {"name": "dev"})
+    async with running(network, bank.make_runner(channels=["dev"])):
+        await mia.client.post("dev", "pay ann")
+        request = await mia.hear()
+        await ann.send("channel:dev", "/approve", reply_to=request.seq)
+        assert (await mia.hear()).sender_id == "ann"
+        await mia.client.post("dev", "/approve")  # no reply to the request
+        await decide(mia, request, "hm, why?")
+        assert bank.paid == []
+        await decide(mia, request, "/approve")
+        assert (await mia.hear()).text == "5 paid to ann"
+    assert bank.paid == [("ann", 5)]
+
+
+async def test_nobody_decides_in_time(network: Network) -> None:
+    mia, bank = await Person.join(network, "mia"), Bank()
+    async with running(network, bank.make_runner(policy=AgentPolicy(approval_timeout_s=0.05))):
+        await mia.ask("bob", "pay ann")
+        assert (await mia.hear()).text == "Not run: nobody approved it in time."
+    assert bank.paid == []
+
+
+@pytest.mark.parametrize("decided", ["while it was away", "after it is back"])
+async def test_a_request_survives_restarts_of_the_agent_the_hub_and_the_person(tmp_path: Path, decided: str) -> None:
+    path, bank = tmp_path / "team.db", Bank()
+    async with Network.open(path) as network:
+        mia, heard = await Person.join(network, "mia"), Heard()
+        async with running(network, bank.make_runner(on_event=heard)):
+            request = await mia.ask("bob", "pay ann")
+            await heard.first(Waiting)
+    async with Network.open(path) as network:
+        mia = await Person.join(network, "mia")
+        if decided == "while it was away":
+            await decide(mia, request, "/approve")
+        async with running(network, bank.make_runner()):
+            if decided == "after it is back":
+                await decide(mia, request, "/approve")
+            assert (await mia.hear()).seq == request.seq  # not acknowledged before the hub went down
+            assert (await mia.hear()).text == "5 paid to ann"
+        said = [text.partition(" ")[0] for sender, text in await mia.history("direct:bob~mia") if sender == "bob"]
+    assert said == ["May", "5"], "it asked once"
+    assert bank.paid == [("ann", 5)]
+
+
+@pytest.mark.parametrize("cut_at", ["waiting", "approval", "tool_started", "tool_result", "finished"])
+async def test_killed_anywhere_it_asks_once_and_pays_at_most_once(network: Network, cut_at: str) -> None:
+    mia, bank = await Person.join(network, "mia"), Bank()
+    client = BusyClient(await network.join("bob", role="reactor"), cut_at, cut_at=1)
+    runner = bank.make_runner()
+    task = asyncio.create_task(runner.run(client))  # type: ignore[arg-type]
+    await runner.ready()
+    request = await mia.ask("bob", "pay ann")
+    await decide(mia, request, '/edit {"to": "ann", "amount": 3}')
+    with pytest.raises(ConnectError, match="cut"):
+        await task
+    heard = Heard()
+    async with running(network, bank.make_runner(on_event=heard)):
+        [end] = await heard.finished()
+        await until_recorded(mia, end.reaction, "finished")
+    said = [text for sender, text in await mia.history("direct:bob~mia") if sender == "bob"]
+    assert len(said) == 2
+    assert bank.paid == [("ann", 3)]
+    if cut_at == "tool_result":
+        assert "Whether it took effect is unknown" in said[1]
+    else:
+        assert said[1] == "3 paid to ann"
