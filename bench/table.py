@@ -73,7 +73,7 @@ def format_lines(lines: Sequence[Line]) -> str:
 def format_markdown(lines: Sequence[Line]) -> str:
     """For docs/performance.md."""
     shown = [
-        "| measure | median | rounds | at least | aim | | beside it |",
+        "| measure | median | rounds | bound | aim | | beside it |",
         "| --- | ---: | ---: | ---: | ---: | --- | --- |",
     ]
     for line in lines:

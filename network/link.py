@@ -36,9 +36,10 @@ FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 STEADY_S = 2.0
 """A session that lived so long is no sign of trouble: after it the first try comes soon again."""
 BYE_TIMEOUT_S = 2.0
-MAX_LOSSES = 20
-"""A request is given up when the connection was lost so often while it was the oldest without an answer: with the pauses between, after
-a minute and more. A bad network loses a few in a row too, and is no reason to give up."""
+MAX_LOSSES = 3
+"""A request is given up when so many connections ended with one of `BLAMING_CODES` while it was the oldest without an answer."""
+BLAMING_CODES = (1002, 1003, 1007, 1011, 4400, 4413)
+"""What a hub ends a connection with because of what came over it. A network that fails blames nobody: then requests wait."""
 ANSWER_TOO_LARGE = 1009
 """This end closed, since a frame was larger than it takes (RFC 6455, 7.4.1)."""
 COME_BACK_CODES = (1001, 1006, 1011, 4408, 4429, 4503)
@@ -236,14 +237,14 @@ class Link:
             )
             for key in [key for key in self._pending if key.startswith("c:")]:
                 self._fail(key, error)
-        elif closed.code != 4503 and self._pending:  # 4503: the hub's own affair, it asks us to come back
+        elif closed.code in BLAMING_CODES and self._pending:
             key, oldest = next(iter(self._pending.items()))
             oldest.losses += 1
             if oldest.losses >= MAX_LOSSES:
                 self._fail(
                     key,
                     InternalError(
-                        f"The connection was lost {MAX_LOSSES} times while this request was the oldest without an answer ({closed}); "
+                        f"The hub ended {MAX_LOSSES} connections while this request was the oldest without an answer ({closed}); "
                         "it is not repeated, and whether the hub took it is unknown."
                     ),
                 )

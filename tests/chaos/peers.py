@@ -10,8 +10,7 @@ from random import Random
 from typing import Any
 
 from roundelay.network.client import Cursor, NetworkClient
-from roundelay.network.errors import ConnectError, InternalError
-from roundelay.network.told import Stored
+from roundelay.network.errors import ConnectError
 from roundelay.network.transport import WebSocketTransport, Wire
 
 
@@ -106,7 +105,6 @@ class ChaosPeer:
         self.agent_id = agent_id
         self.stored: dict[str, tuple[str, Any, int]] = {}
         """What was answered: message_id to address, content and seq."""
-        self.given_up = 0
         """Sends whose outcome the client called unknown."""
         self.transport = RecordingTransport(url)
         self.client = NetworkClient(agent_id, token=token, resume=resume, transport=self.transport)
@@ -129,20 +127,10 @@ class ChaosPeer:
             number += 1
             message_id, to = f"{name}-{number}", self._random.choice(addresses)
             content = {"n": number, "from": name, "text": "é" * self._random.choice((1, 100, 100, 1500))}
-            stored = await self._send(to, content, message_id)
+            stored = await self.client.send(to, content, message_id=message_id)
             assert message_id not in self.stored
             self.stored[message_id] = (to, content, stored.seq)
             await asyncio.sleep(self._random.random() * pause_s)
-
-    async def _send(self, to: str, content: Any, message_id: str) -> Stored:
-        """Send, and repeat what the client gave up after too many losses in a row: its id makes that safe."""
-        while True:
-            try:
-                return await self.client.send(to, content, message_id=message_id)
-            except InternalError as error:
-                if "connection was lost" not in str(error):  # the hub's own failure
-                    raise
-                self.given_up += 1
 
     async def listen(self) -> None:
         """Take what is delivered, until cancelled."""

@@ -109,7 +109,7 @@ async def _prove(db: Path, note: Note, *, seed: int, disconnects: int, peers: in
     note(
         seconds=round(time.monotonic() - began_at, 1), disconnects=sum(fired[kind] for kind in ENDINGS), connections=proxy.connections,
         faults_planned=proxy.planned.total(), faults_fired=len(proxy.log), **dict(sorted(fired.items())),
-        sent=len(sent), given_up_and_repeated=sum(member.given_up for member in members), not_once_in_the_ledger=not_once, expected=sum(map(len, expected.values())),
+        sent=len(sent), not_once_in_the_ledger=not_once, expected=sum(map(len, expected.values())),
         delivered=sum(len(session.delivered) for session in sessions), missing=sum(lacking.values()), strange=strange,
         repeated_in_a_session=repeats, sessions_out_of_order=disordered, given_to_the_program_again=received.again,
     )  # fmt: skip

@@ -133,7 +133,8 @@ async def _converse(node: Node, first_seq: int) -> dict[str, int]:
                 case "receive":
                     answer = await (await node.agent("bob")).delivery()
         except AssertionError as error:
-            assert "4503" in str(error) or "4401" in str(error) or "not_authenticated" in str(error), error
+            if not any(word in str(error) for word in ("4503", "4401", "not_authenticated")):
+                raise
             outcomes["closed"] += 1
             alice = None
             if not await came_back(node.url):  # it has looked through the file: a backup is what helps

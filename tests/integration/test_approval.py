@@ -98,9 +98,9 @@ async def test_in_a_channel_only_a_persons_reply_with_a_decision_counts(network:
     async with running(network, bank.make_runner(channels=["dev"])):
         await mia.client.post("dev", "pay ann")
         request = await mia.hear()
-        await ann.send("channel:dev", "/approve", reply_to=request.seq)
+        await ann.send("channel:dev", "/deny I am no person", reply_to=request.seq)
         assert (await mia.hear()).sender_id == "ann"
-        await mia.client.post("dev", "/approve")  # no reply to the request
+        await mia.client.post("dev", "/deny this is no reply")
         await decide(mia, request, "hm, why?")
         assert bank.paid == []
         await decide(mia, request, "/approve")

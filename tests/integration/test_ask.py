@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.compose import remote_handoff
-from roundelay.agents.events import Finished, Waiting
+from roundelay.agents.events import Waiting
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, call, finish, send
@@ -58,7 +58,7 @@ async def test_several_agents_are_asked_at_once_and_their_answers_are_the_result
         await until_recorded(mia, end.reaction, "finished")
         records = await mia.records(end.reaction)
     assert told.text == "ann answered: three\n\ncid answered: four"
-    assert len([it for it in heard.events if isinstance(it, Finished)]) == 1, "replies start no reaction"
+    assert {it.reaction for it in heard.events} == {end.reaction}, "replies start no reaction"
     assert [it["kind"] for it in records] == [
         "started", "model_reply", "tool_started", "asking", "waiting", "tool_result", "model_reply", "finished",
     ]  # fmt: skip
@@ -71,8 +71,8 @@ async def test_who_finishes_without_an_answer_declines_and_that_wakes_nobody(net
     bob = make_runner("bob", asker("ann"), on_event=heard)
     async with running(network, bob, make_runner("ann", lambda request: finish("not my business"))):
         assert (await mia.ask("bob", "go")).text == "ann declined: not my business"
-        await heard.finished()
-    assert len([it for it in heard.events if isinstance(it, Finished)]) == 1
+        [end] = await heard.finished()
+    assert {it.reaction for it in heard.events} == {end.reaction}
 
 
 async def test_who_does_not_answer_in_time_is_told_and_a_late_answer_is_a_message(network: Network) -> None:
@@ -152,9 +152,9 @@ async def test_a_restarted_agent_goes_on_waiting(network: Network, answered: str
         if answered != "while it was away":
             await ann.reply(question, "three")
         assert (await mia.hear()).text == "ann answered: three"
-        await heard.finished()
+        [end] = await heard.finished()
     assert asked == [1, 2]
-    assert len([it for it in heard.events if isinstance(it, Finished)]) == 1
+    assert {it.reaction for it in heard.events} == {end.reaction}
     assert [it.text for it in (await ann.history("direct:ann~bob")).messages] == ["how many?", "three"]
 
 

@@ -268,7 +268,7 @@ class Delivery(RuleBasedStateMachine):
         if visit is None:
             return
         number = next(self.numbers)
-        frame = {"type": "send", "message_id": f"m{number}", "to": to, "content": f"{number} {PADDING}"}
+        frame: dict[str, Any] = {"type": "send", "message_id": f"m{number}", "to": to, "content": f"{number} {PADDING}"}
         if parent is not None:
             frame["reply_to"] = parent.seq
         if excluded is not None and excluded != visit.agent:
