@@ -17,14 +17,13 @@ from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconn
 from roundelay.network.errors import (
     ConfigError,
     ConnectError,
-    InvalidArguments,
     RoundelayError,
     Superseded,
-    UnknownRecipient,
 )
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .arrivals import ThreadArrivals, record_as_read
+from .channels import join_channel
 from .context import build_context
 from .driver import first_error
 from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
@@ -432,16 +431,3 @@ def _narrow(message: BaseMessage) -> AnyMessage:
     if not isinstance(message, AnyMessage):
         raise TypeError(f"{type(message).__name__} is no message of a network")
     return message
-
-
-async def join_channel(client: NetworkClient, name: str) -> None:
-    """Be a member of a channel, which is made if there is none. Joining again changes nothing."""
-    try:
-        await client.call("channels.join", {"name": name})
-        return
-    except UnknownRecipient:
-        pass
-    try:
-        await client.call("channels.create", {"name": name})  # which joins it
-    except InvalidArguments:
-        await client.call("channels.join", {"name": name})  # somebody else was faster

@@ -29,6 +29,7 @@ from roundelay.network.errors import ConfigError
 
 from .arguments import ToolError
 from .inbox import ReactTo, Visibility
+from .models.fallback import FallbackModel
 from .models.model import Model, ModelError
 from .models.script_rules import Rule, RuleSet, load_rules
 from .models.scripted import ScriptedModel, load_script
@@ -71,6 +72,8 @@ class ModelChoice(_Strict):
     script: _Text | None = None
     rules: list[Rule] | None = None
     local: LocalChoice | None = None
+    fallback: ModelChoice | None = None
+    """Beside the one chosen: what is asked when that is down, busy or out of credit."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -227,29 +230,37 @@ def _load_tools(spec: AgentSpec) -> list[Tool]:
 
 
 def _build_model(spec: AgentSpec) -> Model:
-    choice = spec.model
     try:
-        if choice.openai is not None:
-            from .models.openai_model import OpenAIModel  # only here: it loads the SDK
-
-            it = choice.openai
-            return OpenAIModel(
-                it.name,
-                base_url=it.base_url,
-                api_key_env=it.api_key_env,
-                tool_mode=it.tool_mode,
-                stream=it.stream,
-                settings=it.settings,
-            )
-        if choice.local is not None:
-            from .models.local import LocalModel  # likewise
-
-            weights = spec.path.parent / choice.local.weights if choice.local.weights is not None else None
-            return LocalModel(weights, context_tokens=choice.local.context_tokens)
-        if choice.script is None:
-            return ScriptedModel(RuleSet(rules=choice.rules or []).answer, name="rules")
-        if choice.script.endswith((".yaml", ".yml")):
-            return ScriptedModel(load_rules(spec.path.parent / choice.script).answer, name=choice.script)
-        return ScriptedModel(load_script(choice.script), name=choice.script)
+        model, choice = _build_choice(spec, spec.model), spec.model
+        models = [model]
+        while choice.fallback is not None:
+            choice = choice.fallback
+            models.append(_build_choice(spec, choice))
+        return FallbackModel(*models) if len(models) > 1 else model
     except ModelError as error:
         raise spec.find_node("model").error(f"agent {spec.id}: {error}") from error
+
+
+def _build_choice(spec: AgentSpec, choice: ModelChoice) -> Model:
+    if choice.openai is not None:
+        from .models.openai_model import OpenAIModel  # only here: it loads the SDK
+
+        it = choice.openai
+        return OpenAIModel(
+            it.name,
+            base_url=it.base_url,
+            api_key_env=it.api_key_env,
+            tool_mode=it.tool_mode,
+            stream=it.stream,
+            settings=it.settings,
+        )
+    if choice.local is not None:
+        from .models.local import LocalModel  # likewise
+
+        weights = spec.path.parent / choice.local.weights if choice.local.weights is not None else None
+        return LocalModel(weights, context_tokens=choice.local.context_tokens)
+    if choice.script is None:
+        return ScriptedModel(RuleSet(rules=choice.rules or []).answer, name="rules")
+    if choice.script.endswith((".yaml", ".yml")):
+        return ScriptedModel(load_rules(spec.path.parent / choice.script).answer, name=choice.script)
+    return ScriptedModel(load_script(choice.script), name=choice.script)

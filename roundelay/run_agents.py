@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from roundelay.agents.runner import join_channel
+from roundelay.agents.channels import join_channel
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner, load_agents
 from roundelay.network.client import NetworkClient

@@ -81,7 +81,7 @@ class WeakConnection(LocalConnection):
 
     def send(self, data: bytes) -> None:
         if b"poison" in data:
-            self.end(4400, "not a frame")
+            self.end(1011, "it failed on this frame")
         super().send(data)
 
 
