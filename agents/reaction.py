@@ -83,7 +83,7 @@ class Reaction:
     """The turns from one incoming message to `finish`.
 
     ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's response; ``threads`` are
-    the ids under which the answer would appear. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a
+    the ids under which the answer would appear, ``keeper`` the agent that the thread stays with already. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a
     shorter prompt for a model that finds this one too long.
     """
 
@@ -96,6 +96,7 @@ class Reaction:
         threads: Collection[str] = (),
         frame: Callable[[str], str] = str.strip,
         shorten: Callable[[], str] | None = None,
+        keeper: str | None = None,
         path: str = "",
     ) -> None:
         self.state = State.NEW
@@ -111,7 +112,7 @@ class Reaction:
         self._shorten = shorten
         self._path = path
         self._callers: list[_Caller] = []
-        self._keeper: str | None = None
+        self._keeper = keeper
         self._read_meanwhile: tuple[int, ...] = ()
         self.has_spoken = False
         self._is_last = False
@@ -161,7 +162,7 @@ class Reaction:
         state = TurnState(self.agent.id, self.turn, self.max_turns, self._path)
         self.history[0] = SystemMessage(self._frame(self.agent.instruct(state)))
         messages = repair(self.history)
-        say(messages, self.agent.policy.describe_turn(self.turn, self.max_turns))
+        say(messages, self.agent.policy.describe_turn(self.turn, max(self.turn, self.max_turns)))
         return CallModel(self.turn, self.agent, tuple(messages), () if self._is_last else self.agent.specs)
 
     def _take_failure(self, failed: ModelFailed) -> Step:
@@ -335,7 +336,8 @@ class Reaction:
             self._callers.append(_Caller(caller, list(self.history)))
         else:
             self._callers.clear()
-        self._keeper = handoff.agent.id if handoff.returns == "never" else None
+        if handoff.returns == "never":
+            self._keeper = handoff.agent.id
         self.history = [*self.history[:2], *filter_history(self.history[2:], handoff.history)]
         say(self.history, f"{caller.id} handed this conversation over to you{f': {note}' if note else '.'}")
         self.agent = handoff.agent

@@ -145,8 +145,10 @@ class SimpleAgentRunner(AgentRunner):
             manifest = ongoing.recorded.started.manifest if ongoing.recorded.started is not None else ()
             threads = keep_recorded(threads, incoming_message, manifest)
             prompt = self._prompt.render(threads, incoming_thread_id, incoming_message)
+        keeper = self._find_keeper(agent, threads.get(incoming_thread_id))
         reaction = ongoing.reaction = Reaction(
-            self._find_keeper(agent, threads.get(incoming_thread_id)),
+            keeper or agent,
+            keeper=keeper.id if keeper is not None else None,
             prompt=prompt,
             answers=self.should_answer(incoming_message),
             threads=(incoming_thread_id, f"thread:{incoming_message.seq}"),
@@ -191,13 +193,13 @@ class SimpleAgentRunner(AgentRunner):
         client = ToolClient(self.client, call_id=call_id, cause=trigger.seq, visibility=self.visibility)
         return ToolContext(self.agent_id, ongoing.journal.reaction, turn, call_id, trigger, client)
 
-    def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent:
-        """Give the agent that the thread stays with, after a handoff for good; else the runner's own."""
+    def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
+        """Give the agent that the thread stays with, after a handoff for good."""
         for message in reversed(thread.messages if thread is not None else ()):
             if message.sender_id == self.agent_id:
                 keeper = (message.metadata or {}).get(KEEPER)
-                return (find_agent(agent, keeper) if isinstance(keeper, str) else None) or agent
-        return agent
+                return find_agent(agent, keeper) if isinstance(keeper, str) else None
+        return None
 
     def _render_shortly(self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage) -> str:
         """Render the prompt for a model that finds the whole too long: the end of the incoming thread only."""

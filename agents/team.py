@@ -230,13 +230,12 @@ def _load_tools(spec: AgentSpec) -> list[Tool]:
 
 
 def _build_model(spec: AgentSpec) -> Model:
+    choices = [spec.model]
+    while (fallback := choices[-1].fallback) is not None:
+        choices.append(fallback)
     try:
-        model, choice = _build_choice(spec, spec.model), spec.model
-        models = [model]
-        while choice.fallback is not None:
-            choice = choice.fallback
-            models.append(_build_choice(spec, choice))
-        return FallbackModel(*models) if len(models) > 1 else model
+        models = [_build_choice(spec, choice) for choice in choices]
+        return FallbackModel(*models) if len(models) > 1 else models[0]
     except ModelError as error:
         raise spec.find_node("model").error(f"agent {spec.id}: {error}") from error
 

@@ -81,10 +81,7 @@ def _prove(state: State, join: Join) -> Identity:
     token: Token | None = state.get("token", join.token_hash)
     if token is not None:
         return _use_token(hello.agent_id, hello.kind, token)
-    is_taken = state.participant(hello.agent_id) is not None or any(
-        known.agent_id == hello.agent_id for _, known in state.items("token")
-    )
-    if is_taken:
+    if state.participant(hello.agent_id) is not None or state.has_token(hello.agent_id):
         raise Refusal(
             4401, NotAuthenticated(f"This is not the token of {hello.agent_id}; use the one it first joined with.")
         )

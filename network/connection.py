@@ -20,6 +20,7 @@ from typing import Any
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
 from websockets.protocol import State as WireState
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
@@ -57,8 +58,17 @@ class _Protocol(ServerProtocol):
         super().fail(4413 if code == CloseCode.MESSAGE_TOO_BIG else code, reason)
 
 
+_DONE = Request("/", Headers())
+"""Stands for the handshake's request once it was read: ten thousand of them would be kept for nothing."""
+
+
 class HubConnection(ServerConnection):
     """One WebSocket connection; the `Connection` of its session."""
+
+    __slots__ = (
+        "_early", "_fragments", "_gate", "_has_failed", "_header", "_holds", "_hub", "_is_heard", "_is_let_in", "_is_split", "_is_text",
+        "_limits", "_owed", "_session", "_stall", "_timers", "_unread", "_written", "peer",
+    )  # fmt: skip
 
     def __init__(
         self, protocol: ServerProtocol, server: Server, *, hub: Hub, limits: Limits, gate: Gate, **options: Any
@@ -82,7 +92,7 @@ class HubConnection(ServerConnection):
         self._header = b""
         self._owed = 0
         self._has_failed = False
-        self._holds: set[str] = set()
+        self._holds: frozenset[str] = frozenset()
         """Why nothing is read: the hub wants nothing for now, or pongs wait for the other end to read."""
         self._early: list[Frame] = []
         """Frames that were parsed and must wait: for the session, or until something is read again."""
@@ -122,7 +132,7 @@ class HubConnection(ServerConnection):
         if self.protocol.state is WireState.OPEN:
             self.protocol.send_close(code, reason.encode()[:120].decode(errors="ignore"))
             self._flush_protocol()
-        self._holds.clear()
+        self._holds = frozenset()
         self._resume("hub")  # the other end's close frame has to be seen, also where reading was suspended
 
     def pause_reading(self) -> None:
@@ -132,11 +142,11 @@ class HubConnection(ServerConnection):
         self._resume("hub")
 
     def _pause(self, why: str) -> None:
-        self._holds.add(why)
+        self._holds |= {why}
         self.transport.pause_reading()
 
     def _resume(self, why: str) -> None:
-        self._holds.discard(why)
+        self._holds -= {why}
         if self._holds or self.transport.is_closing():
             return
         self.transport.resume_reading()
@@ -286,6 +296,7 @@ class HubConnection(ServerConnection):
     async def run(self) -> None:
         """Open the session and wait for the connection's end."""
         self.peer = _describe_peer(self)
+        self.request, self.response = _DONE, None
         self._session = self._hub.connect(self)
         self._gate.pass_on()
         self._after("hello", self._limits.hello_timeout_ms / 1000, self._check_hello)

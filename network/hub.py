@@ -347,7 +347,8 @@ class Hub:
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
         session = self.switchboard.sessions.get(session_id)
         if session is not None:
-            session.watches_presence = session.watches_presence if presence is None else presence
+            if presence is not None:
+                self.switchboard.watch(session, presence)
             session.watches_signals = session.watches_signals if signals is None else signals
 
     # --- floors and failures

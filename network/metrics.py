@@ -102,6 +102,6 @@ def metrics_text(hub: Hub) -> str:
         lines += [
             f"# HELP roundelay_{name} {help_text}",
             f"# TYPE roundelay_{name} {kind}",
-            f"roundelay_{name} {value:g}",
+            f"roundelay_{name} {int(value) if value == int(value) else value!r}",
         ]
     return "\n".join(lines) + "\n"

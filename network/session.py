@@ -74,7 +74,6 @@ class Session:
         self.starts_at_floor = True
         self.joined_at = 0
         """The newest seq when it was welcomed: of its participant's own messages a session from the floor gets those after it."""
-        self.watches_presence = False
         self.watches_signals = False
         self.said_bye = False
         self.outgoing: list[bytes] = []

@@ -224,6 +224,7 @@ class State:
         self._tables: dict[str, dict[str, Any]] = {}
         self._members: dict[str, dict[str, Member]] = {}
         self._memberships: dict[str, dict[str, Member]] = {}
+        self._token_owners: set[str] = set()
         self.people: dict[str, Participant] = parent.people if parent is not None else {}
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
@@ -252,6 +253,15 @@ class State:
         """The participant, unless it is unknown or removed."""
         found = self.participant(agent_id)
         return found if found is not None and found.removed_seq is None else None
+
+    def has_token(self, agent_id: str) -> bool:
+        """Whether any token, revoked ones included, is this participant's."""
+        level: State | None = self
+        while level is not None:
+            if agent_id in level._token_owners:
+                return True
+            level = level._parent
+        return False
 
     def channel(self, name: str) -> Channel | None:
         found: Channel | None = self.get("channel", name)
@@ -312,6 +322,8 @@ class State:
                 table[put.key] = put.value
             if put.table == "member":
                 self._index_member(put)
+            elif put.table == "token" and put.value is not None:
+                self._token_owners.add(put.value.agent_id)
             elif put.table == "participant" and put.value is not None and put.value.kind == "human":
                 self.people = {**self.people, put.key: put.value}
 
@@ -337,6 +349,7 @@ class State:
                     own[key] = value
         self._members.update(draft._members)
         self._memberships.update(draft._memberships)
+        self._token_owners |= draft._token_owners
         self.people = draft.people
         self.head = draft.head
         self.stamp = draft.stamp

@@ -69,6 +69,8 @@ class Switchboard:
         self._recent: deque[Row] = deque()
         self._recent_bytes = 0
         self._dirty: dict[Session, None] = {}
+        self._watchers: dict[Session, None] = {}
+        """Those that are told who comes and goes."""
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +105,7 @@ class Switchboard:
         """The session's connection is gone. Idempotent."""
         self.sessions.pop(session.session_id, None)
         self._dirty.pop(session, None)
+        self._watchers.pop(session, None)
         session.state = SessionState.CLOSED
         if session.origin is None:
             return
@@ -442,7 +445,9 @@ class Switchboard:
         if row.seq in mailbox.waiting and session.starts_at_floor:
             session.outbox.skipped.add(row.seq)
             return None  # its timer brings it; from a cursor nothing is left out
-        attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{row.seq}")
+        attempt: Attempt | None = (
+            self.state.get("attempt", f"{agent_id}/{row.seq}") if row.seq in mailbox.tried else None
+        )
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 
     def _go_live(self, session: Session) -> None:
@@ -512,10 +517,17 @@ class Switchboard:
                 if session.watches_signals and session.session_id != sender_session and is_free:
                     self.write(session, frame)
 
+    def watch(self, session: Session, presence: bool) -> None:
+        """Tell a session, or no longer, who comes and goes."""
+        if presence:
+            self._watchers[session] = None
+        else:
+            self._watchers.pop(session, None)
+
     def _announce(self, participant: Participant, state: Any) -> None:
         frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
-        for session in self.sessions.values():
-            if session.watches_presence and not session.connection.is_paused:
+        for session in self._watchers:
+            if not session.connection.is_paused:
                 self.write(session, frame)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger_upkeep import back_up
@@ -132,7 +133,7 @@ async def _converse(node: Node, first_seq: int) -> dict[str, int]:
                     answer = await alice.submit_call("network.history", {"thread_id": "direct:alice~bob", "limit": 500})
                 case "receive":
                     answer = await (await node.agent("bob")).delivery()
-        except AssertionError as error:
+        except (AssertionError, ConnectionClosed) as error:
             if not any(word in str(error) for word in ("4503", "4401", "not_authenticated")):
                 raise
             outcomes["closed"] += 1

@@ -163,11 +163,14 @@ async def test_of_several_handoffs_the_first_wins_after_the_other_calls_of_the_t
 )
 async def test_control_returns_by_rule(network: Network, returns: Returns, answer: str, next_answer: str) -> None:
     mia = await Person.join(network, "mia")
-    async with Provider(triage_then(text("billing says"), text("billing again"))) as server:
+    async with Provider(triage_then(text("billing says"), text("billing again"), text("billing for ever"))) as server:
         desk = Desk(server, lambda agent: Handoff(agent, returns=returns))
         async with running(network, desk.runner):
             assert (await mia.ask("desk", "one")).text == answer
             assert (await mia.ask("desk", "two")).text == next_answer
+            assert (await mia.ask("desk", "three")).text == (
+                "billing for ever" if returns == "never" else "triage again"
+            )
         if returns == "to_caller":
             assert "billing has handed the conversation back to you. It said: billing says" in str(server.requests[2])
 

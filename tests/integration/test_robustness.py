@@ -240,27 +240,34 @@ REPLIES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def run_replies(replies: list[Reply]) -> None:
+    """The provider refuses, with 400, a history whose calls and results do not pair."""
+    async with asyncio.timeout(20), Network.open() as network, Provider(in_turn(tuple(replies), "native")) as server:
+        mia, heard = await Person.join(network, "mia"), Heard()
+        bob = SimpleAgentRunner(
+            "bob", instruction="x", model=server.model(), tools=TOOLS, policy=POLICY, on_event=heard
+        )
+        async with running(network, bob):
+            await mia.client.send_text("bob", "go")
+            [end] = await heard.finished()
+            await until_recorded(mia, end.reaction, "finished")
+        assert end.turns <= POLICY.max_turns
+        wrong = [it.body for it in server.received if it.status == 400]
+        assert len(wrong) <= sum(reply.status == 400 for reply in replies) + (replies[-1].status == 400) * 6
+
+
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(UNHURRIED, max_examples=40)
 @given(replies=REPLIES)
 def test_whatever_a_model_replies_the_run_ends_and_every_history_is_valid(replies: list[Reply]) -> None:
-    """The provider refuses, with 400, a history whose calls and results do not pair."""
+    asyncio.run(run_replies(replies))
 
-    async def run() -> None:
-        async with (
-            asyncio.timeout(20),
-            Network.open() as network,
-            Provider(in_turn(tuple(replies), "native")) as server,
-        ):
-            mia, heard = await Person.join(network, "mia"), Heard()
-            bob = SimpleAgentRunner(
-                "bob", instruction="x", model=server.model(), tools=TOOLS, policy=POLICY, on_event=heard
-            )
-            async with running(network, bob):
-                await mia.client.send_text("bob", "go")
-                [end] = await heard.finished()
-                await until_recorded(mia, end.reaction, "finished")
-            assert end.turns <= POLICY.max_turns
-            wrong = [it.body for it in server.received if it.status == 400]
-            assert len(wrong) <= sum(reply.status == 400 for reply in replies) + (replies[-1].status == 400) * 6
 
-    asyncio.run(run())
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@settings(UNHURRIED, max_examples=500)
+@given(replies=REPLIES)
+def test_whatever_a_model_replies_500_runs_end_and_every_history_is_valid(replies: list[Reply]) -> None:
+    asyncio.run(run_replies(replies))

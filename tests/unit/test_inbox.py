@@ -193,3 +193,47 @@ def test_every_message_reacts_once_in_its_threads_order(steps: list[tuple[int, i
     assert begun == offered
     assert all(len(seqs) == len(set(seqs)) for seqs in begun.values())
     assert len(inbox) == 0
+
+
+def test_what_waits_behind_a_message_in_work_can_be_taken_out() -> None:
+    inbox = Inbox("bob")
+    first, second, third = (make_message(seq) for seq in (1, 2, 3))
+    for message in (first, second, third):
+        inbox.offer(message)
+    assert inbox.next_message() == first
+    assert inbox.withdraw(first) == [second, third]
+    assert inbox.withdraw(first) == []
+    inbox.note_handled(2)
+    inbox.note_handled(3)
+    inbox.finish(first)
+    assert len(inbox) == 0
+    assert inbox.next_message() is None
+    assert inbox.offer(second) is Arrival.HANDLED
+
+
+def test_a_reaction_that_waits_gives_its_place_to_another_thread() -> None:
+    inbox = Inbox("bob", max_parallel=1)
+    for seq, thread in ((1, "direct:a~bob"), (2, "direct:bob~c")):
+        inbox.offer(make_message(seq, thread_id=thread))
+    assert inbox.next_message() is not None
+    assert inbox.next_message() is None
+    inbox.pause()
+    other = inbox.next_message()
+    assert other is not None
+    inbox.resume()
+    inbox.finish(other)
+    assert inbox.next_message() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "wakes_bob"),
+    [
+        ({"metadata": {"declined": True}, "reply_to": 1}, False),
+        ({"content": "/approve", "reply_to": 1, "sender_kind": "human"}, False),
+        ({"content": "/approve", "sender_kind": "human"}, True),
+        ({"content": "/approve", "reply_to": 1, "sender_kind": "agent"}, True),
+        ({"content": "/approval is fine", "reply_to": 1, "sender_kind": "human"}, True),
+    ],
+)
+def test_a_decline_and_a_decision_wake_nobody(fields: dict[str, Any], wakes_bob: bool) -> None:
+    assert wakes(make_message(5, **fields), "bob") is wakes_bob

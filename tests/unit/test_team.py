@@ -224,3 +224,29 @@ def test_reading_imports_no_tool(tmp_path: Path) -> None:
     [spec] = load_agents(write(tmp_path, BOB + "tools: ['team_tools:add']\n"))
     assert isinstance(spec, AgentSpec)
     assert "team_tools" not in sys.modules
+
+
+def test_a_model_may_have_others_to_fall_back_to(tmp_path: Path) -> None:
+    text = """
+id: bob
+instruction: x
+on_new_message: inject
+limits: {max_same_calls: 2, max_depth: 1, approval_timeout_s: 60}
+model:
+  openai: {name: big, base_url: 'http://127.0.0.1:1/v1'}
+  fallback:
+    openai: {name: small, base_url: 'http://127.0.0.1:1/v1'}
+    fallback: {rules: []}
+"""
+    [spec] = load_agents(write(tmp_path, text))
+    runner = build_runner(spec)
+    assert runner.model.name == "big or small or rules"
+    policy = runner.policy
+    assert (policy.on_new_message, policy.max_same_calls, policy.max_depth, policy.approval_timeout_s) == (
+        "inject", 2, 1, 60,
+    )  # fmt: skip
+
+
+def test_a_fallback_alone_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be exactly one of"):
+        load_agents(write(tmp_path, "id: bob\ninstruction: x\nmodel:\n  fallback: {rules: []}\n"))
