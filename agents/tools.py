@@ -254,7 +254,7 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
 
 def communication_tools() -> list[Tool]:
     """The tools that every agent has. ``finish`` only has its arguments parsed here: the reaction loop acts on it."""
-    return [_send_text_message, _broadcast_text_message, _ask, _finish]
+    return [_send_text_message, _broadcast_text_message, _require_all(_ask), _finish]
 
 
 # From here on: how a function becomes a tool.
@@ -306,6 +306,15 @@ def _name_operation(op: str, taken: set[str]) -> str:
         number += 1
         name = f"{base[: MAX_NAME_CHARS - 4]}_{number}"
     return name
+
+
+def _require_all(made: Tool) -> Tool:
+    """Name every parameter as required, which strict servers ask for; one that is left out nevertheless still has its default."""
+    properties = {
+        name: {key: value for key, value in inner.items() if key != "default"} if isinstance(inner, dict) else inner
+        for name, inner in read_properties(made.parameters).items()
+    }
+    return replace(made, parameters={**made.parameters, "properties": properties, "required": list(properties)})
 
 
 def _hide_trigger(schema: JsonSchema) -> JsonSchema:

@@ -133,7 +133,7 @@ def test_files_that_are_wrong_are_named(tmp_path: Path, cert: str | None, key: s
 
 
 async def test_a_wrong_pair_is_wrong_usage(tmp_path: Path) -> None:
-    (tmp_path / "roundelay.yaml").write_text("tls_cert: cert.pem\n")
+    (tmp_path / "roundelay.yaml").write_text("port: 0\ntls_cert: cert.pem\n")
     done = await run("up", "--port", "0", cwd=tmp_path, code=2)
     assert done.err == "Error: tls_cert (cert.pem) needs tls_key too: the certificate's private key.\n"
     checks = json.loads((await run("doctor", "--json", cwd=tmp_path, code=1)).out)["checks"]

@@ -66,6 +66,7 @@ def test_the_schema_is_one_of_the_tools_and_strict() -> None:
     assert [shape["properties"]["tool"]["enum"] for shape in shapes] == [
         ["send_text_message"],
         ["broadcast_text_message"],
+        ["ask"],
         ["finish"],
     ]
     assert shapes[0]["properties"]["arguments"]["required"] == ["target_agent_id", "text"]

@@ -353,13 +353,15 @@ def communication(name: str) -> Tool:
     return index_tools(communication_tools())[name]
 
 
-def test_every_agent_can_send_broadcast_and_finish() -> None:
+def test_every_agent_can_send_broadcast_ask_and_finish() -> None:
     assert [(item.name, list(item.parameters["required"]), item.effect) for item in communication_tools()] == [  # type: ignore[call-overload]
         ("send_text_message", ["target_agent_id", "text"], "idempotent"),
         ("broadcast_text_message", ["text"], "idempotent"),
-        ("ask", ["agent_ids", "text"], "idempotent"),
+        ("ask", ["agent_ids", "text", "timeout_s"], "idempotent"),
         ("finish", ["reason"], "idempotent"),
     ]
+    ask = communication_tools()[2]
+    assert ask.parse('{"agent_ids": ["ann"], "text": "hi"}')["timeout_s"] == 300, "required of strict servers only"
 
 
 @pytest.mark.parametrize("written", ["mia", "agent:mia", "@mia", " mia "])
