@@ -22,11 +22,10 @@ class Acks:
         self.prefix = 0
         self._order: deque[int] = deque()
         self._open: set[int] = set()
-        self._given_back: set[int] = set()
         self._handled: dict[int, None] = {}
         self._single: list[int] = []
         self._late: set[int] = set()
-        """Open ones at or below the prefix: dead letters that were taken back."""
+        """Open ones at or below the prefix: those on another attempt, and dead letters that were taken back."""
         self._covered: list[int] = []
         """What the prefix has passed since it was last acknowledged."""
         self._prefix_is_due = False
@@ -34,7 +33,6 @@ class Acks:
 
     def begin_session(self, cursor: int) -> None:
         """A new session delivers again what was not acknowledged, from ``cursor``."""
-        # what was given back stays in the order: no acknowledgement may pass it before it has come again
         self._order = deque(seq for seq in self._order if seq in self._open)
         self._single.clear()
         self._covered.clear()
@@ -45,17 +43,15 @@ class Acks:
     def take(self, seq: int) -> bool:
         """A delivery has arrived. False if it is being handled, or was: then it is only acknowledged again."""
         self._session_top = max(self._session_top, seq)
-        if seq in self._open and seq not in self._given_back:
+        if seq in self._open:
             return False
         if seq in self._handled:
             self._settle(seq)
             return False
-        self._given_back.discard(seq)
-        if seq not in self._open:
-            self._open.add(seq)
-            self._order.append(seq)
-            if seq <= self.prefix:
-                self._late.add(seq)
+        self._open.add(seq)
+        self._order.append(seq)
+        if seq <= self.prefix:
+            self._late.add(seq)
         return True
 
     def handle(self, seq: int) -> None:
@@ -64,7 +60,6 @@ class Acks:
             return
         self._open.discard(seq)
         self._late.discard(seq)
-        self._given_back.discard(seq)
         self._remember(seq)
         self._settle(seq)
 
@@ -73,15 +68,17 @@ class Acks:
             self.handle(other)
 
     def give_back(self, seq: int) -> bool:
-        """One delivery failed and will come again. False if it is not open."""
-        if seq not in self._open or seq in self._given_back:
+        """One delivery failed: it is out of the order until it comes again, and no acknowledgement covers it (docs/protocol.md, Delivery).
+
+        False if it is not open.
+        """
+        if seq not in self._open:
             return False
-        self._given_back.add(seq)
+        self.drop(seq)
         return True
 
     def drop(self, seq: int) -> None:
-        """One delivery will not come again: the hub made it a dead letter."""
-        self._given_back.discard(seq)
+        """One delivery is no longer this client's: it failed, or the hub made it a dead letter."""
         self._late.discard(seq)
         if seq in self._open:
             self._open.discard(seq)

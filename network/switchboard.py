@@ -118,6 +118,8 @@ class Switchboard:
         if live.sessions:
             self._pass_on(live)
         else:
+            # whoever comes next gets what the last one held on another attempt, also from a cursor above it
+            live.mailbox.waiting |= live.mailbox.tried
             self._idle.add(live.agent_id)
             participant = self.state.participant(live.agent_id)
             if participant is not None:
