@@ -28,6 +28,7 @@ from roundelay.network.config import YamlNode, bind, load_yaml
 from roundelay.network.errors import ConfigError
 
 from .arguments import ToolError
+from .events import OnEvent
 from .inbox import ReactTo, Visibility
 from .models.fallback import FallbackModel
 from .models.model import Model, ModelError
@@ -158,7 +159,9 @@ def load_agents(source: Path | YamlNode | Iterable[YamlNode]) -> list[AgentSpec]
     return specs
 
 
-def build_runner(spec: AgentSpec, *, url: str | None = None, token: str | None = None) -> SimpleAgentRunner:
+def build_runner(
+    spec: AgentSpec, *, url: str | None = None, token: str | None = None, on_event: OnEvent | None = None
+) -> SimpleAgentRunner:
     """Build the runner of an agent; importing its tools runs their modules. Raises `ConfigError` with the place in the file.
 
     The file's folder is added to the end of the import path, so that tools beside it are found.
@@ -184,6 +187,7 @@ def build_runner(spec: AgentSpec, *, url: str | None = None, token: str | None =
             template=template,
             url=url,
             token=token,
+            on_event=on_event,
             owns_model=True,
         )
     except ToolError as error:  # two tools of one name

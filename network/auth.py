@@ -12,6 +12,9 @@ from .errors import Forbidden, InvalidFrame, NotAuthenticated, RequestError, Uns
 from .frames import PROTOCOL_VERSION, is_id
 from .state import State, Token
 
+OWN_IDS = "roundelay-"
+"""What the ids of the network's own tools begin with, the command line's among them: nobody binds one by first use."""
+
 
 class Identity(Struct, frozen=True):
     """What a ``hello`` proved. ``binds``: this first use of an agent's id ties its token's hash to it."""
@@ -56,7 +59,10 @@ def identify(state: State, join: Join) -> Identity:
     if participant is not None and participant.kind != hello.kind:
         raise Refusal(
             4403,
-            Forbidden(f"{hello.agent_id} is registered as {participant.kind}, not {hello.kind}; a kind never changes."),
+            Forbidden(
+                f"{hello.agent_id} is registered as {participant.kind}, not {hello.kind}, and a kind never changes; "
+                "join under another id (on the command line: --as ID)."
+            ),
         )
     return identity
 
@@ -94,6 +100,13 @@ def _prove(state: State, join: Join) -> Identity:
             4401,
             NotAuthenticated(
                 "A person joins with the owner's token, or one made by roundelay token create ID --kind human."
+            ),
+        )
+    if hello.agent_id.startswith(OWN_IDS):
+        raise Refusal(
+            4403,
+            Forbidden(
+                f"Ids that begin with {OWN_IDS} are for the network's own tools; choose another than {hello.agent_id}."
             ),
         )
     if not join.peer.is_loopback or join.peer.has_browser_headers:

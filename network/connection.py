@@ -15,7 +15,7 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.datastructures import Headers
@@ -271,8 +271,7 @@ class HubConnection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._is_let_in = self._gate.enter()
         if not self._is_let_in:
-            assert isinstance(transport, asyncio.Transport)
-            transport.abort()
+            cast("asyncio.Transport", transport).abort()  # uvloop's are no subclass
             return
         super().connection_made(transport)
         # any byte that the socket does not take pauses: what waits then waits in the session's queue, shared between sessions

@@ -132,7 +132,8 @@ class MemoryLedger:
 
     async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
         last = self._order[-1] if self._order else 0
-        return _summarise(self._rows[seq] for seq in self._inbox(spans, sender, 0, last))
+        rows = (self._rows[seq] for seq in self._inbox(spans, sender, 0, last))
+        return _summarise(row for row in rows if sender not in row.excluded)
 
     async def all_threads(self) -> list[ThreadSummary]:
         return _summarise(row for row in self._rows.values() if row.type == "message")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -44,6 +46,12 @@ def insert_rows(db: sqlite3.Connection, log: Sequence[tuple[object, ...]]) -> No
         while len(log) - start >= rows:
             db.execute(sql, [value for row in log[start : start + rows] for value in row])
             start += rows
+
+
+def make_private(path: Path) -> None:
+    """Make a new database readable for its owner alone: it holds everybody's messages. SQLite gives its other files the same mode."""
+    with suppress(OSError):  # SQLite says better what is wrong with the place
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
 
 def look_up(wanted: Wanted, db: sqlite3.Connection) -> Facts:

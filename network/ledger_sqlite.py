@@ -22,7 +22,17 @@ import msgspec
 
 from .errors import LedgerError
 from .ledger import MAX_PAGE_BYTES, KeyTaken, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
-from .ledger_queries import INBOX, INBOX_SEQS, ROW_COLUMNS, insert_rows, list_spans, look_up, read_row, take_page
+from .ledger_queries import (
+    INBOX,
+    INBOX_SEQS,
+    ROW_COLUMNS,
+    insert_rows,
+    list_spans,
+    look_up,
+    make_private,
+    read_row,
+    take_page,
+)
 from .ledger_upkeep import read_head, trim_log
 from .migrations import SCHEMA_VERSION, migrate
 from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table, decode_value, encode_value
@@ -118,6 +128,7 @@ class SQLiteLedger:
             self._lock = None
 
     async def _connect(self) -> aiosqlite.Connection:
+        make_private(self.path)
         try:
             # looked at first without a thread: aiosqlite's cannot report well that a file cannot be opened
             with closing(sqlite3.connect(self.path)) as probe:
@@ -252,7 +263,10 @@ class SQLiteLedger:
 
     async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
         values = (list_spans(spans, 0, 2**62), sender, 0, 2**62, -1)
-        sql = f"SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS}) GROUP BY stream ORDER BY max(seq) DESC"
+        sql = f"""
+            SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS})
+            AND (excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(excluded) WHERE value = ?2))
+            GROUP BY stream ORDER BY max(seq) DESC"""
         sql = sql.replace("{order}", "ASC")
         found = await self._run(self._browser, lambda db: db.execute(sql, values).fetchall())
         return [ThreadSummary(*row) for row in found]

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from .errors import LedgerError
 from .ledger import Trim, Trimmed
+from .ledger_queries import make_private
 from .migrations import SCHEMA_VERSION
 
 
@@ -143,6 +144,7 @@ def back_up(source: Path, target: Path) -> int:
     if not source.exists():
         raise LedgerError(f"There is no database {source}; name the node's with --db.")
     draft = target.with_name(f".{target.name}.{os.getpid()}")
+    make_private(draft)
     try:
         with (
             closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as db,

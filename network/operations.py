@@ -118,6 +118,10 @@ class NetworkOperations(Mod):
             rows = (await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)).rows
             if rows and rows[0].head is not None:
                 readers = sorted(thread_readers(reading.hub.state, rows[0].head))
+                if not (
+                    reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, rows[0].head)
+                ):
+                    continue  # replies to what was said before this participant came
                 size += ENTRY_BYTES + sum(len(agent_id) + 3 for agent_id in readers)
                 if found and size > reading.hub.limits.max_result_bytes:
                     break

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from roundelay.activity import Activity
 from roundelay.identity import READER_ID
-from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal
+from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal, Stored
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError, UnknownRecipient
 from roundelay.network.frames import is_id
+from roundelay.network.messages import message_from_wire
 from roundelay.network.visibility import direct_thread
 from roundelay.patience import Patience
 from roundelay.terminal import Screen, clean, describe_place, format_line, format_participants
@@ -149,11 +150,16 @@ class Chat:
         """Send text to the current place."""
         place = self.place
         stored = await self.client.send(place.to, text, reply_to=place.reply_to)
-        self.sent.append(stored.seq)
         self._proven.add(place.to)
+        self._show_sent(stored, place.to, text, place.reply_to)
+        if self.place == place and place.reply_to is not None:
+            self.place = Place(place.to, place.thread_id, stored.seq)
+
+    def _show_sent(self, stored: Stored, to: str, text: str, reply_to: int | None) -> None:
+        self.sent.append(stored.seq)
         self.activity.happened()
         now_ms = time.time_ns() // 1_000_000
-        shown = describe_place(place.to, stored.thread_id)
+        shown = describe_place(to, stored.thread_id)
         self.screen.write(
             format_line(
                 now_ms,
@@ -161,13 +167,11 @@ class Chat:
                 self.client.agent_id,
                 shown,
                 text,
-                reply_to=place.reply_to,
+                reply_to=reply_to,
                 paint=self.screen.paint,
                 width=self.screen.width,
             )
         )
-        if self.place == place and place.reply_to is not None:
-            self.place = Place(place.to, place.thread_id, stored.seq)
 
     async def tell_typing(self) -> None:
         """Let the readers of the current place know when a line is being written (`typed` is set); for ever."""
@@ -284,6 +288,38 @@ class Chat:
             self.place = before
             raise
 
+    async def _reply(self, rest: str) -> None:
+        number, _, text = rest.partition(" ")
+        if not number.isdecimal() or not text.strip():
+            raise InvalidArguments("Write /reply SEQ TEXT with the number of the message that you answer.")
+        await self._answer(int(number), text.strip())
+
+    async def _approve(self, rest: str) -> None:
+        await self._decide("approve", rest)
+
+    async def _deny(self, rest: str) -> None:
+        await self._decide("deny", rest)
+
+    async def _edit(self, rest: str) -> None:
+        if not rest.partition(" ")[2].strip():
+            raise InvalidArguments("Write /edit SEQ ARGUMENTS with the arguments that the call is made with, as JSON.")
+        await self._decide("edit", rest)
+
+    async def _decide(self, word: str, rest: str) -> None:
+        """Answer an agent that asks whether it may make a call: its decision counts only as a reply to the request."""
+        number, _, text = rest.partition(" ")
+        if not number.isdecimal():
+            raise InvalidArguments(f"Write /{word} SEQ with the number of the message that asks for it.")
+        await self._answer(int(number), f"/{word} {text.strip()}".strip())
+
+    async def _answer(self, seq: int, text: str) -> None:
+        """Reply to a message where it is; the current place stays."""
+        chain = (await self.client.call("network.why", {"seq": seq}))["chain"]
+        message = message_from_wire(chain[0])
+        stored = await self.client.reply(message, text)
+        to = f"agent:{message.sender_id}" if message.kind == "direct" else message.to
+        self._show_sent(stored, to, text, seq)
+
     async def _leave(self, rest: str) -> None:
         name = (rest or self.place.to).removeprefix("channel:")
         if not rest and not self.place.to.startswith("channel:"):
@@ -354,6 +390,10 @@ COMMANDS = {
     "history": Command(
         "/history [ID]", f"the last {HISTORY_MESSAGES} messages of this thread, or of another", Chat._history
     ),
+    "reply": Command("/reply SEQ TEXT", "answer one message, and stay here", Chat._reply),
+    "approve": Command("/approve SEQ", "let an agent make the call that it asks for in this message", Chat._approve),
+    "deny": Command("/deny SEQ [REASON]", "do not let it", Chat._deny),
+    "edit": Command("/edit SEQ JSON", "let it, with these arguments instead", Chat._edit),
     "stop": Command("/stop [THREAD]", "stop what agents do in this thread, or in another", Chat._stop),
     "resume": Command("/resume SEQ", "let a conversation go on that was stopped at its limit", Chat._resume),
     "cost": Command("/cost", "tokens that agents used on what was said since you joined", Chat._cost),

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from roundelay.commands import agent, node, operating, people, reading, setup, tokens
+from roundelay.commands import agent, node, operating, people, reactions, reading, setup, tokens
 from roundelay.commands.options import debug_option, node_options
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -53,6 +53,7 @@ for command in (
     reading.threads,
     reading.history,
     reading.status,
+    reactions.reactions,
     operating.dead_letters,
     operating.backup,
     tokens.token,

@@ -1,4 +1,4 @@
-"""Agents as processes: run those of some files."""
+"""Agents: run those of some files, or try one without a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from roundelay.commands.options import debug_option, find_target, log_option, node_options
+from roundelay.commands.options import check_id, debug_option, find_target, json_option, log_option, node_options, run
+from roundelay.identity import login_id
 
 
 @click.group()
@@ -43,3 +44,31 @@ def run_command(files: tuple[Path, ...], only: tuple[str, ...], until_input_ends
             note=lambda text: click.echo(text, err=True),
         )
     )
+
+
+@agent.command("try", short_help="Send one message to the agent of FILE and show what it does.")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("message")
+@click.option("--agent", "agent_id", metavar="ID", help="Which agent, if FILE has several.")
+@click.option("--as", "person", metavar="ID", callback=check_id, help="Who writes (default: the login user).")
+@click.option("--approve", "approves", is_flag=True, help="Approve calls that need it, instead of denying them.")
+@json_option
+@log_option
+@debug_option
+def try_command(
+    file: Path, message: str, agent_id: str | None, person: str | None, approves: bool, as_json: bool, log_level: str
+) -> None:
+    """Send one MESSAGE to the agent of FILE and show what it does, turn by turn.
+
+    It runs in a network of its own, in memory: nobody else is there, and nothing is kept. Its tools and its model are the real ones.
+    """
+    from roundelay.logs import log_to_stderr
+    from roundelay.run_agents import read_agents
+    from roundelay.try_agent import make_show, pick_agent, try_agent
+
+    log_to_stderr(log_level)
+    spec = pick_agent(read_agents([file], [agent_id] if agent_id is not None else []), agent_id)
+    show = make_show(as_json=as_json)
+    is_done = run(try_agent(spec, message, person=person or login_id(), approves=approves, show=show))
+    if not is_done:
+        raise SystemExit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -235,4 +234,7 @@ def _join_ids(ids: list[str]) -> str:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, indent=None if not sys.stdout.isatty() else 2))
+    from pydantic_core import to_json  # not at the start of every command
+
+    # a number that no double holds is null, here as in every message: JSON has no infinity
+    click.echo(to_json(value, indent=None if not sys.stdout.isatty() else 2, inf_nan_mode="null").decode())

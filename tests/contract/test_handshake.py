@@ -370,3 +370,10 @@ async def test_a_failed_hello_disturbs_nobody(node: Node) -> None:
     assert (await alice.call("network.info"))["head"] == head
     await alice.send("agent:bob", "still here")
     await bob.message("still here")
+
+
+async def test_nobody_takes_the_ids_of_the_networks_own_tools(node: Node) -> None:
+    thief = await node.connect()
+    await thief.send_frame(hello_frame("roundelay-cli", token=make_token()))
+    expect_error(await thief.next_frame(), "forbidden")
+    assert await thief.closed() == 4403

@@ -370,8 +370,10 @@ async def test_what_was_dropped_is_not_tried_again(opener: Opener) -> None:
 
 
 async def test_a_repeat_is_recognised_as_long_as_the_message_is_kept(opener: Opener) -> None:
-    async with team(opener()) as it, it.joined("ann") as ann:
+    async with team(opener()) as it, it.joined("ann") as ann, it.joined("bob") as bob:
         await ann.broadcast("one", message_id="trimmed")
+        await bob.broadcast("seen")
+        assert (await take(ann, 1), await take(bob, 1)) == (["seen"], ["one"])  # nothing old is owed to either
         it.day += 2
         kept = await ann.broadcast("two", message_id="kept")
         await it.trim()

@@ -355,3 +355,17 @@ async def test_an_agent_with_the_id_of_a_mod_reads_nothing_of_the_mods(node: Nod
     await namesake.bye()
     back = await node.agent("channels", resume={"epoch": alice.welcome["network"]["epoch"], "cursor": 0})
     assert await back.contents_until("marker") == []
+
+
+async def test_threads_are_listed_for_those_alone_who_may_read_them(node: Node) -> None:
+    left_out, alice, bob = [await node.agent(name) for name in ("leah", "alice", "bob")]
+    said = await alice.send("broadcast", "not for leah", exclude_agent_ids=["leah"])
+    await bob.send("broadcast", "nor this", reply_to=said["seq"])
+    assert (await left_out.call("network.list_threads"))["threads"] == []
+    await alice.send("broadcast", "for all")
+    [thread] = (await left_out.call("network.list_threads"))["threads"]
+    assert (thread["thread_id"], thread["messages"]) == ("broadcast", 1)
+    newcomer = await node.agent("nora")
+    await bob.send("broadcast", "a reply to what she did not hear", reply_to=said["seq"])
+    assert (await newcomer.call("network.list_threads"))["threads"] == []
+    assert len((await alice.call("network.list_threads"))["threads"]) == 2

@@ -25,12 +25,12 @@ from tests.support.node import Node, node_process
 from tests.support.wire import SUBPROTOCOL, WireSession
 
 COMMANDS = (
-    "demo", "init", "up", "agent", "chat", "send", "tail", "agents", "threads", "history", "status", "dead-letters", "backup",
-    "token", "doctor", "config", "completion",
+    "demo", "init", "up", "agent", "chat", "send", "tail", "agents", "threads", "history", "status", "reactions", "dead-letters",
+    "backup", "token", "doctor", "config", "completion",
 )  # fmt: skip
 READING = (
     ["agents"], ["threads"], ["history", "broadcast"], ["status"], ["token", "list"], ["dead-letters", "list"],
-    ["tail", "--last", "1", "--count", "1"],
+    ["reactions", "list"], ["tail", "--last", "1", "--count", "1"],
 )  # fmt: skip
 
 
@@ -71,7 +71,20 @@ async def test_help_lists_every_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*COMMANDS, "agent run", "token create", "token list", "token revoke", "dead-letters list", "config show"]
+    "name",
+    [
+        *COMMANDS,
+        "agent run",
+        "agent try",
+        "token create",
+        "token list",
+        "token revoke",
+        "dead-letters list",
+        "config show",
+        "reactions list",
+        "reactions show",
+        "reactions cancel",
+    ],
 )
 def test_every_command_explains_itself(name: str) -> None:
     from click.testing import CliRunner

@@ -1,0 +1,239 @@
+"""`roundelay agent try`, `roundelay reactions`, and approvals from a chat: agents with a scripted model, through the real command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.announced import announced_node
+from tests.support.command import TIMEOUT_S, Command, command, run
+from tests.support.node import Node
+
+AGENT = """
+id: desk
+instruction: You pay.
+channels: [bills]
+tools: ['desktools:pay', 'desktools:look']
+model:
+  rules:
+    - when: {contains: pay}
+      do:
+        - {tool: pay, args: {to: ann, amount: 3}}
+    - when: {contains: look}
+      do:
+        - {tool: look, args: {what: "it\\x1b[2J"}}
+    - when: {contains: post}
+      do:
+        - {tool: channels_post, args: {name: bills, text: paid}}
+    - when: {after: pay}
+      do:
+        - say: 'So: {{ result }}'
+    - when: {after: look}
+      do:
+        - say: 'Seen: {{ result }}'
+    - when: {after: channels_post}
+      do:
+        - finish: posted
+"""
+TOOLS = '''
+from roundelay import tool
+
+
+@tool(needs_approval=True)
+def pay(to: str, amount: int) -> str:
+    """Pay somebody."""
+    return f"{amount} paid to {to}"
+
+
+@tool
+def look(what: str) -> str:
+    """Look."""
+    return f"looked at {what}"
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "desktools.py").write_text(TOOLS, encoding="utf-8")
+    (tmp_path / "desk.yaml").write_text(AGENT, encoding="utf-8")
+    return tmp_path / "desk.yaml"
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with announced_node(tmp_path) as running:
+        yield running
+
+
+@asynccontextmanager
+async def at_the_desk(file: Path) -> AsyncIterator[Command]:
+    """The agent at work, and mia writing to it."""
+    async with command("agent", "run", file) as agent:
+        await agent.line("desk")
+        async with command("chat", "--as", "mia", "--to", "desk") as chat:
+            await chat.line("You are mia in the network")
+            yield chat
+
+
+async def list_reactions(*flags: str) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = json.loads((await run("reactions", "list", "--json", *flags)).out)["reactions"]
+    return listed
+
+
+async def list_until(state: str) -> list[dict[str, Any]]:
+    """The reactions, when the newest has come to this state: its record follows what a person sees of it."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while (listed := await list_reactions())[-1]["state"] != state:
+            continue
+    return listed
+
+
+# -- agent try
+
+
+async def test_try_shows_calls_messages_and_the_end_in_order(file: Path) -> None:
+    done = await run("agent", "try", file, "look there", "--as", "mia")
+    lines = [re.sub(r"^\d\d:\d\d:\d\d #\d+ ", "", line) for line in done.lines]
+    assert lines == [
+        "mia → desk: look there",
+        "* turn 1 of at most 10",
+        '* 1.0 calls look {"what": "it\\u001b[2J"}',
+        "* 1.0 look gave: looked at it\\x1b[2J",
+        "* turn 2 of at most 10",
+        "  | Seen: looked at it\\x1b[2J",
+        "desk → mia (re #5): Seen: looked at it\\x1b[2J",
+        lines[-1],
+    ]
+    assert re.match(r"\* finished \(.+\): 2 turns, 1 tool calls, \d+ prompt \+ \d+ completion tokens$", lines[-1])
+    assert done.err == ""
+
+
+async def test_try_gives_an_event_a_line(file: Path) -> None:
+    events = [json.loads(line) for line in (await run("agent", "try", file, "post it", "--json")).lines]
+    kinds = [event["type"] for event in events]
+    assert kinds == [
+        "message", "turn_start", "tool_requests", "tool_call_start", "message", "tool_call_end", "turn_end", "turn_start",
+        *kinds[8:-1], "finished",
+    ]  # fmt: skip
+    assert events[4]["message"]["to"] == "channel:bills"
+    assert (events[5]["tool"], events[5]["ok"]) == ("channels_post", True)
+    assert (events[-1]["status"], events[-1]["reason"], events[-1]["tool_calls"]) == ("finished", "posted", 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [([], "So: Not run: mia denied it: nobody is here to approve it"), (["--approve"], "So: 3 paid to ann")],
+)
+async def test_try_denies_what_needs_approval_unless_it_is_told_otherwise(
+    file: Path, flags: list[str], told: str
+) -> None:
+    done = await run("agent", "try", file, "pay ann", "--as", "mia", *flags)
+    assert f"desk → mia (re #5): {told}" in done.out
+
+
+async def test_try_fails_with_the_reaction(tmp_path: Path) -> None:
+    file = tmp_path / "desk.yaml"
+    (tmp_path / "deskmodel.py").write_text("def script(request):\n    raise RuntimeError('no model here')\n")
+    file.write_text("id: desk\ninstruction: x\nmodel: {script: 'deskmodel:script'}\n")
+    done = await run("agent", "try", file, "hello", code=1)
+    assert done.lines[-1].startswith("* failed (")
+    assert "no model here" in done.out
+
+
+async def test_try_wants_to_know_which_agent_and_another_person(tmp_path: Path) -> None:
+    file = tmp_path / "team.yaml"
+    rules = "model: {rules: [{do: [{say: '%s'}]}]}"
+    team = "agents:\n" + "".join(f"  - {{id: {it}, instruction: x, {rules % it}}}\n" for it in ("one", "two"))
+    file.write_text(team)
+    assert (
+        "has several agents; say with --agent which one: one, two"
+        in (await run("agent", "try", file, "hello", code=2)).err
+    )
+    assert "two → mia (re #" in (await run("agent", "try", file, "hello", "--agent", "two", "--as", "mia")).out
+    assert (
+        "The person cannot be two"
+        in (await run("agent", "try", file, "hello", "--agent", "two", "--as", "two", code=2)).err
+    )
+
+
+# -- reactions
+
+
+async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) -> None:
+    assert (await run("reactions", "list")).out == "There are none.\n"
+    async with at_the_desk(file) as chat:
+        await chat.type("look there")
+        await chat.line("desk → mia .*Seen: looked at it")
+        await chat.type("pay ann")
+        asked = await chat.line(r"#(\d+) desk → mia .*May I call pay")
+        first, second = await list_until("waiting")
+        assert (first["agent_id"], first["thread_id"]) == ("desk", "direct:desk~mia")
+        assert (first["state"], first["turns"]) == ("finished", 2)
+        assert (second["state"], second["turns"]) == ("waiting", 1)
+        assert await list_reactions("--open") == [second]
+        assert await list_reactions("--agent", "nobody") == []
+        table = (await run("reactions", "list")).lines
+        assert table[0].split() == ["REACTION", "AGENT", "TRIGGER", "THREAD", "STATE", "TURNS"]
+        assert table[1].split() == [
+            first["reaction"],
+            "desk",
+            f"#{first['trigger']}",
+            "direct:desk~mia",
+            "finished",
+            "2",
+        ]
+
+        shown = (await run("reactions", "show", first["reaction"])).out
+        for told in (
+            f"began for #{first['trigger']} in direct:desk~mia; its prompt holds #",
+            "turn 1 of desk, ",
+            "  | calls look ",
+            "1.0 look gave: looked at it\\x1b[2J",
+            "  | says: Seen: ",
+            "finished (",
+        ):
+            assert told in shown
+        records = json.loads((await run("reactions", "show", second["reaction"], "--json")).out)["records"]
+        assert records[0]["kind"] == "started"
+        assert records[-1]["body"]["questions"] == {"a person": int(asked[1])}
+
+        await run("reactions", "cancel", second["reaction"])
+        assert (await list_until("cancelled"))[1]["reaction"] == second["reaction"]
+        assert await list_reactions("--open") == []
+        assert "No reaction" in (await run("reactions", "cancel", first["reaction"], code=1)).err
+    assert "There is no reaction 'r0'" in (await run("reactions", "show", "r0", code=1)).err
+
+
+# -- approvals from a chat
+
+
+@pytest.mark.parametrize(
+    ("decision", "told"),
+    [
+        ("/approve {seq}", "So: 3 paid to ann"),
+        ("/deny {seq} too much", "So: Not run: mia denied it: too much"),
+        ('/edit {seq} {{"to": "bob", "amount": 1}}', "So: 1 paid to bob"),
+        ("/reply {seq} /approve", "So: 3 paid to ann"),
+    ],
+)
+async def test_a_person_decides_in_a_chat(node: Node, file: Path, decision: str, told: str) -> None:
+    async with at_the_desk(file) as chat:
+        await chat.type("pay ann")
+        asked = await chat.line(r"#(\d+) desk → mia .*May I call pay")
+        await chat.type(decision.format(seq=asked[1]))
+        await chat.line(rf"mia → desk \(re #{asked[1]}\): /")
+        await chat.line(f"desk → mia .*{told}")
+
+
+async def test_a_decision_needs_the_number_of_its_request(node: Node) -> None:
+    async with command("chat", "--as", "mia") as chat:
+        for line in ("/approve", "/deny too much", "/edit 3", "/reply 3", "/approve 999999"):
+            await chat.type(line)
+            await chat.error(r"^! ")
