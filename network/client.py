@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from .clock import NewId, random_id
+from .clock import NewId, ordered_id
 from .delivered import Acks, Delivery
 from .errors import ConnectError, RoundelayError
 from .frames import AckFrame, CallFrame, NackFrame, RecordFrame, SendFrame, SignalFrame, encode
@@ -74,7 +74,7 @@ class NetworkClient:
         resume: Cursor | None = None,
         reconnect: bool = True,
         transport: Transport | None = None,
-        new_id: NewId = random_id,
+        new_id: NewId = ordered_id,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.agent_id = agent_id

@@ -26,6 +26,12 @@ def random_id() -> str:
     return secrets.token_urlsafe(16)
 
 
+def ordered_id() -> str:
+    """32 hex digits: the time in milliseconds, then 80 random bits. Ids made after each other lie side by side in the ledger's index, as
+    those of UUID version 7 do (RFC 9562, 5.7), and a commit touches fewer pages of it."""
+    return f"{system_clock():012x}{secrets.token_hex(10)}"
+
+
 class SteadyClock:
     """A `Clock` that follows another one and never goes back. While it is ahead, after a jump of the other one, it runs at half speed:
     it neither stands still, which would stop every rate and every retry, nor stays ahead for ever."""

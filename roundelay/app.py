@@ -16,7 +16,7 @@ from roundelay.mods.channels import Channels
 from roundelay.mods.discovery import Discovery
 from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
-from roundelay.network.clock import Clock, NewId, random_id, system_clock
+from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.errors import ConnectError
 from roundelay.network.home import owner_token
@@ -124,7 +124,7 @@ class Network:
         limits: Limits | None = None,
         visibility: Visibility = "people",
         clock: Clock = system_clock,
-        new_id: NewId = random_id,
+        new_id: NewId = ordered_id,
     ) -> AsyncIterator[Network]:
         """Open a network over a database file, or in memory without one. Raises `LedgerError` or `ModError`.
 

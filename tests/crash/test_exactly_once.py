@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.counts import Note
 from tests.support.node import Node, running_node
 
 SHOP = Path(__file__).parents[2] / "examples" / "exactly_once" / "shop.py"
@@ -68,18 +69,18 @@ async def kill_while_booking(folder: Path, kills: int) -> tuple[list[int], list[
     return sent, booked(folder), len(runs)
 
 
-async def check(folder: Path, kills: int) -> None:
+async def check(folder: Path, note: Note, kills: int) -> None:
     sent, found, runs = await kill_while_booking(folder, kills)
-    print(f"P5: {kills} kills, {len(sent)} orders, {runs} runs of the handler, {len(found)} rows")
+    note(kills=kills, orders=len(sent), runs_of_the_handler=runs, rows=len(found))
     assert sorted(found) == sorted(sent)
     assert runs > len(sent), "no kill hit an uncommitted effect: this run proves nothing"
 
 
-async def test_each_message_takes_effect_once_in_20_kills(tmp_path: Path) -> None:
-    await check(tmp_path, 20)
+async def test_each_message_takes_effect_once_in_20_kills(tmp_path: Path, note: Note) -> None:
+    await check(tmp_path, note, 20)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_each_message_takes_effect_once_in_200_kills(tmp_path: Path) -> None:
-    await check(tmp_path, 200)
+async def test_each_message_takes_effect_once_in_200_kills(tmp_path: Path, note: Note) -> None:
+    await check(tmp_path, note, 200)

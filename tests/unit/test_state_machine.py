@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from roundelay.network.ledger import Wanted
 from roundelay.network.session import Session
+from tests.support.counts import Note
 from tests.support.stepped_hub import SteppedHub, StubConnection
 
 AGENTS = ("alice", "bob", "carol", "dave")
@@ -780,26 +781,26 @@ class DeliveryOverAFile(Delivery):
             self.folder.cleanup()
 
 
-def run(machine: type[Delivery], examples: int, steps: int) -> None:
+def run(machine: type[Delivery], note: Note, examples: int, steps: int) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     machine.counts = {}
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
     )
-    print(f"{machine.__name__}: {examples} histories;", ", ".join(f"{n} {what}" for what, n in machine.counts.items()))
+    note(machine=machine.__name__, histories=examples, **machine.counts)
 
 
-def test_every_session_is_given_what_is_its_own() -> None:
-    run(Delivery, 180, 50)
+def test_every_session_is_given_what_is_its_own(note: Note) -> None:
+    run(Delivery, note, 180, 50)
 
 
-def test_every_session_is_given_what_is_its_own_over_a_file() -> None:
-    run(DeliveryOverAFile, 15, 50)
+def test_every_session_is_given_what_is_its_own_over_a_file(note: Note) -> None:
+    run(DeliveryOverAFile, note, 15, 50)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_every_session_is_given_what_is_its_own_in_many_histories() -> None:
-    run(Delivery, 3000, 80)
-    run(DeliveryOverAFile, 200, 80)
+def test_every_session_is_given_what_is_its_own_in_many_histories(note: Note) -> None:
+    run(Delivery, note, 3000, 80)
+    run(DeliveryOverAFile, note, 200, 80)
