@@ -230,6 +230,11 @@ async def _prove(db: Path, note: Note, load: Load, *, judges_latency: bool) -> N
         loud_ms, loud_growth = others.p99_ms(), memory.growth
         expected = loud.seqs[first:]
 
+        async with asyncio.timeout(
+            load.stall_timeout_ms / 1000 * 4 + 10
+        ):  # the last ones may have joined shortly before the end
+            while sum(readers.codes.values()) < load.stalled:
+                await asyncio.sleep(0.05)
         slow_is_open, slow_had = slow.close_code is None, len(slow.seqs)
         for task in (dripping, *stalling):
             task.cancel()
