@@ -121,6 +121,7 @@ class SlowReaders:
     lives_s: list[float] = field(default_factory=list)
     joined: int = 0
     all_joined: asyncio.Event = field(default_factory=asyncio.Event)
+    all_closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def stall_again_and_again(self, name: str) -> None:
         """Until cancelled."""
@@ -137,6 +138,8 @@ class SlowReaders:
                 await asyncio.sleep(self.random.uniform(0, AFTER_CLOSE_S))
                 await client.read()
                 self.codes[client.close_code] = self.codes.get(client.close_code, 0) + 1
+                if sum(self.codes.values()) >= len(self.names):
+                    self.all_closed.set()
             finally:
                 client.close()
 
@@ -233,8 +236,7 @@ async def _prove(db: Path, note: Note, load: Load, *, judges_latency: bool) -> N
         async with asyncio.timeout(
             load.stall_timeout_ms / 1000 * 4 + 10
         ):  # the last ones may have joined shortly before the end
-            while sum(readers.codes.values()) < load.stalled:
-                await asyncio.sleep(0.05)
+            await readers.all_closed.wait()
         slow_is_open, slow_had = slow.close_code is None, len(slow.seqs)
         for task in (dripping, *stalling):
             task.cancel()
