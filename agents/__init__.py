@@ -5,33 +5,42 @@ and `driver`, with `models` and `tools`, written down by `journal`, told by `eve
 `roundelay.templates`; no model provider is loaded until one is built.
 """
 
-from .agent import Agent, Handoff, Instruction, Returns, TurnState
+from .agent import Agent, Handoff, Instruction, Returns
 from .compose import agent_tool, remote_handoff, template_instruction
 from .events import Event, OnEvent, event_to_json
 from .inbox import ReactTo
+from .middleware import AfterTool, Around, Correction, End, Middleware
 from .models.fallback import FallbackModel
-from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest
+from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, NamedTool
 from .ongoing import ReactionResult
 from .policy import AgentPolicy, OnText
 from .runner import AgentRunner
 from .simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
-from .tools import Tool, ToolContext, ToolResult, tool
+from .steps import TurnState
+from .tools import Output, Tool, ToolContext, ToolResult, tool
 
 __all__ = [
+    "AfterTool",
     "Agent",
     "AgentPolicy",
     "AgentRunner",
+    "Around",
+    "Correction",
+    "End",
     "Event",
     "FallbackModel",
     "Handoff",
     "Instruction",
+    "Middleware",
     "Model",
     "ModelDelta",
     "ModelError",
     "ModelReply",
     "ModelRequest",
+    "NamedTool",
     "OnEvent",
     "OnText",
+    "Output",
     "ReactTo",
     "ReactionResult",
     "Returns",

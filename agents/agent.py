@@ -10,23 +10,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .history import HistoryFilter
+from .middleware import Chain, Middleware
 from .models.model import Model, ToolSpec
 from .policy import AgentPolicy
+from .steps import TurnState
 from .tools import FINISH, Tool, ToolError, index_tools, tool_name
 
 Returns = Literal["to_caller", "to_person", "never"]
 """Where control goes when the agent that took over has finished: back to the one that handed over, which goes on with what was said; to
 the person, whose next message goes to the first agent again; or nowhere, so that the thread stays with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnState:
-    """What an instruction may depend on. ``path`` is empty but for an agent that another one calls as a tool."""
-
-    agent_id: str
-    turn: int
-    max_turns: int
-    path: str = ""
 
 
 Instruction = str | Callable[[TurnState], str]
@@ -35,7 +27,7 @@ Instruction = str | Callable[[TurnState], str]
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent. ``tools`` may be plain functions; two of one name are refused with `ToolError`."""
+    """One agent. ``tools`` may be plain functions; two of one name are refused with `ToolError`. The first of ``middleware`` is outermost."""
 
     id: str
     instruction: Instruction
@@ -44,8 +36,11 @@ class Agent:
     policy: AgentPolicy = field(default_factory=AgentPolicy)
     description: str = ""
     handoffs: Sequence[Handoff | Agent] = ()
+    middleware: Sequence[Middleware] = ()
     _tools: dict[str, Tool] = field(init=False, repr=False, compare=False)
     _handoffs: dict[str, Handoff] = field(init=False, repr=False, compare=False)
+    chain: Chain = field(init=False, repr=False, compare=False)
+    """The hooks of its policy and middleware."""
 
     def __post_init__(self) -> None:
         handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in self.handoffs]
@@ -55,6 +50,7 @@ class Agent:
             raise ToolError(f"Agent {self.id} has two tools, or handoffs, of one name.")
         object.__setattr__(self, "_tools", tools)
         object.__setattr__(self, "_handoffs", by_name)
+        object.__setattr__(self, "chain", Chain(self.policy, self.middleware))
 
     def instruct(self, state: TurnState) -> str:
         """Give the instruction for a turn."""

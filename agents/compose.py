@@ -8,7 +8,7 @@ elsewhere on the network is `ask`.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from jinja2 import StrictUndefined, TemplateError
@@ -17,8 +17,9 @@ from pydantic import Field
 
 from roundelay.network.errors import ConfigError
 
-from .agent import Agent, Instruction, TurnState
+from .agent import Agent, Instruction
 from .replies import describe_replies, is_declined, put_question
+from .steps import TurnState
 from .tools import Tool, ToolContext, ToolError, tool, tool_name
 
 CHILD_TURNS = 5
@@ -78,19 +79,26 @@ def remote_handoff(
 
 
 def template_instruction(source: str) -> Instruction:
-    """Make an instruction of a jinja template over the turn's state: ``agent_id``, ``turn``, ``max_turns``, ``path``.
+    """Make an instruction of a jinja template over the turn's state: ``agent_id``, ``turn``, ``max_turns``, ``path``, ``usage``, ``calls``, ``values``.
 
     Raises `ConfigError` for one that is wrong, before any turn.
     """
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
     try:
         template = environment.from_string(source)
-        template.render(asdict(TurnState("a", 1, 2)))
+        template.render(_name_facts(TurnState("a", 1, 2)))
     except TemplateError as error:
         raise ConfigError(f"the instruction's template is wrong: {error}") from error
 
     def instruct(state: TurnState) -> str:
-        return template.render(asdict(state))
+        return template.render(_name_facts(state))
 
     instruct.__qualname__ = f"template {source}"  # what a reaction's config hash sees
     return instruct
+
+
+def _name_facts(state: TurnState) -> dict[str, object]:
+    return {
+        "agent_id": state.agent_id, "turn": state.turn, "max_turns": state.max_turns, "path": state.path, "usage": state.usage,
+        "calls": state.calls, "values": state.values,
+    }  # fmt: skip

@@ -36,13 +36,14 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """A piece of the reply, while it streams."""
+    """A piece of the reply, while it streams. ``index`` counts the pieces of a reaction, those of agents inside of it included."""
 
     reaction: str
     turn: int
     text: str
     reasoning: str
     path: str = ""
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,33 @@ class ToolCallStart:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """A piece of a call's result, while it streams; ``index`` as in `ModelOutput`."""
+
+    reaction: str
+    turn: int
+    call: int
+    tool: str
+    text: str
+    path: str = ""
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the work is at, for people. A step ends with the next one of its call, with the call, or with ``is_done``; ``call`` is None outside
+    of calls."""
+
+    reaction: str
+    turn: int
+    text: str
+    call: int | None = None
+    is_done: bool = False
+    path: str = ""
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallEnd:
     """A call has its answer; one that was not run had no start."""
 
@@ -100,6 +128,18 @@ class TurnEnd:
     turn: int
     text: str | None
     usage: Usage
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReviewed:
+    """The reviewers have seen an answer; ``correction`` is what the model is told when it has to write another."""
+
+    reaction: str
+    turn: int
+    is_accepted: bool
+    correction: str | None
+    notes: tuple[str, ...] = ()
     path: str = ""
 
 
@@ -142,8 +182,8 @@ class Finished:
 
 
 Event = (
-    Resumed | TurnStart | ModelOutput | ModelRetry | ToolRequests | ToolCallStart | ToolCallEnd | Waiting | TurnEnd | HandedOver
-    | Finished
+    Resumed | TurnStart | ModelOutput | ModelRetry | ToolRequests | ToolCallStart | ToolOutput | Progress | ToolCallEnd | Waiting
+    | AnswerReviewed | TurnEnd | HandedOver | Finished
 )  # fmt: skip
 
 OnEvent = Callable[[Event], None]
@@ -156,7 +196,10 @@ _TYPES: dict[type[Event], str] = {
     ModelRetry: "model_retry",
     ToolRequests: "tool_requests",
     ToolCallStart: "tool_call_start",
+    ToolOutput: "tool_delta",
+    Progress: "progress",
     ToolCallEnd: "tool_call_end",
+    AnswerReviewed: "review",
     TurnEnd: "turn_end",
     Waiting: "waiting",
     HandedOver: "handoff",

@@ -55,6 +55,14 @@ async def run_foreign(work: Callable[[], Awaitable[T]], *, name: str, timeout_s:
     return outcome
 
 
+def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Give the first single error of a group: the tasks beside it were cancelled because of it."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def describe_error(error: BaseException) -> str:
     """Give kind and words of an error, without a traceback."""
     if isinstance(error, Broken):

@@ -139,6 +139,11 @@ class Inbox:
         if len(self._handled) > REMEMBERED:
             self._handled.popitem(last=False)
 
+    @property
+    def at_work(self) -> int:
+        """How many reactions run; not those that only wait for others."""
+        return len(self._working) - self._paused
+
     def pause(self) -> None:
         """A reaction waits for others: it holds its thread, and nobody else's place."""
         self._paused += 1

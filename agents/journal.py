@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, JsonValue, TypeAdapter
 
 from roundelay.network.errors import IdConflict
 
 from .models.model import ModelFailure, ModelReply, Usage
 from .replies import Wait
 from .retry import retry_later
-from .steps import AnsweredCall, Finish, ModelFailed, NewMessages, PlannedCall, Replayed, Status
+from .steps import AnsweredCall, Finish, ModelFailed, NewMessages, PlannedCall, Replayed, Reviewed, Status
 from .text import replace_surrogates
 from .tools import ToolResult
 
@@ -53,6 +53,9 @@ class RecordClient(Protocol):
     async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> StoredRecord: ...
 
     async def call(self, op: str, args: Mapping[str, object] | None = None, *, call_id: str | None = None) -> Any: ...
+
+
+Store = Callable[[str, Mapping[str, object]], Mapping[str, object]]
 
 
 class Started(BaseModel):
@@ -107,6 +110,7 @@ class Recorded:
     new_messages: Mapping[int, NewMessages] = field(default_factory=dict)
     finished: FinishedBody | None = None
     children: Mapping[str, Recorded] = field(default_factory=dict)
+    reviews: Mapping[int, Reviewed] = field(default_factory=dict)
 
     def read_meanwhile(self) -> list[int]:
         """Give the messages that were read while it ran."""
@@ -132,11 +136,15 @@ class Recorded:
             frozenset(call for other, call in self.begun_calls if other == turn),
             is_last=turn in self.last_turns,
             goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
+            is_corrected=turn in self.reviews and self.reviews[turn].correction is not None,
         )
 
 
 class Journal:
     """Writes and reads the records of one run in a reaction. ``max_body_bytes`` is the hub's limit for one record."""
+
+    store: Store | None = None
+    """Gives a record's body as it is kept; None keeps all of it."""
 
     def __init__(self, client: RecordClient, reaction: str, *, max_body_bytes: int = 262_144, path: str = "") -> None:
         self.reaction = reaction
@@ -155,7 +163,7 @@ class Journal:
         """How many runs this one is inside of."""
         return self.path.count("/") + 1 if self.path else 0
 
-    def derive_id(self, turn: int, call: int) -> str:
+    def derive_id(self, turn: int, call: int | str) -> str:
         return derived_id(self.reaction, self.path, turn, call)
 
     async def record_started(self, started: Started) -> bool:
@@ -167,8 +175,19 @@ class Journal:
         self.is_started = True
         return fresh
 
-    async def record_reply(self, turn: int, reply: ModelReply, *, agent_id: str, is_last: bool) -> None:
+    async def record_reply(
+        self,
+        turn: int,
+        reply: ModelReply,
+        *,
+        agent_id: str,
+        is_last: bool,
+        request: Mapping[str, object] | None = None,
+    ) -> None:
+        """Keep a reply, with the print of the request that it answers (`request_print`), by which a replay notices another one."""
         body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": reply.to_json()}
+        if request is not None:
+            body["request"] = dict(request)
         await self._record("model_reply", turn, 0, body)
 
     async def record_new_messages(self, turn: int, new: NewMessages) -> None:
@@ -191,6 +210,8 @@ class Journal:
             body["threads"] = list(result.threads)
         if result.is_answer:
             body["is_answer"] = True
+        if result.data:
+            body["data"] = dict(result.data)
         if result.tool_calls or result.usage != Usage():
             body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}
         await self._record("tool_result", turn, call.index, body)
@@ -203,6 +224,12 @@ class Journal:
 
     async def record_approval(self, turn: int, call: int, approval: Approval) -> None:
         await self._record("approval", turn, call, {"turn": turn, "call": call, **approval.model_dump()})
+
+    async def record_review(self, turn: int, reviewed: Reviewed) -> None:
+        body = _Review(
+            turn=turn, answer=reviewed.answer, correction=reviewed.correction, usage=reviewed.usage, notes=reviewed.notes
+        )  # fmt: skip
+        await self._record("review", turn, 0, body.model_dump(mode="json"))
 
     async def record_finished(self, finish: Finish) -> None:
         """End the reaction; it will not be resumed."""
@@ -224,13 +251,16 @@ class Journal:
 
         return read_records(await fetch_records(call, self.reaction))
 
-    def is_too_large(self, reply: ModelReply) -> bool:
-        """Tell whether a reply would not fit into a record."""
-        return len(json.dumps(reply.to_json())) > self.max_body_bytes - _ENVELOPE_BYTES
+    def is_too_large(self, reply: ModelReply, request: Mapping[str, object] | None = None) -> bool:
+        """Tell whether a reply, with the print of its request, would not fit into a record."""
+        size = len(json.dumps(reply.to_json())) + (len(json.dumps(request)) if request is not None else 0)
+        return size > self.max_body_bytes - _ENVELOPE_BYTES
 
     async def _record(self, kind: str, turn: int, call: int, body: Mapping[str, object]) -> bool:
         """Write one record; True when it was there already."""
         record_id = _digest(kind, self.reaction, self.path, turn, call)
+        if self.store is not None:
+            body = self.store(kind, body)
         placed = {**body, "path": self.path} if self.path else body
         stored = await retry_later(lambda: self._client.record(self.reaction, kind, placed, record_id=record_id))
         return stored.duplicate
@@ -280,6 +310,15 @@ class _ToolResult(BaseModel):
     usage: Usage = Usage()
     tool_calls: int = 0
     is_answer: bool = False
+    data: dict[str, JsonValue] = {}
+
+
+class _Review(BaseModel):
+    turn: int
+    answer: str
+    correction: str | None = None
+    usage: Usage = Usage()
+    notes: tuple[str, ...] = ()
 
 
 async def fetch_records(
@@ -320,6 +359,7 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
     approvals: dict[tuple[int, int], Approval] = {}
     new_messages: dict[int, NewMessages] = {}
     finished: FinishedBody | None = None
+    reviews: dict[int, Reviewed] = {}
     for record in records:
         body = record["body"]
         match record["kind"]:
@@ -339,7 +379,7 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
             case "tool_result":
                 it = _ToolResult.model_validate(body)
                 results[it.turn, it.call] = ToolResult(
-                    it.content, it.ok, it.threads, it.usage, it.tool_calls, it.is_answer
+                    it.content, it.ok, it.threads, it.usage, it.tool_calls, it.is_answer, it.data
                 )
             case "new_messages":
                 new = _NewMessages.model_validate(body)
@@ -350,6 +390,9 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
             case "approval":
                 place = _ToolStarted.model_validate(body)
                 approvals[place.turn, place.call] = Approval.model_validate(body)
+            case "review":
+                review = _Review.model_validate(body)
+                reviews[review.turn] = Reviewed(review.answer, review.correction, review.usage, review.notes)
             case "waiting":
                 place = _ToolStarted.model_validate(body)
                 waits[place.turn, place.call] = Wait.model_validate(body)
@@ -359,5 +402,5 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
                 continue
     return Recorded(
         started, replies, frozenset(last_turns), failures, frozenset(begun), results, askings, waits, approvals, new_messages,
-        finished, children,
+        finished, children, reviews,
     )  # fmt: skip

@@ -1,10 +1,16 @@
-"""What shapes a reaction: limits, and the few choices that an agent's author makes. Plain data and small callables, no IO."""
+"""What shapes a reaction: limits, and the choices that an agent's author makes. Plain data and small callables, no IO."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .middleware import AfterTool, End, NoCallsReason
+    from .models.model import Model, ModelReply, ToolCall, Usage
+    from .steps import TurnState
+    from .tools import ToolResult
 
 OnText = Literal["auto", "reply", "nudge", "record"]
 """What happens to text without a tool call: it is sent to the incoming thread when a person wrote the trigger or a response is
@@ -23,13 +29,25 @@ def describe_turn(turn: int, max_turns: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AgentPolicy:
-    """Limits and choices of an agent; the defaults suit a conversation. Counts are at least 1, times are in seconds."""
+    """Limits and choices of an agent; the defaults suit a conversation. Counts are at least 1, times are in seconds.
+
+    The callables are pure: a resumed reaction asks them again. What each may give stands at the method of that name in `Middleware`.
+    """
 
     max_turns: int = 10
     """Model calls of one reaction. The last has no tools, so that a reaction ends with an answer."""
 
     max_tool_calls_per_turn: int = 16
     """Further calls of a turn are answered with this limit, not run."""
+
+    max_tool_calls: int | None = None
+    """Once so many calls were run in a reaction, its next turn is the last."""
+
+    uncounted_tools: Collection[str] = ()
+    """Tools whose calls do not count in ``max_tool_calls``."""
+
+    max_corrections: int = 2
+    """How often the model is asked for another answer when a review finds one wrong."""
 
     tool_timeout_s: float = 60.0
     """For tools that name no time of their own."""
@@ -65,10 +83,34 @@ class AgentPolicy:
     max_parallel_reactions: int = 8
     describe_turn: Callable[[int, int], str] = describe_turn
 
+    initial_state: Callable[[], Mapping[str, object]] | None = None
+    should_continue: Callable[[TurnState], bool] | None = None
+    should_send_tools: Callable[[TurnState], bool] | None = None
+    """Whether a turn has tools; without them a reply in text still ends the reaction."""
+
+    choose_model: Callable[[TurnState], Model | None] | None = None
+    """The model of a turn, None for the agent's own."""
+
+    choose_tool: Callable[[TurnState], str | None] | None = None
+    """The tool that a turn must call, None for the model's choice."""
+
+    calculate_usage: Callable[[TurnState, ModelReply], Usage] | None = None
+    process_tool_calls: Callable[[TurnState, Sequence[ToolCall]], End | bool | None] | None = None
+    on_tools_selected: Callable[[TurnState, Sequence[ToolCall]], None] | None = None
+    """Told of the calls of a reply before they are run."""
+
+    preprocess_arguments: Callable[[TurnState, ToolCall], str] | None = None
+    after_tool: Callable[[TurnState, ToolCall, ToolResult], AfterTool | None] | None = None
+    on_no_tool_calls: Callable[[TurnState, NoCallsReason], str | End | None] | None = None
+
     def __post_init__(self) -> None:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
+        if self.max_tool_calls is not None and self.max_tool_calls < 1:
+            raise ValueError(f"max_tool_calls is {self.max_tool_calls} and must be at least 1")
+        if self.max_corrections < 0:
+            raise ValueError(f"max_corrections is {self.max_corrections} and must be at least 0")
         for name in ("tool_timeout_s", "approval_timeout_s", "model_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be more than 0")

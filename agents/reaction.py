@@ -11,7 +11,6 @@ No IO, no clock, no randomness: the same outcomes lead through the same steps, w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -19,20 +18,23 @@ from typing import assert_never
 
 from roundelay.network.errors import RoundelayError
 
-from .agent import Agent, Handoff, TurnState
+from .agent import Agent, Handoff
 from .history import compact, filter_history, read_argument, repair, say, well_formed
+from .middleware import End
 from .models.model import (
     FAILURE_SENTENCES,
     AssistantMessage,
     ChatMessage,
     ModelFailure,
     ModelReply,
+    NamedTool,
     SystemMessage,
     ToolCall,
     ToolMessage,
     Usage,
     UserMessage,
 )
+from .planning import Plan, Planner, refuse
 from .steps import (
     AnsweredCall,
     Begin,
@@ -43,14 +45,16 @@ from .steps import (
     ModelFailed,
     NewMessages,
     Outcome,
-    PlannedCall,
     Replayed,
+    Review,
+    Reviewed,
     Status,
     Step,
     ToolsDone,
+    TurnState,
 )
-from .text import cut, replace_surrogates
-from .tools import FINISH, ToolArgumentsError, ToolResult
+from .text import replace_surrogates
+from .tools import FINISH, ToolResult
 
 
 class State(Enum):
@@ -59,6 +63,7 @@ class State(Enum):
     NEW = "new"
     ASKING = "waiting for its model"
     CALLING = "waiting for its tools"
+    REVIEWING = "waiting for its reviewers"
     FINISHED = "finished"
 
 
@@ -118,12 +123,15 @@ class Reaction:
         self._is_last = False
         self._is_compacted = False
         self._is_withheld = False  # the provider withheld the last reply
-        self._call_ids: set[str] = set()
-        self._results: dict[tuple[str, str], list[str]] = {}  # of each call that was made, by name and arguments
+        self._planner = Planner()
+        self._calls: dict[str, int] = {}  # that were run, by the tool's name
+        self._values = agent.chain.start()
+        self._next_tool: str | None = None  # that the next turn must call
+        self._corrections = 0
+        self._proposed: Review | None = None
         self._replay: Replayed | None = None  # what is known of the turn under way
         self._reply = ModelReply(text=None)  # of that turn, its call ids made unique
-        self._refused: dict[int, ToolResult] = {}
-        self._planned: tuple[PlannedCall, ...] = ()
+        self._plan = Plan()
 
     def advance(self, outcome: Outcome) -> Step:
         """Take the outcome of the last step and give the next one. Raises `IllegalStep` for one that is not awaited."""
@@ -145,25 +153,44 @@ class Reaction:
                 return self._take_failure(outcome)
             case ToolsDone(), State.CALLING:
                 return self._take_results(outcome.results)
-            case Cancel(), State.NEW | State.ASKING | State.CALLING:
+            case Reviewed(), State.REVIEWING:
+                return self._take_review(outcome)
+            case Cancel(), State.NEW | State.ASKING | State.CALLING | State.REVIEWING:
                 if self.state is State.CALLING:
-                    self._answer_calls({call.index: ToolResult("Cancelled.", ok=False) for call in self._planned})
+                    self._answer_calls({call.index: ToolResult("Cancelled.", ok=False) for call in self._plan.planned})
                 return self._finish("cancelled", outcome.reason, None)
             case _:
                 raise IllegalStep(self.state, outcome)
 
+    def describe(self) -> TurnState:
+        """Give what the reaction knows now."""
+        return TurnState(
+            self.agent.id, self.turn, self.max_turns, self._path, self.usage, self._calls, self._values, self.history
+        )
+
     # --- asking the model
 
-    def _ask(self, *, again: bool = False) -> CallModel:
+    def _ask(self, *, again: bool = False) -> Step:
         self.state = State.ASKING
+        agent, chain = self.agent, self.agent.chain
         if not again:
             self.turn += 1
-        self._is_last = self.turn >= self.max_turns
-        state = TurnState(self.agent.id, self.turn, self.max_turns, self._path)
-        self.history[0] = SystemMessage(self._frame(self.agent.instruct(state)))
+        state = self.describe()
+        self._is_last = self.turn >= self.max_turns or not chain.should_continue(state)
+        if self._is_last and not again:
+            match chain.on_no_tool_calls(state, "limit_reached"):
+                case str(text):
+                    say(self.history, text)
+                case End() as end:
+                    return self._end_by(end)
+        self.history[0] = SystemMessage(self._frame(agent.instruct(state)))
         messages = repair(self.history)
-        say(messages, self.agent.policy.describe_turn(self.turn, max(self.turn, self.max_turns)))
-        return CallModel(self.turn, self.agent, tuple(messages), () if self._is_last else self.agent.specs)
+        say(messages, agent.policy.describe_turn(self.turn, self.turn if self._is_last else self.max_turns))
+        specs = () if self._is_last else agent.specs
+        step = CallModel(self.turn, agent, tuple(messages), specs, state, self._is_last)
+        if self._next_tool is not None and any(spec.name == self._next_tool for spec in specs):
+            step = replace(step, tool_choice=NamedTool(self._next_tool))
+        return chain.prepare(state, step)
 
     def _take_failure(self, failed: ModelFailed) -> Step:
         if failed.kind == "context_too_long" and not self._is_compacted and not failed.is_recorded:
@@ -175,22 +202,32 @@ class Reaction:
         return self._fail(failed.reason, failed.kind)
 
     def _take_reply(self, reply: ModelReply) -> Step:
-        self.usage += reply.usage
+        chain, self._next_tool = self.agent.chain, None
+        self.usage += chain.calculate_usage(self.describe(), reply)
         if not reply.tool_calls:
             return self._take_text(reply)
         self._is_withheld = False
-        self._reply = replace(reply, tool_calls=tuple(self._name_uniquely(reply.tool_calls)))
+        self._reply = replace(reply, tool_calls=tuple(self._planner.name_uniquely(self.turn, reply.tool_calls)))
         self.history.append(AssistantMessage(reply.text, tuple(map(well_formed, self._reply.tool_calls))))
-        self._plan()
         self.state = State.CALLING
-        answered = (AnsweredCall(i, self._reply.tool_calls[i], result) for i, result in self._refused.items())
-        return CallTools(self.turn, self._planned, tuple(answered), reply.text, self._reply.tool_calls)
+        state = self.describe()
+        end = chain.process_tool_calls(state, self._reply.tool_calls)
+        if end is not None:
+            self._plan = Plan((), dict.fromkeys(range(len(reply.tool_calls)), refuse("Not run: the work has ended.")))
+            self._answer_calls({})
+            return self._end_by(end)
+        self._plan = self._planner.plan(
+            self.agent, self._reply, is_last=self._is_last, replay=self._replay,
+            preprocess=lambda call: chain.preprocess_arguments(state, call),
+        )  # fmt: skip
+        answered = (AnsweredCall(i, self._reply.tool_calls[i], result) for i, result in self._plan.refused.items())
+        return CallTools(self.turn, self._plan.planned, tuple(answered), reply.text, self._reply.tool_calls)
 
     def _take_text(self, reply: ModelReply) -> Step:
         text = (reply.text or "").strip()
         is_cut, was_withheld = reply.finish_reason == "length", self._is_withheld
         self._is_withheld = reply.finish_reason == "content_filter"
-        goes_on = self._replay is not None and self._replay.goes_on
+        goes_on = self._goes_on
         if self._is_withheld and (was_withheld or self._is_last) and not goes_on:
             return self._fail("the provider withheld the reply twice", "content_filter")
         if self._is_last and not goes_on:
@@ -201,6 +238,12 @@ class Reaction:
             say(self.history, _WITHHELD if self._is_withheld else empty)
             return self._ask()
         self.history.append(AssistantMessage(text))
+        match self.agent.chain.on_no_tool_calls(self.describe(), "no_calls"):
+            case str(told):
+                say(self.history, told)
+                return self._ask()
+            case End() as end:
+                return self._end_by(end)
         if is_cut or (goes_on and not self._callers) or self.agent.policy.on_text == "nudge":
             say(self.history, _CUT if is_cut else _NUDGE)
             return self._ask()
@@ -208,97 +251,61 @@ class Reaction:
 
     # --- calls
 
-    def _plan(self) -> None:
-        """Decide for each call of the reply whether it is run. `finish` and handoffs are neither planned nor refused."""
-        planned: list[PlannedCall] = []
-        self._refused = {}
-        for index, call in enumerate(self._reply.tool_calls):
-            decided = self._recall(index, call) or self._decide(index, call)
-            match decided:
-                case PlannedCall():
-                    planned.append(decided)
-                case ToolResult():
-                    self._refused[index] = decided
-        self._planned = tuple(planned)
-
-    def _recall(self, index: int, call: ToolCall) -> PlannedCall | ToolResult | None:
-        """What the records say of a call: its result; that it was begun; None for nothing."""
-        if self._replay is None:
-            return None
-        if index in self._replay.results:
-            return self._replay.results[index]
-        if index not in self._replay.begun:
-            return None
-        tool = self.agent.find_tool(call.name)
-        try:
-            if tool is not None and tool.effect == "idempotent":
-                return PlannedCall(index, call, tool, tool.parse(call.arguments))
-        except ToolArgumentsError:
-            pass  # its parameters are others now
-        return ToolResult(UNKNOWN_OUTCOME, ok=False)
-
-    def _decide(self, index: int, call: ToolCall) -> PlannedCall | ToolResult | None:
-        limit, most = self.agent.policy.max_tool_calls_per_turn, self.agent.policy.max_same_calls
-        if index >= limit:
-            return _refuse(f"Not run: at most {limit} calls are run in one turn. Call it again in the next one.")
-        if call.name == FINISH:
-            return None
-        if self._is_last:
-            return _refuse("Not run: no tools in the last turn.")
-        if self.agent.find_handoff(call.name) is not None:
-            return None
-        tool = self.agent.find_tool(call.name)
-        if tool is None:
-            names = ", ".join(spec.name for spec in self.agent.specs)
-            return _refuse(f'There is no tool "{call.name[:64]}". The tools are: {names}.')
-        try:
-            arguments = tool.parse(call.arguments)
-        except ToolArgumentsError as error:
-            note = " (The reply was cut off at its limit of length.)" if self._reply.finish_reason == "length" else ""
-            return _refuse(f"Not run: {error}{note}")
-        before = self._results.get(_key(call), [])[-most:]
-        if len(before) == most and len(set(before)) == 1:
-            return _refuse(
-                f"Not run: you made this very call {most} times, and its result was the same each time. "
-                "Do something else, or call finish."
-            )
-        return PlannedCall(index, call, tool, arguments)
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the records say that another turn followed this one, by itself."""
+        return self._replay is not None and self._replay.goes_on and not self._replay.is_corrected
 
     def _take_results(self, results: Mapping[int, ToolResult]) -> Step:
-        missing = [planned.call.name for planned in self._planned if planned.index not in results]
+        missing = [planned.call.name for planned in self._plan.planned if planned.index not in results]
         if missing:
             raise ValueError(f"no result for {', '.join(missing)}")
-        answers = self._refused | dict(results)
-        self._count(answers)
+        results = self._count(results)
         ending = self._answer_calls(results)
+        answers = self._plan.refused | results
         text = (self._reply.text or "").strip()
         handoff = self.agent.find_handoff(ending.name) if ending is not None else None
         if ending is not None and handoff is not None:
             return self._hand_over(handoff, ending)
-        goes_on = self._replay is not None and self._replay.goes_on
+        goes_on = self._goes_on
         given = next((answers[index].content for index in sorted(answers) if answers[index].is_answer), None)
         if given is not None and not goes_on:
             return self._end("a tool gave the answer", given, is_new=True)
         if ending is not None and not (goes_on and not self._callers):
             # Text beside the `finish` that holds is what the model wants to say, unless it has said it here by a tool.
             return self._end(replace_surrogates(read_argument(ending, "reason")), text or None)
+        if any(DISABLED in it.data for it in answers.values()):
+            match self.agent.chain.on_no_tool_calls(self.describe(), "tools_disabled"):
+                case str(told):
+                    say(self.history, told)
+                case End() as end:
+                    return self._end_by(end)
         return self._close(text) if self._is_last and not goes_on else self._ask()
 
-    def _count(self, answers: Mapping[int, ToolResult]) -> None:
-        """Take note of the calls that were run: what they cost, where they spoke, what came of them."""
-        run = {it.index for it in self._planned}
+    def _count(self, results: Mapping[int, ToolResult]) -> dict[int, ToolResult]:
+        """Take note of the calls that were run: what they cost, where they spoke, what came of them. Give the results as the hooks leave them."""
+        left = dict(results)
+        run = {it.index for it in self._plan.planned}
         if self._replay is not None:
             run |= self._replay.begun & self._replay.results.keys()
+        before = len(self.history) - 1  # where this turn begins
         for index in sorted(run):
-            answer = answers[index]
+            call, answer = self._reply.tool_calls[index], left.get(index) or self._plan.refused[index]
+            self._calls[call.name] = self._calls.get(call.name, 0) + 1
             self.tool_calls += 1 + answer.tool_calls
             self.usage += answer.usage
             self.has_spoken |= not self._threads.isdisjoint(answer.threads)
-            self._results.setdefault(_key(self._reply.tool_calls[index]), []).append(answer.content)
+            self._planner.note(call, answer.content)
+            left[index], wanted = self.agent.chain.after_tool(self.describe(), call, answer)
+            self._next_tool = wanted.next_tool or self._next_tool
+            if wanted.messages is not None:
+                self.history[1:before] = [it for it in wanted.messages if not isinstance(it, SystemMessage)]
+                before = len(self.history) - 1
+        return left
 
     def _answer_calls(self, results: Mapping[int, ToolResult]) -> ToolCall | None:
         """Append the answer to each call of the turn, in their order; give the `finish` or handoff that holds, if one does."""
-        answers = self._refused | dict(results)
+        answers = self._plan.refused | dict(results)
         all_ok = all(result.ok for result in answers.values())
         ending: ToolCall | None = None
         for index, call in enumerate(self._reply.tool_calls):
@@ -315,22 +322,9 @@ class Reaction:
             self.history.append(ToolMessage(call.id, content))
         return ending
 
-    def _name_uniquely(self, calls: tuple[ToolCall, ...]) -> list[ToolCall]:
-        """Replace an id that is empty or was used in this reaction: a provider refuses a history that holds it twice."""
-        named = []
-        for index, call in enumerate(calls):
-            call_id = call.id
-            if not call_id:
-                call_id = f"call_{self.turn}_{index}"
-            while call_id in self._call_ids:
-                call_id += f"_{self.turn}_{index}"
-            self._call_ids.add(call_id)
-            named.append(replace(call, id=call_id))
-        return named
-
     # --- handing over, and the end
 
-    def _hand_over(self, handoff: Handoff, call: ToolCall) -> CallModel:
+    def _hand_over(self, handoff: Handoff, call: ToolCall) -> Step:
         caller, note = self.agent, read_argument(call, "note").strip()
         if handoff.returns == "to_caller":
             self._callers.append(_Caller(caller, list(self.history)))
@@ -341,9 +335,10 @@ class Reaction:
         self.history = [*self.history[:2], *filter_history(self.history[2:], handoff.history)]
         say(self.history, f"{caller.id} handed this conversation over to you{f': {note}' if note else '.'}")
         self.agent = handoff.agent
+        self._values = {**handoff.agent.chain.start(), **self._values}
         return self._ask()
 
-    def _return(self, reason: str, text: str | None) -> CallModel:
+    def _return(self, reason: str, text: str | None) -> Step:
         """Give control back to the agent that handed over."""
         returning, caller = self.agent, self._callers.pop()
         self.agent, self.history = caller.agent, caller.history
@@ -356,17 +351,42 @@ class Reaction:
         if self._callers:
             return self._return(reason, text)
         is_said = self.has_spoken and self.state is State.CALLING and not is_new
-        return self._finish("finished", reason, text if self._is_sent() and not is_said else None)
+        return self._propose("finished", reason, text if self._is_sent() and not is_said else None)
 
-    def _close(self, text: str) -> Finish:
+    def _end_by(self, end: End) -> Step:
+        """A hook ends the work."""
+        return self._end(end.reason, end.answer, is_new=True)
+
+    def _close(self, text: str) -> Step:
         """End at the limit of turns, with whatever the model said last."""
         reason = f"reached the limit of {self.max_turns} turns"
         answer = text or f"I {reason} without an answer."
-        return self._finish("stopped", reason, answer if self._is_sent() else None)
+        return self._propose("stopped", reason, answer if self._is_sent() else None)
 
     def _fail(self, reason: str, kind: ModelFailure) -> Finish:
         answer = f"I could not answer: {FAILURE_SENTENCES[kind]}."
-        return self._finish("failed", reason, answer if self._is_sent() else None)
+        return self._finish("stopped" if kind == "budget" else "failed", reason, answer if self._is_sent() else None)
+
+    def _propose(self, status: Status, reason: str, answer: str | None) -> Step:
+        """End with an answer, once the reviewers have seen it."""
+        if answer is None or not self.agent.chain.reviews:
+            return self._finish(status, reason, answer)
+        can_correct = self.turn < self.max_turns and self._corrections < self.agent.policy.max_corrections
+        proposed = self._finish(status, reason, answer)
+        self.state = State.REVIEWING
+        self._proposed = Review(self.turn, proposed, answer, self.describe(), can_correct)
+        return self._proposed
+
+    def _take_review(self, reviewed: Reviewed) -> Step:
+        assert self._proposed is not None
+        proposed, self._proposed = self._proposed, None
+        self.usage += reviewed.usage
+        if reviewed.correction is None or not proposed.can_correct:
+            self.state = State.FINISHED
+            return replace(proposed.proposed, answer=reviewed.answer, usage=self.usage)
+        self._corrections += 1
+        say(self.history, f"Your answer was not given. {reviewed.correction}")
+        return self._ask()
 
     def _is_sent(self) -> bool:
         match self.agent.policy.on_text:
@@ -385,15 +405,11 @@ class Reaction:
         return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self._keeper, read)
 
 
-MAX_REFUSAL_CHARS = 2000
+DISABLED = "disabled"
+"""In a result's data: the tool may not be used here and now."""
 
 TOO_LARGE = "too_large"
 """The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""
-
-UNKNOWN_OUTCOME = (
-    "The agent was interrupted while this call was running. Whether it took effect is unknown, and it was not repeated. "
-    "Find out before you call it again."
-)
 
 _NO_TEXT = "(no reply)"
 _EMPTY = "Your reply was empty. Call a tool, or call finish if there is nothing left to do."
@@ -402,16 +418,3 @@ _WITHHELD = "The provider's filter withheld your reply. Say it in other words, o
 _CUT = "Your reply was cut off at its limit of length and was not sent. Give all of it again, shorter."
 _CUT_HERE = "[cut off here: the reply reached its limit of length]"
 _NUDGE = "Text alone reaches nobody. Call a tool to act or to send it, or call finish if there is nothing left to do."
-
-
-def _refuse(text: str) -> ToolResult:
-    # The text may quote what the model wrote, at any length.
-    return ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)
-
-
-def _key(call: ToolCall) -> tuple[str, str]:
-    """What makes two calls the same: the tool and the arguments, however they are spaced and ordered."""
-    try:
-        return call.name, json.dumps(json.loads(call.arguments or "{}"), sort_keys=True)
-    except (ValueError, RecursionError):
-        return call.name, call.arguments

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel
 
-from roundelay.network.clock import system_clock
+from roundelay.network.clock import Clock, system_clock
 from roundelay.network.errors import RequestError
 from roundelay.network.messages import BaseMessage
 
@@ -42,9 +42,20 @@ class Wait(BaseModel):
 
 
 class Replies:
-    """The questions of one agent that are open. ``pause`` and ``resume`` are called around each wait: it takes no place of others."""
+    """The questions of one agent that are open. ``pause`` and ``resume`` are called around each wait: it takes no place of others.
 
-    def __init__(self, client: NetworkClient, *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+    ``clock`` gives the time until which somebody waits.
+    """
+
+    def __init__(
+        self,
+        client: NetworkClient,
+        *,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        clock: Clock = system_clock,
+    ) -> None:
+        self.clock = clock
         self._client = client
         self._pause = pause
         self._resume = resume
@@ -83,7 +94,7 @@ class Replies:
                 await self._look_up(wait)
             self._pause()
             try:
-                await asyncio.wait(replies.values(), timeout=max(0.0, (wait.until - system_clock()) / 1000))
+                await asyncio.wait(replies.values(), timeout=max(0.0, (wait.until - self.clock()) / 1000))
             finally:
                 self._resume()
             await self._look_up(wait)
@@ -154,7 +165,7 @@ class Waiter:
             wait = Wait(
                 questions={to: stored.seq for to, stored in questions.items()},
                 threads={to: stored.thread_id for to, stored in questions.items()},
-                until=system_clock() + int(timeout_s * 1000),
+                until=self._replies.clock() + int(timeout_s * 1000),
                 is_approval=is_approval,
             )
             await self._record(wait)

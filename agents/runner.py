@@ -25,8 +25,8 @@ from roundelay.network.messages import BaseMessage, MessageThread
 from .arrivals import ThreadArrivals, record_as_read
 from .channels import join_channel
 from .context import build_context
-from .driver import first_error
 from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
+from .foreign import first_error
 from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
 from .journal import Journal, Recorded, reaction_id
 from .models.model import Usage
@@ -95,6 +95,11 @@ class AgentRunner(ABC):
         if self._client is None:
             raise RuntimeError(f"agent {self.agent_id} is not running: await run() first")
         return self._client
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a reaction runs that does not only wait for others."""
+        return self._inbox.at_work > 0
 
     def describe_card(self) -> dict[str, object]:
         """Give the card by which others find the agent."""
@@ -187,7 +192,9 @@ class AgentRunner(ABC):
         """Serve as long as the ledger is the same one. In another one the seqs and reactions known here mean nothing."""
         epoch = client.welcome.network.epoch
         self._inbox = Inbox(self.agent_id, react_to=self.react_to, max_parallel=self.policy.max_parallel_reactions)
-        replies = self._replies = Replies(client, pause=partial(self._pause, group), resume=self._inbox.resume)
+        replies = self._replies = Replies(
+            client, pause=partial(self._pause, group), resume=self._inbox.resume, clock=client.clock
+        )
         self._deliveries, self._resumed, self._ongoing, self._stopped_early = {}, {}, {}, {}
         group.create_task(self._end_when_asked())
         group.create_task(self._signals.send(client))

@@ -19,10 +19,12 @@ from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import Agent, Handoff, Instruction, find_agent
 from .context import keep_recorded, list_manifest, select_threads
-from .driver import Driver, first_error
+from .driver import Driver
 from .events import OnEvent
+from .foreign import first_error
 from .inbox import ReactTo, Visibility
 from .journal import Started
+from .middleware import Middleware
 from .models.model import Model
 from .ongoing import KEEPER, Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
@@ -53,6 +55,7 @@ class SimpleAgentRunner(AgentRunner):
         model: Model,
         tools: Sequence[Tool | Callable[..., object]] = (),
         handoffs: Sequence[Handoff | Agent] = (),
+        middleware: Sequence[Middleware] = (),
         description: str = "",
         tags: Sequence[str] = (),
         channels: Sequence[str] = (),
@@ -78,7 +81,14 @@ class SimpleAgentRunner(AgentRunner):
             on_event=on_event,
         )
         self.agent = Agent(
-            agent_id, instruction, model, tuple(index_tools(tools).values()), self.policy, description, tuple(handoffs)
+            agent_id,
+            instruction,
+            model,
+            tuple(index_tools(tools).values()),
+            self.policy,
+            description,
+            tuple(handoffs),
+            tuple(middleware),
         )
         _equip(self.agent, communication_tools(), ())  # a name taken twice is refused here, not at the first message
         self._prompt = ConversationPrompt(template)
@@ -235,7 +245,8 @@ def _describe(agent: Agent) -> list[object]:
     handoffs = [
         [_describe(it.agent), it.returns] if isinstance(it, Handoff) else [_describe(it)] for it in agent.handoffs
     ]
-    return [told, agent.model.name, policy, specs, handoffs]
+    layers = [type(it).__qualname__ for it in agent.middleware]
+    return [told, agent.model.name, policy, specs, handoffs, *([layers] if layers else [])]
 
 
 def _hash(text: str) -> str:
@@ -253,13 +264,15 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
         self,
         agent_id: str,
         *,
-        instruction: str,
+        instruction: Instruction,
         model_name: str,
         base_url: str | None = None,
         api_key_env: str = "OPENAI_API_KEY",
         tool_mode: Literal["native", "json_schema"] = "native",
         stream: bool = False,
         tools: Sequence[Tool | Callable[..., object]] = (),
+        handoffs: Sequence[Handoff | Agent] = (),
+        middleware: Sequence[Middleware] = (),
         description: str = "",
         tags: Sequence[str] = (),
         channels: Sequence[str] = (),
@@ -280,6 +293,8 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
                 model_name, base_url=base_url, api_key_env=api_key_env, tool_mode=tool_mode, stream=stream
             ),
             tools=tools,
+            handoffs=handoffs,
+            middleware=middleware,
             description=description,
             tags=tags,
             channels=channels,

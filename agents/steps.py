@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from .models.model import ChatMessage, ModelFailure, ModelReply, ToolCall, ToolSpec, Usage
+from .models.model import ChatMessage, Model, ModelFailure, ModelReply, NamedTool, ToolCall, ToolChoice, ToolSpec, Usage
 from .tools import Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -17,13 +17,38 @@ Status = Literal["finished", "stopped", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
+class TurnState:
+    """What a reaction knows at a turn: for instructions and hooks. ``path`` is empty but for an agent that another one calls as a tool.
+
+    ``calls`` counts the tool calls that were run so far, by the tool's name. ``values`` is for the hooks: one dictionary for the whole
+    reaction, made anew when that is resumed. ``history`` is the run's own, system message and prompt first: to be read only.
+    """
+
+    agent_id: str
+    turn: int
+    max_turns: int
+    path: str = ""
+    usage: Usage = field(default_factory=Usage)
+    calls: Mapping[str, int] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
+    history: Sequence[ChatMessage] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CallModel:
-    """Ask the model of ``agent``. Without ``tools`` it is the last turn; the last message holds the facts of the turn and is not kept."""
+    """Ask a model for ``agent``: its own, or ``model``. The last message holds the facts of the turn and is not kept.
+
+    ``is_last``: no turn follows. ``tool_choice`` may name the tool that has to be called.
+    """
 
     turn: int
     agent: Agent
     messages: tuple[ChatMessage, ...]
     tools: tuple[ToolSpec, ...]
+    state: TurnState
+    is_last: bool = False
+    model: Model | None = None
+    tool_choice: ToolChoice | NamedTool = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +102,18 @@ class Finish:
     read_meanwhile: tuple[int, ...] = ()
 
 
-Step = CallModel | CallTools | Finish
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Look at the answer before it is given: `Reviewed` says what becomes of it. ``can_correct``: the model can be asked once more."""
+
+    turn: int
+    proposed: Finish
+    answer: str
+    state: TurnState
+    can_correct: bool
+
+
+Step = CallModel | CallTools | Review | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +125,8 @@ class Begin:
 class Replayed:
     """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration is now.
 
-    ``begun`` are the calls that were begun, with a result or without; ``is_last`` that the turn had no tools, ``goes_on`` that another one followed.
+    ``begun`` are the calls that were begun, with a result or without; ``is_last`` that the turn had no tools, ``goes_on`` that another one
+    followed, ``is_corrected`` that it did because of a review.
     """
 
     reply: ModelReply
@@ -97,6 +134,7 @@ class Replayed:
     begun: frozenset[int] = frozenset()
     is_last: bool = False
     goes_on: bool = False
+    is_corrected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +166,20 @@ class ToolsDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Reviewed:
+    """What the reviewers made of an answer: the one to give, or a correction for the model to write another. ``usage`` is their own."""
+
+    answer: str
+    correction: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Somebody stopped the reaction, before it began or while a step was under way."""
 
     reason: str
 
 
-Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone | Cancel
+Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone | Reviewed | Cancel

@@ -30,12 +30,14 @@ from roundelay.network.errors import ConfigError
 from .arguments import ToolError
 from .events import OnEvent
 from .inbox import ReactTo, Visibility
+from .middleware import Middleware
 from .models.fallback import FallbackModel
 from .models.model import Model, ModelError
 from .models.script_rules import Rule, RuleSet, load_rules
 from .models.scripted import ScriptedModel, load_script
 from .policy import AgentPolicy, OnNewMessage, OnText
 from .simple import SimpleAgentRunner
+from .team_middleware import MiddlewareChoice, build_middleware
 from .tools import Tool, load_tool
 
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -88,6 +90,8 @@ class AgentLimits(_Strict):
 
     max_turns: _Count | None = None
     max_tool_calls_per_turn: _Count | None = None
+    max_tool_calls: _Count | None = None
+    max_corrections: Annotated[int, Field(ge=0, le=100)] | None = None
     tool_timeout_s: _Seconds | None = None
     approval_timeout_s: _Seconds | None = None
     model_timeout_s: _Seconds | None = None
@@ -117,6 +121,7 @@ class AgentSpec(_Strict):
     on_new_message: OnNewMessage = "queue"
     template: Path | None = None
     limits: AgentLimits = AgentLimits()
+    middleware: tuple[MiddlewareChoice, ...] = ()
 
     _node: YamlNode = PrivateAttr(default_factory=lambda: YamlNode(None, Path(), 1))
 
@@ -184,6 +189,7 @@ def build_runner(
             policy=AgentPolicy(
                 on_text=spec.on_text, on_new_message=spec.on_new_message, **spec.limits.model_dump(exclude_none=True)
             ),
+            middleware=_build_middleware(spec),
             template=template,
             url=url,
             token=token,
@@ -231,6 +237,18 @@ def _load_tools(spec: AgentSpec) -> list[Tool]:
         except ToolError as error:
             raise line.error(f"agent {spec.id}: {error}") from error
     return tools
+
+
+def _build_middleware(spec: AgentSpec) -> list[Middleware]:
+    node = spec.find_node("middleware")
+    lines = node.value if isinstance(node.value, list) else [node] * len(spec.middleware)
+    made = []
+    for choice, line in zip(spec.middleware, lines, strict=True):
+        try:
+            made.append(build_middleware(choice))
+        except ConfigError as error:
+            raise line.error(f"agent {spec.id}: {error}") from error
+    return made
 
 
 def _build_model(spec: AgentSpec) -> Model:

@@ -1,7 +1,8 @@
 """The agent's connection as a tool has it: what the call sends follows from the incoming message and is sent once, whatever is repeated.
 
 Stands between `tools` and `NetworkClient`. Ids that the tool does not choose are derived from the call's, in the order of its sends;
-where its messages went is remembered, since a reaction that has spoken in the incoming thread answers there no second time.
+where its messages went is remembered, since a reaction that has spoken in the incoming thread answers there no second time. What it
+reads of the conversation is what the reaction's own prompt may hold: the hub judges it for the incoming message.
 """
 
 from __future__ import annotations
@@ -9,10 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from roundelay.network.errors import Forbidden
+from roundelay.network.messages import message_from_wire
+
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, History, NetworkClient, Stored, Welcome, Window
 
     from .inbox import Visibility
+
+_FILTERED = frozenset({"network.history", "network.why", "network.impact", "network.window"})
+"""What the hub answers for one incoming message (``trigger``)."""
+
+_UNFILTERED = frozenset(
+    {
+        "network.list_threads",
+        "network.message_status",
+        "network.records",
+        "network.dead_letters",
+        "network.log",
+        "network.rows",
+    }
+)
+"""What tells of conversations that have nothing to do with the incoming message, and cannot be asked for one alone."""
 
 
 class ToolClient:
@@ -53,6 +72,16 @@ class ToolClient:
         return self._note(await self._client.reply(message, text, **self._fill(options)))
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
+        """Call an operation. What reads the conversation reads it as this reaction may: see `history`.
+
+        Raises `Forbidden` for an operation that would tell of other conversations.
+        """
+        if op in _UNFILTERED:
+            raise Forbidden(
+                f"{op} tells of other conversations; inside of a reaction use network.history or network.why."
+            )
+        if op in _FILTERED:
+            args = {**(args or {}), **self._view()}
         value = await self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
         match value:
             case {"seq": int(), "thread_id": str(thread_id)}:  # a mod's operation that posted
@@ -65,12 +94,24 @@ class ToolClient:
         await self._client.signal(kind, body, thread_id=thread_id)
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
-        return await self._client.history(thread_id, before=before, limit=limit)
+        """Messages of a thread, as far as they may enter the prompt of this reaction: nothing later than the incoming message."""
+        from roundelay.network.client import History
+
+        args: dict[str, Any] = {"thread_id": thread_id, "limit": limit, **self._view()}
+        if before is not None:
+            args["before"] = before
+        value = await self._client.call("network.history", args)
+        return History([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
     async def window(self, *, threads: int | Sequence[str] | None = None, per_thread: int | None = None) -> Window:
         """The conversation that may enter the prompt of this reaction."""
         named = threads if threads is None or isinstance(threads, int) else list(threads)
         return await self._client.window(self._cause, threads=named, per_thread=per_thread, visibility=self._visibility)
+
+    def _view(self) -> dict[str, Any]:
+        """The arguments that say for whom the hub has to judge, whatever a tool's own arguments were."""
+        narrower = {"visibility": self._visibility} if self._visibility is not None else {}
+        return {"trigger": self._cause, **narrower}
 
     def _fill(self, options: dict[str, Any]) -> dict[str, Any]:
         filled = {"cause": self._cause, **options}

@@ -11,12 +11,13 @@ import importlib
 import inspect
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, overload
 
-from pydantic import Field
+from pydantic import Field, JsonValue, TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json
 
 from .arguments import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FINISH",
     "Effect",
+    "Output",
     "Tool",
     "ToolArgumentsError",
     "ToolContext",
@@ -64,6 +66,7 @@ Effect = Literal["once", "idempotent"]
 
 FINISH = "finish"
 MAX_NAME_CHARS = 64
+_DATA = TypeAdapter(dict[str, JsonValue])
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # what OpenAI-compatible servers take
 
 
@@ -85,6 +88,31 @@ class ToolContext:
     run_agent: RunAgent | None = None
     waiter: Waiter | None = None
 
+    tell: Callable[[Literal["progress", "piece"], str], None] | None = None
+
+    def report(self, text: str) -> None:
+        """Tell people what the call is at, until the next report or its end. Not for the model."""
+        if self.tell is not None:
+            self.tell("progress", text)
+
+    def stream(self, text: str) -> None:
+        """Show people a piece of the result as it comes. The model reads the result as a whole, when the tool has returned it."""
+        if self.tell is not None:
+            self.tell("piece", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a tool may return instead of a plain value: ``content`` for the model, and what is for others.
+
+    ``data`` goes into the record of the result, by the name of what it is for, as JSON: ``references``, ``fragments``, ``debug``, ... (the
+    middleware of that name says what it takes). ``summary`` is what later turns keep of a long result, once there is no room for it.
+    """
+
+    content: object
+    data: Mapping[str, JsonValue] = field(default_factory=dict)
+    summary: str | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
@@ -100,6 +128,8 @@ class ToolResult:
     usage: Usage = field(default_factory=Usage)
     tool_calls: int = 0
     is_answer: bool = False
+    data: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What is for hooks and readers of the records rather than for the model, by the name of what it is for."""
 
 
 _Parse = Callable[[str], dict[str, object]]
@@ -130,6 +160,9 @@ class Tool:
     needs_approval: bool = False
     """Whether a person must approve each call before it is made."""
 
+    should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None
+    """Asked before each call; False answers it as one to a tool that is disabled here and now."""
+
     @property
     def spec(self) -> ToolSpec:
         """The tool as a model sees it."""
@@ -152,7 +185,20 @@ class Tool:
         A sync function runs in a thread of its own (`threads`). Cancelling stops the waiting, and an async function; a thread goes on to
         its end unheard, and does not keep the process from ending.
         """
-        return _write_result(self.name, await self._run(context, kwargs))
+        return (await self.run(context, kwargs))[0]
+
+    async def run(self, context: ToolContext, kwargs: Mapping[str, object]) -> tuple[str, dict[str, JsonValue]]:
+        """As `call`; gives the data for others, too."""
+        value = await self._run(context, kwargs)
+        if not isinstance(value, Output):
+            return _write_result(self.name, value), {}
+        try:
+            data = _DATA.validate_json(to_json(dict(value.data), inf_nan_mode="strings"))
+        except (PydanticSerializationError, ValueError, RecursionError) as error:
+            raise ToolError(f"The tool {self.name} returned data that does not go into JSON: {error}") from error
+        if value.summary is not None:
+            data["summary"] = value.summary
+        return _write_result(self.name, value.content), data
 
 
 @overload
@@ -167,6 +213,7 @@ def tool(
     timeout_s: float | None = None,
     answers: bool = False,
     needs_approval: bool = False,
+    should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
 ) -> Callable[[Callable[..., object]], Tool]: ...
 def tool(
     function: Callable[..., object] | None = None,
@@ -179,11 +226,14 @@ def tool(
     timeout_s: float | None = None,
     answers: bool = False,
     needs_approval: bool = False,
+    should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``) the parameters.
 
     A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. With ``answers`` the
-    result of a call that went well is the reaction's answer, and ends it; with ``needs_approval`` a person must approve each call. Raises `ToolError` for a function that cannot be one.
+    result of a call that went well is the reaction's answer, and ends it; with ``needs_approval`` a person must approve each call; ``should_use``
+    may disable it for a call. An async generator streams: what it yields is shown as it comes, the result is all of it, or the `Output` that it
+    yields at last. Raises `ToolError` for a function that cannot be one.
     """
     if once and idempotent:
         raise ToolError("A tool is either once or idempotent.")
@@ -191,7 +241,7 @@ def tool(
 
     def decorate(decorated: Callable[..., object]) -> Tool:
         made = _make_tool(decorated, name, description, effect, timeout_s)
-        return replace(made, answers=answers, needs_approval=needs_approval)
+        return replace(made, answers=answers, needs_approval=needs_approval, should_use=should_use)
 
     return decorate if function is None else decorate(function)
 
@@ -275,6 +325,8 @@ def _make_tool(
     async def run(context: ToolContext, kwargs: Mapping[str, object]) -> object:
         given = {**kwargs, **dict.fromkeys(contexts, context)}
         result: object
+        if inspect.isasyncgenfunction(function):
+            return await _collect(context, function(**given))
         if inspect.iscoroutinefunction(function):
             result = function(**given)
         else:
@@ -283,6 +335,18 @@ def _make_tool(
 
     parse = partial(read_arguments, name, model, parameters)
     return Tool(name, description, parameters, effect, timeout_s, parse, run, function)
+
+
+async def _collect(context: ToolContext, pieces: AsyncGenerator[object, None]) -> object:
+    """Show what a tool yields as it comes, and give the whole."""
+    texts: list[str] = []
+    async with aclosing(pieces) as running:
+        async for piece in running:
+            if isinstance(piece, Output):
+                return piece
+            texts.append(piece if isinstance(piece, str) else to_json(piece, inf_nan_mode="strings").decode())
+            context.stream(texts[-1])
+    return "".join(texts)
 
 
 def _write_result(name: str, value: object) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 import roundelay
-from roundelay.agents.driver import first_error
+from roundelay.agents.foreign import first_error
 from roundelay.agents.inbox import wakes
 from roundelay.agents.journal import fetch_records
 from roundelay.app import Node

@@ -20,8 +20,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from roundelay.agents.driver import first_error
 from roundelay.agents.events import Event, Resumed, ToolCallEnd, ToolCallStart, TurnStart, event_to_json
+from roundelay.agents.foreign import first_error
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import PromptView, read_prompt
 from roundelay.agents.models.scripted import Action, Call, Script, ScriptedModel, broadcast, finish, say, send

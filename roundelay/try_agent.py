@@ -15,14 +15,17 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from roundelay.agents.events import (
+    AnswerReviewed,
     Event,
     Finished,
     HandedOver,
     ModelOutput,
     ModelRetry,
+    Progress,
     Resumed,
     ToolCallEnd,
     ToolCallStart,
+    ToolOutput,
     ToolRequests,
     TurnEnd,
     TurnStart,
@@ -177,7 +180,7 @@ class ShowText:
         self._is_in_text = False
 
     def event(self, event: Event) -> None:
-        if isinstance(event, ModelOutput):
+        if isinstance(event, ModelOutput | ToolOutput):
             self._stream(event.text)
             return
         self._end_text()
@@ -223,7 +226,15 @@ def describe_event(event: Event) -> str | None:
             until = f"{datetime.fromtimestamp(event.until / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
             whom = "an approval" if event.is_approval else ", ".join(event.agent_ids)
             return f"{event.turn}.{event.call} waits for {whom} until {until}"
-        case TurnEnd() | ToolCallStart() | ModelOutput():
+        case Progress():
+            return f"{event.turn}{'' if event.call is None else f'.{event.call}'} {event.text}"
+        case AnswerReviewed():
+            if event.is_accepted:
+                return None
+            return "\n".join(
+                ["asks for another answer" if event.correction else "the answer goes out as it is", *event.notes]
+            )
+        case TurnEnd() | ToolCallStart() | ModelOutput() | ToolOutput():
             return None
         case HandedOver():
             return f"{event.from_agent_id} hands over to {event.agent_id}"

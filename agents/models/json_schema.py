@@ -20,6 +20,7 @@ from .model import (
     ChatMessage,
     JsonSchema,
     ModelRequest,
+    NamedTool,
     SystemMessage,
     ToolCall,
     ToolMessage,
@@ -40,7 +41,10 @@ class StepRequest:
 
 def encode_steps(request: ModelRequest) -> StepRequest:
     """Render tools, past calls and results as text and choose the reply's schema."""
-    tools = request.tools if request.tool_choice != "none" else ()
+    choice = request.tool_choice
+    tools = request.tools if choice != "none" else ()
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.name == choice.name]
     texts = list(_merge_texts(_render_texts(request.messages)))
     if tools:
         guide = _describe_tools(tools)

@@ -23,6 +23,13 @@ ToolChoice = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True)
+class NamedTool:
+    """A choice of tool: this one has to be called."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call that a model asks for. ``arguments`` is the text as the model wrote it, valid JSON or not."""
 
@@ -93,7 +100,7 @@ class ModelRequest:
 
     messages: Sequence[ChatMessage]
     tools: Sequence[ToolSpec] = ()
-    tool_choice: ToolChoice = "auto"
+    tool_choice: ToolChoice | NamedTool = "auto"
     agent_id: str = ""
     reaction: str = ""
     turn: int = 0
@@ -167,6 +174,7 @@ ModelFailure = Literal[
     "content_filter",
     "rejected",  # the provider refuses the request as malformed
     "misconfigured",  # this side: a missing package, a broken script
+    "budget",  # this side: what may be spent is spent
 ]
 
 FAILURE_SENTENCES: dict[ModelFailure, str] = {
@@ -182,6 +190,7 @@ FAILURE_SENTENCES: dict[ModelFailure, str] = {
     "content_filter": "my model's provider withheld the reply",
     "rejected": "my model refused the request",
     "misconfigured": "my model is not set up right",
+    "budget": "the budget for this is used up",
 }
 """What others are told of a failure. A provider's own words may hold keys and addresses: they go to the record and the log."""
 

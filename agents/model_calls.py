@@ -1,0 +1,126 @@
+"""Asks models for a run: middleware around the call, attempts within it, each in a task of its own and within its time.
+
+Part of `driver`. A failure that may pass is tried again here; what is left over is a `ModelFailed` for the reaction to end with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import replace
+
+from .events import ModelOutput, ModelRetry
+from .foreign import Broken, Overdue, describe_error, run_foreign
+from .middleware import Around
+from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, Usage
+from .retry import retry
+from .run import Run
+from .steps import CallModel, ModelFailed
+from .text import replace_surrogates
+
+_logger = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 0.5
+"""Before the second attempt of a model call that named no delay, about; doubled for each further one."""
+
+
+class ModelCalls:
+    """The model calls of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    async def ask(self, step: CallModel) -> ModelReply | ModelFailed:
+        """Ask until there is a reply or nothing more to try."""
+        run, agent = self._run, step.agent
+        model = step.model or agent.model
+        request = ModelRequest(
+            step.messages, step.tools, step.tool_choice, agent_id=agent.id, reaction=run.id, turn=step.turn
+        )
+        spent: list[Usage] = []
+
+        async def proceed(asked: ModelRequest) -> ModelReply:
+            return await self.complete(model, asked)
+
+        try:
+            reply = await agent.chain.around_model(lambda: self.describe(step.turn, "model", spent), request, proceed)
+        except ModelError as error:
+            told = {"reaction": run.id, "reason": error.reason, "error": str(error)}
+            _logger.warning("model failed", extra=told)
+            return ModelFailed(replace_surrogates(str(error)), error.reason)
+        except (Exception, Broken) as error:  # of a model or of middleware: this call's end, never the runner's
+            _logger.exception("model failed", extra={"reaction": run.id, "agent_id": agent.id})
+            return ModelFailed(replace_surrogates(describe_error(error)))
+        if spent:
+            reply = replace(reply, usage=sum(spent, reply.usage))
+        return _without_surrogates(reply)
+
+    def describe(self, turn: int, call: int | str, spent: list[Usage]) -> Around:
+        """Give what middleware may know; what it spends by ``complete`` is added to ``spent``."""
+        run = self._run
+
+        async def complete(model: Model, request: ModelRequest) -> ModelReply:
+            reply = await self.complete(model, request, is_shown=False)
+            spent.append(reply.usage)
+            return reply
+
+        reaction = run.reaction
+        context = run.make_context(f"{run.journal.derive_id(turn, call)}-around", turn)
+        return Around(run.id, run.path, reaction.agent, reaction.describe(), context, run.emit, complete)
+
+    async def complete(self, model: Model, request: ModelRequest, *, is_shown: bool = True) -> ModelReply:
+        """Ask a model, with the agent's attempts. Raises `ModelError`."""
+        run, policy = self._run, self._run.reaction.agent.policy
+        made = 0
+
+        def judge(error: Exception) -> bool | float:
+            nonlocal made
+            made += 1
+            if not isinstance(error, ModelError) or not error.retryable or made >= policy.model_attempts:
+                return False
+            # Not all at once: many agents may wait for one provider.
+            delay_s: float = FIRST_DELAY_S * 2 ** (made - 1) * _spread(run.id, request.turn, made)
+            if error.retry_after_ms is not None:
+                delay_s = error.retry_after_ms / 1000
+            if delay_s > policy.model_timeout_s:
+                return False  # a provider that wants longer than a model call may take will not be waited for
+            run.emit(ModelRetry(run.id, request.turn, str(error), delay_s, path=run.path))
+            return delay_s
+
+        return await retry(
+            lambda: self._attempt(model, request, policy.model_timeout_s, is_shown),
+            judge=judge,
+            attempts=policy.model_attempts,
+        )
+
+    async def _attempt(self, model: Model, request: ModelRequest, timeout_s: float, is_shown: bool) -> ModelReply:
+        run, is_heard = self._run, is_shown
+
+        def tell(delta: ModelDelta) -> None:
+            if is_heard:  # an attempt that was given up may go on for a while
+                index = next(run.pieces)
+                run.emit(ModelOutput(run.id, request.turn, delta.text, delta.reasoning, run.path, index))
+
+        try:
+            return await run_foreign(
+                lambda: model.complete(request, tell), name=f"model-{model.name}", timeout_s=timeout_s
+            )
+        except Overdue:
+            text = f"The model {model.name} gave no reply within {timeout_s:g} s."
+            raise ModelError(text, reason="timeout") from None
+        finally:
+            is_heard = False
+
+
+def _spread(reaction: str, turn: int, made: int) -> float:
+    """Give a factor from 0.75 to 1.25: another one for each reaction, and the same again when a run is repeated."""
+    digest = hashlib.sha256(f"{reaction}/{turn}/{made}".encode()).digest()
+    return 0.75 + int.from_bytes(digest[:4], "big") / 2**33
+
+
+def _without_surrogates(reply: ModelReply) -> ModelReply:
+    calls = tuple(
+        replace(call, name=replace_surrogates(call.name), arguments=replace_surrogates(call.arguments))
+        for call in reply.tool_calls
+    )
+    return replace(reply, text=None if reply.text is None else replace_surrogates(reply.text), tool_calls=calls)

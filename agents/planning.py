@@ -1,0 +1,148 @@
+"""Which calls of a reply are run: the limit of a turn, unknown tools, arguments that do not fit, the same call again and again.
+
+Part of `reaction`, which asks it once for each reply with tool calls. What the records say of a call holds, whatever the agent's tools and
+limits are now. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from .agent import Agent
+from .models.model import ModelReply, ToolCall
+from .steps import PlannedCall, Replayed
+from .text import cut, replace_surrogates
+from .tools import FINISH, ToolArgumentsError, ToolResult
+
+MAX_REFUSAL_CHARS = 2000
+
+UNKNOWN_OUTCOME = (
+    "The agent was interrupted while this call was running. Whether it took effect is unknown, and it was not repeated. "
+    "Find out before you call it again."
+)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to do with the calls of one reply, by their place. `finish` and handoffs are neither planned nor refused."""
+
+    planned: tuple[PlannedCall, ...] = ()
+    refused: dict[int, ToolResult] = field(default_factory=dict)
+
+
+class Planner:
+    """Plans the calls of one run, and remembers what came of them."""
+
+    def __init__(self) -> None:
+        self._call_ids: set[str] = set()
+        self._results: dict[tuple[str, str], list[str]] = {}  # of each call that was made, by name and arguments
+
+    def name_uniquely(self, turn: int, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        """Replace an id that is empty or was used in this run: a provider refuses a history that holds it twice."""
+        named = []
+        for index, call in enumerate(calls):
+            call_id = call.id
+            if not call_id:
+                call_id = f"call_{turn}_{index}"
+            while call_id in self._call_ids:
+                call_id += f"_{turn}_{index}"
+            self._call_ids.add(call_id)
+            named.append(replace(call, id=call_id))
+        return named
+
+    def plan(
+        self,
+        agent: Agent,
+        reply: ModelReply,
+        *,
+        is_last: bool,
+        replay: Replayed | None,
+        preprocess: Callable[[ToolCall], ToolCall],
+    ) -> Plan:
+        """Decide for each call of a reply whether it is run; ``preprocess`` gives it as it is to be read."""
+        planned: list[PlannedCall] = []
+        plan = Plan()
+        for index, call in enumerate(reply.tool_calls):
+            decided = _recall(agent, index, call, replay, preprocess)
+            match decided or self._decide(agent, reply, index, call, is_last, preprocess):
+                case PlannedCall() as it:
+                    planned.append(it)
+                case ToolResult() as it:
+                    plan.refused[index] = it
+        plan.planned = tuple(planned)
+        return plan
+
+    def note(self, call: ToolCall, content: str) -> None:
+        """Remember what came of a call that was run."""
+        self._results.setdefault(_key(call), []).append(content)
+
+    def _decide(
+        self,
+        agent: Agent,
+        reply: ModelReply,
+        index: int,
+        call: ToolCall,
+        is_last: bool,
+        preprocess: Callable[[ToolCall], ToolCall],
+    ) -> PlannedCall | ToolResult | None:
+        limit, most = agent.policy.max_tool_calls_per_turn, agent.policy.max_same_calls
+        if index >= limit:
+            return refuse(f"Not run: at most {limit} calls are run in one turn. Call it again in the next one.")
+        if call.name == FINISH:
+            return None
+        if is_last:
+            return refuse("Not run: no tools in the last turn.")
+        if agent.find_handoff(call.name) is not None:
+            return None
+        tool = agent.find_tool(call.name)
+        if tool is None:
+            names = ", ".join(spec.name for spec in agent.specs)
+            return refuse(f'There is no tool "{call.name[:64]}". The tools are: {names}.')
+        try:
+            call = preprocess(call)
+            arguments = tool.parse(call.arguments)
+        except ToolArgumentsError as error:
+            note = " (The reply was cut off at its limit of length.)" if reply.finish_reason == "length" else ""
+            return refuse(f"Not run: {error}{note}")
+        before = self._results.get(_key(call), [])[-most:]
+        if len(before) == most and len(set(before)) == 1:
+            return refuse(
+                f"Not run: you made this very call {most} times, and its result was the same each time. "
+                "Do something else, or call finish."
+            )
+        return PlannedCall(index, call, tool, arguments)
+
+
+def _recall(
+    agent: Agent, index: int, call: ToolCall, replay: Replayed | None, preprocess: Callable[[ToolCall], ToolCall]
+) -> PlannedCall | ToolResult | None:
+    """What the records say of a call: its result; that it was begun; None for nothing."""
+    if replay is None:
+        return None
+    if index in replay.results:
+        return replay.results[index]
+    if index not in replay.begun:
+        return None
+    tool = agent.find_tool(call.name)
+    try:
+        if tool is not None and tool.effect == "idempotent":
+            call = preprocess(call)
+            return PlannedCall(index, call, tool, tool.parse(call.arguments))
+    except ToolArgumentsError:
+        pass  # its parameters are others now
+    return ToolResult(UNKNOWN_OUTCOME, ok=False)
+
+
+def refuse(text: str) -> ToolResult:
+    """Give the answer to a call that is not run; the text may quote what the model wrote, at any length."""
+    return ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)
+
+
+def _key(call: ToolCall) -> tuple[str, str]:
+    """What makes two calls the same: the tool and the arguments, however they are spaced and ordered."""
+    try:
+        return call.name, json.dumps(json.loads(call.arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return call.name, call.arguments

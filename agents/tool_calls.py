@@ -1,0 +1,199 @@
+"""Runs the tool calls of a turn, all at once: approval, middleware, the tool itself in its time, and the record of each.
+
+Part of `driver`. Whatever a tool does ends as a result that the model can read. A hub that is lost for good is told as a result too: to
+record that fails, and the reaction stays open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from pydantic import JsonValue
+
+from roundelay.network.errors import RoundelayError
+
+from .agent import Agent
+from .approval import apply_approval, read_approval, request_approval
+from .events import Progress, ToolCallEnd, ToolCallStart, ToolOutput, ToolRequests, Waiting
+from .foreign import Broken, Overdue, describe_error, first_error, run_foreign
+from .journal import Approval
+from .model_calls import ModelCalls
+from .models.model import Usage
+from .reaction import DISABLED
+from .replies import Wait, Waiter
+from .retry import retry_later
+from .run import Run
+from .steps import AnsweredCall, CallTools, Finish, PlannedCall
+from .text import cut, replace_surrogates
+from .tools import ToolContext, ToolResult
+
+_logger = logging.getLogger(__name__)
+
+RunInside = Callable[[int, int, list[Finish], Agent, str], Awaitable[Finish]]
+"""Runs an agent inside of a call: the call's turn and place, the ends of those that ran in it, the agent and its text."""
+
+
+class ToolCalls:
+    """The tool calls of one run."""
+
+    def __init__(self, run: Run, models: ModelCalls, run_inside: RunInside) -> None:
+        self._run = run
+        self._models = models
+        self._run_inside = run_inside
+
+    async def call(self, step: CallTools) -> dict[int, ToolResult]:
+        """Run what is planned and record what is answered already; give the result of each planned call."""
+        run = self._run
+        if step.turn not in run.recorded.replies:
+            run.emit(ToolRequests(run.id, step.turn, step.text, step.calls, run.path))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for answered in step.answered:
+                    group.create_task(self._conclude(step.turn, answered, answered.result))
+                tasks = {it.index: group.create_task(self._call(step.turn, it)) for it in step.planned}
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        return {index: task.result() for index, task in tasks.items()}
+
+    async def _call(self, turn: int, planned: PlannedCall) -> ToolResult:
+        run, place = self._run, (turn, planned.index)
+        if planned.tool.needs_approval:
+            approval = run.recorded.approvals.get(place) or await self._seek_approval(turn, planned)
+            decided = apply_approval(planned, approval)
+            if isinstance(decided, ToolResult):
+                return await self._conclude(turn, planned, decided)
+            planned = decided
+        if place not in run.recorded.begun_calls:
+            await run.journal.record_tool_started(turn, planned)
+        name, written = planned.tool.name, planned.call.arguments
+        run.emit(ToolCallStart(run.id, turn, planned.index, name, written, run.path))
+        spent: list[Usage] = []
+        chain = run.reaction.agent.chain
+        result = await chain.around_tool(
+            lambda: self._models.describe(turn, planned.index, spent), planned, partial(self._perform, turn)
+        )
+        if spent:
+            result = replace(result, usage=sum(spent, result.usage))
+        return await self._conclude(turn, planned, result)
+
+    async def _conclude(self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult) -> ToolResult:
+        run = self._run
+        if (turn, call.index) not in run.recorded.results:
+            run.live_turn = turn
+            await run.journal.record_tool_result(turn, call, result)
+            name, content = call.call.name, result.content
+            run.emit(ToolCallEnd(run.id, turn, call.index, name, result.ok, content, run.path))
+        return result
+
+    async def _perform(self, turn: int, planned: PlannedCall) -> ToolResult:
+        """Run a tool to a result that the model can read, whatever the tool does."""
+        run, tool = self._run, planned.tool
+        policy = run.reaction.agent.policy
+        timeout_s = tool.timeout_s if tool.timeout_s is not None else policy.tool_timeout_s
+        ends: list[Finish] = []  # of agents that ran inside of the call
+        threads: dict[str, None] = {}  # that its messages went to
+        data: dict[str, JsonValue] = {}
+
+        async def attempt() -> str:
+            ends.clear()  # a repeat runs and sends under the same ids
+            context = replace(
+                run.make_context(run.journal.derive_id(turn, planned.index), turn),
+                run_agent=partial(self._run_inside, turn, planned.index, ends),
+                waiter=self._make_waiter(turn, planned.index),
+                tell=partial(self._tell, turn, planned),
+            )
+            if tool.should_use is not None and not await _ask(tool.should_use, context):
+                data[DISABLED] = True
+                return f"Not run: {tool.name} is not enabled here."
+            try:
+                content, given = await tool.run(context, planned.arguments)
+                data.update(given)
+                return content
+            finally:
+                threads.update(dict.fromkeys(getattr(context.client, "threads", ())))
+
+        # `rate_limited` is settled here, out of the model's sight; only a call that may be repeated is.
+        attempts = policy.hub_attempts if tool.effect == "idempotent" else 1
+        ok = False
+        try:
+            content = await run_foreign(
+                lambda: retry_later(attempt, attempts=attempts), name=f"tool-{tool.name}", timeout_s=timeout_s
+            )
+            ok = DISABLED not in data
+        except Overdue:
+            content = (
+                f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."
+            )
+        except RoundelayError as error:
+            content = f"{error.code}: {error}"
+        except (Exception, Broken) as error:  # whatever the tool's code raises is its call's result
+            _logger.exception("tool failed", extra={"tool": tool.name, "reaction": run.id, "turn": turn})
+            content = describe_error(error)
+        # A character takes at most 6 bytes of a record, as an escape; the other half is for the data and the rest of the frame.
+        limit = min(policy.max_result_chars, run.journal.max_body_bytes // 12)
+        usage = sum((end.usage for end in ends), Usage())
+        calls = sum(end.tool_calls for end in ends)
+        is_answer = ok and tool.answers
+        text = replace_surrogates(cut(content, limit))
+        return ToolResult(text, ok, tuple(threads), usage, calls, is_answer, self._fit(tool.name, data))
+
+    def _fit(self, name: str, data: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """Leave out what makes the data too large for a record, the largest first, and say so in it."""
+        dropped: list[JsonValue] = []
+        sizes = {key: len(json.dumps(value)) for key, value in data.items()}
+        while sum(sizes.values()) > self._run.journal.max_body_bytes // 4:
+            largest = max(sizes, key=lambda key: sizes[key])
+            del sizes[largest], data[largest]
+            dropped.append(largest)
+        if dropped:
+            _logger.warning("tool data dropped", extra={"tool": name, "keys": dropped})
+            data["dropped"] = dropped
+        return data
+
+    def _tell(self, turn: int, planned: PlannedCall, kind: Literal["progress", "piece"], text: str) -> None:
+        run, name, text = self._run, planned.tool.name, replace_surrogates(text)
+        index = next(run.pieces)
+        if kind == "piece":
+            run.emit(ToolOutput(run.id, turn, planned.index, name, text, run.path, index))
+        else:
+            run.emit(Progress(run.id, turn, text, planned.index, path=run.path, index=index))
+
+    async def _seek_approval(self, turn: int, planned: PlannedCall) -> Approval | None:
+        """Ask the people in the thread, and wait; None if nobody decided in time."""
+        run, waiter = self._run, self._make_waiter(turn, planned.index)
+        if waiter is None:
+            return None
+        context = run.make_context(f"{run.journal.derive_id(turn, planned.index)}-approval", turn)
+        reply = await request_approval(context, planned, waiter, run.reaction.agent.policy.approval_timeout_s)
+        if reply is None:
+            return None
+        approval = read_approval(reply)
+        await run.journal.record_approval(turn, planned.index, approval)
+        return approval
+
+    def _make_waiter(self, turn: int, call: int) -> Waiter | None:
+        run = self._run
+        if run.replies is None:
+            return None
+
+        async def record(wait: Wait) -> None:
+            await run.journal.record_waiting(turn, call, wait)
+            to = tuple(wait.questions)
+            run.emit(Waiting(run.id, turn, call, to, wait.until, wait.is_approval, run.path))
+
+        known = run.recorded.waits.get((turn, call))
+        is_resumed = (turn, call) in run.recorded.begun_calls
+        prepare = partial(run.journal.record_asking, turn, call)
+        return Waiter(run.replies, known=known, is_resumed=is_resumed, prepare=prepare, record=record)
+
+
+async def _ask(should_use: Callable[[ToolContext], bool | Awaitable[bool]], context: ToolContext) -> bool:
+    answer = should_use(context)
+    return bool(await answer if inspect.isawaitable(answer) else answer)
