@@ -5,7 +5,9 @@ A runner's own agent is one, and so is each that it hands over to or calls as a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,10 +18,15 @@ from .policy import AgentPolicy
 from .steps import TurnState
 from .tools import FINISH, Tool, ToolError, index_tools, tool_name
 
+_logger = logging.getLogger(__name__)
+
 Returns = Literal["to_caller", "to_person", "never"]
 """Where control goes when the agent that took over has finished: back to the one that handed over, which goes on with what was said; to
 the person, whose next message goes to the first agent again; or nowhere, so that the thread stays with it."""
 
+
+KEEPER = "agent"
+"""In the metadata of an answer, and in the data of a tool's result that is one: the agent that the thread stays with."""
 
 Instruction = str | Callable[[TurnState], str]
 """What an agent is told: a text, or a callable that gives it for each turn (`template_instruction` makes one of a jinja template)."""
@@ -48,9 +55,32 @@ class Agent:
         tools = index_tools(self.tools)
         if len(by_name) < len(handoffs) or not by_name.keys().isdisjoint({*tools, FINISH}):
             raise ToolError(f"Agent {self.id} has two tools, or handoffs, of one name.")
-        object.__setattr__(self, "_tools", tools)
         object.__setattr__(self, "_handoffs", by_name)
         object.__setattr__(self, "chain", Chain(self.policy, self.middleware))
+        object.__setattr__(self, "_tools", self._collect_tools() if self.chain.brings_tools else tools)
+
+    def refresh(self) -> Agent:
+        """Give the agent with the tools that its middleware brings now; itself while they are the same. Once before each turn."""
+        if not self.chain.brings_tools:
+            return self
+        tools = self._collect_tools()
+        if [*map(id, tools.values())] == [*map(id, self._tools.values())]:
+            return self
+        fresh = copy(self)
+        object.__setattr__(fresh, "_tools", tools)
+        return fresh
+
+    def _collect_tools(self) -> dict[str, Tool]:
+        """Its own tools, and then those that its middleware brings."""
+        tools = index_tools(self.tools)
+        taken = {*tools, *self._handoffs, FINISH}
+        for brought in self.chain.list_tools():
+            if brought.name in taken:
+                _logger.warning("tool left out: its name is taken", extra={"agent_id": self.id, "tool": brought.name})
+                continue
+            taken.add(brought.name)
+            tools[brought.name] = brought
+        return tools
 
     def instruct(self, state: TurnState) -> str:
         """Give the instruction for a turn."""
@@ -61,6 +91,11 @@ class Agent:
 
     def find_handoff(self, name: str) -> Handoff | None:
         return self._handoffs.get(name)
+
+    @property
+    def all_tools(self) -> tuple[Tool, ...]:
+        """Its own tools and those that its middleware brought when it was last refreshed."""
+        return tuple(self._tools.values())
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -81,7 +116,7 @@ class Handoff:
 
     @property
     def name(self) -> str:
-        return tool_name(f"hand_over_to_{self.agent.id}")
+        return handoff_name(self.agent.id)
 
     @property
     def spec(self) -> ToolSpec:
@@ -93,6 +128,11 @@ class Handoff:
         return ToolSpec(
             self.name, f"Hand the conversation over to {self.agent.id}, who goes on with it.{about}", schema
         )
+
+
+def handoff_name(agent_id: str) -> str:
+    """Give the name of the tool that hands over to an agent."""
+    return tool_name(f"hand_over_to_{agent_id}")
 
 
 def find_agent(start: Agent, agent_id: str) -> Agent | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -17,10 +17,11 @@ from pydantic import Field
 
 from roundelay.network.errors import ConfigError
 
-from .agent import Agent, Instruction
+from .agent import KEEPER, Agent, Instruction, Returns, handoff_name
+from .models.scripted import Call, ScriptedModel
 from .replies import describe_replies, is_declined, put_question
 from .steps import TurnState
-from .tools import Tool, ToolContext, ToolError, tool, tool_name
+from .tools import Output, Tool, ToolContext, ToolError, tool
 
 CHILD_TURNS = 5
 
@@ -52,30 +53,42 @@ def remote_handoff(
     agent_id: str,
     *,
     description: str = "",
-    returns: Literal["to_caller", "to_person"] = "to_person",
+    returns: Returns = "to_person",
     timeout_s: float = 86_400.0,
 ) -> Tool:
     """Make a tool that hands a request over to an agent elsewhere on the network and waits, durably, for its answer.
 
-    ``to_person``: the answer goes out as it is, and the reaction ends; ``to_caller``: the agent that handed over reads it and goes on.
-    When the other declines, or does not answer in time, the agent that handed over goes on either way.
+    ``to_person``: the answer goes out as it is, and the reaction ends; ``never``: further messages of the thread go to the other as well, without asking
+    a model (`relay`); ``to_caller``: the agent that handed over reads the answer and goes on. When the other declines, or does not answer in time, the
+    agent that handed over goes on, and the thread is its own again.
     """
 
     async def run(
         context: ToolContext, note: Annotated[str, Field(description="What the other has to know beside the message")]
-    ) -> str:
+    ) -> Output:
         message = context.trigger
-        text = f"{note}\n\n{message.sender_id} wrote: {message.text}"
+        text = f"{note}\n\n{message.sender_id} wrote: {message.text}".strip()
         replies, problems = await put_question(context, [agent_id], text, timeout_s)
         reply = replies.get(agent_id)
         if reply is None or is_declined(reply):
             raise ToolError(describe_replies([agent_id], replies, problems, timeout_s))
-        return reply.text
+        return Output(reply.text, {KEEPER: agent_id} if returns == "never" else {})
 
     about = f"Hand the conversation over to {agent_id}, who answers. {description}".strip()
-    name = tool_name(f"hand_over_to_{agent_id}")
-    answers = returns == "to_person"
+    name = handoff_name(agent_id)
+    answers = returns != "to_caller"
     return tool(name=name, description=about, idempotent=True, timeout_s=math.inf, answers=answers)(run)
+
+
+def relay(agent: Agent, keeper: str) -> Agent | None:
+    """Give the agent as it is in a thread that stays with one elsewhere: it hands each message over at once, and speaks for itself only
+    if that fails. None if it has no way to that one any more."""
+    name = handoff_name(keeper)
+    if agent.find_tool(name) is None:
+        return None
+    passes_on = ScriptedModel(lambda request: Call(name, {"note": ""}), name="relay")
+    policy = replace(agent.policy, choose_model=lambda state: passes_on if state.turn == 1 else None)
+    return replace(agent, policy=policy)
 
 
 def template_instruction(source: str) -> Instruction:

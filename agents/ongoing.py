@@ -20,6 +20,7 @@ from roundelay.network.errors import (
 )
 from roundelay.network.messages import BaseMessage
 
+from .agent import KEEPER
 from .journal import Journal, Recorded, derived_id
 from .models.model import Usage
 from .reaction import Reaction
@@ -119,7 +120,3 @@ async def _decline(ongoing: Ongoing, finish: Finish) -> None:
         raise
     except RoundelayError as error:  # sent by an earlier run, or refused: whoever asked has a timeout
         _logger.info("declined in vain", extra={"reaction": ongoing.journal.reaction, "code": error.code})
-
-
-KEEPER = "agent"
-"""In the metadata of an answer: the agent that the thread stays with, after a handoff that says so."""

@@ -18,7 +18,7 @@ from typing import assert_never
 
 from roundelay.network.errors import RoundelayError
 
-from .agent import Agent, Handoff
+from .agent import KEEPER, Agent, Handoff
 from .history import compact, filter_history, read_argument, repair, say, well_formed
 from .middleware import End
 from .models.model import (
@@ -172,9 +172,10 @@ class Reaction:
 
     def _ask(self, *, again: bool = False) -> Step:
         self.state = State.ASKING
-        agent, chain = self.agent, self.agent.chain
         if not again:
             self.turn += 1
+            self.agent = self.agent.refresh()
+        agent, chain = self.agent, self.agent.chain
         state = self.describe()
         self._is_last = self.turn >= self.max_turns or not chain.should_continue(state)
         if self._is_last and not again:
@@ -268,9 +269,11 @@ class Reaction:
         if ending is not None and handoff is not None:
             return self._hand_over(handoff, ending)
         goes_on = self._goes_on
-        given = next((answers[index].content for index in sorted(answers) if answers[index].is_answer), None)
+        given = next((answers[index] for index in sorted(answers) if answers[index].is_answer), None)
         if given is not None and not goes_on:
-            return self._end("a tool gave the answer", given, is_new=True)
+            keeper = given.data.get(KEEPER)
+            self._keeper = keeper if isinstance(keeper, str) else self._keeper
+            return self._end("a tool gave the answer", given.content, is_new=True)
         if ending is not None and not (goes_on and not self._callers):
             # Text beside the `finish` that holds is what the model wants to say, unless it has said it here by a tool.
             return self._end(replace_surrogates(read_argument(ending, "reason")), text or None)

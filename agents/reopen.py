@@ -40,8 +40,9 @@ async def read_open_reaction(
 
 async def expect_replies(recorded: Recorded, replies: Replies) -> None:
     """Expect the replies that it waited for, before any is delivered."""
+    since = recorded.started.trigger if recorded.started is not None else 0
     for messages in recorded.open_askings():
-        await replies.expect_sent(messages)
+        await replies.expect_sent(messages, since)
     for wait in recorded.open_waits():
         for question in wait.questions.values():
             replies.expect(question, is_approval=wait.is_approval)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel
@@ -30,6 +31,7 @@ ASK, DECLINED = "ask", "declined"
 """In a message's metadata: a question of `ask` ({``waiting``: who waits for the answer, and for its asker's}), and that there is no answer."""
 
 REMEMBERED = 1024
+PAGE = 100
 
 
 class Wait(BaseModel):
@@ -104,15 +106,15 @@ class Replies:
                 self._approvals.discard(question)
         return {to: reply.result() for to, reply in replies.items() if reply.done()}
 
-    async def expect_sent(self, messages: Mapping[str, str]) -> None:
-        """Expect replies to those of these messages (ids, by whom they are to) that were sent."""
+    async def expect_sent(self, messages: Mapping[str, str], since: int) -> None:
+        """Expect replies to those of these messages (ids, by whom they are to) that were sent after a seq."""
         for agent_id, message_id in messages.items():
             thread_id = "direct:" + "~".join(sorted((self._client.agent_id, agent_id)))
             try:
-                history = await retry_later(lambda thread_id=thread_id: self._client.history(thread_id, limit=100))  # type: ignore[misc]
+                messages_there = await self._read_since(thread_id, since)
             except RequestError:
                 continue  # there is nobody of that id
-            for message in history.messages:
+            for message in messages_there:
                 if message.message_id == message_id and message.sender_id == self._client.agent_id:
                     self.expect(message.seq)
 
@@ -121,10 +123,20 @@ class Replies:
         for to, question in wait.questions.items():
             if not self._open[question].done():
                 thread_id = wait.threads[to]
-                history = await retry_later(lambda thread_id=thread_id: self._client.history(thread_id, limit=100))  # type: ignore[misc]
-                for message in history.messages:
+                for message in await self._read_since(thread_id, question):
                     if message.reply_to == question and message.sender_id != self._client.agent_id:
                         self.take(message)
+
+    async def _read_since(self, thread_id: str, seq: int) -> list[BaseMessage]:
+        """Give what the thread holds after a seq, newest page first."""
+        found: list[BaseMessage] = []
+        before: int | None = None
+        while True:
+            page = await retry_later(partial(self._client.history, thread_id, before=before, limit=PAGE))
+            found += [message for message in page.messages if message.seq > seq]
+            if not page.has_more or page.messages[0].seq <= seq:
+                return found
+            before = page.messages[0].seq
 
 
 class Waiter:
@@ -147,7 +159,7 @@ class Waiter:
 
     async def prepare(self, messages: Mapping[str, str]) -> None:
         """Record to whom questions are about to go, under which message ids: a restarted agent finds by it what it had sent."""
-        if not self._is_resumed:
+        if self._known is None:  # an earlier run may have ended before it did this; to the hub a repeat is one record
             await self._prepare(messages)
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:

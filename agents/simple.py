@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 from roundelay.network.messages import BaseMessage, MessageThread
 
-from .agent import Agent, Handoff, Instruction, find_agent
+from .agent import KEEPER, Agent, Handoff, Instruction, find_agent
+from .compose import relay
 from .context import keep_recorded, list_manifest, select_threads
 from .driver import Driver
 from .events import OnEvent
@@ -26,7 +27,7 @@ from .inbox import ReactTo, Visibility
 from .journal import Started
 from .middleware import Middleware
 from .models.model import Model
-from .ongoing import KEEPER, Ongoing, ReactionResult, conclude
+from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
 from .prompt import ConversationPrompt, render_system_prompt
 from .reaction import Reaction
@@ -110,7 +111,7 @@ class SimpleAgentRunner(AgentRunner):
 
     def describe_card(self) -> dict[str, object]:
         """Give the card by which others find the agent, its own tools included."""
-        return {**super().describe_card(), "tools": [tool.name for tool in self.tools]}
+        return {**super().describe_card(), "tools": [tool.name for tool in self.agent.refresh().all_tools]}
 
     def equip(self, client: NetworkClient) -> Agent:
         """Give the agent with all that it may call on this hub: everybody's tools, its own, the mods' operations.
@@ -158,7 +159,7 @@ class SimpleAgentRunner(AgentRunner):
         keeper = self._find_keeper(agent, threads.get(incoming_thread_id))
         reaction = ongoing.reaction = Reaction(
             keeper or agent,
-            keeper=keeper.id if keeper is not None else None,
+            keeper=keeper.id if keeper is not None and keeper.id != agent.id else None,
             prompt=prompt,
             answers=self.should_answer(incoming_message),
             threads=(incoming_thread_id, f"thread:{incoming_message.seq}"),
@@ -208,7 +209,7 @@ class SimpleAgentRunner(AgentRunner):
         for message in reversed(thread.messages if thread is not None else ()):
             if message.sender_id == self.agent_id:
                 keeper = (message.metadata or {}).get(KEEPER)
-                return find_agent(agent, keeper) if isinstance(keeper, str) else None
+                return (find_agent(agent, keeper) or relay(agent, keeper)) if isinstance(keeper, str) else None
         return None
 
     def _render_shortly(self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage) -> str:

@@ -237,6 +237,26 @@ async def test_a_request_is_handed_over_to_an_agent_elsewhere_and_the_answer_com
     assert asked == ["she paid twice\n\nmia wrote: I paid order 7 twice"]
 
 
+async def test_a_thread_stays_with_an_agent_elsewhere_until_that_declines(network: Network) -> None:
+    mia, asked = await Person.join(network, "mia"), list[str]()
+
+    def billing(request: ModelRequest) -> Any:
+        asked.append(read_prompt(request).incoming_text)
+        return finish("not mine any more") if "weather" in asked[-1] else f"answer {len(asked)}"
+
+    def desk(request: ModelRequest) -> Any:
+        view = read_prompt(request)
+        if view.tool_results:
+            return view.tool_results[-1].content
+        return call("hand_over_to_billing", note="she paid twice") if "paid" in view.incoming_text else "desk here"
+
+    runner = make_runner("desk", desk, tools=[remote_handoff("billing", returns="never")])
+    async with running(network, runner, make_runner("billing", billing)):
+        said = [(await mia.ask("desk", text)).text for text in ("I paid twice", "and now?", "the weather?", "hello")]
+    assert said == ["answer 1", "answer 2", "tool: billing declined: not mine any more", "desk here"]
+    assert asked == ["she paid twice\n\nmia wrote: I paid twice", "mia wrote: and now?", "mia wrote: the weather?"]
+
+
 async def test_a_handoff_that_is_declined_leaves_the_request_with_the_agent(network: Network) -> None:
     mia = await Person.join(network, "mia")
 
