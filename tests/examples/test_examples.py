@@ -63,6 +63,18 @@ def test_a_desk_hands_over_and_a_manager_calls_two_agents(tmp_path: Path) -> Non
     assert "  [1.0] turn 1\n" in done.stdout
 
 
+def test_a_killed_agent_goes_on_and_does_not_charge_twice(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "killed_agent" / "killed.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = (f"{nth} process: " for nth in ("first", "second"))
+    assert done.stdout.splitlines() == [
+        *(first + it for it in ("is there", "charged 40", "thinks", "killed")),
+        second + "is there",
+        "till: Done: 40 EUR were charged.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
