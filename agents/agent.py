@@ -28,6 +28,9 @@ the person, whose next message goes to the first agent again; or nowhere, so tha
 KEEPER = "agent"
 """In the metadata of an answer, and in the data of a tool's result that is one: the agent that the thread stays with."""
 
+REFERENCES, SOURCES = "references", "sources"
+"""In the data of a tool's result: what may be cited. In the metadata of an answer: what it cites (`features.references`)."""
+
 Instruction = str | Callable[[TurnState], str]
 """What an agent is told: a text, or a callable that gives it for each turn (`template_instruction` makes one of a jinja template)."""
 
@@ -59,22 +62,22 @@ class Agent:
         object.__setattr__(self, "chain", Chain(self.policy, self.middleware))
         object.__setattr__(self, "_tools", self._collect_tools() if self.chain.brings_tools else tools)
 
-    def refresh(self) -> Agent:
+    def refresh(self, state: TurnState | None = None) -> Agent:
         """Give the agent with the tools that its middleware brings now; itself while they are the same. Once before each turn."""
         if not self.chain.brings_tools:
             return self
-        tools = self._collect_tools()
+        tools = self._collect_tools(state)
         if [*map(id, tools.values())] == [*map(id, self._tools.values())]:
             return self
         fresh = copy(self)
         object.__setattr__(fresh, "_tools", tools)
         return fresh
 
-    def _collect_tools(self) -> dict[str, Tool]:
+    def _collect_tools(self, state: TurnState | None = None) -> dict[str, Tool]:
         """Its own tools, and then those that its middleware brings."""
         tools = index_tools(self.tools)
         taken = {*tools, *self._handoffs, FINISH}
-        for brought in self.chain.list_tools():
+        for brought in self.chain.list_tools(state or TurnState(self.id, 0, self.policy.max_turns)):
             if brought.name in taken:
                 _logger.warning("tool left out: its name is taken", extra={"agent_id": self.id, "tool": brought.name})
                 continue
@@ -135,12 +138,15 @@ def handoff_name(agent_id: str) -> str:
     return tool_name(f"hand_over_to_{agent_id}")
 
 
-def find_agent(start: Agent, agent_id: str) -> Agent | None:
-    """Give the agent of this id among ``start`` and those that can be reached from it by handoffs."""
+def list_agents(start: Agent) -> list[Agent]:
+    """Give ``start`` and the agents that can be reached from it by handoffs."""
     seen: list[Agent] = [start]
     for agent in seen:
-        if agent.id == agent_id:
-            return agent
         found = (it.agent if isinstance(it, Handoff) else it for it in agent.handoffs)
         seen += [it for it in found if all(it is not known for known in seen)]
-    return None
+    return seen
+
+
+def find_agent(start: Agent, agent_id: str) -> Agent | None:
+    """Give the agent of this id among those, if there is one."""
+    return next((agent for agent in list_agents(start) if agent.id == agent_id), None)

@@ -7,24 +7,31 @@ their arguments alone; what the others give is recorded, so they are asked only 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from pydantic import JsonValue
+
+from .history import repair
 from .models.model import ChatMessage, Model, ModelReply, ModelRequest, NamedTool, ToolCall, Usage
 from .policy import AgentPolicy
-from .steps import CallModel, Finish, PlannedCall, TurnState
-from .tools import ToolContext, ToolResult
+from .steps import CallModel, Finish, PlannedCall, Reviewed, TurnState
+from .tools import Tool, ToolContext, ToolResult
 
 if TYPE_CHECKING:
+    from roundelay.network.messages import BaseMessage, MessageThread
+
     from .agent import Agent
     from .events import OnEvent
 
+_logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NoCallsReason = Literal["no_calls", "limit_reached", "tools_disabled"]
-"""Why no tools are called: the model called none; a limit makes the next turn the last one; every call was to a disabled tool."""
+"""Why no tools are called: the model called none; a limit makes the next turn the last one; a call was to a disabled tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,15 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer as it goes out, when it is more than a text: ``metadata`` of its message, and ``notes`` that the record of the review keeps."""
+
+    text: str
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Around:
     """What middleware may know of the run that it is around.
 
@@ -68,6 +84,12 @@ class Around:
     context: ToolContext
     emit: OnEvent
     complete: Callable[[Model, ModelRequest], Awaitable[ModelReply]]
+    keep: Callable[[str, JsonValue], Awaitable[None]]
+    """Puts a value into ``state.values`` and into the ledger, under a name of this turn's: it is there again from this turn on when the
+    reaction is resumed, so that what it took to make it is not done twice."""
+
+    max_kept_chars: int
+    """Of text in one value, whatever its characters are."""
 
 
 class Middleware:
@@ -78,6 +100,17 @@ class Middleware:
     def initial_state(self) -> Mapping[str, object]:
         """Give what to put into ``state.values`` at the beginning."""
         return {}
+
+    def list_tools(self, state: TurnState) -> Sequence[Tool]:
+        """Give the tools that it brings, beside the agent's own. Asked once before each turn, without IO: a change holds from the next turn on.
+        The same objects while nothing changes. Of two with one name the agent's own, or the one of earlier middleware, holds."""
+        return ()
+
+    def select_messages(
+        self, threads: Mapping[str, MessageThread], trigger: BaseMessage
+    ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
+        """Choose what of the conversation enters the prompt: leave out, or shorten visibly; the trigger stays."""
+        return threads, trigger
 
     def should_continue(self, state: TurnState) -> bool:
         """Tell whether turns with tools may follow; else this one is the last, and has none."""
@@ -92,7 +125,8 @@ class Middleware:
         return reply.usage
 
     def process_tool_calls(self, state: TurnState, calls: Sequence[ToolCall]) -> End | None:
-        """Look at the calls of a reply before any is run; `End` runs none of them."""
+        """Look at the calls of a reply before any is run; `End` runs none of them. (A policy's callable may give True: the text beside them is
+        the answer.)"""
         return None
 
     def preprocess_arguments(self, state: TurnState, call: ToolCall) -> str:
@@ -100,7 +134,7 @@ class Middleware:
         return call.arguments
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        """Change what a result does; in the order of the calls, when all of the turn are done."""
+        """Change what a result does; in the order of the calls, when all of the turn are done. Not asked for calls that were not run."""
         return None
 
     def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
@@ -127,13 +161,22 @@ class Middleware:
         """Run a tool, or not; the result is what is recorded."""
         return await proceed(call)
 
-    async def review(self, around: Around, answer: str) -> str | Correction:
+    async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         """Give the answer as it goes out, or what is wrong with it."""
+        return answer
+
+    async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
+        """Add to an answer that goes out now. ``is_accepted``: no reviewer found anything wrong with it; else it goes out for want of a better one."""
         return answer
 
     def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
         """Give a record as it is kept. What is left out of it, a resumed reaction does not know."""
         return body
+
+    # --- beside the reactions
+
+    async def close(self) -> None:
+        """Let go of what it holds; at the end of each `run` of the runner. It may be needed again."""
 
 
 class Chain:
@@ -146,6 +189,8 @@ class Chain:
             return (*([given] if given is not None else []), *own)
 
         self._policy = policy
+        self._list_tools = collect("list_tools")
+        self._select = collect("select_messages")
         self._initial_states = collect("initial_state", policy.initial_state)
         self._should_continue = collect("should_continue", policy.should_continue)
         self._prepare = collect("prepare", partial(_choose, policy) if _chooses(policy) else None)
@@ -160,8 +205,23 @@ class Chain:
         self._around_model = collect("around_model")
         self._around_tool = collect("around_tool")
         self._review = collect("review")
+        self._finish_answer = collect("finish_answer")
 
     # --- pure
+
+    @property
+    def brings_tools(self) -> bool:
+        return bool(self._list_tools)
+
+    def list_tools(self, state: TurnState) -> list[Tool]:
+        return [it for hook in self._list_tools for it in hook(state)]
+
+    def select_messages(
+        self, threads: Mapping[str, MessageThread], trigger: BaseMessage
+    ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
+        for hook in self._select:
+            threads, trigger = hook(threads, trigger)
+        return threads, trigger
 
     def start(self) -> dict[str, object]:
         return {name: value for make in self._initial_states for name, value in make().items()}
@@ -175,21 +235,35 @@ class Chain:
         return all(hook(state) for hook in self._should_continue)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        made = step
         for hook in self._prepare:
-            step = hook(state, step)
-        return step
+            made = hook(state, made)
+        if made.messages is not step.messages:
+            made = replace(made, messages=tuple(repair(made.messages)))
+        choice = made.tool_choice
+        if choice != "auto" and not made.tools:
+            made = replace(made, tool_choice="auto")
+        elif isinstance(choice, NamedTool) and all(spec.name != choice.name for spec in made.tools):
+            _logger.warning(
+                "a tool is chosen that is not there", extra={"agent_id": state.agent_id, "tool": choice.name}
+            )
+            made = replace(made, tool_choice="auto")  # a provider refuses the other
+        return made
 
     def calculate_usage(self, state: TurnState, reply: ModelReply) -> Usage:
         for hook in self._calculate_usage:
             reply = replace(reply, usage=hook(state, reply))
         return reply.usage
 
-    def process_tool_calls(self, state: TurnState, calls: Sequence[ToolCall]) -> End | None:
+    def process_tool_calls(self, state: TurnState, reply: ModelReply) -> End | None:
         for hook in self._process:
-            if (end := hook(state, calls)) is not None:
-                return _as_end(end)
+            given: End | bool | None = hook(state, reply.tool_calls)
+            if given is True:
+                return End(reply.text)  # what stands beside the calls
+            if isinstance(given, End):
+                return given
         if self._policy.on_tools_selected is not None:
-            self._policy.on_tools_selected(state, calls)
+            self._policy.on_tools_selected(state, reply.tool_calls)
         return None
 
     def preprocess_arguments(self, state: TurnState, call: ToolCall) -> ToolCall:
@@ -226,7 +300,7 @@ class Chain:
 
     @property
     def reviews(self) -> bool:
-        return bool(self._review)
+        return bool(self._review or self._finish_answer)
 
     @property
     def stores(self) -> bool:
@@ -259,16 +333,32 @@ class Chain:
     ) -> ToolResult:
         return await _pass(self._around_tool, around, call, proceed)
 
-    async def review(self, around: Around, answer: str) -> tuple[str, list[Correction]]:
-        """Give the answer as the reviewers leave it, and what they find wrong; each looks at what the one before it left."""
+    async def review(self, around: Around, answer: str, *, can_correct: bool) -> Reviewed:
+        """Give the answer as the reviewers leave it, or what they find wrong; each looks at what the one before it left. An answer that goes
+        out is then finished."""
         found: list[Correction] = []
+        metadata: dict[str, JsonValue] = {}
+        notes: list[str] = []
+
+        def take(given: str | Answer) -> str:
+            if isinstance(given, str):
+                return given
+            metadata.update(given.metadata)
+            notes.extend(given.notes)
+            return given.text
+
         for hook in self._review:
-            given: str | Correction = await hook(around, answer)
+            given: str | Answer | Correction = await hook(around, answer)
             if isinstance(given, Correction):
                 found.append(given)
+                notes.append(f"{given.name}: {given.instruction}" if given.name else given.instruction)
             else:
-                answer = given
-        return answer, found
+                answer = take(given)
+        if found and can_correct:
+            return Reviewed(answer, "\n".join(it.instruction for it in found), notes=tuple(notes))
+        for hook in self._finish_answer:
+            answer = take(await hook(around, answer, not found))
+        return Reviewed(answer, notes=tuple(notes), is_accepted=not found, metadata=metadata)
 
 
 _A = TypeVar("_A")
@@ -287,13 +377,6 @@ async def _pass(
 async def _step(hook: Any, around: Around, proceed: Callable[[_A], Awaitable[T]], given: _A) -> T:
     result: T = await hook(around, given, proceed)
     return result
-
-
-def _as_end(given: End | bool) -> End | None:
-    """A callable may say True for an end without an answer."""
-    if isinstance(given, End):
-        return given
-    return End(None) if given else None
 
 
 def _chooses(policy: AgentPolicy) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from roundelay.network.messages import BaseMessage, MessageThread
 
-from .agent import KEEPER, Agent, Handoff, Instruction, find_agent
+from .agent import KEEPER, Agent, Handoff, Instruction, find_agent, list_agents
 from .compose import relay
 from .context import keep_recorded, list_manifest, select_threads
 from .driver import Driver
@@ -130,11 +130,13 @@ class SimpleAgentRunner(AgentRunner):
 
         A reaction that was begun earlier goes on where it was.
         """
-        ongoing, threads = self.find_ongoing(incoming_message), message_threads
+        ongoing = self.find_ongoing(incoming_message)
         agent = self.equip(self.client)
+        chosen, shown = agent.chain.select_messages(message_threads, incoming_message)
+        threads = dict(chosen)
         config_hash = self._hash_config(agent)
         if ongoing.recorded is None:
-            prompt = self._prompt.render(threads, incoming_thread_id, incoming_message)
+            prompt = self._prompt.render(threads, incoming_thread_id, shown)
             started = Started(
                 trigger=incoming_message.seq,
                 thread_id=incoming_thread_id,
@@ -155,16 +157,17 @@ class SimpleAgentRunner(AgentRunner):
                 return ReactionResult(reaction_id, ended.status, ended.reason, None, ended.turns, ended.usage)
             manifest = ongoing.recorded.started.manifest if ongoing.recorded.started is not None else ()
             threads = keep_recorded(threads, incoming_message, manifest)
-            prompt = self._prompt.render(threads, incoming_thread_id, incoming_message)
-        keeper = self._find_keeper(agent, threads.get(incoming_thread_id))
+            prompt = self._prompt.render(threads, incoming_thread_id, shown)
+        keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         reaction = ongoing.reaction = Reaction(
             keeper or agent,
             keeper=keeper.id if keeper is not None and keeper.id != agent.id else None,
             prompt=prompt,
             answers=self.should_answer(incoming_message),
             threads=(incoming_thread_id, f"thread:{incoming_message.seq}"),
+            sent_at=incoming_message.sent_at,
             frame=partial(render_system_prompt, agent_id=self.agent_id),
-            shorten=partial(self._render_shortly, threads, incoming_thread_id, incoming_message),
+            shorten=partial(self._render_shortly, threads, incoming_thread_id, shown),
         )
         driver = Driver(
             reaction,
@@ -178,8 +181,11 @@ class SimpleAgentRunner(AgentRunner):
         return await conclude(ongoing, finish)
 
     async def close(self) -> None:
-        """Close the model, where it is the runner's own."""
+        """Close the middleware, and the model where it is the runner's own."""
         await super().close()
+        for agent in list_agents(self.agent):
+            for layer in agent.middleware:
+                await layer.close()
         close = getattr(self.model, "close", None)
         if self._owns_model and close is not None:
             await close()

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from roundelay.network.errors import ConfigError
 
+from .features.mcp_servers import McpOptions
+from .features.registry import RegistryOptions
 from .middleware import Middleware
 
 
@@ -21,6 +23,8 @@ class MiddlewareChoice(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     custom: str | None = None
+    mcp: McpOptions | None = None
+    registry: RegistryOptions | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -33,6 +37,10 @@ def build_middleware(choice: MiddlewareChoice) -> Middleware:
     """Make what an item names. Raises `ConfigError`."""
     if choice.custom is not None:
         return _load(choice.custom)
+    if choice.mcp is not None:
+        return choice.mcp.build()
+    if choice.registry is not None:
+        return choice.registry.build()
     raise AssertionError("exactly one is named")
 
 

@@ -1,0 +1,173 @@
+"""A registry of tools: which tools an agent has, by name and by set, changed while it runs; and what is said of those that are disabled.
+
+`ToolRegistry` is middleware. Its tools are asked for once before each turn, so a change during a turn holds from the next one on. Two kinds
+of change: `register`, `unregister`, `clear` are everybody's, for all reactions of the agent, and last as long as the process; a result whose
+data has ``use_sets`` turns sets on for its own reaction, and is in the record, so that a resumed reaction has them again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from roundelay.agents.middleware import AfterTool, Around, Correction, Middleware
+from roundelay.agents.models.model import SystemMessage, ToolCall
+from roundelay.agents.reaction import DISABLED
+from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.tools import FINISH, Tool, ToolError, ToolResult, as_tool, load_tool
+from roundelay.network.errors import ConfigError
+
+_logger = logging.getLogger(__name__)
+
+DEFAULT_SET = "default"
+USE_SETS = "use_sets"
+"""In the data of a tool's result: the names of sets that the reaction has from its next turn on."""
+
+_IN_USE = "registry.sets"  # in the state's values
+_DISABLED = "registry.disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSet:
+    """Tools that come and go together. ``replaces``: in place of those of the sets before it, not beside them."""
+
+    tools: Sequence[Tool | Callable[..., object]] = ()
+    replaces: bool = False
+
+
+class ToolRegistry(Middleware):
+    """The tools of an agent, by name. It starts with ``tools`` and, of ``sets``, the one named `default` and those in ``modes``.
+
+    The selection rules of a turn's tools stand in its system message. A call to a tool that is disabled (`Tool.should_use`) is answered to the
+    model; ``reports_disabled`` says so to the person as well, in a sentence under the answer.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Tool | Callable[..., object]] = (),
+        *,
+        sets: Mapping[str, ToolSet] | None = None,
+        modes: Sequence[str] = (),
+        reports_disabled: bool = True,
+    ) -> None:
+        made = {name: _make_set(given) for name, given in (sets or {}).items()}
+        self._sets: Mapping[str, tuple[tuple[Tool, ...], bool]] = made
+        self._reports_disabled = reports_disabled
+        self._tools: dict[str, Tool] = {}
+        for it in tools:
+            self.register(it)
+        start = [DEFAULT_SET, *modes] if DEFAULT_SET in made else modes
+        self._tools = self._add_sets(self._tools, start)
+
+    # --- what is registered
+
+    def register(self, given: Tool | Callable[..., object]) -> Tool:
+        """Add a tool; one of the same name makes way. Raises `ToolError` for the name of `finish`."""
+        made = as_tool(given)
+        if made.name == FINISH:
+            raise ToolError(f'A registered tool cannot be named "{FINISH}": give it another name with @tool(name=...).')
+        self._tools = {**self._tools, made.name: made}
+        return made
+
+    def unregister(self, name: str) -> None:
+        """Take a tool away, if it is there."""
+        self._tools = {known: it for known, it in self._tools.items() if known != name}
+
+    def clear(self) -> None:
+        """Take all away."""
+        self._tools = {}
+
+    def get(self, name: str) -> Tool | None:
+        return self._tools.get(name)
+
+    def get_all(self) -> tuple[Tool, ...]:
+        """Give what is registered, in order."""
+        return tuple(self._tools.values())
+
+    # --- in the loop
+
+    def list_tools(self, state: TurnState) -> Sequence[Tool]:
+        return tuple(self._add_sets(self._tools, _read_names(state, _IN_USE)).values())
+
+    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        rules = [
+            f"- {it.name}: {it.selection_rule}"
+            for spec in step.tools
+            if (it := step.agent.find_tool(spec.name)) is not None and it.selection_rule
+        ]
+        first, *others = step.messages
+        if not rules or not isinstance(first, SystemMessage):
+            return step
+        section = "\n".join(["# Which tool when", *rules])
+        return replace(step, messages=(SystemMessage(f"{first.content}\n\n{section}"), *others))
+
+    def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
+        if DISABLED in result.data:
+            state.values[_DISABLED] = [*_read_names(state, _DISABLED), call.name]
+        wanted: JsonValue = result.data.get(USE_SETS)
+        if isinstance(wanted, list):
+            known = [str(it) for it in wanted if str(it) in self._sets]
+            if len(known) < len(wanted):
+                _logger.warning(
+                    "unknown sets of tools", extra={"tool": call.name, "sets": wanted, "known": list(self._sets)}
+                )
+            state.values[_IN_USE] = [*_read_names(state, _IN_USE), *known]
+        return None
+
+    async def review(self, around: Around, answer: str) -> str | Correction:
+        names = list(dict.fromkeys(_read_names(around.state, _DISABLED)))
+        if not names or not self._reports_disabled:
+            return answer
+        verb = "is not enabled here, so it was" if len(names) == 1 else "are not enabled here, so they were"
+        return f"{answer}\n\n({', '.join(names)} {verb} not used.)"
+
+    def _add_sets(self, tools: Mapping[str, Tool], names: Iterable[str]) -> dict[str, Tool]:
+        together = dict(tools)
+        for name in names:
+            if name not in self._sets:
+                known = ", ".join(sorted(self._sets)) or "none"
+                raise ToolError(f'There is no set of tools named "{name}"; there are: {known}.')
+            added, replaces = self._sets[name]
+            together = {} if replaces else together
+            together |= {it.name: it for it in added}
+        return together
+
+
+class RegistryOptions(BaseModel):
+    """The registry in an agent's file. Tools are ``package.module:function``; ``sets`` beside `default` are for ``modes`` and ``use_sets``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tools: tuple[str, ...] = ()
+    sets: dict[str, tuple[str, ...]] = {}
+    replacing: tuple[str, ...] = ()
+    """The sets that come in place of those before them."""
+    modes: tuple[str, ...] = ()
+    reports_disabled: bool = True
+
+    def build(self) -> ToolRegistry:
+        """Make the registry; importing its tools runs their modules. Raises `ConfigError`."""
+        unknown = [name for name in (*self.replacing, *self.modes) if name not in self.sets]
+        if unknown:
+            raise ConfigError(f"the registry has no set named {', '.join(unknown)}")
+        try:
+            sets = {
+                name: ToolSet(tuple(map(load_tool, listed)), name in self.replacing)
+                for name, listed in self.sets.items()
+            }
+            tools = [load_tool(it) for it in self.tools]
+            return ToolRegistry(tools, sets=sets, modes=self.modes, reports_disabled=self.reports_disabled)
+        except ToolError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _make_set(given: ToolSet) -> tuple[tuple[Tool, ...], bool]:
+    return tuple(map(as_tool, given.tools)), given.replaces
+
+
+def _read_names(state: TurnState, key: str) -> list[str]:
+    kept = state.values.get(key)
+    return [str(it) for it in kept] if isinstance(kept, list) else []

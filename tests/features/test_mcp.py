@@ -1,0 +1,232 @@
+"""MCP servers as tools: real server processes, over stdio and HTTP, one of them not ours. Asserted on what the provider received."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.features.mcp_servers import McpServers, ServerOptions
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import build_runner, load_agents
+from roundelay.app import Network
+from roundelay.network.errors import ConfigError
+from tests.support.agents import Heard, Person, Provider, running
+from tests.support.fake_openai import Reply, calls, text
+
+SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+def shop(tmp_path: Path, **options: Any) -> McpServers:
+    env = {"SHOP_ORDERS": str(tmp_path / "orders")}
+    return McpServers(
+        {"shop": ServerOptions(command=sys.executable, args=("-X", f"for={tmp_path}", str(SHOP)), env=env, **options)}
+    )
+
+
+async def ask(network: Network, servers: McpServers, *replies: Reply) -> tuple[str, list[dict[str, Any]]]:
+    """One question to an agent with these servers; gives the answer, and the provider's requests."""
+    async with Provider([*replies, text("done")]) as provider:
+        runner = SimpleAgentRunner(
+            "ann",
+            instruction="You sell.",
+            model=provider.model(),
+            middleware=[servers],
+            policy=AgentPolicy(max_turns=8),
+        )
+        mia = await Person.join(network, "mia")
+        async with running(network, runner):
+            answer = await mia.ask("ann", "hello")
+        return answer.text, [dict(it) for it in provider.requests]
+
+
+def use(*wanted: tuple[str, Any]) -> Reply:
+    return calls(wanted)
+
+
+def results(request: dict[str, Any]) -> list[str]:
+    return [it["content"] for it in request["messages"] if it["role"] == "tool"]
+
+
+def names(request: dict[str, Any]) -> list[str]:
+    return [it["function"]["name"] for it in request["tools"]]
+
+
+async def test_tools_of_a_server_are_offered_with_its_schema_and_called(network: Network, tmp_path: Path) -> None:
+    answer, requests = await ask(
+        network,
+        shop(tmp_path),
+        use(("shop_price", {"article": "pear", "count": 2}), ("shop_order", {"article": "pear"})),
+    )
+    assert answer == "done"
+    assert {"shop_price", "shop_order", "shop_read_resource", "shop_get_prompt"} <= set(names(requests[0]))
+    [price] = [it["function"] for it in requests[0]["tools"] if it["function"]["name"] == "shop_price"]
+    assert price["description"] == "Give the price of an article."
+    assert price["parameters"]["properties"]["article"]["type"] == "string"
+    assert "Prices are in euros." in requests[0]["messages"][0]["content"]
+    assert results(requests[1]) == ["2 pear: 6 EUR", "ordered pear"]
+    assert (tmp_path / "orders").read_text() == "pear\n"
+
+
+async def test_arguments_are_held_against_the_servers_schema(network: Network, tmp_path: Path) -> None:
+    wrong = use(("shop_price", {"article": 3, "count": "many"}), ("shop_price", {}))
+    _, requests = await ask(network, shop(tmp_path), wrong)
+    first, second = results(requests[1])
+    assert "article: 3 is not of type 'string'" in first
+    assert "count: 'many' is not of type 'integer'" in first
+    assert "article: Field required" in second
+
+
+async def test_a_tool_that_fails_is_answered_with_its_words(network: Network, tmp_path: Path) -> None:
+    _, requests = await ask(network, shop(tmp_path), use(("shop_fail", {})))
+    assert "out of stock" in results(requests[1])[0]
+
+
+async def test_resources_and_prompts_are_usable(network: Network, tmp_path: Path) -> None:
+    used = use(
+        ("shop_list_resources", {}), ("shop_read_resource", {"uri": "shop://opening"}),
+        ("shop_list_prompts", {}), ("shop_get_prompt", {"name": "greeting", "arguments": {"name": "Zoe"}}),
+    )  # fmt: skip
+    _, requests = await ask(network, shop(tmp_path), used)
+    listed, read, prompts, prompt = results(requests[1])
+    assert json.loads(listed)[0]["uri"] == "shop://opening"
+    assert read == "always"
+    assert json.loads(prompts) == [{"name": "greeting", "about": "A greeting.", "takes": ["name"]}]
+    assert prompt == "user: Greet Zoe warmly."
+
+
+async def test_a_tool_that_a_server_adds_is_there_in_the_next_turn_or_soon(network: Network, tmp_path: Path) -> None:
+    servers = shop(tmp_path)
+    more = [use(("shop_price", {"article": f"a{n}"})) for n in range(4)]
+    _, requests = await ask(network, servers, use(("shop_grow", {})), *more)
+    assert "shop_discount" not in names(requests[0])
+    assert "shop_discount" in names(requests[-1])
+
+
+async def test_progress_is_told(network: Network, tmp_path: Path) -> None:
+    heard = Heard()
+    async with Provider([use(("shop_count", {})), text("done")]) as provider:
+        runner = SimpleAgentRunner(
+            "ann", instruction="", model=provider.model(), middleware=[shop(tmp_path)], on_event=heard
+        )
+        mia = await Person.join(network, "mia")
+        async with running(network, runner):
+            await mia.ask("ann", "hello")
+    from roundelay.agents.events import Progress
+
+    told = [it.text for it in heard.events if isinstance(it, Progress)]
+    assert told == ["shop_count: 1 of 2, shelf 1", "shop_count: 2 of 2, shelf 2"]
+
+
+async def test_a_server_that_dies_in_a_call_is_an_answer_and_is_there_again(network: Network, tmp_path: Path) -> None:
+    _, requests = await ask(network, shop(tmp_path), use(("shop_die", {})), use(("shop_price", {"article": "pear"})))
+    assert "was lost in the middle of the call" in results(requests[1])[0]
+    assert results(requests[2])[1] == "1 pear: 3 EUR"
+
+
+async def test_a_slow_server_is_an_answer(network: Network, tmp_path: Path) -> None:
+    _, requests = await ask(
+        network, shop(tmp_path, timeout_s=0.3), use(("shop_hang", {})), use(("shop_price", {"article": "pear"}))
+    )
+    told = results(requests[1])[0]
+    assert "gave no answer in time" in told or "took longer than 0.3 s" in told
+    assert results(requests[2])[1] == "1 pear: 3 EUR"
+
+
+async def test_a_server_that_does_not_start_leaves_the_agent_at_work(network: Network, tmp_path: Path) -> None:
+    broken = McpServers(
+        {
+            "gone": ServerOptions(command=str(tmp_path / "no-such-program")),
+            "mute": ServerOptions(command=sys.executable, args=("-c", "raise SystemExit('no licence')")),
+        }
+    )
+    answer, requests = await ask(network, broken)
+    assert answer == "done"
+    assert not [name for name in names(requests[0]) if name.startswith(("gone", "mute"))]
+
+
+def find_processes(word: str) -> list[bytes]:
+    """The command lines of this machine's processes that hold a word."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            lines.append(path.read_bytes())
+    return [line for line in lines if word.encode() in line]
+
+
+async def test_no_server_process_is_left_behind(network: Network, tmp_path: Path) -> None:
+    servers = shop(tmp_path)
+    await ask(network, servers, use(("shop_price", {"article": "pear"})))
+    assert not find_processes(str(tmp_path))
+
+
+async def test_a_server_that_is_not_ours_is_used(network: Network) -> None:
+    servers = McpServers(
+        {"time": ServerOptions(command=sys.executable, args=("-m", "mcp_server_time", "--local-timezone", "UTC"))}
+    )
+    convert = ("time_convert_time", {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"})
+    _, requests = await ask(network, servers, use(convert))
+    assert {"time_get_current_time", "time_convert_time"} <= set(names(requests[0]))
+    assert json.loads(results(requests[1])[0])["time_difference"] == "+9.0h"
+
+
+@asynccontextmanager
+async def serving_http(tmp_path: Path) -> AsyncIterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(SHOP),
+        str(port),
+        stderr=asyncio.subprocess.PIPE,
+        env={"SHOP_ORDERS": str(tmp_path / "orders")},
+    )
+    assert process.stderr is not None
+    while b"Uvicorn running" not in (line := await process.stderr.readline()):
+        assert line, "the server ended"
+    draining = asyncio.create_task(process.stderr.read())
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await draining
+
+
+async def test_a_server_over_http_is_used_and_its_loss_is_an_answer(network: Network, tmp_path: Path) -> None:
+    async with serving_http(tmp_path) as url:
+        servers = McpServers({"shop": ServerOptions(url=url)})
+        _, requests = await ask(
+            network, servers, use(("shop_price", {"article": "pear"})), use(("shop_die", {})), use(("shop_price", {"article": "fig"}))
+        )  # fmt: skip
+    assert results(requests[1]) == ["1 pear: 3 EUR"]
+    assert "lost in the middle of the call" in results(requests[2])[1]
+    assert "is not there" in results(requests[3])[2]
+
+
+def test_servers_stand_in_the_agents_file(tmp_path: Path) -> None:
+    path = tmp_path / "ann.yaml"
+    head = "id: ann\ninstruction: You sell.\nmodel: {rules: []}\nmiddleware:\n"
+    path.write_text(head + "  - mcp: {servers: {shop: {command: shop-server, args: [a], env_from: [SHOP_KEY]}}}\n")
+    [spec] = load_agents(path)
+    [servers] = build_runner(spec).agent.middleware
+    assert isinstance(servers, McpServers)
+    path.write_text(head + "  - mcp: {servers: {shop: {command: a, url: b}}}\n")
+    with pytest.raises(ConfigError, match=r"ann.yaml:5: .*either a command or a url"):
+        load_agents(path)
