@@ -6,15 +6,38 @@ Part of `team`. An item names exactly one; ``custom`` is ``module:callable``, wh
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from roundelay.network.errors import ConfigError
 
+from .features.context_engine import ContextOptions
+from .features.evaluations import EvaluationsOptions
+from .features.forced_tools import ForcedToolsOptions
+from .features.fragments import FragmentsOptions
+from .features.long_results import LongResultsOptions
 from .features.mcp_servers import McpOptions
+from .features.postprocessors import PostprocessorsOptions
+from .features.prompt_budget import PromptBudgetOptions
+from .features.prompts import PromptsOptions
+from .features.references import ReferencesOptions
 from .features.registry import RegistryOptions
 from .middleware import Middleware
+
+
+class TracingOptions(BaseModel):
+    """``content``: prompts, replies, arguments and results are in the spans too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    content: bool = False
+
+    def build(self) -> Middleware:
+        from .features.tracing import Tracing  # only here: it loads OpenTelemetry
+
+        return Tracing(content=self.content)
 
 
 class MiddlewareChoice(BaseModel):
@@ -23,8 +46,18 @@ class MiddlewareChoice(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     custom: str | None = None
+    context: ContextOptions | None = None
+    long_results: LongResultsOptions | None = None
+    prompt_budget: PromptBudgetOptions | None = None
+    evaluations: EvaluationsOptions | None = None
+    forced_tools: ForcedToolsOptions | None = None
+    fragments: FragmentsOptions | None = None
     mcp: McpOptions | None = None
+    postprocessors: PostprocessorsOptions | None = None
+    prompts: PromptsOptions | None = None
+    references: ReferencesOptions | None = None
     registry: RegistryOptions | None = None
+    tracing: TracingOptions | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -33,14 +66,34 @@ class MiddlewareChoice(BaseModel):
         return self
 
 
-def build_middleware(choice: MiddlewareChoice) -> Middleware:
-    """Make what an item names. Raises `ConfigError`."""
+def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
+    """Make what an item names; ``folder`` is its file's. Raises `ConfigError`."""
     if choice.custom is not None:
         return _load(choice.custom)
+    if choice.context is not None:
+        return choice.context.build()
+    if choice.long_results is not None:
+        return choice.long_results.build()
+    if choice.prompt_budget is not None:
+        return choice.prompt_budget.build()
+    if choice.evaluations is not None:
+        return choice.evaluations.build()
+    if choice.forced_tools is not None:
+        return choice.forced_tools.build()
+    if choice.fragments is not None:
+        return choice.fragments.build()
     if choice.mcp is not None:
         return choice.mcp.build()
+    if choice.postprocessors is not None:
+        return choice.postprocessors.build()
+    if choice.prompts is not None:
+        return choice.prompts.build(folder)
+    if choice.references is not None:
+        return choice.references.build()
     if choice.registry is not None:
         return choice.registry.build()
+    if choice.tracing is not None:
+        return choice.tracing.build()
     raise AssertionError("exactly one is named")
 
 

@@ -8,6 +8,8 @@ reads of the conversation is what the reaction's own prompt may hold: the hub ju
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from roundelay.network.errors import Forbidden
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, History, NetworkClient, Stored, Welcome, Window
 
     from .inbox import Visibility
+
+SENT_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("roundelay_sent_metadata", default=MappingProxyType({}))
+"""What is added to the metadata of every message that tools send from here on: set by middleware around a call."""
 
 _FILTERED = frozenset({"network.history", "network.why", "network.impact", "network.window"})
 """What the hub answers for one incoming message (``trigger``)."""
@@ -115,6 +120,8 @@ class ToolClient:
 
     def _fill(self, options: dict[str, Any]) -> dict[str, Any]:
         filled = {"cause": self._cause, **options}
+        if added := SENT_METADATA.get():
+            filled["metadata"] = {**added, **(filled.get("metadata") or {})}
         if filled.get("message_id") is None:
             filled["message_id"] = self._next_id()
         return filled

@@ -152,7 +152,7 @@ def _read_arguments(name: str, schema: JsonSchema, text: str) -> dict[str, objec
     """Read arguments, and hold them against the server's schema."""
     import jsonschema
 
-    value = read_object(name, schema, text)
+    value: Any = read_object(name, schema, text)
     validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
     problems = sorted(validator.iter_errors(value), key=lambda it: [str(part) for part in it.absolute_path])
     if problems:
@@ -160,7 +160,7 @@ def _read_arguments(name: str, schema: JsonSchema, text: str) -> dict[str, objec
             f"{'.'.join(map(str, it.absolute_path)) or 'the arguments'}: {it.message}" for it in problems[:5]
         )
         raise ToolArgumentsError(f"Wrong arguments for {name}: {told}.")
-    return value
+    return dict(value)
 
 
 def _write_content(result: Any) -> str:

@@ -1,0 +1,133 @@
+"""Traces: what an exporter receives, from agents in this process and in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from roundelay.agents.features.tracing import Tracing
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Action, ScriptedModel, call, say
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.tools import tool
+from roundelay.app import Network, serve
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import NodeConfig
+from tests.support.agents import Person, make_runner, running
+
+AGENT = Path(__file__).parents[1] / "support" / "traced_agent.py"
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+@pytest.fixture
+def exported() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+def trace_to(exporter: InMemorySpanExporter, **options: Any) -> Tracing:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracing(provider=provider, **options)
+
+
+@tool(idempotent=True)
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool(idempotent=True)
+def fail() -> str:
+    """Fail."""
+    raise KeyError("colour")
+
+
+def work(request: ModelRequest) -> list[Action] | Action:
+    results = read_prompt(request).tool_results
+    return say("done, SECRET") if results else [call("add", a=1, b=2), call("fail")]
+
+
+async def test_spans_carry_the_names_of_the_convention(network: Network, exported: InMemorySpanExporter) -> None:
+    runner = make_runner("ann", work, tools=[add, fail], middleware=[trace_to(exported)])
+    mia = await Person.join(network, "mia")
+    async with running(network, runner):
+        await mia.ask("ann", "SECRET question")
+    spans = {span.name: span for span in exported.get_finished_spans()}
+    assert set(spans) == {"invoke_agent ann", "chat scripted", "execute_tool add", "execute_tool fail"}
+    agent, chat, added, failed = (
+        spans[name] for name in ("invoke_agent ann", "chat scripted", "execute_tool add", "execute_tool fail")
+    )
+    assert agent.attributes is not None
+    assert agent.attributes["gen_ai.operation.name"] == "invoke_agent"
+    assert agent.attributes["gen_ai.agent.id"] == "ann"
+    assert agent.attributes["gen_ai.conversation.id"] == "direct:ann~mia"
+    assert chat.attributes is not None
+    assert chat.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert chat.kind.name == "CLIENT"
+    assert {it.parent.span_id for it in (chat, added, failed) if it.parent} == {agent.context.span_id}
+    assert added.status.is_ok
+    assert not failed.status.is_ok
+    assert failed.attributes is not None
+    assert failed.attributes["error.type"] == "tool_error"
+    assert "SECRET" not in "".join(span.to_json() for span in exported.get_finished_spans())
+
+
+async def test_content_is_there_when_it_is_asked_for(network: Network, exported: InMemorySpanExporter) -> None:
+    runner = make_runner("ann", work, tools=[add, fail], middleware=[trace_to(exported, content=True)])
+    mia = await Person.join(network, "mia")
+    async with running(network, runner):
+        await mia.ask("ann", "SECRET question")
+    told = [dict(span.attributes or {}) for span in exported.get_finished_spans()]
+    assert [it["gen_ai.tool.call.result"] for it in told if it.get("gen_ai.tool.name") == "add"] == ["3"]
+    assert [it["gen_ai.tool.call.arguments"] for it in told if it.get("gen_ai.tool.name") == "add"] == [
+        '{"a": 1, "b": 2}'
+    ]
+    assert "SECRET question" in str([it.get("gen_ai.input.messages") for it in told])
+
+
+async def test_one_trace_spans_agents_in_different_processes(tmp_path: Path, exported: InMemorySpanExporter) -> None:
+    def desk(request: ModelRequest) -> Action:
+        results = read_prompt(request).tool_results
+        return say(results[-1].content) if results else call("ask", agent_ids=["bob"], text="how many?", timeout_s=30)
+
+    config = NodeConfig(port=0, db=tmp_path / "node.db", durability="memory")
+    async with serve(config) as node, NetworkClient("mia", node.url, kind="human", token=node.owner_token) as mia:
+        bob = await asyncio.create_subprocess_exec(
+            sys.executable, str(AGENT), node.url, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
+        )
+        assert bob.stdout is not None
+        assert await bob.stdout.readline() == b"ready\n"
+        runner = SimpleAgentRunner(
+            "ann", instruction="", model=ScriptedModel(desk), url=node.url, middleware=[trace_to(exported)]
+        )
+        task = asyncio.create_task(runner.run())
+        await runner.ready()
+        await mia.send_text("ann", "hello")
+        answer = await anext(aiter(mia))
+        theirs = [json.loads(await bob.stdout.readline()) for _ in range(2)]
+        bob.kill()
+        await bob.wait()
+        await runner.stop()
+        await task
+    ours = {span.name: span.context for span in exported.get_finished_spans()}
+    trace_id = f"0x{ours['invoke_agent ann'].trace_id:032x}"
+    assert {it["context"]["trace_id"] for it in theirs} == {trace_id}
+    [reaction] = [it for it in theirs if it["name"] == "invoke_agent bob"]
+    assert reaction["parent_id"] == f"0x{ours['execute_tool ask'].span_id:016x}"
+    named = (answer.metadata or {})["traceparent"].split("-")
+    assert named[1:3] == [trace_id[2:], f"{ours['invoke_agent ann'].span_id:016x}"]
