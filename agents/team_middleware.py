@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -17,6 +17,7 @@ from .features.context_engine import ContextOptions
 from .features.evaluations import EvaluationsOptions
 from .features.forced_tools import ForcedToolsOptions
 from .features.fragments import FragmentsOptions
+from .features.images import ImagesOptions
 from .features.long_results import LongResultsOptions
 from .features.mcp_servers import McpOptions
 from .features.postprocessors import PostprocessorsOptions
@@ -24,6 +25,7 @@ from .features.prompt_budget import PromptBudgetOptions
 from .features.prompts import PromptsOptions
 from .features.references import ReferencesOptions
 from .features.registry import RegistryOptions
+from .features.structured import StructuredOptions
 from .middleware import Middleware
 
 
@@ -52,12 +54,24 @@ class MiddlewareChoice(BaseModel):
     evaluations: EvaluationsOptions | None = None
     forced_tools: ForcedToolsOptions | None = None
     fragments: FragmentsOptions | None = None
+    images: ImagesOptions | None = None
     mcp: McpOptions | None = None
     postprocessors: PostprocessorsOptions | None = None
     prompts: PromptsOptions | None = None
     references: ReferencesOptions | None = None
     registry: RegistryOptions | None = None
+    structured: StructuredOptions | None = None
     tracing: TracingOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        """A name alone, ``references`` or ``references:``, is that one without options."""
+        if isinstance(value, str):
+            return {value: {}}
+        if isinstance(value, dict):
+            return {key: {} if it is None else it for key, it in value.items()}
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -70,31 +84,15 @@ def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
     """Make what an item names; ``folder`` is its file's. Raises `ConfigError`."""
     if choice.custom is not None:
         return _load(choice.custom)
-    if choice.context is not None:
-        return choice.context.build()
-    if choice.long_results is not None:
-        return choice.long_results.build()
-    if choice.prompt_budget is not None:
-        return choice.prompt_budget.build()
-    if choice.evaluations is not None:
-        return choice.evaluations.build()
-    if choice.forced_tools is not None:
-        return choice.forced_tools.build()
-    if choice.fragments is not None:
-        return choice.fragments.build()
-    if choice.mcp is not None:
-        return choice.mcp.build()
-    if choice.postprocessors is not None:
-        return choice.postprocessors.build()
     if choice.prompts is not None:
         return choice.prompts.build(folder)
-    if choice.references is not None:
-        return choice.references.build()
-    if choice.registry is not None:
-        return choice.registry.build()
-    if choice.tracing is not None:
-        return choice.tracing.build()
-    raise AssertionError("exactly one is named")
+    [name] = choice.model_fields_set
+    options: _Options = getattr(choice, name)
+    return options.build()
+
+
+class _Options(Protocol):
+    def build(self) -> Middleware: ...
 
 
 def _load(spec: str) -> Middleware:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .prompt_view import PromptView, read_prompt
     from .script_rules import RuleSet, load_rules
     from .scripted import ScriptedModel, load_script
+    from .tape import TapeModel
 
 __all__ = [
     "AssistantMessage",
@@ -45,6 +46,7 @@ __all__ = [
     "RuleSet",
     "ScriptedModel",
     "SystemMessage",
+    "TapeModel",
     "ToolCall",
     "ToolMessage",
     "ToolSpec",
@@ -62,6 +64,7 @@ _ELSEWHERE = {
     "PromptView": "prompt_view",
     "RuleSet": "script_rules",
     "ScriptedModel": "scripted",
+    "TapeModel": "tape",
     "load_rules": "script_rules",
     "load_script": "scripted",
     "read_prompt": "prompt_view",

@@ -72,7 +72,10 @@ class SystemMessage:
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
+    """``images`` are addresses (``https:``, or ``data:`` with the image itself) that the model sees beside the text."""
+
     content: str
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

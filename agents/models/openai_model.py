@@ -26,6 +26,7 @@ from openai.types.chat import (
     ChatCompletion,
     ChatCompletionAssistantMessageParam,
     ChatCompletionChunk,
+    ChatCompletionContentPartParam,
     ChatCompletionFunctionToolParam,
     ChatCompletionMessageParam,
     ChatCompletionToolChoiceOptionParam,
@@ -97,6 +98,11 @@ class OpenAIModel:
                 f"export {api_key_env}=..., or name another variable with api_key_env.",
                 reason="unauthorized",
             )
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """What goes into each request's body beside messages and tools."""
+        return self._settings
 
     async def __aenter__(self) -> OpenAIModel:
         return self
@@ -301,6 +307,10 @@ def _encode_message(message: ChatMessage) -> ChatCompletionMessageParam:
     match message:
         case SystemMessage(content):
             return {"role": "system", "content": content}
+        case UserMessage(content, images) if images:
+            parts: list[ChatCompletionContentPartParam] = [{"type": "text", "text": content}]
+            parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
+            return {"role": "user", "content": parts}
         case UserMessage(content):
             return {"role": "user", "content": content}
         case AssistantMessage(content, calls):

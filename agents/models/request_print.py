@@ -21,7 +21,7 @@ MAX_LINES = 2000
 MAX_SHOWN_CHARS = 160
 
 Print = Mapping[str, Any]
-"""``hash`` of all of it; ``model``, ``settings`` and ``tool_choice``; ``messages``, each as the first letter of its role and a hash; ``tools`` by
+"""``hash`` of messages, tools and choice; ``model``, ``settings`` and ``tool_choice``; ``messages``, each as the first letter of its role and a hash; ``tools`` by
 name in the first turn of a run, later one hash of all; ``lines`` of the first two messages, in the first turn."""
 
 
@@ -31,7 +31,7 @@ def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:
     tools = {tool.name: _digest_tool(tool) for tool in request.tools}
     settings = {name: _digest(_write(value)) for name, value in sorted(read_settings(model).items())}
     choice = _write_choice(request)
-    whole = _digest(model.name, _write(settings), choice, *messages, *tools, *tools.values())
+    whole = _digest(choice, *messages, *tools, *tools.values())
     made: dict[str, Any] = {
         "hash": whole, "model": model.name, "messages": [it[:9] for it in messages],
         "tools": _digest(*tools, *tools.values())[:8],
@@ -52,14 +52,18 @@ def read_settings(model: Model) -> Mapping[str, object]:
     return settings if isinstance(settings, Mapping) else {}
 
 
-def find_drift(recorded: Print, model: Model, request: ModelRequest) -> str | None:
-    """Give the nearest difference between what was asked then and what is asked now, None if there is none."""
+def find_drift(recorded: Print, model: Model, request: ModelRequest, *, any_model: bool = False) -> str | None:
+    """Give the nearest difference between what was asked then and what is asked now, None if there is none.
+
+    ``any_model``: whose model it is, and how that is set, does not count.
+    """
     now = print_request(model, request)
-    if recorded.get("hash") == now["hash"]:
-        return None
+    drift = None if any_model else _compare_models(recorded, now)
+    if drift is not None or recorded.get("hash") == now["hash"]:
+        return drift
     return (
-        _compare_models(recorded, now)
-        or _compare_tools(recorded.get("tools"), now, request)
+        _compare_choices(recorded, now)
+        or _compare_tools(recorded.get("tools"), request)
         or _compare_messages(recorded, now, request.messages)
         or "the request is another one"
     )
@@ -73,11 +77,15 @@ def _compare_models(recorded: Print, now: Print) -> str | None:
         if then.get(name) != present.get(name):
             how = "is new" if name not in then else "is gone" if name not in present else "has another value"
             return f'the setting "{name}" of model "{now["model"]}" {how}'
+    return None
+
+
+def _compare_choices(recorded: Print, now: Print) -> str | None:
     was, choice = recorded.get("tool_choice", "auto"), now.get("tool_choice", "auto")
     return f"the choice of tool was {was} and is {choice} now" if was != choice else None
 
 
-def _compare_tools(recorded: Any, now: Print, request: ModelRequest) -> str | None:
+def _compare_tools(recorded: Any, request: ModelRequest) -> str | None:
     present = {tool.name: _digest_tool(tool)[:8] for tool in request.tools}
     if not isinstance(recorded, Mapping):
         is_same = recorded == _digest(*present, *(_digest_tool(tool) for tool in request.tools))[:8]

@@ -1,0 +1,100 @@
+"""Structured answers: the agent's answer is a value of a type, or the model is told what does not fit and asked again.
+
+Middleware. The model gives its answer by a tool whose parameter has that type, so what does not fit is answered like any wrong argument. In the
+last turn, which has no tools, it writes JSON. What goes out is the value as compact JSON, and as ``structured`` in the message's metadata.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from roundelay.agents.history import say
+from roundelay.agents.middleware import Answer, Around, Correction, End, Middleware, NoCallsReason
+from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.tools import Tool, tool
+from roundelay.network.errors import ConfigError
+from roundelay.network.messages import BaseMessage
+
+T = TypeVar("T")
+
+STRUCTURED = "structured"
+MAX_PROBLEMS = 10
+
+
+class StructuredOptions(BaseModel):
+    """``type`` is ``module:Type``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: str
+
+    def build(self) -> StructuredAnswer[Any]:
+        module_name, _, attribute = self.type.partition(":")
+        try:
+            found = getattr(importlib.import_module(module_name), attribute)
+        except Exception as error:  # importing runs the user's module, which may raise anything
+            raise ConfigError(
+                f"the type {self.type!r} cannot be loaded ({error}): write package.module:Type"
+            ) from error
+        return StructuredAnswer(found)
+
+
+class StructuredAnswer(Middleware, Generic[T]):
+    """The answer is a ``kind``: a pydantic model, a dataclass, or anything else that pydantic reads."""
+
+    def __init__(self, kind: type[T], *, tool_name: str = "give_answer") -> None:
+        self._adapter: TypeAdapter[T] = TypeAdapter(kind)
+        self._name = tool_name
+        adapter = self._adapter
+
+        def give(answer: Any) -> str:
+            """Give the answer. It ends your work."""
+            return adapter.dump_json(answer).decode()
+
+        give.__annotations__["answer"] = kind
+        self._tools: tuple[Tool] = (tool(name=tool_name, idempotent=True, answers=True)(give),)
+
+    def read(self, message: BaseMessage) -> T:
+        """Give the value of an answer. Raises `ValueError` for a message that has none that fits."""
+        return self._adapter.validate_python((message.metadata or {}).get(STRUCTURED))
+
+    def list_tools(self, state: TurnState) -> Sequence[Tool]:
+        return self._tools
+
+    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        """In a turn without tools, say what the answer has to look like."""
+        if step.tools:
+            return step
+        messages = list(step.messages)
+        schema = json.dumps(self._adapter.json_schema(), ensure_ascii=False)
+        say(messages, f"Your answer must be JSON, and nothing else, that fits this JSON Schema: {schema}")
+        return replace(step, messages=tuple(messages))
+
+    def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
+        return f"Give your answer by calling {self._name}." if reason == "no_calls" else None
+
+    async def review(self, around: Around, answer: str) -> str | Answer | Correction:
+        try:
+            value = self._adapter.validate_json(_unwrap(answer))
+        except ValidationError as error:
+            problems = [
+                f"{'.'.join(map(str, it['loc'])) or 'the answer'}: {it['msg']}" for it in error.errors()[:MAX_PROBLEMS]
+            ]
+            return Correction(f"It does not fit: {'; '.join(problems)}.", name=STRUCTURED)
+        return Answer(
+            self._adapter.dump_json(value).decode(), {STRUCTURED: self._adapter.dump_python(value, mode="json")}
+        )
+
+
+def _unwrap(answer: str) -> str:
+    """Take the fence away that models like to put around JSON."""
+    text = answer.strip()
+    if text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].removeprefix("json")
+    return text
