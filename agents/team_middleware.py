@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -63,20 +63,13 @@ class MiddlewareChoice(BaseModel):
     structured: StructuredOptions | None = None
     tracing: TracingOptions | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, value: Any) -> Any:
-        """A name alone, ``references`` or ``references:``, is that one without options."""
-        if isinstance(value, str):
-            return {value: {}}
-        if isinstance(value, dict):
-            return {key: {} if it is None else it for key, it in value.items()}
-        return value
-
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.model_fields_set) != 1:
             raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
+        [name] = self.model_fields_set
+        if getattr(self, name) is None:
+            raise ValueError(f"has no options: write {name}: {{}}")
         return self
 
 
