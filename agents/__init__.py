@@ -6,7 +6,7 @@ and `driver`, with `models` and `tools`, written down by `journal`, told by `eve
 """
 
 from .agent import Agent, Handoff, Instruction, Returns
-from .compose import agent_tool, remote_handoff, template_instruction
+from .compose import agent_tool, remote_agent_tool, remote_handoff, template_instruction
 from .events import Event, OnEvent, event_to_json
 from .inbox import ReactTo
 from .middleware import AfterTool, Around, Correction, End, Middleware
@@ -52,6 +52,7 @@ __all__ = [
     "TurnState",
     "agent_tool",
     "event_to_json",
+    "remote_agent_tool",
     "remote_handoff",
     "template_instruction",
     "tool",

@@ -8,42 +8,51 @@ elsewhere on the network is `ask`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from roundelay.network.errors import ConfigError
+from roundelay.network.messages import BaseMessage
 
-from .agent import KEEPER, Agent, Instruction, Returns, handoff_name
+from .agent import KEEPER, REFERENCES, SOURCES, Agent, Instruction, Returns, handoff_name
 from .models.scripted import Call, ScriptedModel
 from .replies import describe_replies, is_declined, put_question
 from .steps import TurnState
-from .tools import Output, Tool, ToolContext, ToolError, tool
+from .tools import Output, Tool, ToolContext, ToolError, tool, tool_name
 
 CHILD_TURNS = 5
 
 
 def agent_tool(
-    agent: Agent, *, name: str | None = None, description: str | None = None, max_turns: int = CHILD_TURNS
+    agent: Agent,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    max_turns: int = CHILD_TURNS,
+    max_tool_calls: int | None = None,
 ) -> Tool:
-    """Make a tool of an agent: called with a text, it gives the agent's answer. Its own limits hold, with ``max_turns`` turns.
+    """Make a tool of an agent: called with a text, it gives the agent's answer. Its own limits hold, with ``max_turns`` turns; each run of
+    it may make ``max_tool_calls`` calls, None leaves that to its policy.
 
     It may be repeated after a restart: what the agent inside had done is in the journal.
     """
-    inner = replace(agent, policy=replace(agent.policy, max_turns=max_turns))
+    limit = agent.policy.max_tool_calls if max_tool_calls is None else max_tool_calls
+    inner = replace(agent, policy=replace(agent.policy, max_turns=max_turns, max_tool_calls=limit))
 
     async def run(
         context: ToolContext, task: Annotated[str, Field(description="What to do, with all that it has to know")]
-    ) -> str:
+    ) -> Output:
         if context.run_agent is None:
             raise ToolError(f"The agent {agent.id} runs only inside of a reaction.")
         end = await context.run_agent(inner, task)
         if end.status == "failed":
             raise ToolError(f"{agent.id} failed. {end.answer or ''}".strip())
-        return end.answer or end.reason
+        return Output(end.answer or end.reason, _pass_on(end.metadata))
 
     about = description or agent.description or f"Give a task to {agent.id}, who works on it and answers."
     return tool(name=name or agent.id, description=about, idempotent=True, timeout_s=math.inf)(run)
@@ -67,17 +76,46 @@ def remote_handoff(
         context: ToolContext, note: Annotated[str, Field(description="What the other has to know beside the message")]
     ) -> Output:
         message = context.trigger
-        text = f"{note}\n\n{message.sender_id} wrote: {message.text}".strip()
-        replies, problems = await put_question(context, [agent_id], text, timeout_s)
-        reply = replies.get(agent_id)
-        if reply is None or is_declined(reply):
-            raise ToolError(describe_replies([agent_id], replies, problems, timeout_s))
-        return Output(reply.text, {KEEPER: agent_id} if returns == "never" else {})
+        reply = await _ask(context, agent_id, f"{note}\n\n{message.sender_id} wrote: {message.text}".strip(), timeout_s)
+        keeper: dict[str, JsonValue] = {KEEPER: agent_id} if returns == "never" else {}
+        return Output(reply.text, _pass_on(reply.metadata or {}) | keeper)
 
     about = f"Hand the conversation over to {agent_id}, who answers. {description}".strip()
     name = handoff_name(agent_id)
     answers = returns != "to_caller"
     return tool(name=name, description=about, idempotent=True, timeout_s=math.inf, answers=answers)(run)
+
+
+def remote_agent_tool(
+    agent_id: str, *, name: str | None = None, description: str = "", timeout_s: float = 3600.0
+) -> Tool:
+    """Make a tool of an agent elsewhere on the network: called with a text, it waits, durably, for that agent's answer, and gives it.
+
+    What it costs there counts there. Its sources can be cited here, with `references` on both sides.
+    """
+
+    async def run(
+        context: ToolContext, task: Annotated[str, Field(description="What to do, with all that it has to know")]
+    ) -> Output:
+        reply = await _ask(context, agent_id, task, timeout_s)
+        return Output(reply.text, _pass_on(reply.metadata or {}))
+
+    about = description or f"Give a task to {agent_id}, who works on it and answers."
+    return tool(name=tool_name(name or agent_id), description=about, idempotent=True, timeout_s=math.inf)(run)
+
+
+async def _ask(context: ToolContext, agent_id: str, text: str, timeout_s: float) -> BaseMessage:
+    """Ask one agent and wait. Raises `ToolError` when there is no answer."""
+    replies, problems = await put_question(context, [agent_id], text, timeout_s)
+    reply = replies.get(agent_id)
+    if reply is None or is_declined(reply):
+        raise ToolError(describe_replies([agent_id], replies, problems, timeout_s))
+    return reply
+
+
+def _pass_on(metadata: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Give what another agent's answer cites, as the references of a result."""
+    return {REFERENCES: metadata[SOURCES]} if metadata.get(SOURCES) else {}
 
 
 def relay(agent: Agent, keeper: str) -> Agent | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.compose import remote_handoff
+from roundelay.agents.compose import remote_agent_tool, remote_handoff
 from roundelay.agents.events import Waiting
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
@@ -235,6 +235,23 @@ async def test_a_request_is_handed_over_to_an_agent_elsewhere_and_the_answer_com
         answer = await mia.ask("desk", "I paid order 7 twice")
     assert answer.text == told
     assert asked == ["she paid twice\n\nmia wrote: I paid order 7 twice"]
+
+
+async def test_an_agent_elsewhere_is_a_tool(network: Network) -> None:
+    mia, asked = await Person.join(network, "mia"), list[str]()
+
+    def count(request: ModelRequest) -> str:
+        asked.append(read_prompt(request).incoming_text)
+        return "three"
+
+    def desk(request: ModelRequest) -> Any:
+        results = read_prompt(request).tool_results
+        return f"It is {results[-1].content}." if results else call("counter", task="count the pears")
+
+    runner = make_runner("desk", desk, tools=[remote_agent_tool("counter")])
+    async with running(network, runner, make_runner("counter", count)):
+        assert (await mia.ask("desk", "how many?")).text == "It is three."
+    assert asked == ["count the pears"]
 
 
 async def test_a_thread_stays_with_an_agent_elsewhere_until_that_declines(network: Network) -> None:
