@@ -228,7 +228,7 @@ def read_decision(message: BaseMessage) -> Decision | None:
     """Give a person's ``/approve``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody else."""
     if message.sender_kind != "human":
         return None
-    word, _, rest = message.text.strip().partition(" ")
+    word, _, rest = message.said.strip().partition(" ")
     match word.lower():
         case "/approve":
             return Decision(True)

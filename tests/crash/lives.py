@@ -62,12 +62,12 @@ async def open_network(
         clock=clock,
         new_id=random_id,
     )
-    await hub.start()
-    if checkpoint_pages is not None:
-        sql = f"PRAGMA wal_autocheckpoint = {checkpoint_pages}"
-        await ledger._run(ledger._writer, lambda db: db.execute(sql).fetchall())
     network = Network(hub, random_id)
-    try:
+    try:  # from before the start on: a hub that fails in its middle holds threads, and these the process
+        await hub.start()
+        if checkpoint_pages is not None:
+            sql = f"PRAGMA wal_autocheckpoint = {checkpoint_pages}"
+            await ledger._run(ledger._writer, lambda db: db.execute(sql).fetchall())
         yield network
     finally:
         await asyncio.gather(*(client.close() for client in network._clients))

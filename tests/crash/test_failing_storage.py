@@ -72,13 +72,16 @@ async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(tmp_
         node.tokens = tokens
         carol, dave = await node.agent("carol"), await node.agent("dave")
         await carol.send("agent:dave", "before")
+        await dave.message("before")
+        await dave.send("agent:carol", "here")
+        await carol.message("here")  # both are up to date: neither must read a page any more
         is_broken = True
         bob = await node.agent("bob")
         assert await bob.closed() == 4503
         await carol.call_refused("internal", "network.history", {"thread_id": "direct:carol~dave"})
         assert (await get_http(node.url, "/readyz"))[0] == 200
         await carol.send("agent:dave", "meanwhile")
-        assert [await dave.message("before"), await dave.message("meanwhile")]
+        await dave.message("meanwhile")
         assert tries < 20  # it is left to bob to try again
         is_broken = False
         bob = await node.agent("bob")

@@ -1,0 +1,38 @@
+"""What the agent of the kills can do: tools that leave a line in a file, and tell the test before and after."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from roundelay.agents.tools import ToolContext, tool
+
+GATE, BELLS = "ERRAND_GATE", "ERRAND_BELLS"
+"""Environment variables: the port of the test, and the file."""
+
+
+async def tell(what: str) -> None:
+    """Say where this process is, and go on when the test says so."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ[GATE]))
+    writer.write(f"{what}\n".encode())
+    await reader.readline()
+    writer.close()
+
+
+@tool(once=True)
+async def ring(context: ToolContext) -> str:
+    """Ring the bell."""
+    await tell("ring before")
+    descriptor = os.open(os.environ[BELLS], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(descriptor, f"{context.reaction} {context.call_id}\n".encode())
+    os.close(descriptor)
+    await tell("ring after")
+    return "It rang."
+
+
+@tool(idempotent=True)
+async def weigh(what: str) -> str:
+    """Weigh something."""
+    await tell("weigh before")
+    await tell("weigh after")
+    return f"{what} weighs {len(what)}"
