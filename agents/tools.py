@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Literal, overload
 
+import msgspec
 from pydantic import Field, JsonValue, TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -131,6 +133,9 @@ class ToolResult:
     data: Mapping[str, JsonValue] = field(default_factory=dict)
     """What is for hooks and readers of the records rather than for the model, by the name of what it is for."""
 
+    whole: str | None = None
+    """All of it, where ``content`` is cut; not recorded."""
+
 
 _Parse = Callable[[str], dict[str, object]]
 _Run = Callable[[ToolContext, Mapping[str, object]], Awaitable[object]]
@@ -162,6 +167,9 @@ class Tool:
 
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None
     """Asked before each call; False answers it as one to a tool that is disabled here and now."""
+
+    selection_rule: str = ""
+    """When a model should choose it, in a sentence: `features.registry` puts those of a turn's tools into the system message."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -214,6 +222,7 @@ def tool(
     answers: bool = False,
     needs_approval: bool = False,
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
+    selection_rule: str = "",
 ) -> Callable[[Callable[..., object]], Tool]: ...
 def tool(
     function: Callable[..., object] | None = None,
@@ -227,6 +236,7 @@ def tool(
     answers: bool = False,
     needs_approval: bool = False,
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
+    selection_rule: str = "",
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
     """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``) the parameters.
 
@@ -241,7 +251,9 @@ def tool(
 
     def decorate(decorated: Callable[..., object]) -> Tool:
         made = _make_tool(decorated, name, description, effect, timeout_s)
-        return replace(made, answers=answers, needs_approval=needs_approval, should_use=should_use)
+        return replace(
+            made, answers=answers, needs_approval=needs_approval, should_use=should_use, selection_rule=selection_rule
+        )
 
     return decorate if function is None else decorate(function)
 
@@ -288,18 +300,7 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
     The hub validates the arguments' types and answers a repeated ``call_id`` with the first result, so these are idempotent. A model
     sees no seqs, so two parameters mean the incoming message: ``cause`` is filled in and hidden, ``reply_to`` may be left out.
     """
-    tools: list[Tool] = []
-    taken = {FINISH}
-    for mod in mods:
-        for operation in mod.operations:
-            name = _name_operation(operation.op, taken)
-            taken.add(name)
-            schema = tidy_schema(operation.args_schema)
-            parameters = _hide_trigger(schema)
-            filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
-            parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
-            tools.append(Tool(name, operation.description, parameters, "idempotent", math.inf, parse, run))
-    return tools
+    return list(_make_operation_tools(json.dumps(msgspec.to_builtins(mods))))
 
 
 def communication_tools() -> list[Tool]:
@@ -361,6 +362,25 @@ def _write_result(name: str, value: object) -> str:
 
 
 # From here on: how an operation of the hub becomes a tool.
+
+
+@lru_cache(maxsize=16)
+def _make_operation_tools(mods: str) -> Sequence[Tool]:
+    """Make the tools of the mods in this JSON. Agents of one process on one hub share them: they are some 10 KB."""
+    from roundelay.network.frames import ModInfo
+
+    tools: list[Tool] = []
+    taken = {FINISH}
+    for mod in msgspec.convert(json.loads(mods), list[ModInfo]):
+        for operation in mod.operations:
+            name = _name_operation(operation.op, taken)
+            taken.add(name)
+            schema = tidy_schema(operation.args_schema)
+            parameters = _hide_trigger(schema)
+            filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
+            parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
+            tools.append(Tool(name, operation.description, parameters, "idempotent", math.inf, parse, run))
+    return tools
 
 
 def _name_operation(op: str, taken: set[str]) -> str:

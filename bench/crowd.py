@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from load import LoadError, Participant
+from load import Participant
 from machine import pin_process
+from wire import LoadError
 
 HELLOS_TOGETHER = 50
 """How many are under way at once: far below `max_unauthenticated`, and enough that joins share commits."""

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from load import LoadError, Participant, encode_masked_frame, encode_send, make_message_id
+from load import Participant
 from servers import Bench, Subject
+from wire import LoadError, encode_masked_frame, encode_send, make_message_id
 
 READER, WRITER = "reader", "writer"
 READERS_CHANNELS = tuple(f"room-{number}" for number in range(10))

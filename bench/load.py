@@ -9,28 +9,31 @@ Never: starts servers, prints, or decides how much to measure.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import itertools
 import json
 import os
 import re
 import selectors
-import socket
-import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from machine import read_machine_cpu_s
-from websockets.speedups import apply_mask
+from wire import (
+    LoadError,
+    encode_masked_frame,
+    encode_send,
+    find_payload,
+    leading_run,
+    make_message_id,
+    make_token,
+    open_websocket,
+)
 
 READ_BYTES = 1 << 18
 ACK_EVERY = 64
 TIMEOUT_S = 120.0
-CONNECT_TIMEOUT_S = 30.0
 
 # Shared by all participants, since only one reads at a time: `recv` would allocate its largest answer on each call.
 _read_buffer = bytearray(READ_BYTES)
@@ -38,10 +41,6 @@ _read_view = memoryview(_read_buffer)
 
 _SEQ = re.compile(rb'"seq":(\d+)')
 _MESSAGE_ID = re.compile(rb'"message_id":"([^"]*)"')
-
-
-class LoadError(Exception):
-    """The server refused, closed, stalled, lost, repeated or reordered something: no number can be given."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Participant:
         self._whole: list[bytes] = []
         self._tail = b""
         self._last_frame = b""
-        self.socket = _open_websocket(url, source)
+        self.socket = open_websocket(url, source)
 
     @classmethod
     def join(cls, url: str, agent_id: str, *, counted: Sequence[bytes]) -> Participant:
@@ -150,7 +149,7 @@ class Participant:
         for block in self._whole:
             position = 0
             while position < len(block):
-                start, end = _find_payload(block, position)
+                start, end = find_payload(block, position)
                 if block[start : start + 24].startswith(self._counted):
                     frames.append(block[start:end])
                 position = end
@@ -168,16 +167,14 @@ class Participant:
         """
         position, size = 0, len(data)
         while size - position >= 2:
-            payload, end = _find_payload(data, position)
+            payload, end = find_payload(data, position)
             if end > size or payload > size:
                 break
             length = end - position
             run = 1
             if (size - position) // length > 1:
                 limit = position + (size - position) // length * length
-                run = min(
-                    _leading_run(data[position + offset : limit : length]) for offset in range(payload - position)
-                )
+                run = min(leading_run(data[position + offset : limit : length]) for offset in range(payload - position))
             if data[position] != 0x81:
                 self._take_control_frame(data[position], data[payload:end])
             elif data[payload : payload + 24].startswith(self._counted):
@@ -208,9 +205,9 @@ class Participant:
             if not chunk:
                 raise LoadError(f"the server closed the connection of {self.agent_id} before welcome")
             data += chunk
-            if len(data) < 2 or len(data) < _find_payload(data, 0)[1]:
+            if len(data) < 2 or len(data) < find_payload(data, 0)[1]:
                 continue
-            start, end = _find_payload(data, 0)
+            start, end = find_payload(data, 0)
             self._split(data[end:])
             greeting: dict[str, object] = json.loads(data[start:end])
             return greeting
@@ -328,78 +325,3 @@ class Fleet:
     def _describe_progress(self, messages: int) -> str:
         slowest = min(self.receivers, key=lambda receiver: receiver.received)
         return f"{messages} messages, {self.sender.received} stored, {slowest.received} delivered to {slowest.agent_id}"
-
-
-def make_message_id() -> bytes:
-    """As the network's own client makes them: the time, then random bits."""
-    return b"%012x" % (time.time_ns() // 1_000_000) + os.urandom(10).hex().encode()
-
-
-def make_token(agent_id: str) -> str:
-    """32 bytes in base64url, the same on each connection of one participant."""
-    return base64.urlsafe_b64encode(hashlib.sha256(agent_id.encode()).digest()).rstrip(b"=").decode()
-
-
-def encode_send(message_id: bytes, to: str, filler: bytes, size_bytes: int) -> bytes:
-    """A `send` whose content differs from that of every other, so that nothing on the way can profit from repetition."""
-    return b'{"type":"send","message_id":"%s","to":"%s","content":"%s"}' % (
-        message_id,
-        to.encode(),
-        (message_id + filler)[:size_bytes],
-    )
-
-
-def encode_masked_frame(payload: bytes, mask: bytes, head: int = 0x81) -> bytes:
-    """A masked, unfragmented frame, as clients send them (RFC 6455, 5.2)."""
-    length = len(payload)
-    if length < 126:
-        header = struct.pack("!BB", head, 0x80 | length)
-    elif length < 65536:
-        header = struct.pack("!BBH", head, 0x80 | 126, length)
-    else:
-        header = struct.pack("!BBQ", head, 0x80 | 127, length)
-    return header + mask + apply_mask(payload, mask)
-
-
-def _find_payload(data: bytes, position: int) -> tuple[int, int]:
-    """(start, end) of the payload of the unmasked frame at `position`; the end is past the data if it is incomplete."""
-    length = data[position + 1]
-    if length < 126:
-        return position + 2, position + 2 + length
-    header = 4 if length == 126 else 10
-    if len(data) < position + header:
-        return len(data) + 1, len(data) + 1
-    return position + header, position + header + int.from_bytes(data[position + 2 : position + header], "big")
-
-
-def _leading_run(data: bytes) -> int:
-    """How many equal bytes `data` begins with."""
-    return len(data) - len(data.lstrip(data[:1]))
-
-
-def _open_websocket(url: str, source: str | None) -> socket.socket:
-    address = urlsplit(url)
-    if address.hostname is None or address.port is None:
-        raise LoadError(f"not a WebSocket URL with a host and a port: {url!r}")
-    origin = (source, 0) if source is not None else None
-    opened = socket.create_connection(
-        (address.hostname, address.port), timeout=CONNECT_TIMEOUT_S, source_address=origin
-    )
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    key = base64.b64encode(os.urandom(16)).decode()
-    request = (
-        f"GET {address.path or '/'} HTTP/1.1\r\nHost: {address.netloc}\r\n"
-        "Upgrade: websocket\r\nConnection: Upgrade\r\n"
-        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Protocol: roundelay.v1\r\n\r\n"
-    )
-    opened.sendall(request.encode())
-    answer = b""
-    while not answer.endswith(b"\r\n\r\n"):
-        part = opened.recv(4096)  # never more than the handshake: the server speaks after `hello`
-        if not part:
-            raise LoadError(f"no WebSocket at {url}: {answer!r}")
-        answer += part
-    if not answer.startswith(b"HTTP/1.1 101"):
-        raise LoadError(f"no WebSocket at {url}: {answer.splitlines()[0]!r}")
-    return opened

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-LIBRARIES = ("websockets", "uvloop", "msgspec", "pydantic", "aiosqlite")
+LIBRARIES = ("websockets", "uvloop", "msgspec", "pydantic", "aiosqlite", "openai", "jinja2")
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ import time
 from typing import Any
 
 from history import READER, History
-from load import TIMEOUT_S, LoadError, Participant
+from load import TIMEOUT_S, Participant
 from machine import read_process_cpu_s
 from servers import Bench, Subject
 from table import Line, median_of
+from wire import LoadError
 
 HUB = Subject("hub full", "full")
 _SEQ = re.compile(rb'"seq":(\d+)')

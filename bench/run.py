@@ -23,12 +23,12 @@ from typing import Any, Protocol
 from growth import LedgerGrowth
 from history import History, write_history
 from idle import IdleMemory, ManyIdle
-from load import LoadError
 from machine import describe_machine, pin_process, split_cores
 from relay import Relay
 from resume import Resume
 from servers import DEFAULT_NODE, Bench
 from table import Line, format_lines, format_markdown
+from wire import LoadError
 
 MEASURES = (Relay.name, IdleMemory.name, ManyIdle.name, Resume.name, LedgerGrowth.name)
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from load import LoadError
 from machine import pin_process
+from wire import LoadError
 
 HERE = Path(__file__).resolve().parent
 READY_TIMEOUT_S = 60.0
@@ -85,7 +85,7 @@ def start_server(
             assert process.stdout is not None
             line = ""
             deadline_s = time.monotonic() + READY_TIMEOUT_S
-            while not (found := re.search(r"wss?://[^\s\"]+", line)):
+            while not (found := re.search(r"(?:ws|http)s?://[^\s\"]+", line)):
                 line = process.stdout.readline()
                 if not line or time.monotonic() > deadline_s:
                     raise LoadError(f"no ready line from: {' '.join(command)}")

@@ -11,10 +11,11 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from .errors import (
     ConnectError,
@@ -26,7 +27,7 @@ from .errors import (
     TooLarge,
     error_from_wire,
 )
-from .frames import PROTOCOL_VERSION, ByeFrame, HelloFrame, ResumePoint, encode
+from .frames import PROTOCOL_VERSION, ByeFrame, HelloFrame, ModInfo, ResumePoint, encode
 from .told import Cursor, Reconnected, Reconnecting, Welcome
 from .transport import MAX_FRAME_BYTES, Closed, Transport, Wire
 
@@ -312,13 +313,17 @@ class Link:
         try:
             frame = decode_frame(await anext(frames))
             if frame["type"] == "welcome":
-                self._take_welcome(wire, msgspec.convert(frame, Welcome))
+                self._take_welcome(wire, _read_welcome(frame))
                 return
             error = msgspec.convert(frame, _Error)
             await anext(frames)
         except Closed as closed:
             if closed.code == 4409:
                 raise _superseded(joining.agent_id) from closed
+            if closed.code == 4413 and joining.card is not None:
+                raise TooLarge(
+                    f"The hub takes no hello this large: the card has {len(joining.card)} bytes; describe {joining.agent_id} more shortly."
+                ) from closed
             if error is None:
                 raise
             if closed.code == 4403 and fence is not UNSET:
@@ -362,6 +367,17 @@ class Link:
         for key in list(self._pending):
             self._fail(key, error)
         self._on_end(error)
+
+
+def _read_welcome(frame: dict[str, Any]) -> Welcome:
+    welcome = msgspec.convert({**frame, "mods": []}, Welcome)
+    return structs.replace(welcome, mods=_read_mods(json.dumps(frame.get("mods", []))))
+
+
+@lru_cache(maxsize=16)
+def _read_mods(mods: str) -> list[ModInfo]:
+    """What a hub says of its mods is the same for each client of a process, and 15 KB: they share it."""
+    return msgspec.convert(json.loads(mods), list[ModInfo])
 
 
 def decode_frame(data: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,10 +32,11 @@ def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:
     tools = {tool.name: _digest_tool(tool) for tool in request.tools}
     settings = {name: _digest(_write(value)) for name, value in sorted(read_settings(model).items())}
     choice = _write_choice(request)
-    whole = _digest(choice, *messages, *tools, *tools.values())
+    all_tools = _digest(*tools, *tools.values())
+    whole = _digest(choice, all_tools, *messages)
     made: dict[str, Any] = {
         "hash": whole, "model": model.name, "messages": [it[:9] for it in messages],
-        "tools": _digest(*tools, *tools.values())[:8],
+        "tools": all_tools[:8],
     }  # fmt: skip
     if settings:
         made["settings"] = {name: value[:8] for name, value in settings.items()}
@@ -195,9 +197,8 @@ def _write_choice(request: ModelRequest) -> str:
 
 
 def _print_lines(text: str) -> str:
-    return "".join(
-        f"{zlib.crc32(line.encode('utf-8', 'replace')) & 0xFFFF:04x}" for line in text.split("\n")[:MAX_LINES]
-    )
+    lines = text.encode("utf-8", "replace").split(b"\n", MAX_LINES)[:MAX_LINES]
+    return struct.pack(f">{len(lines)}H", *[zlib.crc32(line) & 0xFFFF for line in lines]).hex()
 
 
 def _write(value: object) -> str:

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RUN = Path(__file__).resolve().parents[2] / "bench" / "run.py"
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+RUN, TURNS = BENCH / "run.py", BENCH / "turns.py"
 TIMEOUT_S = 90
 
 
-def _bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(RUN), *arguments]
+def _bench(folder: Path, *arguments: str, script: Path = RUN) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
@@ -46,3 +47,37 @@ def test_a_server_that_does_not_start_fails_the_measurement(tmp_path: Path) -> N
     done = _bench(tmp_path, "--size", "tiny", "--only", "many-idle", "--node", f"{sys.executable} -c pass")
     assert (done.returncode, done.stdout) == (1, "")
     assert "the measurement failed: no ready line from" in done.stderr
+
+
+def test_what_agents_cost_is_measured_and_told(tmp_path: Path) -> None:
+    kept = tmp_path / "results.json"
+    done = _bench(tmp_path, "--size", "tiny", "--json", str(kept), script=TURNS)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(kept.read_text())
+    lines = {line["name"]: line for line in results["table"]}
+    ways = [f"{way}_{times}" for way in ("plain", "streaming") for times in ("one_by_one", "2_at_once")]
+    assert set(lines) == {
+        *(f"{loop}_{way}" for loop in ("ours", "ours_recorded") for way in ways),
+        "ours_plain_one_by_one_a_tool_that_blocks", "rendering", "resting_agent", "rested_agent", "prefix",
+    }  # fmt: skip
+    for line in lines.values():
+        assert len(line["values"]) == 1
+        assert line["title"] in done.stdout
+    assert all(lines[name]["values"][0] > 0 for name in lines if name != "resting_agent")  # few agents: it may be noise
+    assert 0 < lines["prefix"]["median"] < 100
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+    markdown = _bench(tmp_path, "--markdown", str(kept), script=TURNS).stdout
+    assert markdown.count("\n| ") == 2 + len(lines)
+
+
+def test_what_a_replay_costs_is_measured_and_told(tmp_path: Path) -> None:
+    kept = tmp_path / "results.json"
+    done = _bench(tmp_path, "--size", "tiny", "--json", str(kept), script=BENCH / "replay.py")
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(kept.read_text())
+    lines = {line["name"]: line for line in results["table"]}
+    assert set(lines) == {"replay_cpu", "replay_read", "replay_rows"}
+    assert all(line["median"] > 0 for line in lines.values())
+    assert "24 turns" in lines["replay_cpu"]["beside"]  # four requests, three reactions each, two turns each
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]

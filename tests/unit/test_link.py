@@ -237,3 +237,10 @@ async def test_ids_and_time_that_are_given_make_the_same_log_twice() -> None:
             return [row.data for row in await network.hub.ledger.rows(0, 100)]
 
     assert await export() == await export()
+
+
+async def test_a_card_too_large_for_any_frame_is_named() -> None:
+    async with running_node() as node:
+        client = NetworkClient("bob", node.url, token=make_token(), card={"description": "x" * 1_000_000})
+        with pytest.raises(TooLarge, match="the card has 1000018 bytes"):
+            await client.connect()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import string
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import Environment
 
 from roundelay.agents.context import list_manifest, select_threads
 from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
@@ -124,11 +126,11 @@ def test_every_line_end_becomes_a_newline(end: str) -> None:
     assert strip_unseen(f"a{end}b") == "a\nb"
 
 
-def test_text_representation_goes_before_content_and_other_content_is_json() -> None:
+def test_text_representation_goes_before_content_and_data_is_written_as_lines() -> None:
     shown = make_message(1, content={"rows": 3}, text_representation="three rows")
     plain = make_message(2, content={"rows": 3, "ok": True})
     root = parse(PROMPT.render({"t": make_thread("t", shown, plain)}, "t", make_message(3)))
-    assert [content.text for content in root.iter("content")] == ["three rows", '{"rows":3,"ok":true}', "hello"]
+    assert [content.text for content in root.iter("content")] == ["three rows", "rows: 3\nok: true", "hello"]
 
 
 def test_quotes_in_a_text_stay_readable() -> None:
@@ -253,3 +255,20 @@ def test_threads_and_messages_are_bounded_and_the_newest_stay() -> None:
     assert list_manifest(threads.values(), trigger) == sorted(
         {1000} | {m.seq for thread in threads.values() for m in thread.messages}
     )
+
+
+def test_a_template_is_compiled_once_for_all_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_template = Environment.compile
+
+    def compile_and_tell(self: Environment, source: str, *arguments: Any, **options: Any) -> Any:
+        compiled.append(source)
+        return compile_template(self, source, *arguments, **options)
+
+    monkeypatch.setattr(Environment, "compile", compile_and_tell)
+    path = tmp_path / "mine.jinja"
+    path.write_text("{{ incoming_thread_id }}, as nobody else says it")
+    ConversationPrompt()
+    ConversationPrompt(path)
+    ConversationPrompt(path)
+    assert compiled == ["{{ incoming_thread_id }}, as nobody else says it"]

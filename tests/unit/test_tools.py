@@ -420,6 +420,14 @@ async def test_operations_of_mods_are_tools(network: Network) -> None:
     assert [(message.text, message.cause) for message in messages] == [("first", trigger.seq)]
 
 
+async def test_agents_of_one_process_share_what_a_hub_offers(network: Network) -> None:
+    """25 KB for each of what may be hundreds."""
+    alice, bob = await network.join("alice"), await network.join("bob")
+    assert alice.welcome.mods is bob.welcome.mods
+    pairs = zip(mod_tools(alice.welcome.mods), mod_tools(bob.welcome.mods), strict=True)
+    assert all(one is other for one, other in pairs)
+
+
 async def test_a_reply_in_a_channel_needs_no_seq(network: Network) -> None:
     mia, bob = await network.join("mia", kind="human"), await network.join("bob")
     await mia.call("channels.create", {"name": "dev"})

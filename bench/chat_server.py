@@ -1,0 +1,125 @@
+"""A chat-completions server that costs its client nothing but the wire: what turns are measured against.
+
+    python bench/chat_server.py
+
+A process of its own, so that its CPU is nobody's under measurement; it prints one ready line. It answers a conversation's first
+`CALLING_TURNS` requests with one call of the tool ``look_up`` each, and then with text: which turn it is, it sees by counting the
+model's own messages in the request. Answers are made once, at the start; nothing else is read of a request, and nothing is checked.
+That the loops send what a provider takes is shown by the tests, whose server is strict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any, cast
+
+import uvloop
+
+CALLING_TURNS = 5
+TURNS = CALLING_TURNS + 1
+ANSWER = "All five are in stock, and the last one is reduced until Friday."
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_OWN_MESSAGE = re.compile(rb'"role": ?"assistant"')
+_STREAM = re.compile(rb'"stream": ?true')
+_USAGE = {"prompt_tokens": 420, "completion_tokens": 18, "total_tokens": 438}
+_PIECE_CHARS = 5  # about a token
+
+
+def build_completion(turn: int) -> bytes:
+    """Give the whole response of a turn."""
+    body = json.dumps(
+        {
+            "id": f"chatcmpl-{turn}",
+            "object": "chat.completion",
+            "created": 1_760_000_000,
+            "model": "bench",
+            "choices": [
+                {"index": 0, "message": _build_message(turn), "logprobs": None, "finish_reason": _find_reason(turn)}
+            ],
+            "usage": _USAGE,
+            "system_fingerprint": "fp_bench",
+        }
+    ).encode()
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def build_stream(turn: int) -> bytes:
+    """Give the response of a turn as server-sent events: the text, or the call's arguments, some characters at a time."""
+    message = _build_message(turn)
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None if "tool_calls" in message else ""}]
+    if "tool_calls" in message:
+        (call,) = message["tool_calls"]
+        function = call["function"]
+        deltas.append({"tool_calls": [{**call, "index": 0, "function": {**function, "arguments": ""}}]})
+        deltas += [
+            {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in _split(function["arguments"])
+        ]
+    else:
+        deltas += [{"content": piece} for piece in _split(ANSWER)]
+    choices: list[list[dict[str, Any]]] = [
+        [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}] for delta in deltas
+    ]
+    choices.append([{"index": 0, "delta": {}, "logprobs": None, "finish_reason": _find_reason(turn)}])
+    envelope: dict[str, Any] = {
+        "id": f"chatcmpl-{turn}", "object": "chat.completion.chunk", "created": 1_760_000_000, "model": "bench",
+        "system_fingerprint": "fp_bench",
+    }  # fmt: skip
+    chunks = [{**envelope, "choices": choice, "usage": None} for choice in choices]
+    chunks.append({**envelope, "choices": [], "usage": _USAGE})
+    events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks] + [b"data: [DONE]\n\n"]
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(event), event) for event in events) + b"0\r\n\r\n"
+
+
+def _build_message(turn: int) -> dict[str, Any]:
+    if turn > CALLING_TURNS:
+        return {"role": "assistant", "content": ANSWER, "refusal": None}
+    arguments = json.dumps({"article": f"A-{turn:04d}", "warehouse": "north"})
+    call = {"id": f"call_{turn:08d}", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
+
+
+def _find_reason(turn: int) -> str:
+    return "stop" if turn > CALLING_TURNS else "tool_calls"
+
+
+def _split(text: str) -> list[str]:
+    return [text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS)]
+
+
+class ChatConnection(asyncio.Protocol):
+    """One client's connection, kept alive; its requests come one after the other."""
+
+    completions = tuple(build_completion(turn) for turn in range(1, TURNS + 1))
+    streams = tuple(build_stream(turn) for turn in range(1, TURNS + 1))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._received = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            length = _LENGTH.search(self._received, 0, end)
+            whole = end + 4 + (int(length[1]) if length is not None else 0)
+            if len(self._received) < whole:
+                return
+            body, self._received = self._received[end + 4 : whole], self._received[whole:]
+            turn = min(len(_OWN_MESSAGE.findall(body)), CALLING_TURNS)
+            answers = self.streams if _STREAM.search(body) else self.completions
+            self._transport.write(answers[turn])
+
+
+async def serve() -> None:
+    server = await asyncio.get_running_loop().create_server(ChatConnection, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    print(f"answering at http://{host}:{port}/v1", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve())

@@ -1,0 +1,234 @@
+"""The loops whose turns are measured: one written by hand over the `openai` SDK, and the reaction of an agent.
+
+Each asks the same server the same thing: it is told to look five articles up, calls a tool for each, and answers with a text. ``run`` of a
+loop does all of that once and checks what came of it. Owned here: what each loop is; how often and when they run is `turn_cost`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from chat_server import ANSWER, CALLING_TURNS, TURNS
+from openai import AsyncOpenAI
+from wire import LoadError, make_token
+
+from roundelay import NetworkClient
+from roundelay.agents.agent import Agent
+from roundelay.agents.driver import Driver
+from roundelay.agents.journal import Journal, Started, reaction_id
+from roundelay.agents.models.openai_model import OpenAIModel
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
+from roundelay.agents.reaction import Reaction
+from roundelay.agents.steps import Finish
+from roundelay.agents.tool_client import ToolClient
+from roundelay.agents.tools import Tool, ToolContext, tool
+from roundelay.network.messages import DirectMessage, MessageThread
+
+INSTRUCTION = (
+    "You keep the stock of a shop. Look articles up before you answer, one after the other, and answer in one sentence."
+)
+AGENT_ID = "keeper"
+TRIGGER = DirectMessage(
+    seq=7, message_id="m7", sender_id="mia", sender_kind="human", to=f"agent:{AGENT_ID}", thread_id=f"direct:{AGENT_ID}~mia",
+    root=7, hops=0, sent_at=0, content="Are A-0001 to A-0005 in stock?",
+)  # fmt: skip
+SYSTEM = render_system_prompt(INSTRUCTION, AGENT_ID)
+PROMPT = ConversationPrompt().render(
+    {TRIGGER.thread_id: MessageThread(thread_id=TRIGGER.thread_id, messages=[])}, TRIGGER.thread_id, TRIGGER
+)
+
+
+async def look_up(article: str, warehouse: str) -> str:
+    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    return f"{article}: 12 pieces in {warehouse}, 9.90 each"
+
+
+def look_up_blocking(article: str, warehouse: str) -> str:
+    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    return f"{article}: 12 pieces in {warehouse}, 9.90 each"
+
+
+class Loop(Protocol):
+    """One way to come from a question to its answer."""
+
+    async def run(self) -> None:
+        """Go through the turns once. Raises `LoadError` when the result is not the right one."""
+
+    async def close(self) -> None: ...
+
+
+class HandWritten:
+    """The plainest loop that is right: ask, call what was asked for, append, until there is no call."""
+
+    def __init__(self, base_url: str, *, stream: bool, function: Callable[..., Any] = look_up) -> None:
+        self._client = AsyncOpenAI(base_url=base_url, api_key="none")
+        self._stream = stream
+        self._is_blocking = function is look_up_blocking
+        self._functions = {"look_up": function}
+        properties = {"article": {"type": "string"}, "warehouse": {"type": "string"}}
+        self._tools: list[Any] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": "look_up",
+                    "description": look_up.__doc__,
+                    "parameters": {
+                        "type": "object",
+                        "properties": properties,
+                        "required": ["article", "warehouse"],
+                        "additionalProperties": False,
+                    },
+                },
+            }
+        ]
+
+    async def run(self) -> None:
+        messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROMPT}]
+        while True:
+            message = await (self._ask_streaming(messages) if self._stream else self._ask(messages))
+            messages.append(message)
+            if not message.get("tool_calls"):
+                break
+            for call in message["tool_calls"]:
+                function = self._functions[call["function"]["name"]]
+                result = function(**json.loads(call["function"]["arguments"]))
+                content = result if self._is_blocking else await result
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+        _check(messages[-1]["content"], sum(message["role"] == "assistant" for message in messages))
+
+    async def _ask(self, messages: list[Any]) -> dict[str, Any]:
+        completion = await self._client.chat.completions.create(model="bench", messages=messages, tools=self._tools)
+        message = completion.choices[0].message
+        if not message.tool_calls:
+            return {"role": "assistant", "content": message.content}
+        calls: list[Any] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+            if call.type == "function"
+        ]
+        return {"role": "assistant", "content": message.content, "tool_calls": calls}
+
+    async def _ask_streaming(self, messages: list[Any]) -> dict[str, Any]:
+        stream = await self._client.chat.completions.create(
+            model="bench",
+            messages=messages,
+            tools=self._tools,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        content = ""
+        calls: dict[int, dict[str, Any]] = {}
+        async for chunk in stream:
+            for choice in chunk.choices:
+                content += choice.delta.content or ""
+                for part in choice.delta.tool_calls or ():
+                    function = part.function
+                    if part.index not in calls:
+                        calls[part.index] = {
+                            "id": part.id,
+                            "type": "function",
+                            "function": {"name": function.name if function else "", "arguments": ""},
+                        }
+                    calls[part.index]["function"]["arguments"] += (function.arguments if function else "") or ""
+        if not calls:
+            return {"role": "assistant", "content": content}
+        return {"role": "assistant", "content": content or None, "tool_calls": list(calls.values())}
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    duplicate: bool = False
+
+
+class Nowhere:
+    """A journal's other end that keeps nothing: what remains is the loop."""
+
+    async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> _Kept:
+        return _KEPT
+
+    async def call(self, op: str, args: Mapping[str, object] | None = None, *, call_id: str | None = None) -> Any:
+        raise LoadError(f"a measured reaction asked the hub for {op}")
+
+
+_KEPT = _Kept()
+
+
+class OurReaction:
+    """A reaction as a runner drives it: `Reaction`, `Driver`, a journal. Its records go to ``client``, or nowhere."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        stream: bool,
+        function: Callable[..., Any] = look_up,
+        client: NetworkClient | None = None,
+        trigger: int = TRIGGER.seq,
+    ) -> None:
+        self._model = OpenAIModel("bench", base_url=base_url, stream=stream)
+        made: Tool = tool(name="look_up")(function)
+        self._agent = Agent(AGENT_ID, INSTRUCTION, self._model, (made,), AgentPolicy())
+        self._client = client
+        self._trigger = trigger
+        self._numbers = itertools.count(1)
+
+    async def run(self) -> None:
+        # Reactions differ by their trigger; here all have one, and the epoch's place makes the difference.
+        reaction_name = reaction_id(AGENT_ID, self._trigger, f"{id(self)}-{next(self._numbers)}")
+        journal = Journal(self._client or Nowhere(), reaction_name)
+        await journal.record_started(
+            Started(
+                trigger=self._trigger,
+                thread_id=TRIGGER.thread_id,
+                as_of=self._trigger,
+                manifest=[self._trigger],
+                config_hash="bench",
+            )
+        )
+        reaction = Reaction(
+            self._agent,
+            prompt=PROMPT,
+            answers=True,
+            threads=(TRIGGER.thread_id,),
+            frame=partial(render_system_prompt, agent_id=AGENT_ID),
+        )
+        driver = Driver(reaction, journal=journal, make_context=partial(self._make_context, reaction_name))
+        finish: Finish = await driver.run(config_hash="bench")
+        await journal.record_finished(finish)
+        _check(finish.answer, finish.turns)
+        if finish.tool_calls != CALLING_TURNS:
+            raise LoadError(f"a reaction ran {finish.tool_calls} tools, not {CALLING_TURNS}")
+
+    def _make_context(self, reaction: str, call_id: str, turn: int) -> ToolContext:
+        client: Any = self._client or Nowhere()
+        client = ToolClient(client, call_id=call_id, cause=self._trigger, visibility="people")
+        return ToolContext(AGENT_ID, reaction, turn, call_id, TRIGGER, client)
+
+    async def close(self) -> None:
+        await self._model.close()
+
+
+def _check(answer: str | None, turns: int) -> None:
+    if answer != ANSWER or turns != TURNS:
+        raise LoadError(f"a run ended after {turns} turns with {answer!r}, not after {TURNS} with the server's answer")
+
+
+async def join(url: str) -> tuple[NetworkClient, int]:
+    """Give the connection of the agent, its only reactor, and the seq of a message that its reactions may have as their trigger."""
+    client = NetworkClient(AGENT_ID, url, token=make_token(AGENT_ID), role="reactor")
+    await client.connect()
+    stored = await client.broadcast("Are A-0001 to A-0005 in stock?")
+    return client, stored.seq

@@ -1,0 +1,111 @@
+"""CPU of a turn: an agent's reaction over a loop written by hand, on the same server.
+
+Counted is what this process uses (`time.process_time`), all of its threads; the model's server and the hub are processes of their own and
+are not. The loops take turns: one run each, or one batch of them at once, again and again, so that a slow second of the machine hits all
+of them. A ratio is taken within its round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any
+
+from chat_server import TURNS
+from loops import HandWritten, Loop, OurReaction, join, look_up_blocking
+from peers import make_peers
+from servers import HERE, Bench, Subject, start_server
+from table import Line, median_of
+
+HUB = Subject("hub full", "full")
+BY_HAND, OURS, RECORDED = "by hand", "ours", "ours, recorded"
+BOUNDS: dict[str, tuple[float, float | None]] = {OURS: (1.25, 1.1), RECORDED: (1.5, None)}
+
+
+class TurnCost:
+    """Microseconds of CPU per turn, by the way of asking and the loop; ``runs`` of each in a round, of six turns."""
+
+    name = "turns"
+
+    def __init__(self, bench: Bench, *, runs: int, at_once: int, with_peers: bool = False) -> None:
+        self._bench = bench
+        self._with_peers = with_peers
+        self._runs = runs
+        self._at_once = at_once
+        self._us: dict[str, dict[str, list[float]]] = {}
+
+    def run_round(self, number: int) -> str:
+        with start_chat_server(self._bench) as base_url, self._bench.start(HUB) as (hub_url, _pid):
+            asyncio.run(self._measure(base_url, hub_url, number))
+        ratios = [f"{case} {us[OURS][-1] / us[BY_HAND][-1]:.2f}" for case, us in self._us.items()]
+        return f"ours / by hand: {', '.join(ratios)}"
+
+    async def _measure(self, base_url: str, hub_url: str, number: int) -> None:
+        async with AsyncExitStack() as stack:
+            client, trigger = await join(hub_url)
+            stack.push_async_callback(client.close)
+            for stream in (False, True):
+                loops: dict[str, Loop] = {
+                    BY_HAND: HandWritten(base_url, stream=stream),
+                    OURS: OurReaction(base_url, stream=stream),
+                    RECORDED: OurReaction(base_url, stream=stream, client=client, trigger=trigger),
+                }
+                for loop in loops.values():
+                    stack.push_async_callback(loop.close)
+                way = "streaming" if stream else "plain"
+                peers = make_peers(base_url) if self._with_peers and not stream else {}
+                for loop in peers.values():
+                    stack.push_async_callback(loop.close)
+                await self._compare(f"{way}, one by one", loops | peers, 1, number)
+                await self._compare(f"{way}, {self._at_once} at once", loops, self._at_once, number)
+            blocking: dict[str, Loop] = {
+                BY_HAND: HandWritten(base_url, stream=False, function=look_up_blocking),
+                OURS: OurReaction(base_url, stream=False, function=look_up_blocking),
+            }
+            for loop in blocking.values():
+                stack.push_async_callback(loop.close)
+            await self._compare("plain, one by one, a tool that blocks", blocking, 1, number)
+
+    async def _compare(self, case: str, loops: dict[str, Loop], at_once: int, number: int) -> None:
+        names = list(loops)
+        turn = number % len(names)
+        used_s = dict.fromkeys(names, 0.0)
+        batches = max(1, self._runs // at_once)
+        gc.collect()
+        for batch in range(-1, batches):  # the first one warms up: connections, caches of the SDK
+            for name in names[turn:] + names[:turn]:
+                started_s = time.process_time()
+                await asyncio.gather(*(loops[name].run() for _ in range(at_once)))
+                used_s[name] += time.process_time() - started_s if batch >= 0 else 0.0
+        us = self._us.setdefault(case, {name: [] for name in names})
+        for name in names:
+            us[name].append(used_s[name] / (batches * at_once * TURNS) * 1e6)
+
+    def lines(self) -> list[Line]:
+        lines = []
+        for case, us in self._us.items():
+            for name in list(us)[1:]:
+                ratios = [own / other for own, other in zip(us[name], us[BY_HAND], strict=True)]
+                bound, aim = BOUNDS.get(name, (None, None))
+                beside = f"{median_of(us[name]):.0f} us / {median_of(us[BY_HAND]):.0f} us a turn"
+                title = f"{name} / by hand: {case}"
+                lines.append(Line(_key(case, name), title, ratios, bound, aim, True, beside=beside))
+        return lines
+
+    def details(self) -> dict[str, Any]:
+        return {"runs": self._runs, "turns": TURNS, "at_once": self._at_once, "us_per_turn": self._us}
+
+
+@contextmanager
+def start_chat_server(bench: Bench) -> Iterator[str]:
+    """The base URL of the server that answers models."""
+    with start_server([sys.executable, str(HERE / "chat_server.py")], bench.server_cores) as (base_url, _pid):
+        yield base_url
+
+
+def _key(case: str, name: str) -> str:
+    return f"{name} {case}".replace(",", "").replace(" ", "_")

@@ -1,0 +1,133 @@
+"""What an agent costs beside its model: CPU of a turn, of rendering its prompt, memory while it waits, how much of the prompt stays the same.
+
+    ./dev bench turns [--quick] [--rounds 5] [--only MEASURE ...] [--peers] [--json FILE]
+    ./dev bench turns --markdown FILE
+
+Each round takes every measure once; the table has the medians over the rounds, and ratios are taken within a round. The second form
+prints the table of a run that was kept. docs/performance.md tells what each line means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import MachineFacts, describe_machine, pin_process, split_cores
+from prompts import Prefix, Rendering
+from resting import RestingAgents
+from servers import DEFAULT_NODE, Bench
+from table import Line, format_lines, format_markdown
+from turn_cost import TurnCost
+from wire import LoadError
+
+MEASURES = (TurnCost.name, Rendering.name, RestingAgents.name, Prefix.name)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    rounds: int
+    runs: int
+    """Of each loop in a round, six turns each."""
+    at_once: int
+    renderings: int
+    agents: int
+    reactions: int
+
+
+SIZES = {
+    "full": Size(5, 200, 50, 100, 500, 10),
+    "quick": Size(1, 20, 10, 20, 100, 10),
+    "tiny": Size(1, 2, 2, 2, 20, 3),
+}
+
+
+def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = False) -> dict[str, Any]:
+    """Take the named measures, ``rounds`` times, interleaved; gives the results as plain data. Raises `LoadError`."""
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
+        server_cores, own_cores = split_cores()
+        pin_process(0, own_cores)
+        bench = Bench(DEFAULT_NODE, Path(scratch), frozenset(server_cores))
+        machine = describe_machine(Path(scratch))
+        measures: list[TurnCost | Rendering | RestingAgents | Prefix] = [
+            TurnCost(bench, runs=size.runs, at_once=size.at_once, with_peers=with_peers),
+            Rendering(size.renderings),
+            RestingAgents(bench, size.agents),
+            Prefix(bench, size.reactions),
+        ]
+        chosen = [measure for measure in measures if measure.name in names]
+        for number in range(rounds):
+            for measure in chosen:
+                _tell(f"round {number + 1}/{rounds}  {measure.name}: {measure.run_round(number)}")
+        return {
+            "machine": asdict(machine),
+            "rounds": rounds,
+            "size": asdict(size),
+            "took_s": round(time.monotonic() - started_s),
+            "table": [line.to_plain() for measure in chosen for line in measure.lines()],
+            "details": {measure.name: measure.details() for measure in chosen},
+        }
+
+
+def describe_run(results: dict[str, Any]) -> str:
+    """The machine and the run."""
+    facts, size = MachineFacts(**results["machine"]), results["size"]
+    versions = ", ".join(f"{name} {facts.libraries[name]}" for name in ("openai", "pydantic", "jinja2", "websockets"))
+    return "\n".join(
+        [
+            f"{facts.cpu_model}, {facts.cores} cores, {facts.kernel}, {facts.python}",
+            versions,
+            f"{results['rounds']} rounds, {size['runs']} runs of six turns each, {results['took_s']} s",
+        ]
+    )
+
+
+def _read_lines(results: dict[str, Any]) -> list[Line]:
+    return [Line.from_plain(plain) for plain in results["table"]]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a look within a minute, not a measurement")
+    parser.add_argument("--size", choices=SIZES, default="full", help="tiny: whether it works at all")
+    parser.add_argument("--rounds", type=int, help="how often each measure is taken")
+    parser.add_argument("--only", action="append", default=[], choices=MEASURES, help="this measure; may be repeated")
+    parser.add_argument(
+        "--peers", action="store_true", help="the turns of other libraries too, where they are installed"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
+    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: the table of a --json FILE, as Markdown")
+    options = parser.parse_args()
+    if options.markdown:
+        kept = json.loads(Path(options.markdown).read_text())
+        print(f"```\n{describe_run(kept)}\n```\n\n{format_markdown(_read_lines(kept))}")
+        return
+    size = SIZES["quick" if options.quick else options.size]
+    try:
+        results = run(size, options.only or MEASURES, rounds=options.rounds or size.rounds, with_peers=options.peers)
+    except LoadError as error:
+        sys.exit(f"the measurement failed: {error}")
+    text = json.dumps(results, indent=2) + "\n"
+    if options.json == "-":
+        print(text, end="")
+        return
+    print(f"{describe_run(results)}\n\n{format_lines(_read_lines(results))}")
+    if options.json:
+        Path(options.json).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
