@@ -20,7 +20,7 @@ from .frames import SendFrame, WireMessage, encode, is_id
 from .guard import check_root, next_arrival, parse_address
 from .ledger import Row, RowType
 from .mod import Incoming, Mod, Operation, ask_before
-from .state import Channel, Facts, Member, MessageHead, Put, RootBudget, State, Table
+from .state import Channel, Facts, MessageHead, Put, RootBudget, State, Table
 from .visibility import anchor, direct_thread, has_people, may_read, mod_thread
 
 
@@ -54,7 +54,7 @@ def write_message(
     """Accept one message from a participant: its row, and what else it changes. Raises the `RoundelayError` that refuses it."""
     limits, stamp, sender = rules.limits, state.stamp, origin.agent_id
     address_kind, name = parse_address(frame.to)
-    puts = _count_rates(limits, state, origin, stamp, frame.cause is UNSET)
+    puts = count_rates(limits, state, origin, stamp, frame.cause is UNSET)
     parent = _readable(state, facts, sender, frame.reply_to, "reply_to") if frame.reply_to is not UNSET else None
     cause = _readable(state, facts, sender, frame.cause, "cause") if frame.cause is not UNSET else None
     place = _find_place(rules, state, sender, address_kind, name, parent, frame)
@@ -100,7 +100,7 @@ def find_budget(state: State, facts: Facts, root: int) -> RootBudget:
     return budget
 
 
-def _count_rates(limits: Limits, state: State, origin: Origin, stamp: int, is_root: bool) -> list[Put]:
+def count_rates(limits: Limits, state: State, origin: Origin, stamp: int, is_root: bool) -> list[Put]:
     """Count one entry against its sender's rates: of everything, and of messages without a cause."""
     sends, roots = state.get("bucket", origin.agent_id) or _NO_ARRIVALS
     sends = next_arrival(sends, stamp, limits.sends_per_s, "sends")
@@ -244,7 +244,7 @@ class ChangeSet:
 
     def count_send(self) -> None:
         """Count this entry against the sender's rate. Raises `RateLimited`."""
-        for put in _count_rates(self.rules.limits, self.state, self.origin, self.stamp, is_root=False):
+        for put in count_rates(self.rules.limits, self.state, self.origin, self.stamp, is_root=False):
             self.put_row(put.table, put.key, put.value)
 
     # --- mod.Change
@@ -293,7 +293,7 @@ class ChangeSet:
         if member.is_in:
             return
         row = self.write_row("joined", data=encode({"channel": name, "agent_id": agent_id}))
-        self.put_row("member", f"{name}/{agent_id}", Member((*member.spans, (row.seq, None))))
+        self.put_row("member", f"{name}/{agent_id}", member.joined(row.seq))
 
     def leave_channel(self, name: str, agent_id: str) -> None:
         self._channel(name)
@@ -301,7 +301,7 @@ class ChangeSet:
         if not member.is_in:
             return
         row = self.write_row("left", data=encode({"channel": name, "agent_id": agent_id}))
-        self.put_row("member", f"{name}/{agent_id}", Member((*member.spans[:-1], (member.spans[-1][0], row.seq))))
+        self.put_row("member", f"{name}/{agent_id}", member.left(row.seq))
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
         self._posts += 1

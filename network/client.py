@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -18,13 +17,13 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from .clock import NewId, ordered_id
+from .clock import Clock, NewId, ordered_id, system_clock
 from .delivered import Acks, Delivery
 from .errors import ConnectError, RoundelayError
 from .frames import AckFrame, CallFrame, NackFrame, RecordFrame, SendFrame, SignalFrame, encode
-from .home import agent_token, find_owner_token, find_url
+from .home import find_token, find_url
 from .link import Joining, Link
-from .messages import DirectMessage, MessageThread, ModMessage, message_from_wire
+from .messages import DirectMessage, ModMessage, message_from_wire
 from .told import (
     AnyMessage,
     Cursor,
@@ -59,7 +58,8 @@ class NetworkClient:
     Without ``url``, the node of this machine is found. Without ``token``, an agent's is made and saved, and a person or service
     joins with the owner's token of the node on this machine. ``resume`` starts delivery at the client's own cursor. Methods that
     send raise the `RoundelayError` that the hub answered; while the connection is down they wait, or, with ``reconnect=False``, raise
-    `ConnectError`. ``new_id`` makes the ids that are not given, ``jitter`` (from 0 to 1) spreads the tries to come back.
+    `ConnectError`. ``new_id`` makes the ids that are not given, ``jitter`` (from 0 to 1) spreads the tries to come back,
+    ``clock`` is what the program that uses this client goes by.
     """
 
     def __init__(
@@ -76,9 +76,11 @@ class NetworkClient:
         transport: Transport | None = None,
         new_id: NewId = ordered_id,
         jitter: Callable[[], float] = random.random,
+        clock: Clock = system_clock,
     ) -> None:
         self.agent_id = agent_id
         self.kind: Literal["agent", "human", "service"] = kind
+        self.clock = clock
         self.url = url or (find_url() if transport is None else "")
         self._token = token
         self._role: Literal["observer", "reactor"] = role
@@ -147,12 +149,7 @@ class NetworkClient:
         await self._link.close()
 
     def _find_token(self) -> str | None:
-        if self._is_local:
-            return None
-        named = os.environ.get("ROUNDELAY_TOKEN")
-        if named:
-            return named
-        return agent_token(self.url, self.agent_id) if self.kind == "agent" else find_owner_token(self.url)
+        return None if self._is_local else find_token(self.url, self.agent_id, self.kind)
 
     # --- what the link hears
 
@@ -293,8 +290,7 @@ class NetworkClient:
         args: dict[str, Any] = {"thread_id": thread_id, "limit": limit}
         if before is not None:
             args["before"] = before
-        value = await self.call("network.history", args)
-        return History([message_from_wire(message) for message in value["messages"]], value["has_more"])
+        return History.read(await self.call("network.history", args))
 
     async def window(
         self,
@@ -315,16 +311,7 @@ class NetworkClient:
             args["per_thread"] = per_thread
         if visibility is not None:
             args["visibility"] = visibility
-        value = await self.call("network.window", args)
-        found = [
-            MessageThread(
-                thread_id=thread["thread_id"],
-                messages=[message_from_wire(message) for message in thread["messages"]],
-                omitted=thread.get("omitted", 0),
-            )
-            for thread in value["threads"]
-        ]
-        return Window(found, value["as_of"])
+        return Window.read(await self.call("network.window", args))
 
     # --- receiving
 

@@ -8,14 +8,11 @@ library's would end a slow client, whose pongs stand behind a long queue; `stall
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import ipaddress
 import logging
 import socket
-import struct
-import termios
 from collections.abc import Callable
-from typing import Any, cast
+from http import HTTPStatus
+from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.datastructures import Headers
@@ -29,8 +26,10 @@ from .config import Limits
 from .entries import Peer
 from .errors import InvalidFrame
 from .frames import SUBPROTOCOL
-from .gate import Gate
+from .gate import SPARE_S, Gate
 from .hub import Hub
+from .peer import count_unsent, describe_peer
+from .raw_frames import join_text_frames, read_header
 from .session import Pause, Session, SessionState
 from .stall import Reading, StallWatch
 
@@ -48,7 +47,9 @@ UNSENT_BYTES = 1 << 17
 reader, which answers, pings and the close frame would stand behind. No cost was measured."""
 UNREAD_BYTES = 1 << 20
 """What may wait for a connection here when it asks for another pong; beyond that it is not read until it has read."""
-_FORWARDING_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
+
+
+MAX_METHOD = 16
 
 
 class _Protocol(ServerProtocol):
@@ -66,8 +67,8 @@ class HubConnection(ServerConnection):
     """One WebSocket connection; the `Connection` of its session."""
 
     __slots__ = (
-        "_early", "_fragments", "_gate", "_has_failed", "_header", "_holds", "_hub", "_is_heard", "_is_let_in", "_is_split", "_is_text",
-        "_limits", "_owed", "_session", "_stall", "_timers", "_unread", "_written", "peer",
+        "_early", "_fragments", "_gate", "_has_failed", "_header", "_holds", "_hub", "_is_heard", "_is_split", "_is_text", "_limits",
+        "_method", "_owed", "_session", "_stall", "_timers", "_unread", "_written", "is_head", "is_let_in", "peer",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +85,11 @@ class HubConnection(ServerConnection):
         self._limits = limits
         self._session: Session | None = None
         self._gate = gate
-        self._is_let_in = False
+        self.is_let_in = False
+        """Whether it may ask for a session, and not only for a page: see `Gate`."""
+        self.is_head = False
+        self._method: bytes | None = b""
+        """What was received of the request before its method was known; None from then on."""
         self._fragments: bytearray | None = None
         """A message that arrives in pieces; None between two messages."""
         self._is_text = True
@@ -112,17 +117,7 @@ class HubConnection(ServerConnection):
     def write(self, payloads: list[bytes]) -> None:
         if self.protocol.state is not WireState.OPEN:
             return
-        parts: list[bytes] = []
-        for payload in payloads:
-            size = len(payload)
-            if size < 126:
-                parts.append(b"\x81%c" % size)
-            elif size < 65536:
-                parts.append(struct.pack("!BBH", 0x81, 126, size))
-            else:
-                parts.append(struct.pack("!BBQ", 0x81, 127, size))
-            parts.append(payload)
-        data = b"".join(parts)
+        data = join_text_frames(payloads)
         self._written += len(data)
         self.transport.write(data)
         self._watch_stall()
@@ -172,6 +167,10 @@ class HubConnection(ServerConnection):
         when bytes are taken past it: of a frame that arrives in pieces it gets them all (``_owed``); only a header in pieces, at
         most 13 bytes, waits here.
         """
+        if self._method is not None:
+            data = self._take_method(data)
+            if not data:
+                return
         if self._unread or (self._early and self._session is not None):
             self._unread += data
             self._go_on()
@@ -191,7 +190,7 @@ class HubConnection(ServerConnection):
             if self._holds:
                 self._unread = data[position:]
                 return
-            start, length = _read_header(data, position)
+            start, length = read_header(data, position)
             if start > size:
                 self._header = data[position:]
                 return
@@ -211,6 +210,31 @@ class HubConnection(ServerConnection):
             position = end
         if position < size:
             super().data_received(data[position:])  # the end of a closing handshake
+
+    def _take_method(self, data: bytes) -> bytes:
+        """Look at a request's first word, since the library takes GET alone: HEAD becomes one, others are answered here."""
+        assert self._method is not None
+        if "close" in self._timers:  # the body of a request that was refused
+            return b""
+        data = self._method + data
+        method = data[:MAX_METHOD].partition(b" ")[0]
+        if len(method) == len(data):  # to be continued
+            self._method = data
+            return b""
+        if method not in (b"GET", b"HEAD") and method.isalpha() and method.isupper() and len(method) < MAX_METHOD:
+            self._refuse_method(method.decode())
+            return b""
+        self._method = None
+        self.is_head = method == b"HEAD"
+        return b"GET" + data[len(method) :] if self.is_head else data
+
+    def _refuse_method(self, method: str) -> None:
+        answer = self.protocol.reject(HTTPStatus.METHOD_NOT_ALLOWED, f"There is no {method} here; use GET or HEAD.\n")
+        answer.headers["Allow"] = "GET, HEAD"
+        self.transport.write(answer.serialize())
+        if self.transport.can_write_eof():
+            self.transport.write_eof()  # not closed: with its body unread the answer would be lost on the way
+        self._after("close", CLOSE_TIMEOUT_S, self.transport.abort)
 
     def process_event(self, event: Any) -> None:
         if self.request is None or not isinstance(event, Frame):
@@ -258,9 +282,7 @@ class HubConnection(ServerConnection):
         self._hub.receive(self._session, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._is_let_in:
-            return
-        self._gate.leave(was_waiting=self._session is None)
+        self._gate.leave(self, was_let_in=self.is_let_in, was_waiting=self._session is None)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -269,11 +291,10 @@ class HubConnection(ServerConnection):
             self._hub.disconnect(self._session)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._is_let_in = self._gate.enter()
-        if not self._is_let_in:
-            cast("asyncio.Transport", transport).abort()  # uvloop's are no subclass
-            return
         super().connection_made(transport)
+        self.is_let_in = self._gate.enter(self)
+        if not self.is_let_in:
+            self._after("spare", SPARE_S, self.cut)
         # any byte that the socket does not take pauses: what waits then waits in the session's queue, shared between sessions
         # (a TLS transport pauses at its limit, not beyond it)
         is_tls = transport.get_extra_info("sslcontext") is not None
@@ -283,6 +304,9 @@ class HubConnection(ServerConnection):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+    def cut(self) -> None:
+        self.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -294,7 +318,7 @@ class HubConnection(ServerConnection):
 
     async def run(self) -> None:
         """Open the session and wait for the connection's end."""
-        self.peer = _describe_peer(self)
+        self.peer = describe_peer(self)
         self.request, self.response = _DONE, None
         self._session = self._hub.connect(self)
         self._gate.pass_on()
@@ -352,14 +376,7 @@ class HubConnection(ServerConnection):
 
     def _waiting(self) -> int:
         """How many bytes the other end's TCP has not taken: those that wait here, and in the kernel's send queue."""
-        waiting: int = self.transport.get_write_buffer_size()
-        try:
-            (queued,) = struct.unpack(
-                "i", fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
-            )
-        except (OSError, AttributeError, ValueError):  # closed, or a system that does not tell
-            return waiting
-        return waiting + int(queued)
+        return int(self.transport.get_write_buffer_size()) + count_unsent(self.transport.get_extra_info("socket"))
 
     def _flush_protocol(self) -> None:
         try:
@@ -376,37 +393,3 @@ class HubConnection(ServerConnection):
         timer = self._timers.pop(name, None)
         if timer is not None:
             timer.cancel()
-
-
-def _read_header(data: bytes, position: int) -> tuple[int, int]:
-    """Where the payload of the frame at ``position`` starts, and its length. The start lies past the data if the header does.
-
-    RFC 6455, 5.2. A frame that is not masked has no mask's four bytes here: its length is found all the same, and the parser
-    refuses it.
-    """
-    if len(data) - position < 2:
-        return len(data) + 1, 0
-    length = data[position + 1]
-    start = position + (6 if length & 0x80 else 2)
-    length &= 0x7F
-    if length == 126:
-        start += 2
-        length = int.from_bytes(data[position + 2 : position + 4], "big")
-    elif length == 127:
-        start += 8
-        length = int.from_bytes(data[position + 2 : position + 10], "big")
-    return start, length
-
-
-def _describe_peer(connection: ServerConnection) -> Peer:
-    headers: Headers = connection.request.headers if connection.request is not None else Headers()
-    is_forwarded = any(name in headers for name in ("Origin", *_FORWARDING_HEADERS))
-    is_loopback = all(_is_loopback(address) for address in (connection.local_address, connection.remote_address))
-    return Peer(is_loopback=is_loopback, has_browser_headers=is_forwarded)
-
-
-def _is_loopback(address: Any) -> bool:
-    try:
-        return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
-    except (TypeError, ValueError, IndexError):
-        return False

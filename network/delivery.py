@@ -199,6 +199,8 @@ class Mailbox:
         """One message failed, or was taken back from the dead letters: it is to come again."""
         self.tried.add(seq)
         self.waiting.add(seq)
+        if seq in self.settled:  # or its new attempts would be forgotten with the old ones
+            self.settled.remove(seq)
         if seq <= self.floor:
             self.open.add(seq)
         self.above.discard(seq)

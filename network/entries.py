@@ -5,6 +5,7 @@ Plain data. An entry names its session by id; only the hub knows sessions.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -13,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from .errors import RoundelayError
 from .frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
 from .ledger import Row
-from .state import Participant, Put
+from .state import Participant, Put, Spent
 
 
 class Origin(Struct, frozen=True):
@@ -58,13 +59,20 @@ class Send(Struct, frozen=True, gc=False):
 
 
 class Record(Struct, frozen=True):
-    """A ``record``; ``trigger`` is the body's, for kind ``started``, and ``oldest`` the smallest seq of its manifest."""
+    """A ``record``; ``trigger`` is the body's, for kind ``started``, and ``oldest`` the smallest seq of its manifest; with ``spent`` it is that of
+    the open reaction.
+
+    ``refusal`` says what is wrong with that body, which a repeat does not hear.
+    """
 
     origin: Origin
     frame: RecordFrame
     digest: str
     trigger: int | None = None
     oldest: int | None = None
+    refusal: RoundelayError | None = None
+    spent: tuple[str, Spent] | None = None
+    """The model and the tokens that the body tells of."""
 
 
 class Operate(Struct, frozen=True):
@@ -105,9 +113,9 @@ class ModEntry(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """A frame that was refused before the batch; it stands here to be answered in its order."""
+    """A frame that was refused before the batch; it stands here to be answered in its order, and counted."""
 
-    session_id: str
+    origin: Origin
     error: RoundelayError
     keys: dict[str, str]
 
@@ -208,3 +216,8 @@ def error_bytes(error: RoundelayError, keys: dict[str, str] | None = None) -> by
     """Encode the ``error`` frame of an exception; ``keys`` are the ids that it repeats."""
     retry_after_ms: int | UnsetType = getattr(error, "retry_after_ms", UNSET)
     return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=retry_after_ms, **(keys or {})))
+
+
+def body_digest(*parts: bytes) -> str:
+    """What makes two records, or two calls, the same."""
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()

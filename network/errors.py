@@ -152,9 +152,10 @@ class LedgerError(RoundelayError):
 
 
 class ModError(RoundelayError):
-    """A mod cannot be loaded; the sentence names it and the reason."""
+    """A mod cannot be loaded; the sentence names it and the reason. ``mod`` is the name under which it was asked for."""
 
     code = "mod"
+    mod = ""
 
 
 _BY_CODE: dict[str, type[RoundelayError]] = {

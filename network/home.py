@@ -135,6 +135,14 @@ def find_url() -> str:
     return nodes[0].url if nodes else DEFAULT_URL
 
 
+def find_token(url: str, agent_id: str, kind: str) -> str | None:
+    """With what a participant joins when no token is given: ``$ROUNDELAY_TOKEN``, an agent's own, or else the owner's."""
+    named = os.environ.get("ROUNDELAY_TOKEN")
+    if named:
+        return named
+    return agent_token(url, agent_id) if kind == "agent" else find_owner_token(url)
+
+
 def find_owner_token(url: str) -> str | None:
     """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL; None if there is none."""
     chosen = os.environ.get("ROUNDELAY_OWNER_TOKEN")

@@ -15,21 +15,22 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Raw
 
-from .apply import CALL_KEPT_MS, apply, wanted
+from .apply import apply, wanted
+from .calls import CALL_KEPT_MS
 from .change import Rules
 from .clock import Clock, NewId, SteadyClock
 from .config import Limits, Retain
-from .entries import Answer, Entry, Handled, Join, Lost, Operate, Origin, Outcome, Record, Refuse, Send, error_bytes
-from .errors import InternalError, LedgerError, RoundelayError
-from .frames import ResultFrame, encode
+from .entries import Entry, Handled, Lost, Origin, Outcome
+from .errors import LedgerError, RoundelayError
 from .intake import Intake
 from .ledger import KeyTaken, Ledger, Row, Wanted
 from .metrics import CommitFigures, read_metrics
-from .mod import Mod, Operation, Reading
+from .mod import Mod, Operation
 from .operations import network_operations
 from .publisher import Publisher
+from .reads import answer_read
+from .refusals import answer_defect
 from .retention import KEEP_ALL, keep_trimming
 from .session import Connection, Session, SessionState
 from .state import Facts, Known, Put, State
@@ -148,6 +149,15 @@ class Hub:
         await self.switchboard.close()
         await self.ledger.close()
 
+    async def abandon(self) -> None:
+        """Stop as a killed process does: nothing more is said, answered or committed. Whoever calls it cuts the connections; for simulations."""
+        self.is_draining = self._intake.is_closed = True
+        tasks = [task for task in (self._writer, *self._upkeep) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.switchboard.close()
+
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """A task of the hub's own has ended. Unasked, that is a defect: say so, take nobody in, and let `failed` end the node."""
         if task.cancelled() or task.exception() is None:
@@ -163,10 +173,9 @@ class Hub:
     async def _load(self) -> None:
         board = self.switchboard
         board.meta, puts = await self.ledger.open()
-        board.state = State(head=board.meta.head, stamp=board.meta.stamp)
+        board.mailboxes.state = State(head=board.meta.head, stamp=board.meta.stamp)
         self._clock.not_before(board.meta.stamp)
         board.state.change(puts)
-        board.published = board.meta.head
         await self.ledger.expire_calls(self._clock() - CALL_KEPT_MS)
         self.is_ready = True
 
@@ -227,7 +236,6 @@ class Hub:
             applied = await self._append(want, batch, guesses=False)
         draft, rows, outcomes = applied
         board.state.merge(draft)  # 8
-        board.published = board.state.head
         for entry, outcome in outcomes:
             self._publisher.publish(entry, outcome)
         if rows:
@@ -261,7 +269,7 @@ class Hub:
         except Exception:
             quote = self._new_id()
             log.exception("apply failed", extra={"quote": quote, "entry": type(entry).__name__})
-            return _internal_error(entry, quote)
+            return answer_defect(entry, quote)
         draft.change(outcome.puts)
         for row in outcome.rows:
             draft.head = row.seq
@@ -275,18 +283,7 @@ class Hub:
 
     async def _read(self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct) -> None:
         try:
-            reading = Reading(session.live_origin(), self, operation.op.partition(".")[0])
-            arguments = {name: getattr(args, name) for name in args.__struct_fields__}
-            value = Raw(encode(await operation.function(reading, **arguments)))
-            data = encode(ResultFrame(call_id=call_id, value=value))
-        except Exception as error:  # a defect of one operation, or a page that cannot be read, must not end the hub
-            if isinstance(error, RoundelayError) and not isinstance(error, LedgerError):
-                data = error_bytes(error, {"call_id": call_id})
-            else:
-                quote = self._new_id()
-                log.exception("an operation failed", extra={"quote": quote, "op": operation.op})
-                internal = InternalError(f"The hub failed on this call; quote {quote} to its operator.")
-                data = error_bytes(internal, {"call_id": call_id})
+            data = await answer_read(self, session.live_origin(), operation, call_id, args, self._new_id)
         finally:
             session.reads_under_way -= 1
         if session.state is SessionState.LIVE:
@@ -321,16 +318,16 @@ class Hub:
         return len(self._intake.pending)
 
     def is_online(self, agent_id: str) -> bool:
-        return bool(self.switchboard.sessions_of(agent_id))
+        return bool(self.switchboard.mailboxes.sessions_of(agent_id))
 
     def delivered_up_to(self, agent_id: str) -> int:
-        return self.switchboard.delivered_up_to(agent_id)
+        return self.switchboard.mailboxes.delivered_up_to(agent_id)
 
     def is_handled(self, agent_id: str, seq: int) -> bool:
-        return self.switchboard.is_handled(agent_id, seq)
+        return self.switchboard.mailboxes.is_handled(agent_id, seq)
 
     def is_waiting(self, agent_id: str, seq: int) -> bool:
-        return self.switchboard.is_waiting(agent_id, seq)
+        return self.switchboard.mailboxes.is_waiting(agent_id, seq)
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
         """Wait until something newer than ``seq`` is committed, or the time is over."""
@@ -357,11 +354,14 @@ class Hub:
         """What was handled since the last time; failures of what is handled by now are forgotten."""
         board = self.switchboard
         puts: list[Put] = []
-        for agent_id, mailbox in board.dirty_mailboxes():
+        for agent_id, mailbox in board.mailboxes.changed():
             if mailbox.settled:
-                kept = board.open_triggers()
+                kept = board.mailboxes.open_triggers()
+                # of a dead letter nothing is left to delete, and it may be about to be taken back
                 puts += [
-                    Put("attempt", f"{agent_id}/{seq}", None) for seq in mailbox.settled if (agent_id, seq) not in kept
+                    Put("attempt", f"{agent_id}/{seq}", None)
+                    for seq in mailbox.settled
+                    if (agent_id, seq) not in kept and board.mailboxes.attempt(agent_id, seq) is not None
                 ]
             puts.append(Put("floor", agent_id, mailbox.snapshot()))
         return Handled(tuple(puts))
@@ -373,7 +373,7 @@ class Hub:
             floors = self._floors()
             if floors.puts:
                 self._intake.enter(floors)
-            self.switchboard.drop_idle()
+            self.switchboard.mailboxes.drop_idle()
 
     async def _recover(self) -> None:
         """The outcome of a commit is unknown: answer nothing, close every session, reopen the ledger and start from what it holds."""
@@ -391,22 +391,3 @@ class Hub:
                 log.exception("the ledger cannot be reopened yet")
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, MAX_REOPEN_S)
-
-
-def _internal_error(entry: Entry, quote: str) -> Outcome:
-    error = InternalError(f"The hub failed on this frame and changed nothing; quote {quote} to its operator.")
-    match entry:
-        case Send():
-            return Outcome(
-                effects=(Answer(entry.origin.session_id, error_bytes(error, {"message_id": entry.frame.message_id})),)
-            )
-        case Record():
-            return Outcome(
-                effects=(Answer(entry.origin.session_id, error_bytes(error, {"record_id": entry.frame.record_id})),)
-            )
-        case Operate():
-            return Outcome(effects=(Answer(entry.origin.session_id, error_bytes(error, {"call_id": entry.call_id})),))
-        case Join():
-            return Outcome(effects=(Refuse(entry.session_id, 1011, error),))
-        case _:
-            return Outcome()

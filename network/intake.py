@@ -12,12 +12,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, assert_never
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
-from .apply import body_digest
 from .auth import hash_token
 from .config import Limits
-from .entries import Entry, Join, Leave, Nack, Operate, Record, Refused, Send
+from .entries import Entry, Join, Leave, Nack, Operate, Record, Refused, Send, body_digest
 from .errors import (
     InvalidArguments,
     InvalidFrame,
@@ -47,6 +46,8 @@ from .ledger import Ledger
 from .mod import Incoming, Mod, Operation, ask_before
 from .session import Pause, ProtocolBreach, Session, SessionState
 from .shape import FrameError
+from .spending import CHARGED, read_spent
+from .state import OpenReaction
 from .switchboard import Switchboard
 from .visibility import direct_thread, may_read, mod_thread, thread_readers
 
@@ -135,7 +136,7 @@ class Intake:
         if self.is_closed:
             return
         if session.state is SessionState.LIVE:
-            self.enter(Refused(session.session_id, error, {}))
+            self.enter(Refused(session.live_origin(), error, {}))
             self._hold_back(session)
         elif session.state is not SessionState.CLOSED:
             self._board.refuse(session, 4400, error)
@@ -145,7 +146,7 @@ class Intake:
         try:
             frame = session.read(data)  # 1 auth, 2 shape
         except FrameError as error:
-            self.enter(Refused(session.session_id, error.error, error.keys))
+            self.enter(Refused(session.live_origin(), error.error, error.keys))
             return
         except ProtocolBreach as breach:
             self._board.refuse(session, breach.code, breach.error)
@@ -177,7 +178,7 @@ class Intake:
         try:
             parse_address(frame.to)
         except RoundelayError as error:
-            self.enter(Refused(session.session_id, error, {"message_id": frame.message_id}))
+            self.enter(Refused(session.live_origin(), error, {"message_id": frame.message_id}))
             return
         refusal = ask_before(self._before, Incoming(origin, frame)) if self._before else None  # 3 mods.before
         if self._pending_bytes >= self._limits.max_pending_bytes and self._is_overloaded(
@@ -194,13 +195,23 @@ class Intake:
             error = TooLarge(
                 f"body has {len(body)} bytes, more than max_record_bytes ({self._limits.max_record_bytes}); keep less of it."
             )
-            self.enter(Refused(session.session_id, error, keys))
+            self.enter(Refused(session.live_origin(), error, keys))
             return
         if self._is_overloaded(session, keys):
             return
         digest = body_digest(frame.reaction.encode(), frame.kind.encode(), body)
-        trigger, oldest = _read_started(frame) if frame.kind == "started" else (None, None)
-        self.enter(Record(session.live_origin(), frame, digest, trigger, oldest), size)
+        entry = Record(session.live_origin(), frame, digest)
+        if frame.kind == "started":
+            try:
+                trigger, oldest = _read_started(frame)
+                entry = Record(entry.origin, frame, digest, trigger, oldest)
+            except RoundelayError as error:
+                entry = Record(entry.origin, frame, digest, refusal=error)
+        elif frame.kind in CHARGED and (spent := read_spent(frame.kind, body)) is not None:
+            opened: OpenReaction | None = self._board.state.get("reaction", f"{entry.origin.agent_id}/{frame.reaction}")
+            if opened is not None:  # else its `started` is not stored yet, and its `finished` will tell
+                entry = Record(entry.origin, frame, digest, opened.trigger, spent=spent)
+        self.enter(entry, size)
 
     def _accept_call(self, session: Session, frame: CallFrame, size: int) -> None:
         keys = {"call_id": frame.call_id}
@@ -210,7 +221,7 @@ class Intake:
                 raise UnknownOperation(f"There is no operation {frame.op[:80]!r}; welcome lists the mods' operations.")
             args = operation.decode(frame.args)
         except RoundelayError as error:
-            self.enter(Refused(session.session_id, error, keys))
+            self.enter(Refused(session.live_origin(), error, keys))
             return
         if self._is_overloaded(session, keys):
             return
@@ -221,7 +232,7 @@ class Intake:
             busy = Overloaded(
                 f"{self._limits.max_reads} reads of this session are under way; send the same again later.", 100
             )
-            self.enter(Refused(session.session_id, busy, keys))
+            self.enter(Refused(session.live_origin(), busy, keys))
         else:
             session.reads_under_way += 1
             self._board.spawn(self._read(session, operation, frame.call_id, args))
@@ -235,18 +246,18 @@ class Intake:
         session.pause_reading(Pause.JOINING)  # what follows hello waits for its welcome
         token_hash = hash_token(hello.token) if hello.token is not UNSET else None
         is_owner = token_hash is not None and token_hash == self._owner_hash
-        others = self._board.sessions_of(hello.agent_id)
+        others = self._board.mailboxes.sessions_of(hello.agent_id)
         is_held = any(other.origin is not None and other.origin.fence is not None for other in others)
         self.enter(Join(session.session_id, hello, token_hash, session.connection.peer, is_owner, is_held))
 
     def _accept_ack(self, session: Session, frame: AckFrame) -> None:
         outbox = session.outbox
-        mailbox = self._board.mailbox(session.live_origin().agent_id)
+        mailbox = self._board.mailboxes.mailbox(session.live_origin().agent_id)
         if frame.seq > outbox.delivered or mailbox is None:
             error = InvalidArguments(
                 f"ack {frame.seq} is above {outbox.delivered}, the highest delivered on this session."
             )
-            self.enter(Refused(session.session_id, error, {}))
+            self.enter(Refused(session.live_origin(), error, {}))
             return
         if frame.only:
             outbox.settle(frame.seq)
@@ -261,12 +272,12 @@ class Intake:
 
     def _accept_nack(self, session: Session, frame: NackFrame) -> None:
         origin, outbox = session.live_origin(), session.outbox
-        mailbox = self._board.mailbox(origin.agent_id)
+        mailbox = self._board.mailboxes.mailbox(origin.agent_id)
         if not outbox.holds(frame.seq) or mailbox is None:
             error = InvalidArguments(
                 f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not acked."
             )
-            self.enter(Refused(session.session_id, error, {}))
+            self.enter(Refused(session.live_origin(), error, {}))
             return
         outbox.settle(frame.seq)
         self._board.touch(session)
@@ -287,7 +298,7 @@ class Intake:
             kind, name = parse_address(frame.to)
             thread_id, readers = self._signal_readers(origin.agent_id, kind, name)
         except RoundelayError as error:
-            self.enter(Refused(session.session_id, error, {}))
+            self.enter(Refused(session.live_origin(), error, {}))
             return
         self._pass_signal(session, frame, thread_id, readers)
 
@@ -317,7 +328,7 @@ class Intake:
             error = UnknownMessage(
                 f"There is no thread {frame.thread_id[:80]!r} that {session.live_origin().agent_id} may read."
             )
-            self.enter(Refused(session.session_id, error, {}))
+            self.enter(Refused(session.live_origin(), error, {}))
             return
         self._pass_signal(session, frame, frame.thread_id, sorted(thread_readers(self._board.state, head)))
 
@@ -331,21 +342,28 @@ class Intake:
             return False
         self._counts["overloaded"] += 1
         self.enter(
-            Refused(session.session_id, Overloaded("The hub's writer is behind; send the same again.", 200), keys), 0
+            Refused(session.live_origin(), Overloaded("The hub's writer is behind; send the same again.", 200), keys), 0
         )
         return True
 
 
-def _read_started(frame: RecordFrame) -> tuple[int | None, int | None]:
-    """The trigger that a ``started`` record names, and the oldest message of its manifest, as far as they are seqs."""
+def _read_started(frame: RecordFrame) -> tuple[int, int]:
+    """The trigger that a ``started`` record names, and the oldest message of its manifest, as far as those are seqs.
+
+    Raises `InvalidArguments` without a trigger, `UnknownMessage` for one that is beyond every seq.
+    """
     try:
+        shown = msgspec.json.decode(frame.body, type=dict[str, Raw]).get("trigger", Raw(b"missing"))
         body = msgspec.json.decode(frame.body)
     except msgspec.DecodeError:
-        return None, None
-    if not isinstance(body, dict) or type(body.get("trigger")) is not int:
-        return None, None
-    # what lies beyond is no seq of anything, and more than SQLite takes
-    trigger = max(0, min(body["trigger"], SEQ_LIMIT))
+        shown, body = Raw(b"missing"), {}
+    trigger, text = body.get("trigger"), bytes(shown)[:40].decode(errors="replace")
+    if type(trigger) is not int:
+        raise InvalidArguments(
+            f"body.trigger of a started record is the seq of the message that the reaction is for; here it is {text}."
+        )
+    if not 0 < trigger < SEQ_LIMIT:  # beyond is more than SQLite takes
+        raise UnknownMessage(f"There is no message {text}; body.trigger of a started record is the seq of one.")
     manifest = body.get("manifest")
     seqs = [seq for seq in manifest if type(seq) is int and 0 < seq < SEQ_LIMIT] if isinstance(manifest, list) else []
     return trigger, min([trigger, *seqs])

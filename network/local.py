@@ -37,6 +37,10 @@ class LocalConnection:
         self._closed: Closed | None = None
         self._session = hub.connect(self)
 
+    @property
+    def is_open(self) -> bool:
+        return self._closed is None
+
     # --- the client's side
 
     def send(self, data: bytes) -> None:

@@ -5,11 +5,12 @@ The hub never builds these; it carries messages as bytes (see `frames`). No IO, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from .content import write_content
 
 ParticipantKind = Literal["agent", "human", "service"]
 
@@ -42,14 +43,16 @@ class BaseMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The message as text: ``text_representation``, else text content, else the content as compact JSON."""
-        if self.text_representation:
-            return self.text_representation
-        if isinstance(self.content, str):
-            return self.content
-        if isinstance(self.content, dict) and isinstance(self.content.get("text"), str):
-            return str(self.content["text"])
-        return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"))
+        """The message as text: ``text_representation``, else the content, files and data in it as lines (`content.write_content`)."""
+        return self.text_representation or write_content(self.content)
+
+    @property
+    def said(self) -> str:
+        """The words alone, without the files and data beside them: what commands and decisions are read from."""
+        if self.text_representation is None and isinstance(self.content, dict):
+            words = self.content.get("text")
+            return words if isinstance(words, str) else ""
+        return self.text
 
 
 class DirectMessage(BaseMessage):

@@ -83,7 +83,7 @@ def read_metrics(hub: Hub) -> dict[str, float]:
         "pending_entries": hub.pending,
         "messages_total": counts["messages"],
         "deliveries_total": board.deliveries,
-        "pages_total": board.pages,
+        "pages_total": board.pages.read,
         "commits_total": hub.commits.commits,
         "rows_total": hub.commits.rows,
         "commit_seconds_total": round(hub.commits.seconds, 6),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_type_hints
@@ -278,20 +278,28 @@ def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> li
     """
     mods: list[Mod] = []
     for item in wanted:
-        name = item.id if isinstance(item, Mod) else item
         try:
-            mod = item if isinstance(item, Mod) else (known.get(item) or _find_entry_point(item))()
-            mod.operations()
-        except ModError:
+            mods.append(_load_mod(item, known, {mod.id for mod in mods}))
+        except ModError as error:
+            error.mod = item.id if isinstance(item, Mod) else item
             raise
-        except Exception as error:
-            raise ModError(f"The mod {name!r} failed to load: {type(error).__name__}: {error}.") from error
-        if not isinstance(mod, Mod) or not is_id(mod.id):
-            raise ModError(f"The mod {name!r} is no roundelay Mod with a lower-case id; see docs/mods.md.")
-        if any(other.id == mod.id for other in mods) or mod.id == "network":
-            raise ModError(f"The mod id {mod.id!r} is taken; each mod needs its own.")
-        mods.append(mod)
     return mods
+
+
+def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection[str]) -> Mod:
+    name = item.id if isinstance(item, Mod) else item
+    try:
+        mod = item if isinstance(item, Mod) else (known.get(item) or _find_entry_point(item))()
+        mod.operations()
+    except ModError:
+        raise
+    except Exception as error:
+        raise ModError(f"The mod {name!r} failed to load: {type(error).__name__}: {error}.") from error
+    if not isinstance(mod, Mod) or not is_id(mod.id):
+        raise ModError(f"The mod {name!r} is no roundelay Mod with a lower-case id; see docs/mods.md.")
+    if mod.id in taken or mod.id == "network":
+        raise ModError(f"The mod id {mod.id!r} is taken; each mod needs its own.")
+    return mod
 
 
 def _find_entry_point(name: str) -> Callable[[], Mod]:

@@ -13,13 +13,16 @@ from msgspec import UNSET, Meta, Raw
 from .change import ChangeSet
 from .entries import AskToStop
 from .errors import Forbidden, InvalidArguments, UnknownMessage
+from .explain import Explanations
 from .frames import Kind, Seq
 from .ledger import Row, ThreadSummary
 from .mod import Mod, Reading, operation
+from .open_reactions import OpenReactions
 from .operator_operations import OperatorOperations
-from .state import DeadLetter, MessageHead, OpenReaction, RootBudget, Triggered
+from .spending_operations import Spending
+from .state import DeadLetter, OpenReaction, RootBudget, Triggered
 from .visibility import Visibility, may_read, readable_spans, recipients, thread_readers
-from .window import MAX_WINDOW_THREADS, PAGE, find_message, read_window, reads, take_newest
+from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, take_newest
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 ENTRY_BYTES = 128
@@ -72,6 +75,7 @@ class NetworkOperations(Mod):
             extra_messages=budget.extra_messages + limits.max_root_messages,
             extra_hops=budget.extra_hops + limits.max_hops,
             stopped_in=(),
+            resumed=budget.resumed + 1,
         )
         change.put_row("root", str(root), extended)
         return {}
@@ -139,15 +143,26 @@ class NetworkOperations(Mod):
 
     @operation("read")
     async def history(
-        self, reading: Reading, *, thread_id: str, before: Seq | None = None, limit: Limit = 50
+        self,
+        reading: Reading,
+        *,
+        thread_id: str,
+        before: Seq | None = None,
+        limit: Limit = 50,
+        trigger: Seq | None = None,
+        visibility: Visibility | None = None,
     ) -> dict[str, Any]:
-        """Messages of one thread, oldest first."""
+        """Messages of one thread, oldest first. With a `trigger` only what an agent may see in its reaction to that message."""
+        view = await open_view(reading, trigger, visibility)
+        if view.until is not None:
+            before = min(before or view.until + 1, view.until + 1)
         room = reading.hub.limits.max_result_bytes
         rows: list[Row] = []
         size, has_more = min(PAGE, limit + 1), True
         while has_more and len(rows) <= limit and sum(len(row.data) for row in rows) <= room:
             page = await reading.hub.ledger.thread(thread_id, before=before, limit=size, max_bytes=room)
-            rows[:0] = [row for row in page.rows if reads(reading, row.head)]
+            await view.load(page.rows)
+            rows[:0] = [row for row in page.rows if await view.shows(row.head)]
             has_more = page.has_more
             before, size = page.rows[0].seq if page.rows else before, min(PAGE, size * 4)
         if not rows and not await _is_open_thread(reading, thread_id):
@@ -189,52 +204,24 @@ class NetworkOperations(Mod):
         for agent_id in sorted(recipients(hub.state, head)):
             attempt = hub.state.get("attempt", f"{agent_id}/{seq}")
             failures = attempt.failures if attempt is not None else 0
-            reaction = await _reaction_with(reading, agent_id, seq)
+            begun = await _reaction_with(reading, agent_id, seq)
             is_delivered = hub.delivered_up_to(agent_id) >= seq
             is_handled = hub.is_handled(agent_id, seq)
             letter: DeadLetter | None = await hub.ledger.lookup_cold("dead", f"{agent_id}/{seq:016d}")
             if letter is not None:
                 state, failures = "dead", letter.failures
-            elif reaction is not None:
+            elif begun is not None:
                 state = "in_prompt"
             else:
                 state = "handled" if is_handled else "delivered" if is_delivered else "queued"
             is_tried = letter is None and (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
             tried = failures + (1 if is_tried else 0)
             entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": tried}
-            if reaction is not None:
-                entry["reaction"] = reaction
+            if begun is not None:
+                entry["reaction"] = begun.reaction
+                entry["reaction_status"] = await _reaction_status(reading, agent_id, begun)
             states.append(entry)
         return {"seq": seq, "recipients": states}
-
-    @operation("read")
-    async def why(self, reading: Reading, *, seq: Seq) -> dict[str, Any]:
-        """What a message follows from: it, the reaction that sent it, the message before, up to the root."""
-        chain: list[Any] = []
-        size = 0
-        head: MessageHead | None = await find_message(reading, seq, "seq")
-        while head is not None:
-            if reads(reading, head):
-                data = (await reading.hub.ledger.messages([head.seq]))[head.seq].data
-                size += len(data)
-                if chain and size > reading.hub.limits.max_result_bytes:
-                    return {"chain": chain, "has_more": True}
-                chain.append(Raw(data))
-            if head.cause is None:
-                break
-            triggered: Triggered | None = await _triggered(reading, head.sender_id, head.cause)
-            cause = (await reading.hub.ledger.heads([head.cause])).get(head.cause)
-            if triggered is not None and reads(reading, head):
-                chain.append(
-                    {
-                        "reaction": triggered.reaction,
-                        "agent_id": head.sender_id,
-                        "trigger": head.cause,
-                        "seq": triggered.seq,
-                    }
-                )
-            head = cause
-        return {"chain": chain, "has_more": False}
 
     @operation("read")
     async def records(self, reading: Reading, *, reaction: str, after: Seq = 0, limit: Limit = 500) -> dict[str, Any]:
@@ -309,11 +296,11 @@ async def _triggered(reading: Reading, agent_id: str, trigger: int) -> Triggered
     return found if isinstance(found, Triggered) else None
 
 
-async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> str | None:
+async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> Triggered | None:
     """The first reaction of an agent whose prompt holds a message: as its trigger, or in its manifest."""
     triggered = await _triggered(reading, agent_id, seq)
     if triggered is not None:
-        return triggered.reaction
+        return triggered
     after, has_more = seq, True
     while has_more:
         page = await reading.hub.ledger.records(agent_id, "started", after, PAGE)
@@ -321,11 +308,27 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> str | Non
             body = msgspec.json.decode(row.data)
             manifest = body.get("manifest") if isinstance(body, dict) else None
             if isinstance(manifest, list) and seq in manifest:
-                return row.stream
+                return Triggered(row.stream, row.seq)
         after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
     return None
 
 
+async def _reaction_status(reading: Reading, agent_id: str, begun: Triggered) -> str:
+    """How a reaction ended, or that it is ``open``: all that readers of the message get to know of its records."""
+    if reading.hub.state.get("reaction", f"{agent_id}/{begun.reaction}") is not None:
+        return "open"
+    after, has_more = begun.seq, True
+    while has_more:
+        page = await reading.hub.ledger.records(agent_id, "finished", after, PAGE)
+        for row in page.rows:
+            if row.stream == begun.reaction:
+                body = msgspec.json.decode(row.data)
+                status = body.get("status") if isinstance(body, dict) else None
+                return status if status in ("stopped", "cancelled", "failed") else "finished"
+        after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
+    return "finished"  # its records are no longer kept
+
+
 def network_operations() -> list[Mod]:
     """What every hub has, in the shape of mods."""
-    return [NetworkOperations(), OperatorOperations()]
+    return [NetworkOperations(), OpenReactions(), Explanations(), Spending(), OperatorOperations()]

@@ -11,6 +11,7 @@ from .change import ChangeSet
 from .entries import Disconnect, Origin, Retry
 from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from .frames import Kind, Seq, is_id
+from .log_lines import encode_row
 from .mod import Mod, Reading, operation
 from .state import Attempt, DeadLetter, Token
 
@@ -149,6 +150,19 @@ class OperatorOperations(Mod):
         rows = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
         messages = [Raw(row.data) for row in rows if row.type == "message"]
         return {"messages": messages, "next": rows[-1].seq if rows else after, "head": hub.state.head}
+
+    @operation("read")
+    async def rows(
+        self, reading: Reading, *, after: Seq = 0, limit: Annotated[int, Meta(ge=1, le=500)] = 100
+    ) -> dict[str, Any]:
+        """The log itself, every row above `after`, ascending, as lines of JSON, byte by byte what is stored (operators)."""
+        _need_operator(reading.origin)
+        hub = reading.hub
+        found = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
+        return {
+            "rows": [encode_row(row).decode() for row in found], "next": found[-1].seq if found else after,
+            "head": hub.state.head, "epoch": hub.epoch, "name": hub.name,
+        }  # fmt: skip
 
     # --- figures
 

@@ -100,8 +100,8 @@ class Publisher:
             case Notify():
                 sessions = {
                     session.session_id: session
-                    for agent_id in effect.agent_ids
-                    for session in board.sessions_of(agent_id)
+                    for agent_id in sorted(effect.agent_ids)  # the same order in every process
+                    for session in board.mailboxes.sessions_of(agent_id)
                 }
                 if effect.operators:
                     sessions |= {session.session_id: session for session in board.operators()}
@@ -109,9 +109,9 @@ class Publisher:
             case Settle():
                 self._settle(effect)
             case Retry():
-                board.retry(effect.agent_id, effect.seq, effect.attempt, effect.due_at)
+                board.redelivery.retry(effect.agent_id, effect.seq, effect.attempt, effect.due_at)
             case Disconnect():
-                for session in board.sessions_of(effect.agent_id):
+                for session in board.mailboxes.sessions_of(effect.agent_id):
                     self._board.refuse(session, 4403, Forbidden(effect.reason))
             case AskToStop():
                 self._ask_to_stop(effect)
@@ -119,11 +119,11 @@ class Publisher:
                 assert_never(effect)
 
     def _settle(self, effect: Settle) -> None:
-        mailbox = self._board.mailbox(effect.agent_id)
+        mailbox = self._board.mailboxes.mailbox(effect.agent_id)
         if mailbox is None:
             return
         mailbox.settle(effect.seq)
-        for session in self._board.sessions_of(effect.agent_id):
+        for session in self._board.mailboxes.sessions_of(effect.agent_id):
             session.outbox.settle(effect.seq)
             if session.starts_at_floor:
                 mailbox.compact(session.outbox)
@@ -132,7 +132,7 @@ class Publisher:
     def _ask_to_stop(self, effect: AskToStop) -> None:
         body = Raw(encode({"reaction": effect.reaction}))
         frame = SignalOutFrame(sender_id=effect.sender_id, thread_id=effect.thread_id, kind="cancel", body=body)
-        for session in self._board.sessions_of(effect.agent_id):
+        for session in self._board.mailboxes.sessions_of(effect.agent_id):
             if session.origin is not None and session.origin.fence is not None:
                 self._board.write(session, encode(frame))
 
@@ -179,7 +179,7 @@ class Publisher:
         """The cursor, how the session resumes, and, if the history was cut, where it begins."""
         resume, meta = effect.hello.resume, self._board.meta
         if resume is UNSET:
-            floor = self._board.floor_of(effect.participant, meta.first_seq)
+            floor = self._board.mailboxes.floor_of(effect.participant, meta.first_seq)
             if floor < meta.first_seq - 1:
                 return meta.first_seq - 1, "limited", meta.first_seq
             return floor, "new" if effect.is_new else "full", None
@@ -188,7 +188,7 @@ class Publisher:
         return meta.first_seq - 1, "limited", meta.first_seq
 
     def _supersede(self, agent_id: str) -> None:
-        for other in self._board.sessions_of(agent_id):
+        for other in self._board.mailboxes.sessions_of(agent_id):
             if other.origin is not None and other.origin.fence is not None:
                 self._board.notice([other], "superseded", None, {"agent_id": agent_id})
                 self._board.end(other, 4409, "A newer reactor has taken over.")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from .apply import CALL_KEPT_MS
+from .calls import CALL_KEPT_MS
 from .clock import Clock
 from .config import Retain
 from .errors import LedgerError
@@ -48,7 +48,7 @@ def _find_pins(board: Switchboard, now: int) -> Iterator[int]:
             session.owed_seq, session.owed_since = owed, now
         if owed is not None:
             yield owed
-        mailbox = board.mailbox(session.origin.agent_id)
+        mailbox = board.mailboxes.mailbox(session.origin.agent_id)
         if mailbox is not None:
             yield from mailbox.waiting
 

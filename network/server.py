@@ -43,6 +43,7 @@ class WebSocketServer:
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,
             process_request=self._process_request,
+            process_response=_process_response,
             open_timeout=self._limits.hello_timeout_ms / 1000,
             ping_interval=None,
             close_timeout=CLOSE_TIMEOUT_S,
@@ -80,11 +81,19 @@ class WebSocketServer:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "recovering\n")
         if path == "/metrics":
             response = connection.respond(HTTPStatus.OK, metrics_text(self._hub))
+            del response.headers["Content-Type"]  # setting it would add another
             response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
             return response
         return connection.respond(HTTPStatus.NOT_FOUND, "Here are /, /healthz, /readyz and /metrics.\n")
 
     def _admit(self, connection: ServerConnection) -> Response | None:
+        assert isinstance(connection, HubConnection)
+        if connection.is_head:  # no session comes of it
+            response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
+            response.headers["Upgrade"] = "websocket"
+            return response
+        if not connection.is_let_in:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections wait; try again later.\n")
         sessions = self._hub.switchboard.sessions
         if len(sessions) >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
@@ -95,6 +104,12 @@ class WebSocketServer:
                 HTTPStatus.SERVICE_UNAVAILABLE, "max_unauthenticated is reached; try again later.\n"
             )
         return None
+
+
+def _process_response(connection: ServerConnection, _request: Request, response: Response) -> None:
+    assert isinstance(connection, HubConnection)
+    if connection.is_head:
+        response.body = b""  # its headers stay, the length among them
 
 
 async def _run_connection(connection: ServerConnection) -> None:

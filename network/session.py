@@ -6,8 +6,9 @@ what it returns. Identity is decided in `apply`, from the log's order.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from .delivery import Outbox
 from .entries import Origin, Peer
@@ -43,6 +44,25 @@ class Connection(Protocol):
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+
+class Outlet(Protocol):
+    """What goes out to sessions leaves by this; implemented by `switchboard`."""
+
+    deliveries: int
+    """How many were queued."""
+
+    def touch(self, session: Session) -> None:
+        """Let the session's frames be written at the end of this tick."""
+
+    def flush_session(self, session: Session) -> None:
+        """Write what the connection takes, now."""
+
+    def end(self, session: Session, code: int, reason: str) -> None:
+        """Write what is queued, then close with this code."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task of the hub's until it ends or the hub closes."""
 
 
 class Pause(Enum):

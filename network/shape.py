@@ -5,11 +5,14 @@ The fast path decodes once. What is wrong with a frame is found out on the slow 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from .errors import InvalidFrame, RequestError
 from .frames import (
@@ -24,6 +27,7 @@ from .frames import (
     is_id,
     is_key,
 )
+from .visibility import VISIBILITIES, Visibility
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
@@ -94,10 +98,34 @@ def _check_keys(frame: ClientFrame, data: bytes) -> None:
             if (frame.to is UNSET) == (frame.thread_id is UNSET):
                 raise _refuse("a signal names either to or thread_id", data)
         case HelloFrame():
-            if frame.card is not UNSET and not _is_object(frame.card):
-                raise _refuse("card must be an object", data)
+            if frame.card is not UNSET:
+                _check_card(frame.card, data)
         case _:
             pass
+
+
+def _check_card(card: Raw, data: bytes) -> None:
+    """What others read of a card has the type that they expect; whatever else it holds is its owner's affair."""
+    if not _is_object(card):
+        raise _refuse("card must be an object", data)
+    try:
+        _card.decode(card)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refuse(
+            f"card is wrong: {error}; description is a text, tags are texts, tools are names or objects, "
+            f"visibility is one of {', '.join(VISIBILITIES)}",
+            data,
+        ) from error
+
+
+class _Card(Struct):
+    description: str | UnsetType = UNSET
+    tags: list[str] | UnsetType = UNSET
+    tools: list[str | dict[str, Any]] | UnsetType = UNSET
+    visibility: Visibility | UnsetType = UNSET
+
+
+_card = msgspec.json.Decoder(_Card)
 
 
 def _is_object(raw: Raw) -> bool:
@@ -134,13 +162,47 @@ def _fields(data: bytes) -> dict[str, Raw]:
         return _FIELDS.decode(data)
     except (msgspec.DecodeError, RecursionError):
         pass
-    try:
-        fields = json.loads(data)  # reads lone surrogates and NaN too: what is wrong with one field hides no other
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(fields, dict):
-        return {}
-    return {name: Raw(encode(value)) for name, value in fields.items() if isinstance(value, str) and value.isascii()}
+    return dict(_readable_fields(data))
+
+
+def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
+    """The fields of a broken frame whose value is a string, as far as strings and brackets show where they are.
+
+    What is wrong with one field hides no other, be it nested too deeply, cut off or no JSON at all. A frame may be made of brackets
+    alone: after `MAX_TOKENS` of them the search is over, so that it costs no more than reading a right one.
+    """
+    depth = 0
+    name, expects = None, "{"
+    for found in itertools.islice(_TOKENS.finditer(data), MAX_TOKENS):
+        token = found[0]
+        if token in (b"{", b"["):
+            if depth == 0 and token != b"{":
+                return
+            depth += 1
+            name, expects = None, "name" if depth == 1 else ""
+        elif token in (b"}", b"]"):
+            depth -= 1
+            if depth <= 0:
+                return
+        elif depth != 1:
+            continue
+        elif token == b",":
+            name, expects = None, "name"
+        elif token == b":" and expects == ":":
+            expects = "value"
+        elif token[:1] == b'"' and expects == "name":
+            name, expects = _string(Raw(token)), ":"
+        elif token[:1] == b'"' and expects == "value" and name is not None:
+            yield name, Raw(token)
+            expects = ""
+        else:
+            expects = ""
+
+
+_TOKENS = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}:,]|[^\s"\[\]{}:,]++', re.DOTALL
+)  # as in `_NO_BRACKETS`, one match whatever never ends
+MAX_TOKENS = 4096
 
 
 def _string(raw: Raw | None) -> str | None:

@@ -17,13 +17,13 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from .frames import Kind
 
 Table: TypeAlias = Literal[
-    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod",  # loaded at start
+    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day",  # loaded at start
     "root", "call", "dead", "triggered",  # cold: looked up as facts of a batch
     "bucket",  # in memory only
 ]  # fmt: skip
 
 LOADED_TABLES: tuple[Table, ...] = (
-    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod",
+    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day",
 )  # fmt: skip
 VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
 COLD_TABLES: frozenset[str] = frozenset({"root", "call", "dead", "triggered"})
@@ -70,6 +70,19 @@ class Member(Struct, frozen=True):
     def is_in(self) -> bool:
         return bool(self.spans) and self.spans[-1][1] is None
 
+    def joined(self, seq: int) -> Member:
+        """In from here on. Where nothing at all was stored since it left, nothing was missed: it goes on as if it had stayed."""
+        if self.spans and self.spans[-1][1] == seq - 1:
+            return Member((*self.spans[:-1], (self.spans[-1][0], None)))
+        return Member((*self.spans, (seq, None)))
+
+    def left(self, seq: int) -> Member:
+        """Out from here on. A span within which nothing was stored is not kept, unless it is the only one."""
+        start = self.spans[-1][0]
+        if start == seq - 1 and len(self.spans) > 1:
+            return Member(self.spans[:-1])
+        return Member((*self.spans[:-1], (start, seq)))
+
     def was_in(self, seq: int) -> bool:
         return any(start < seq and (until is None or seq < until) for start, until in self.spans)
 
@@ -103,6 +116,23 @@ class Attempt(Struct, frozen=True):
     is_revived: bool = False
 
 
+class Spent(Struct, frozen=True, omit_defaults=True):
+    """Tokens of model calls, added up. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of ``completion_tokens``."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class DaySpent(Struct, frozen=True):
+    """What one agent (the key) has spent on the newest day, counted from the Unix epoch in UTC, on which it spent anything; by model."""
+
+    day: int
+    spent: dict[str, Spent]
+
+
 class OpenReaction(Struct, frozen=True):
     """A reaction begun and not finished, under ``AGENT/REACTION``; ``seq`` is that of its ``started`` record."""
 
@@ -114,6 +144,8 @@ class OpenReaction(Struct, frozen=True):
     oldest: int
     """The oldest seq of its prompt: retention keeps everything from here on."""
     is_cancelled: bool = False
+    spent: dict[str, Spent] = {}
+    """What its records say so far, by model."""
 
 
 class RootBudget(Struct, frozen=True):
@@ -125,6 +157,12 @@ class RootBudget(Struct, frozen=True):
     extra_hops: int = 0
     stopped_in: tuple[str, ...] = ()
     """Threads whose readers were told that it is spent."""
+
+    spent: dict[str, Spent] = {}
+    """What the records of its reactions say, by model."""
+
+    resumed: int = 0
+    """How often it was let go on."""
 
 
 class CallResult(Struct, frozen=True):
@@ -165,6 +203,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "call": CallResult,
     "dead": DeadLetter,
     "triggered": Triggered,
+    "day": DaySpent,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from .frames import ModInfo, NetworkInfo, OpenReactionInfo
-from .messages import BroadcastMessage, ChannelMessage, DirectMessage, MessageThread, ModMessage
+from .messages import BroadcastMessage, ChannelMessage, DirectMessage, MessageThread, ModMessage, message_from_wire
 
 AnyMessage: TypeAlias = DirectMessage | BroadcastMessage | ChannelMessage | ModMessage
 
@@ -84,7 +84,25 @@ class History(Struct, frozen=True):
     messages: list[AnyMessage]
     has_more: bool
 
+    @classmethod
+    def read(cls, value: dict[str, Any]) -> History:
+        """Of the value of ``network.history``."""
+        return cls([message_from_wire(message) for message in value["messages"]], value["has_more"])
+
 
 class Window(Struct, frozen=True):
     threads: list[MessageThread]
     as_of: int
+
+    @classmethod
+    def read(cls, value: dict[str, Any]) -> Window:
+        """Of the value of ``network.window``."""
+        found = [
+            MessageThread(
+                thread_id=thread["thread_id"],
+                messages=[message_from_wire(message) for message in thread["messages"]],
+                omitted=thread.get("omitted", 0),
+            )
+            for thread in value["threads"]
+        ]
+        return cls(found, value["as_of"])

@@ -19,10 +19,14 @@ SCANNED_PAGES = 8
 """How far back a window looks for threads beside the incoming one, in pages of messages that the agent may read."""
 
 
-async def find_message(reading: Reading, seq: int, field: str) -> MessageHead:
-    """The head of a message that the caller may read. Raises `UnknownMessage`, in the same words whether it exists or not."""
+async def find_message(reading: Reading, seq: int, field: str, view: View | None = None) -> MessageHead:
+    """The head of a message that the caller may read, or see in ``view``. Raises `UnknownMessage`, in the same words whether it exists or not."""
     row = (await reading.hub.ledger.messages([seq])).get(seq)
-    if row is None or row.head is None or not reads(reading, row.head):
+    if (
+        row is None
+        or row.head is None
+        or not (await view.shows(row.head) if view is not None else reads(reading, row.head))
+    ):
         raise UnknownMessage(
             f"There is no message {seq} that {reading.origin.agent_id} may read; {field} is the seq of one."
         )
@@ -36,6 +40,46 @@ def reads(reading: Reading, head: MessageHead | None) -> bool:
 
 def _reads_as_itself(reading: Reading, head: MessageHead) -> bool:
     return may_read(reading.hub.state, reading.origin.agent_id, head)
+
+
+class View:
+    """What one call may show: all that the caller may read, or what may enter the prompt of a reaction of its agent's."""
+
+    def __init__(
+        self, reading: Reading, labels: _Labels, filters: list[PromptFilter] | None, until: int | None
+    ) -> None:
+        self.until = until
+        """The trigger: nothing later is shown. None without one."""
+        self._reading = reading
+        self._labels = labels
+        self._filters = filters
+
+    async def load(self, rows: list[Row]) -> None:
+        """Read what is needed to decide on these rows, at once."""
+        if self._filters is not None:
+            await self._labels.load(rows)
+
+    async def shows(self, head: MessageHead | None) -> bool:
+        if self._filters is None:
+            return reads(self._reading, head)
+        # as itself: what an agent sees is no wider for being an operator's
+        return (
+            head is not None
+            and _reads_as_itself(self._reading, head)
+            and await _admit(self._filters, head, self._labels)
+        )
+
+
+async def open_view(reading: Reading, trigger: int | None, visibility: Visibility | None = None) -> View:
+    """The view of a call, for the reaction to ``trigger`` if there is one; ``visibility`` narrows what the card and the network allow.
+
+    Raises `UnknownMessage` for a trigger that the caller may not read.
+    """
+    labels = _Labels(reading)
+    if trigger is None:
+        return View(reading, labels, None, None)
+    head = await find_message(reading, trigger, "trigger")
+    return View(reading, labels, await _make_filters(reading, head, labels, visibility), trigger)
 
 
 class ThreadWindow(NamedTuple):
@@ -61,8 +105,7 @@ async def read_window(
     here what it reads as itself: a prompt is never wider than its agent. ``visibility`` narrows what the card and the network allow.
     """
     labels = _Labels(reading)
-    rules = {_visibility(reading), *((visibility,) if visibility is not None else ())}
-    filters = [PromptFilter(reading.hub.state, rule, trigger, await labels.of(trigger)) for rule in rules]
+    filters = await _make_filters(reading, trigger, labels, visibility)
     windows: list[ThreadWindow] = []
     room = reading.hub.limits.max_result_bytes
     for thread_id in await _choose_threads(reading, trigger, named):
@@ -86,6 +129,13 @@ def take_newest(rows: list[Row], max_bytes: int) -> list[Row]:
     while start and (size := size + len(rows[start - 1].data)) <= max_bytes:
         start -= 1
     return rows[start:]
+
+
+async def _make_filters(
+    reading: Reading, trigger: MessageHead, labels: _Labels, visibility: Visibility | None
+) -> list[PromptFilter]:
+    rules = {_visibility(reading), *((visibility,) if visibility is not None else ())}
+    return [PromptFilter(reading.hub.state, rule, trigger, await labels.of(trigger)) for rule in rules]
 
 
 async def _admit(filters: list[PromptFilter], head: MessageHead, labels: _Labels) -> bool:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 from roundelay.activity import Activity
 from roundelay.identity import READER_ID
+from roundelay.live import LiveView
 from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal, Stored
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError, UnknownRecipient
 from roundelay.network.frames import is_id
 from roundelay.network.messages import message_from_wire
 from roundelay.network.visibility import direct_thread
+from roundelay.participants import list_participants
 from roundelay.patience import Patience
 from roundelay.terminal import Screen, clean, describe_place, format_line, format_participants
 
@@ -60,6 +62,8 @@ class Chat:
         self.errors = errors or screen
         self.place = BROADCAST
         self.activity = Activity()
+        self.live = LiveView()
+        """What agents are writing."""
         self.has_failed = False
         """Whether a line could not be obeyed."""
         self.sent: deque[int] = deque(maxlen=SENT_REMEMBERED)
@@ -89,19 +93,26 @@ class Chat:
         """Show what is delivered, for ever. Raises what ends the connection."""
         async for delivery in self.client.deliveries():
             async with delivery as message:
+                self.live.end_of(message.sender_id, message.thread_id)
                 self.screen.message(message)
                 self._notice_message(message)
 
     async def show_events(self) -> None:
         """Show what happens beside the messages, until the connection has ended. Raises `ConnectError` when patience does."""
         async for event in self.client.events():
+            reports = self.live.take(event) if isinstance(event, Signal) else []
             self.activity.take(event)
             match event:
                 case Signal() if not self._shows_activity:
                     continue
+                case Signal(kind="delta"):
+                    for report in reports:
+                        self.screen.note(f"{report} ({clean(event.thread_id)})")
+                    continue
                 case Presence(agent_id=agent_id) if agent_id in (self.client.agent_id, READER_ID):
                     continue
                 case Reconnecting() | Reconnected():
+                    self.live.clear()
                     if self._patience.take(event):
                         self.errors.event(event)
                     if isinstance(event, Reconnected):
@@ -246,8 +257,8 @@ class Chat:
         return True
 
     async def _show_participants(self) -> None:
-        listed = await self.client.call("network.list_agents")
-        others = [agent for agent in listed["agents"] if agent["agent_id"] not in (self.client.agent_id, READER_ID)]
+        listed = await list_participants(self.client)
+        others = [agent for agent in listed if agent["agent_id"] != self.client.agent_id]
         for state in ("online", "offline"):
             ids = [clean(agent["agent_id"]) for agent in others if agent["state"] == state]
             if ids:
@@ -256,9 +267,7 @@ class Chat:
             self.screen.note("Nobody else is registered yet.")
 
     async def _agents(self, _rest: str) -> None:
-        listed = await self.client.call("network.list_agents")
-        shown = [agent for agent in listed["agents"] if agent["agent_id"] != READER_ID]
-        self.screen.write(format_participants(shown, paint=self.screen.paint))
+        self.screen.write(format_participants(await list_participants(self.client), paint=self.screen.paint))
 
     async def _dm(self, rest: str) -> None:
         target, _, text = rest.partition(" ")

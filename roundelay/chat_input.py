@@ -22,7 +22,7 @@ from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RequestError
 from roundelay.patience import PIPE_PATIENCE_S, Patience
-from roundelay.terminal import Paint, Screen, display_width, terminal_width, wants_color
+from roundelay.terminal import Paint, Screen, display_width, terminal_height, terminal_width, wants_color
 
 QUIET_S = 2.0
 """After the end of a pipe the chat leaves when nothing has happened for so long and nobody is at work."""
@@ -30,6 +30,7 @@ MOST_QUIET_WAIT_S = 120.0
 MAX_KEYS = 1000
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 CLEAR_LINE = "\r\x1b[2K"
+MAX_LIVE_ROWS = 10
 
 
 async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: float | None = None) -> bool:
@@ -142,6 +143,7 @@ class PromptLine:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._chat: Chat | None = None
         self._is_at_work = False
+        self._live_rows = 0  # drawn above the prompt, to be drawn over
         # Full: the newest keys are dropped, which takes a paste of a thousand lines outside of a bracketed one.
         self._keys: asyncio.Queue[Key] = asyncio.Queue(maxsize=MAX_KEYS)
 
@@ -150,7 +152,7 @@ class PromptLine:
 
     def write(self, text: str) -> None:
         """Write whole lines above the prompt."""
-        self._stream.write(f"{CLEAR_LINE}{text}")
+        self._stream.write(f"{self._erase()}{text}")
         self._draw()
 
     def flush(self) -> None:
@@ -193,7 +195,7 @@ class PromptLine:
             for number in (signal.SIGWINCH, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             loop.remove_reader(self._input)
-            self._stream.write(f"{CLEAR_LINE}{PASTE_OFF}")
+            self._stream.write(f"{self._erase()}{PASTE_OFF}")
             self._stream.flush()
             termios.tcsetattr(self._input, termios.TCSADRAIN, before)
 
@@ -216,8 +218,24 @@ class PromptLine:
         label, plain = self._describe()
         text, cursor = self._editor.view(max(width - display_width(plain) - 1, 10))
         column = display_width(plain) + cursor
-        self._stream.write(f"{CLEAR_LINE}{label}{text}\r\x1b[{column}C" if column else f"{CLEAR_LINE}{label}{text}")
+        erased, live = self._erase(), self._view_live(width)
+        self._live_rows = len(live)
+        above = "".join(f"{line}\n" for line in live)
+        self._stream.write(f"{erased}{above}{label}{text}" + (f"\r\x1b[{column}C" if column else ""))
         self._stream.flush()
+
+    def _erase(self) -> str:
+        """Go to where the live lines began, and clear from there."""
+        rows, self._live_rows = self._live_rows, 0
+        return f"\r\x1b[{rows}A\x1b[J" if rows else CLEAR_LINE
+
+    def _view_live(self, width: int) -> list[str]:
+        """What is being written in the chat's place, above the prompt; never the most of the terminal."""
+        if self._chat is None:
+            return []
+        height = terminal_height(self._stream) or 24
+        place = self._chat.place.thread_id
+        return self._chat.live.lines(place, width=width - 1, rows=min(MAX_LIVE_ROWS, height // 2 - 1), paint=self.paint)
 
     def _describe(self) -> tuple[str, str]:
         """The prompt, in colours and without."""

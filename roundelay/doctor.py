@@ -21,14 +21,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from roundelay.app import raise_file_limit
+from roundelay.app import OWN_MODS, raise_file_limit
 from roundelay.hub_http import get_from_hub
 from roundelay.network.config import NodeConfig, resolve_config
-from roundelay.network.errors import ConfigError, ConnectError, LedgerError, RoundelayError
+from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import find_url, running_nodes
 from roundelay.network.ledger_upkeep import check_file, summarise
+from roundelay.network.mod import load_mods
 from roundelay.terminal import Paint, clean
-from roundelay.up import FEW_FILES, is_loopback_host, load_tls
+from roundelay.up import FEW_FILES, is_loopback_host, load_tls, place_mod_error
 
 if TYPE_CHECKING:
     from roundelay.agents.models.model import Model
@@ -75,8 +76,9 @@ async def examine(
     checks = [check_python(), check_packages()]
     config: NodeConfig | None = None
     try:
-        config, _ = resolve_config(file, env, {})
+        config, origins = resolve_config(file, env, {})
         checks.append(Check("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
+        checks.append(check_mods(config, origins["mods"]))
     except ConfigError as error:
         checks.append(Check("config", "failed", str(error)))
     if config is not None:
@@ -113,6 +115,15 @@ def check_packages() -> Check:
             "packages", "note", f"{', '.join(found)}.", "Without uvloop the node is slower: pip install uvloop"
         )
     return Check("packages", "ok", f"{', '.join(found)}.")
+
+
+def check_mods(config: NodeConfig, origin: str) -> Check:
+    """Whether each mod can be loaded; ``origin`` is where they are named."""
+    try:
+        load_mods(config.mods, OWN_MODS)
+    except ModError as error:
+        return Check("mods", "failed", str(place_mod_error(error, origin)))
+    return Check("mods", "ok", f"{', '.join(config.mods)} load." if config.mods else "There are none.")
 
 
 def check_database(config: NodeConfig) -> Check:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
 
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
@@ -29,17 +28,42 @@ class Follower:
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
         self._seen = 0
+        self.has_thread = True
+        """Whether the thread that `begin` was asked for is there, and the client may read it."""
 
     async def begin(self, last: int = 0, thread_id: str | None = None) -> list[AnyMessage]:
         """Take the present as the beginning; gives the last messages before it, of one thread if it is named."""
+        if last and thread_id is None:
+            try:
+                return await self._read_last(last)
+            except (Forbidden, UnknownOperation):  # no operator, or an older hub
+                pass
         newest_first, self._seen = await self._list_threads()
-        chosen = [thread_id] if thread_id is not None and last else [name for name, _ in newest_first[:last]]
+        chosen = [thread_id] if thread_id is not None else [name for name, _ in newest_first[:last]]
         pages = []
         for name in chosen:
-            with suppress(UnknownMessage):  # it may begin later
-                pages.append(await self._client.history(name, limit=last))
+            try:
+                pages.append(await self._client.history(name, limit=last or 1))
+            except UnknownMessage:  # it may begin later
+                self.has_thread = name != thread_id
         found = self._sort(message for page in pages for message in page.messages)
         return found[len(found) - min(last, len(found)) :]
+
+    async def _read_last(self, last: int) -> list[AnyMessage]:
+        """The end of the log: what it holds beside messages makes the look back longer, whatever lies before is never read."""
+        head = self._seen = int((await self._client.call("network.info"))["head"])
+        looked_back = last
+        while True:
+            after = start = max(0, head - looked_back)
+            found: list[AnyMessage] = []
+            while after < head:
+                page = await self._client.call("network.log", {"after": after, "limit": LOG_PAGE})
+                found += (message_from_wire(message) for message in page["messages"])
+                after = max(after + 1, int(page["next"]))
+            found = [message for message in found if message.seq <= head]
+            if len(found) >= last or start == 0:
+                return found[-last:]
+            looked_back *= 4
 
     async def messages(self) -> AsyncIterator[AnyMessage]:
         """What is said from then on, for ever."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from roundelay.agents.journal import fetch_records, read_records
+from roundelay.agents.text import cut
 from roundelay.follow import Follower
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RoundelayError
-from roundelay.usage import find_reactions
+from roundelay.usage import READS_AT_ONCE, ReactionOf, find_reactions
+
+MAX_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +38,36 @@ class ListedReaction:
 
 
 async def list_reactions(client: NetworkClient, last: int) -> list[ListedReaction]:
-    """The reactions whose prompts hold one of the last messages, as far as the caller may see; by trigger and agent."""
+    """The reactions whose prompts hold one of the last messages, and all that are open, as far as the caller may see; by trigger and agent."""
     messages = await Follower(client).begin(last)
-    found: list[ListedReaction] = []
-    for reaction, agent_id in await find_reactions(client, [message.seq for message in messages]):
-        listed = _list_one(reaction, agent_id, await fetch_records(client.call, reaction))
-        if listed is not None:
-            found.append(listed)
-    return sorted(found, key=lambda it: (it.trigger, it.agent_id))
+    found = await find_reactions(client, [message.seq for message in messages])
+    return await _read_all(client, found | await _find_open(client))
+
+
+async def list_open_reactions(client: NetworkClient) -> list[ListedReaction]:
+    """The reactions that are open, as far as the caller may see, however long ago they began; by trigger and agent."""
+    return [it for it in await _read_all(client, await _find_open(client)) if it.is_open]
+
+
+async def _find_open(client: NetworkClient) -> set[ReactionOf]:
+    found: set[ReactionOf] = set()
+    after, has_more = 0, True
+    while has_more:
+        page = await client.call("network.open_reactions", {"after": after, "limit": MAX_PAGE})
+        found |= {(it["reaction"], it["agent_id"]) for it in page["reactions"]}
+        after, has_more = max((it["seq"] for it in page["reactions"]), default=after), page["has_more"]
+    return found
+
+
+async def _read_all(client: NetworkClient, reactions: Iterable[ReactionOf]) -> list[ListedReaction]:
+    room = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def read(reaction: str, agent_id: str) -> ListedReaction | None:
+        async with room:
+            return _list_one(reaction, agent_id, await fetch_records(client.call, reaction))
+
+    found = await asyncio.gather(*(read(reaction, agent_id) for reaction, agent_id in reactions))
+    return sorted((it for it in found if it is not None), key=lambda it: (it.trigger, it.agent_id))
 
 
 def _list_one(reaction: str, agent_id: str, records: list[Mapping[str, Any]]) -> ListedReaction | None:
@@ -88,6 +114,10 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
             return "\n".join([f"turn {body['turn']} of {body['agent']}, {tokens}", *said])
         case "model_failed":
             return f"turn {body['turn']}: the model failed ({body['failure']}): {body['reason']}"
+        case "note":
+            return (
+                f"turn {body['turn']} keeps {body['name']}: {cut(json.dumps(body['value'], ensure_ascii=False), 200)}"
+            )
         case "new_messages":
             return f"turn {body['turn']} reads {', '.join(f'#{seq}' for seq in body['seqs'])}"
         case "tool_started":

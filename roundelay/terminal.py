@@ -7,6 +7,7 @@ cannot move the cursor, change a title or pass for a line of ours. No input, no 
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +21,19 @@ TAB = "    "
 CONTINUED = "  | "
 """Begins every line of a message but its first, so that no message can show a line that looks like another message."""
 
-# Formatting characters stay, since emoji and several scripts need joiners; those that reorder or hide text do not.
-# https://www.unicode.org/reports/tr9/#Directional_Formatting_Codes
-_DECEPTIVE = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+MAX_BESIDE, MAX_BESIDE_CHARS = 50, 300
+"""Of what stands beside a message's text (sources, suggested questions): how many lines, and how long each may be."""
+
+# What a reader does not see, or sees elsewhere than it stands: bidi marks, overrides and isolates, zero-width and blank fillers,
+# invisible operators, annotation, tags, supplementary variation selectors, noncharacters. All that prompts leave out (agents/text.py),
+# and more: a person copies what is shown. Kept, because languages and emoji are written with them: ZWNJ, ZWJ, variation selectors 1-16.
+# https://www.unicode.org/reports/tr9/#Directional_Formatting_Codes, https://www.unicode.org/reports/tr36/
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufdd0-\ufdef\ufeff\uffa0"
+    "\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    + "".join(chr(plane * 0x10000 + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF))
+    + "]"
+)
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # no red: that is for errors
 
@@ -118,11 +129,7 @@ def format_line(
     lines = clean_lines(text)
     if width is not None:
         room = max(width - display_width(f"{stamp} {sender} {aim} "), 8)
-        lines = [
-            piece
-            for number, line in enumerate(lines)
-            for piece in _break_line(line, room if number == 0 else width - len(CONTINUED), width - len(CONTINUED))
-        ]
+        lines = break_lines(lines, width - len(CONTINUED), first_width=room)
     first, *others = lines
     head = f"{paint.dim(stamp)} {paint.name(sender_id)} {paint.dim(aim)} {first}"
     return "\n".join([head, *(paint.dim(CONTINUED) + line for line in others)])
@@ -131,6 +138,9 @@ def format_line(
 def format_message(message: BaseMessage, *, paint: Paint = PLAIN, width: int | None = None) -> str:
     """A message with its place and what it answers; see `format_line`."""
     place = describe_place(message.to, message.thread_id)
+    failed = [_one_line(it) for it in _read_list(message, "failed_checks") if isinstance(it, str)]
+    beside = [*_list_sources(message), *([f"! did not pass: {', '.join(failed)}"] if failed else [])]
+    beside += [f"? {_one_line(it)}" for it in _read_list(message, "follow_ups") if isinstance(it, str)]
     is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
     sender = f"mod:{message.sender_id}" if is_from_mod else message.sender_id
     return format_line(
@@ -138,11 +148,29 @@ def format_message(message: BaseMessage, *, paint: Paint = PLAIN, width: int | N
         message.seq,
         sender,
         place,
-        message.text,
+        "\n".join([message.text, *beside]),
         reply_to=message.reply_to,
         paint=paint,
         width=width,
     )
+
+
+def _list_sources(message: BaseMessage) -> list[str]:
+    """What an agent's answer cites, a line each: anybody may write such metadata, so only the right shape is shown."""
+    return [
+        " ".join([f"[{it['n']}]", *(_one_line(it[key]) for key in ("title", "url") if isinstance(it.get(key), str))])
+        for it in _read_list(message, "sources")
+        if isinstance(it, dict) and isinstance(it.get("n"), int)
+    ]
+
+
+def _read_list(message: BaseMessage, key: str) -> list[object]:
+    found = (message.metadata or {}).get(key)
+    return found[:MAX_BESIDE] if isinstance(found, list) else []
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:MAX_BESIDE_CHARS]
 
 
 def format_event(event: Event) -> str | None:
@@ -160,6 +188,14 @@ def format_event(event: Event) -> str | None:
             return "Connected again"
         case _:
             assert_never(event)
+
+
+def break_lines(lines: Sequence[str], width: int, *, first_width: int | None = None) -> list[str]:
+    """Break clean lines into pieces that fit into ``width`` columns, the first one into ``first_width``."""
+    first = width if first_width is None else first_width
+    return [
+        piece for number, line in enumerate(lines) for piece in _break_line(line, width if number else first, width)
+    ]
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint: Paint = PLAIN) -> str:
@@ -189,12 +225,22 @@ def display_width(text: str) -> int:
 
 def terminal_width(stream: object) -> int | None:
     """The columns of the terminal that a stream is; None for anything else."""
+    size = _terminal_size(stream)
+    return size.columns if size is not None and size.columns >= 20 else None
+
+
+def terminal_height(stream: object) -> int | None:
+    """Its lines, likewise."""
+    size = _terminal_size(stream)
+    return size.lines if size is not None and size.lines >= 4 else None
+
+
+def _terminal_size(stream: object) -> os.terminal_size | None:
     fileno = getattr(stream, "fileno", None)
     try:
-        columns = os.get_terminal_size(fileno()).columns if fileno is not None else 0
+        return os.get_terminal_size(fileno()) if fileno is not None else None
     except (OSError, ValueError):
         return None
-    return columns if columns >= 20 else None
 
 
 class Screen:
@@ -232,11 +278,7 @@ class Screen:
 
 
 def _escape(char: str) -> str:
-    if (
-        unicodedata.category(char) not in _ESCAPED_CATEGORIES
-        and char not in _DECEPTIVE
-        and not "\U000e0000" <= char <= "\U000e007f"
-    ):
+    if unicodedata.category(char) not in _ESCAPED_CATEGORIES and not _UNSEEN.match(char):
         return char
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

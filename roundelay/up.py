@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from roundelay.app import Node, raise_file_limit, serve
 from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import NodeConfig
-from roundelay.network.errors import ConfigError, InternalError, LedgerError
+from roundelay.network.config import NodeConfig, load_yaml
+from roundelay.network.errors import ConfigError, InternalError, LedgerError, ModError
 from roundelay.network.home import agent_token, announce_node
 from roundelay.network.local import LocalTransport
 from roundelay.network.tls import read_certificate, server_context
@@ -52,7 +52,7 @@ async def run_node(
     ``announce_ready`` gets the ready line once every agent has joined, or has failed at it. ``operator_id`` lets the agents in where they
     would be refused. Raises what `serve` raises, `ConfigError` when an agent's file is wrong, and `InternalError` when the hub fails.
     """
-    prepare_folder(config.db)
+    check_folder(config.db)
     tls, certificate = load_tls(config)
     with _stop_signals() as stopping:
         async with serve(config, tls=tls) as node:
@@ -95,20 +95,32 @@ async def _announce_when_settled(
     announce_ready(describe_node(node, config, [process.agent_id for process in processes if process.is_ready]))
 
 
-def prepare_folder(db: Path) -> None:
-    """Make the database's folder. Raises `LedgerError` when nothing can be written there."""
-    folder = db.resolve().parent
+def check_folder(db: Path) -> None:
+    """Raises `LedgerError` when the database cannot be written there. Makes nothing yet: whatever else is wrong is to leave no trace."""
     if db.is_dir():
         raise LedgerError(f"The database {db} is a folder; name a file in it with --db.")
+    folder = db.resolve().parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        while not folder.exists():
+            folder = folder.parent
         reason = "" if os.access(folder, os.W_OK | os.X_OK) else "permission denied"
-    except FileExistsError:
-        reason = f"{folder} is no folder"
+        reason = reason if folder.is_dir() else f"{folder} is no folder"
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     if reason:
         raise LedgerError(f"The database {db} cannot be written ({reason}); choose another one with --db.")
+
+
+def place_mod_error(error: ModError, origin: str) -> ConfigError:
+    """What is wrong with a mod, with the place where it is named: ``origin`` is that of the field `mods`, of `resolve_config`."""
+    kind, _, place = origin.partition(" ")
+    if kind != "file":
+        return ConfigError(f"{place}: {error}" if place else str(error))
+    path, _, line = place.rpartition(":")
+    root = load_yaml(Path(path)).value
+    listed = root["mods"].value if isinstance(root, dict) and "mods" in root else None
+    items = listed if isinstance(listed, list) else []
+    return ConfigError(str(error), path=path, line=next((it.line for it in items if it.value == error.mod), int(line)))
 
 
 def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:

@@ -63,13 +63,13 @@ def up(
 
     from roundelay.logs import log_to_stderr
     from roundelay.network.config import resolve_config
-    from roundelay.network.errors import ConnectError
-    from roundelay.up import is_loopback_host, run_node
+    from roundelay.network.errors import ConnectError, ModError
+    from roundelay.up import is_loopback_host, place_mod_error, run_node
 
     flags = {
         "host": host, "port": port, "db": db, "durability": durability, "name": name, "tls_cert": tls_cert, "tls_key": tls_key,
     }  # fmt: skip
-    config, _ = resolve_config(pick_file(file), os.environ, flags)
+    config, origins = resolve_config(pick_file(file), os.environ, flags)
     if not is_loopback_host(config.host) and config.tls_cert is None and config.tls_key is None and not insecure:
         raise click.UsageError(
             f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on their way. "
@@ -100,6 +100,8 @@ def up(
             runner.run(work)
     except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
         raise click.ClickException(str(error)) from error
+    except ModError as error:
+        raise place_mod_error(error, origins["mods"]) from error
 
 
 def _find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -131,8 +133,11 @@ def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s
 
     from roundelay.commands.options import find_target
     from roundelay.doctor import examine
+    from roundelay.network.config import load_yaml
     from roundelay.terminal import Screen
 
+    if file is not None and not file.exists():
+        load_yaml(file)  # says so: nothing can be checked of it, and its name may be misspelled
     checks = asyncio.run(
         examine(
             pick_file(file), url=find_target().url, model=model, base_url=base_url, timeout_s=timeout_s, env=os.environ

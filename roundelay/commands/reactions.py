@@ -29,34 +29,26 @@ def reactions() -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those that have not finished.")
 @click.option(
     "--last", type=click.IntRange(1, MAX_LAST), default=100, show_default=True, metavar="N",
-    help="Those that the last N messages are part of.",
+    help="Beside the open ones, those that the last N messages are part of.",
 )  # fmt: skip
 @json_option
 @identity_options
 def list_command(agent_id: str | None, only_open: bool, last: int, as_json: bool) -> None:
-    """List the reactions that the last messages are part of, the oldest first."""
-    from roundelay.network.errors import Forbidden, UnknownOperation
-    from roundelay.reaction_list import list_reactions
+    """List the open reactions, and those that the last messages are part of, the oldest first."""
+    from roundelay.reaction_list import list_open_reactions, list_reactions
     from roundelay.terminal import Screen, clean, format_table
 
     async def show() -> None:
         async with join_as_reader() as client:
-            found = await list_reactions(client, last)
-            try:
-                all_open = int((await client.call("network.status"))["open_reactions"])
-            except (Forbidden, UnknownOperation):
-                all_open = 0
-        shown = [it for it in found if agent_id in (None, it.agent_id) and (it.is_open or not only_open)]
-        hidden = all_open - sum(it.is_open for it in found)
+            found = await (list_open_reactions(client) if only_open else list_reactions(client, last))
+        shown = [it for it in found if agent_id in (None, it.agent_id)]
         if as_json:
-            click.echo(json.dumps({"reactions": [it.to_json() for it in shown], "earlier_open": max(0, hidden)}))
+            click.echo(json.dumps({"reactions": [it.to_json() for it in shown]}))
             return
         screen = Screen(sys.stdout)
         head = ("REACTION", "AGENT", "TRIGGER", "THREAD", "STATE", "TURNS")
         rows = [_row(it) for it in shown]
         screen.write(format_table(head, rows, paint=screen.paint) if rows else "There are none.")
-        if hidden > 0:
-            screen.note(f"{hidden} more open, of earlier messages: --last looks further back.")
 
     def _row(it: ListedReaction) -> tuple[object, ...]:
         return (clean(it.reaction), clean(it.agent_id), f"#{it.trigger}", clean(it.thread_id), it.state, it.turns)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.options import identity_options, join_as_reader, json_option, run
-from roundelay.identity import READER_ID
 
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, NetworkClient
@@ -25,17 +24,10 @@ def agents(as_json: bool, online: bool | None) -> None:
     """List agents, people and services, and what they say they do."""
 
     async def show() -> None:
-        args: dict[str, object] = {} if online is None else {"online": online}
+        from roundelay.participants import list_participants
+
         async with join_as_reader() as client:
-            listed: list[dict[str, Any]] = []
-            has_more = True
-            while has_more:
-                after = listed[-1]["agent_id"] if listed else ""
-                page = await client.call("network.list_agents", {**args, "after": after})
-                listed += page["agents"]
-                has_more = page["has_more"]
-            # This command itself is no news.
-            value = {"agents": [it for it in listed if it["agent_id"] != READER_ID]}
+            value = {"agents": await list_participants(client, online=online)}
         if as_json:
             _print_json(value)
             return
@@ -186,6 +178,11 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
             if show(message):
                 return
         notes.note(f"Following {client.url}; Ctrl-C ends.")
+        if thread is not None and not follower.has_thread:
+            notes.note(
+                f"There is no thread {clean(thread)} yet that you may read; this waits for its first message. "
+                "`roundelay threads` lists those that there are."
+            )
         async for message in follower.messages():
             if show(message):
                 return
@@ -202,7 +199,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
     from roundelay.follow import Follower
     from roundelay.network.client import Reconnected, Reconnecting
     from roundelay.patience import patience_for_output
-    from roundelay.terminal import Screen
+    from roundelay.terminal import Screen, clean
 
     screen, notes = Screen(sys.stdout), Screen(sys.stderr)
     run(follow())

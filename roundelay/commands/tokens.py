@@ -106,8 +106,9 @@ def list_tokens(as_json: bool, db: Path | None) -> None:
 
 @token.command()
 @click.argument("agent_id", metavar="ID", callback=check_id)
+@json_option
 @token_options
-def revoke(agent_id: str, db: Path | None) -> None:
+def revoke(agent_id: str, as_json: bool, db: Path | None) -> None:
     """Revoke every token of ID; its sessions are closed."""
 
     async def refuse() -> int:
@@ -117,6 +118,9 @@ def revoke(agent_id: str, db: Path | None) -> None:
         return revoked
 
     count = run(refuse())
+    if as_json:
+        click.echo(json.dumps({"agent_id": agent_id, "revoked": count}))
+        return
     click.echo(f"Revoked {count} token{'' if count == 1 else 's'} of {agent_id}.")
 
 

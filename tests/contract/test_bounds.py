@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from roundelay.agents.journal import fetch_records
 from roundelay.app import Node, serve
@@ -27,9 +29,9 @@ from roundelay.network.ledger import MAX_PAGE_BYTES, Page
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.local import LocalConnection, LocalTransport
-from roundelay.network.state import DeadLetter, Put
+from roundelay.network.state import DeadLetter, Member, Put
 from roundelay.network.transport import Closed
-from tests.support.wire import get_http
+from tests.support.wire import WireSession, get_http
 
 TIMEOUT_S = 20.0
 DAY_MS = 24 * 3600 * 1000
@@ -184,7 +186,7 @@ async def test_a_defect_in_a_task_of_the_hub_ends_its_sessions_and_is_told(
     async with running_hub(MemoryLedger(epoch="e1")) as hub:
         ann = Peer(hub)
         await ann.join("ann")
-        monkeypatch.setattr(hub.switchboard, "dirty_mailboxes", lambda: 1 / 0)
+        monkeypatch.setattr(hub.switchboard.mailboxes, "changed", lambda: 1 / 0)
         await hub.failed.wait()
         assert await ann.closed() == 4503
         assert not hub.is_ready
@@ -515,16 +517,21 @@ async def test_connections_that_never_ask_for_anything_are_bounded(node: Node) -
     for _, writer in silent:
         writer.close()
     await asyncio.gather(*ends, return_exceptions=True)
-    assert await answers(lambda: get_http(node.url, "/healthz")) == (200, "ok\n")
+    assert await get_http(node.url, "/healthz") == (200, "ok\n")
 
 
-async def answers(ask: Callable[[], Awaitable[tuple[int, str]]]) -> tuple[int, str]:
-    """What an honest client gets in the end, that tries again when it was cut."""
-    while True:
-        try:
-            return await ask()
-        except (ConnectionError, IndexError):
-            await asyncio.sleep(0)
+@pytest.mark.parametrize(
+    "node", [{"max_connections": 5, "max_unauthenticated": 5, "hello_timeout_ms": 60_000}], indirect=True
+)
+async def test_health_is_told_when_all_places_are_taken(node: Node) -> None:
+    silent = [await asyncio.open_connection("127.0.0.1", node.port) for _ in range(60)]
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert (await get_http(node.url, path))[0] == 200
+    with pytest.raises(InvalidStatus) as refusal:
+        await WireSession.open(node.url)
+    assert refusal.value.response.status_code == 503
+    for _, writer in silent:
+        writer.close()
 
 
 # -- what is told of a message
@@ -589,3 +596,45 @@ async def test_a_late_reaction_with_a_message_is_found(monkeypatch: pytest.Monke
             await bob.record(f"reaction{number}", "started", body, record_id=f"r{number}")
         [status] = (await ann.call("network.message_status", {"seq": early.seq}))["recipients"]
         assert (status["state"], status["reaction"]) == ("in_prompt", "reaction6")
+
+
+# -- what is kept of a member
+
+
+async def test_a_member_that_comes_and_goes_leaves_no_list_behind() -> None:
+    async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
+        await ann.call("channels.create", {"name": "dev"})
+        for _ in range(100):
+            await bob.call("channels.join", {"name": "dev"})
+            await bob.call("channels.leave", {"name": "dev"})
+        assert len(hub.state.member("dev", "bob").spans) == 1
+        await ann.post("dev", "while he is away")
+        await bob.call("channels.join", {"name": "dev"})
+        await ann.post("dev", "while he is here")
+        for _ in range(100):
+            await bob.call("channels.leave", {"name": "dev"})
+            await bob.call("channels.join", {"name": "dev"})
+        await ann.post("dev", "here again")
+        assert len(hub.state.member("dev", "bob").spans) <= 2
+        said = [message.content for message in (await bob.history("channel:dev")).messages]
+        assert said == ["while he is here", "here again"]
+        deliveries = bob.deliveries()
+        assert [(await anext(deliveries)).message.content for _ in said] == said
+
+
+def test_spans_that_are_merged_say_the_same() -> None:
+    for seed in range(300):
+        chance, member, naive, messages = Random(seed), Member(), list[tuple[int, int | None]](), list[int]()
+        for seq in range(1, 60):
+            if chance.random() < 0.3:
+                messages.append(seq)
+            elif member.is_in:
+                member = member.left(seq)
+                naive[-1] = (naive[-1][0], seq)
+            else:
+                member = member.joined(seq)
+                naive.append((seq, None))
+            assert member.is_in == (naive != [] and naive[-1][1] is None)
+        plain = Member(tuple(naive))
+        assert [member.was_in(seq) for seq in messages] == [plain.was_in(seq) for seq in messages]
+        assert len(member.spans) <= len(messages) + 1

@@ -17,6 +17,8 @@ OPERATIONS = [
     "window",
     "message_status",
     "why",
+    "impact",
+    "rows",
     "records",
     "watch",
     "cancel",

@@ -255,6 +255,33 @@ async def test_causeless_messages_of_people_are_not_rate_limited_as_an_agents() 
             await mia.send("agent:bob", number)
 
 
+WRONG = {
+    "malformed": '{"type":"send","message_id":"%s","to":"agent:bob","content":tru}',
+    "unlisted_field": '{"type":"send","message_id":"%s","to":"agent:bob","content":1,"seq":5}',
+    "no_address": '{"type":"send","message_id":"%s","to":"bob","content":1}',
+    "nobody": '{"type":"send","message_id":"%s","to":"agent:nobody","content":1}',
+    "no_cause": '{"type":"send","message_id":"%s","to":"agent:bob","content":1,"cause":99999}',
+    "no_operation": '{"type":"call","call_id":"%s","op":"network.explode","args":{}}',
+    "no_channel": '{"type":"call","call_id":"%s","op":"channels.join","args":{"name":"none"}}',
+    "no_trigger": '{"type":"record","record_id":"%s","reaction":"r","kind":"started","body":{}}',
+}
+
+
+@pytest.mark.parametrize("raw", WRONG.values(), ids=WRONG.keys())
+async def test_what_is_refused_counts_in_its_senders_rate(raw: str) -> None:
+    async with running_node(limits={"sends_per_s": 4, "root_messages_per_s": 1000}) as node:
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        for number in range(30):
+            await alice.send_raw(raw % f"wrong{number}")
+        answers = [await alice.answer(f"wrong{number}") for number in range(30)]
+        codes = [answer["code"] for answer in answers]
+        assert codes[0] != "rate_limited"
+        assert codes.count("rate_limited") >= 15
+        assert expect_error(answers[-1], "rate_limited")["retry_after_ms"] > 0
+        expect_error(await alice.submit("agent:bob", "a right one"), "rate_limited")
+        await bob.send("agent:alice", "the others are not limited")
+
+
 @pytest.mark.parametrize("kind", ["agent", "human", "service"])
 async def test_sends_are_rate_limited_for_every_kind_and_all_its_sessions(kind: str) -> None:
     async with running_node(limits={"sends_per_s": 4, "root_messages_per_s": 1000}) as node:

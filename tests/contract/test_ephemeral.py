@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.node import Node
-from tests.support.wire import WireSession, get_http
+from tests.support.wire import WireSession, ask_http, get_http
 
 
 @pytest.fixture
@@ -163,3 +163,25 @@ async def test_metrics_are_served_on_the_same_port(node: Node, alice: WireSessio
 async def test_another_path_is_not_found(node: Node) -> None:
     status, _ = await get_http(node.url, "/etc/passwd")
     assert 400 <= status < 500
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+async def test_head_gives_the_headers_alone(node: Node, path: str) -> None:
+    got, head = await ask_http(node.url, "GET", path), await ask_http(node.url, "HEAD", path)
+    assert (head.status, head.body) == (200, "")
+    assert {name for name, _ in head.headers} == {name for name, _ in got.headers}
+    assert len(head.headers) == len(dict(head.headers)), "no header twice"
+    assert int(dict(head.headers)["Content-Length"]) > 0
+
+
+async def test_head_opens_no_session(node: Node) -> None:
+    assert (await ask_http(node.url, "HEAD", "/")).status == 426
+
+
+@pytest.mark.parametrize("body", [b"", b"a=1", b"GET / HTTP/1.1\r\n\r\n", b"x" * 300_000], ids=len)
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/", "/nowhere"])
+async def test_other_methods_are_refused_and_the_right_ones_named(node: Node, path: str, body: bytes) -> None:
+    answer = await ask_http(node.url, "POST", path, body)
+    assert answer.status == 405
+    assert dict(answer.headers)["Allow"] == "GET, HEAD"
+    assert "POST" in answer.body

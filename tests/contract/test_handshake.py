@@ -157,8 +157,16 @@ async def test_session_ids_differ(node: Node) -> None:
     assert first.welcome["session_id"] != second.welcome["session_id"]
 
 
-async def test_anything_goes_inside_the_card(node: Node) -> None:
-    card = {"description": "d", "tools": ["t"], "tags": ["a"], "mood": {"deep": [1, None, 2.5]}}
+async def test_the_wrong_field_of_a_card_is_named(node: Node) -> None:
+    session = await node.connect()
+    await session.send_frame(hello_frame("alice", token=node.token_of("alice"), card={"tags": ["math", 5]}))
+    message = expect_error(await session.next_frame(), "invalid_frame")["message"]
+    assert message.startswith("Card is wrong")
+    assert "tags[1]" in message
+
+
+async def test_anything_else_goes_inside_the_card(node: Node) -> None:
+    card = {"description": "d", "tools": ["t", {"name": "u"}], "tags": ["a"], "mood": {"deep": [1, None, 2.5]}}
     await node.agent("alice", card=card)
     agents = (await (await node.agent("bob")).call("network.list_agents"))["agents"]
     assert next(agent["card"] for agent in agents if agent["agent_id"] == "alice") == card
@@ -209,6 +217,16 @@ WRONG_FIRST_FRAMES: dict[str, Any] = {
     "resume_cursor_negative": hello_frame("alice", resume={"epoch": "e", "cursor": -1}),
     "resume_unlisted_field": hello_frame("alice", resume={"epoch": "e", "cursor": 0, "seq": 0}),
     "card_list": hello_frame("alice", card=["description"]),
+    "card_description_number": hello_frame("alice", card={"description": 5}),
+    "card_description_null": hello_frame("alice", card={"description": None}),
+    "card_description_too_long": hello_frame("alice", card={"description": "x" * 20_000}),
+    "card_tags_text": hello_frame("alice", card={"tags": "math"}),
+    "card_tags_numbers": hello_frame("alice", card={"tags": ["math", 5]}),
+    "card_tags_nested": hello_frame("alice", card={"tags": [["math"]]}),
+    "card_tools_text": hello_frame("alice", card={"tools": "add"}),
+    "card_tools_numbers": hello_frame("alice", card={"tools": [1]}),
+    "card_visibility_unknown": hello_frame("alice", card={"visibility": "everyone"}),
+    "card_visibility_list": hello_frame("alice", card={"visibility": ["people"]}),
     "unlisted_field": hello_frame("alice", colour="red"),
     "hub_owned_field": hello_frame("alice", session_id="s"),
     "too_deep": '{"type":"hello","protocol":1,"agent_id":"alice","kind":"agent","card":'

@@ -91,11 +91,21 @@ def signal(name: str, code: str = "invalid_frame", **fields: Any) -> Row:
     return changed(name, {"type": "signal", "to": "agent:bob", "kind": "typing", "body": {}}, code, fields)
 
 
-def content(name: str, raw_content: str, *, holds_id: bool = False) -> Row:
-    """A `send` whose content is this text, JSON or not."""
+def content(name: str, raw_content: str) -> Row:
+    """A `send` whose content is this text, JSON or not. What comes before can be read: the error says which frame it is for."""
     message_id = new_id("bad")
     raw = f'{{"type":"send","message_id":"{message_id}","to":"agent:bob","content":{raw_content}}}'
-    return Row(f"content_{name}", raw, request_id=message_id if holds_id else None)
+    return Row(f"content_{name}", raw, request_id=message_id)
+
+
+def body_first(name: str, kind: str, id_field: str, body_field: str, raw_body: str) -> Row:
+    """A frame whose id comes after what is wrong with it."""
+    request_id = new_id("bad")
+    return Row(
+        f"{name}_before_the_{id_field}",
+        f'{{"{body_field}": {raw_body}, "{id_field}": "{request_id}", "type": "{kind}"}}',
+        request_id=request_id,
+    )
 
 
 FRAMES = [
@@ -115,7 +125,7 @@ FRAMES = [
     Row("type_upper_case", '{"type":"Bye"}'),
     Row("type_with_blank", '{"type":"bye "}'),
     Row("type_unknown", '{"type":"subscribe"}'),
-    Row("truncated", '{"type":"send","message_id":"m"'),
+    Row("truncated", '{"type":"send","message_id":"m"', request_id="m"),
     Row("text_after_the_object", '{"type":"bye"} x'),
     Row("two_objects", '{"type":"bye"}{"type":"bye"}'),
     Row("byte_order_mark", '\ufeff{"type":"bye"}'),
@@ -159,19 +169,26 @@ CONTENTS = [
     content("key_without_quotes", "{a:1}"),
     content("brackets_crossed", "[{]}"),
     content("empty", ""),
-    content("lone_high_surrogate", '"\\ud800"', holds_id=True),
-    content("lone_low_surrogate", '"\\udc00"', holds_id=True),
-    content("surrogates_reversed", '"\\udc00\\ud800"', holds_id=True),
-    content("surrogate_then_letter", '"\\uD800A"', holds_id=True),
-    content("two_high_surrogates", '"\\ud83d\\ud83d\\ude00"', holds_id=True),
-    content("surrogate_after_a_backslash", '"\\\\\\ud800"', holds_id=True),
-    content("surrogate_in_a_key", '{"\\udfff":1}', holds_id=True),
-    content("surrogate_deep_inside", '[[{"a":["x","\\udabc"]}]]', holds_id=True),
-    content("too_deep_lists", "[" * 65 + "]" * 65, holds_id=True),
-    content("too_deep_objects", '{"a":' * 65 + "1" + "}" * 65, holds_id=True),
-    content("one_level_too_deep", "[" * 64 + "]" * 64, holds_id=True),  # the frame itself is the first of 64
+    content("lone_high_surrogate", '"\\ud800"'),
+    content("lone_low_surrogate", '"\\udc00"'),
+    content("surrogates_reversed", '"\\udc00\\ud800"'),
+    content("surrogate_then_letter", '"\\uD800A"'),
+    content("two_high_surrogates", '"\\ud83d\\ud83d\\ude00"'),
+    content("surrogate_after_a_backslash", '"\\\\\\ud800"'),
+    content("surrogate_in_a_key", '{"\\udfff":1}'),
+    content("surrogate_deep_inside", '[[{"a":["x","\\udabc"]}]]'),
+    content("too_deep_lists", "[" * 65 + "]" * 65),
+    content("too_deep_objects", '{"a":' * 65 + "1" + "}" * 65),
+    content("one_level_too_deep", "[" * 64 + "]" * 64),  # the frame itself is the first of 64
     content("absurdly_deep", "[" * 100_000 + "]" * 100_000),
     content("absurdly_deep_and_never_closed", "[" * 100_000),
+    content("raw_tab_in_string", '"a\tb"'),
+    content("quotes_that_never_end", '"' + '\\"' * 1000),
+    body_first("tab_in_content", "send", "message_id", "content", '"a\tb"'),
+    body_first("deep_content", "send", "message_id", "content", "[" * 65 + "]" * 65),
+    body_first("an_id_inside_content", "send", "message_id", "content", '{"message_id":"inner","x":[NaN]}'),
+    body_first("deep_args", "call", "call_id", "args", '{"a":' * 65 + "1" + "}" * 65),
+    body_first("tab_in_a_body", "record", "record_id", "body", '{"text":"a\tb"}'),
 ]
 
 SENDS = [

@@ -245,6 +245,40 @@ async def test_message_status_tells_what_entered_a_prompt(node: Node, alice: Wir
         assert (recipient["agent_id"], recipient["state"], recipient["reaction"]) == ("bot", "in_prompt", "r1")
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"status": "finished"}, "finished"),
+        ({"status": "stopped"}, "stopped"),
+        ({"status": "cancelled"}, "cancelled"),
+        ({"status": "failed"}, "failed"),
+        ({"status": ["of another shape"]}, "finished"),
+        ({}, "finished"),
+    ],
+)  # fmt: skip
+async def test_readers_of_a_message_poll_whether_the_reaction_to_it_is_over(
+    node: Node, alice: WireSession, body: Any, status: str
+) -> None:
+    """Without an operator's rights, and without its records; another reaction that ended in between is not taken for it."""
+
+    async def poll(seq: int) -> str:
+        (recipient,) = (await alice.call("network.message_status", {"seq": seq}))["recipients"]
+        found: str = recipient.get("reaction_status", "none yet")
+        return found
+
+    bot = await node.agent("bot", role="reactor")
+    first, second = [(await alice.send("agent:bot", it))["seq"] for it in ("one", "two")]
+    assert await poll(first) == "none yet"
+    await bot.deliveries_until("two")
+    for number, seq in ((1, first), (2, second)):
+        await bot.record(f"r{number}", "started", {"trigger": seq, "as_of": seq, "manifest": [seq]})
+    assert await poll(first) == await poll(second) == "open"
+    await bot.record("r2", "finished", {"status": "finished"})
+    assert (await poll(first), await poll(second)) == ("open", "finished")
+    await bot.record("r1", "finished", body)
+    assert await poll(first) == status
+
+
 async def test_message_status_is_for_readers(
     alice: WireSession, bob: WireSession, stranger: WireSession, operator: WireSession
 ) -> None:
@@ -376,3 +410,28 @@ async def test_only_operators_remove(alice: WireSession, bob: WireSession) -> No
 async def test_removing_nobody_is_an_error(operator: WireSession) -> None:
     answer = await operator.submit_call("network.remove", {"agent_id": "nobody"})
     assert answer["type"] == "error"
+
+
+async def test_open_reactions_are_ones_own_and_all_for_operators(node: Node, alice: WireSession) -> None:
+    bot, other = await node.agent("bot", role="reactor"), await node.agent("other", role="reactor")
+    mia = await node.person("mia")
+    trigger = (await alice.send("broadcast", "who does it?"))["seq"]
+    begun = [
+        (await session.record(reaction, "started", {"trigger": trigger}))["seq"]
+        for session, reaction in ((bot, "r1"), (other, "r2"), (bot, "r3"))
+    ]
+    page = await bot.call("network.open_reactions")
+    assert page["reactions"][0] == {
+        "reaction": "r1", "agent_id": "bot", "trigger": trigger, "thread_id": "broadcast", "seq": begun[0], "is_cancelled": False,
+    }  # fmt: skip
+    assert [it["reaction"] for it in page["reactions"]] == ["r1", "r3"]
+    await bot.call_refused("forbidden", "network.open_reactions", {"agent_id": "other"})
+    assert (await alice.call("network.open_reactions"))["reactions"] == []
+    await mia.call("network.cancel", {"reaction": "r2"})
+    first = await mia.call("network.open_reactions", {"limit": 2})
+    assert ([it["is_cancelled"] for it in first["reactions"]], first["has_more"]) == ([False, True], True)
+    rest = await mia.call("network.open_reactions", {"after": first["reactions"][-1]["seq"]})
+    assert ([it["reaction"] for it in rest["reactions"]], rest["has_more"]) == (["r3"], False)
+    await bot.record("r1", "finished", {"status": "finished"})
+    only = await mia.call("network.open_reactions", {"agent_id": "bot"})
+    assert [it["reaction"] for it in only["reactions"]] == ["r3"]

@@ -320,3 +320,51 @@ async def test_a_trigger_that_kills_its_reactor_five_times_is_a_dead_letter(
     assert (recipient["state"], recipient["attempts"]) == ("dead", 5)
     await alice.send("agent:bot", "the thread goes on")
     await reactor.message("the thread goes on")
+
+
+BAD_TRIGGERS = {
+    "missing": ({}, "invalid_arguments", "missing"),
+    "a_text": ({"trigger": "5"}, "invalid_arguments", '"5"'),
+    "true": ({"trigger": True}, "invalid_arguments", "true"),
+    "a_fraction": ({"trigger": 1.5}, "invalid_arguments", "1.5"),
+    "null": ({"trigger": None}, "invalid_arguments", "null"),
+    "a_list": ({"trigger": [1]}, "invalid_arguments", "[1]"),
+    "zero": ({"trigger": 0}, "unknown_message", "message 0;"),
+    "negative": ({"trigger": -3}, "unknown_message", "message -3;"),
+    "beyond_the_head": ({"trigger": 987_654}, "unknown_message", "message 987654 "),
+    "beyond_2_53": ({"trigger": 2**60}, "unknown_message", f"message {2**60};"),
+}
+
+
+@pytest.mark.parametrize(("body", "code", "named"), BAD_TRIGGERS.values(), ids=BAD_TRIGGERS.keys())
+async def test_a_started_record_with_a_wrong_trigger_is_refused_and_the_trigger_named(
+    reactor: WireSession, body: dict[str, object], code: str, named: str
+) -> None:
+    error = expect_error(await reactor.submit_record("r1", "started", body, record_id="first"), code)
+    assert error["record_id"] == "first"
+    assert named in error["message"]
+    assert (await reactor.call("network.records", {"reaction": "r1"}))["records"] == []
+
+
+async def test_a_body_that_is_no_object_begins_no_reaction(reactor: WireSession) -> None:
+    frame = {"type": "record", "record_id": "first", "reaction": "r1", "kind": "started", "body": [1]}
+    await reactor.send_frame(frame)
+    expect_error(await reactor.answer("first"), "invalid_arguments")
+
+
+async def test_what_one_may_read_but_was_not_sent_is_no_trigger(node: Node, alice: WireSession) -> None:
+    await alice.call("channels.create", {"name": "dev", "history": "members"})
+    before = await alice.send("channel:dev", "before it came")
+    late = await node.agent("late", role="reactor")
+    await late.call("channels.join", {"name": "dev"})
+    assert (await late.call("network.history", {"thread_id": "channel:dev"}))["messages"][0]["seq"] == before["seq"]
+    answer = await late.submit_record("r1", "started", {"trigger": before["seq"]})
+    assert str(before["seq"]) in expect_error(answer, "unknown_message")["message"]
+
+
+async def test_a_refused_record_id_is_free_again(node: Node, alice: WireSession, reactor: WireSession) -> None:
+    expect_error(await reactor.submit_record("r1", "started", {}, record_id="first"), "invalid_arguments")
+    stored = await alice.send("agent:bot", "go")
+    await reactor.record("r1", "started", {"trigger": stored["seq"]}, record_id="first")
+    again = await node.agent("bot", role="reactor")
+    assert [reaction["trigger"] for reaction in again.welcome["open_reactions"]] == [stored["seq"]]

@@ -248,6 +248,18 @@ async def test_two_chats_of_one_person_show_the_same(node: Node, bob: WireSessio
         await there.line("to both")
 
 
+async def test_everybody_is_shown_however_many_there_are(tmp_path: Path) -> None:
+    async with announced_node(tmp_path, limits={"max_result_bytes": 1024}) as node:
+        ids = [f"agent{number}" for number in range(30)]
+        for agent_id in ids:
+            await node.agent(agent_id)
+        async with chatting() as chat:
+            online = (await chat.line(r"^\* Online: .*")).string
+            assert [agent_id for agent_id in ids if agent_id not in online] == []
+            await chat.type("/agents")
+            await chat.line("^agent9 ")
+
+
 async def test_commands_show_who_is_there_and_what_was_said(node: Node) -> None:
     await node.agent("ann", card={"description": "adds numbers"})
     async with chatting() as chat:
@@ -508,3 +520,35 @@ async def test_a_killed_chat_gives_the_terminal_back(node: Node) -> None:
         terminal.process.terminate()
         assert await terminal.process.wait() == 143
         assert terminal.is_as_before()
+
+
+async def test_an_answer_grows_above_the_prompt_until_it_is_a_message(node: Node, bob: WireSession) -> None:
+    async with at_terminal("--to", "bob") as terminal:
+        terminal.type("hi\r")
+        thread = (await bob.message("hi"))["thread_id"]
+
+        async def write(text: str, at: int) -> None:
+            piece = {"index": 1, "turn": 1, "kind": "text", "at": at, "text": text}
+            body = {"reaction": "r", "pieces": [piece]}
+            await bob.send_frame({"type": "signal", "kind": "delta", "thread_id": thread, "body": body})
+
+        await write("The sea", 0)
+        await terminal.shows(r"bob.* … .*The sea\r\n.*bob> ")
+        await write(" is salt.", 7)
+        await terminal.shows(r"\x1b\[1A\x1b\[J.*The sea is salt\.\r\n.*bob> ")
+        await bob.send("agent:mia", "The sea is salt.")
+        await terminal.shows(r"\x1b\[1A\x1b\[J[^\n]*#\d+\D.*The sea is salt\.\r\n\r\x1b\[2K[^\n]*bob> ")
+
+
+async def test_a_pipe_is_told_what_an_agent_is_at_and_no_half_sentences(node: Node, bob: WireSession) -> None:
+    async with chatting("--to", "bob") as chat:
+        await chat.type("hi")
+        thread = (await bob.message("hi"))["thread_id"]
+        pieces = [
+            {"index": at, "turn": 1, "kind": kind, "at": 0, "text": f"{kind} here"}
+            for at, kind in enumerate(["text", "progress"])
+        ]
+        body = {"reaction": "r", "pieces": pieces}
+        await bob.send_frame({"type": "signal", "kind": "delta", "thread_id": thread, "body": body})
+        await chat.line(r"^\* bob: progress here \(direct:bob~mia\)$")
+        assert not any("text here" in line for line in chat.lines)

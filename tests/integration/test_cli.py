@@ -316,7 +316,7 @@ async def test_tokens_of_a_database_without_a_node(tmp_path: Path) -> None:
         await up.line("is ready")
         assert (await run("threads", "--as", "eve", "--token", token)).out
         await up.stop()
-    assert (await run("token", "revoke", "eve", "--db", db)).out == "Revoked 1 token of eve.\n"
+    assert await run_json("token", "revoke", "eve", "--db", db) == {"agent_id": "eve", "revoked": 1}
     assert [it["revoked"] for it in (await run_json("token", "list", "--db", db))["tokens"]] == [True]
 
 
@@ -407,6 +407,27 @@ async def test_tail_begins_with_the_last_messages_of_the_thread_that_is_named(no
     assert [json.loads(line)["content"] for line in done.out.splitlines()] == ["to bob 1", "to bob 2"]
 
 
+@pytest.mark.parametrize("last", [(), ("--last", "3")])
+async def test_tail_of_a_thread_that_does_not_exist_says_so_and_waits(node: Node, last: tuple[str, ...]) -> None:
+    await node.agent("ann")
+    bob = await node.agent("bob")
+    async with command("tail", "--thread", "direct:ann~bob", "--count", "1", *last) as tail:
+        await tail.error("There is no thread direct:ann~bob yet that you may read; this waits")
+        await bob.send("agent:ann", "the first one")
+        await tail.line("the first one")
+        await tail.end()
+
+
+async def test_tail_of_a_thread_that_exists_does_not_say_that_it_waits(node: Node, bob: WireSession) -> None:
+    await bob.send("broadcast", "before")
+    async with command("tail", "--thread", "broadcast", "--count", "1") as tail:
+        await tail.error("Following")
+        await bob.send("broadcast", "after")
+        await tail.line("after")
+        await tail.end()
+    assert "no thread" not in "\n".join(tail.errors)
+
+
 async def test_a_reader_of_tail_who_leaves_is_no_error(node: Node, bob: WireSession) -> None:
     reading, writing = os.pipe()
     process = await asyncio.create_subprocess_exec(
@@ -465,7 +486,9 @@ async def test_doctor_finds_a_fresh_folder_well(tmp_path: Path) -> None:
     await run("init", cwd=tmp_path)
     checks = await examine(cwd=tmp_path, ROUNDELAY_PORT="0")
     assert {check["status"] for check in checks.values()} == {"ok"}
-    assert {"python", "packages", "config", "database", "files", "tls", "port", "clock", "agent echo"} == set(checks)
+    assert {"python", "packages", "config", "mods", "database", "files", "tls", "port", "clock", "agent echo"} == set(
+        checks
+    )
     assert set(read_tree(tmp_path)) == {"agents/echo.yaml", "roundelay.yaml"}
 
 
@@ -482,6 +505,21 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     assert "junk.db" in failed["database"]
     assert "choose another port" in failed["port"]
     assert "export OPENAI_API_KEY" in failed["agent a"]
+
+
+async def test_doctor_says_that_a_file_does_not_exist(tmp_path: Path) -> None:
+    done = await run("doctor", "nofile.yaml", code=2, cwd=tmp_path)
+    assert done.out == ""
+    assert "nofile.yaml" in done.err
+    assert "no such file" in done.err
+    assert done.err.count("\n") == 1
+
+
+async def test_doctor_finds_a_mod_that_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "roundelay.yaml").write_text("name: x\nmods:\n- channels\n- nonsense\n")
+    mods = (await examine(cwd=tmp_path, code=1, ROUNDELAY_PORT="0"))["mods"]
+    assert mods["status"] == "failed"
+    assert "roundelay.yaml:4: No mod is called 'nonsense'" in mods["detail"]
 
 
 async def test_doctor_finds_the_node_that_runs(node: Node, tmp_path: Path) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roundelay import reaction_list
+from roundelay.app import Network
+from roundelay.follow import Follower
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import Limits
+from roundelay.reaction_list import list_open_reactions
 from tests.support.announced import announced_node
 from tests.support.command import TIMEOUT_S, Command, command, run
 from tests.support.node import Node
@@ -237,3 +243,50 @@ async def test_a_decision_needs_the_number_of_its_request(node: Node) -> None:
         for line in ("/approve", "/deny too much", "/edit 3", "/reply 3", "/approve 999999"):
             await chat.type(line)
             await chat.error(r"^! ")
+
+
+async def test_open_reactions_are_found_however_long_ago_they_began() -> None:
+    """No look through messages: a call for them, and one for the records of each."""
+    async with Network.open(limits=Limits(root_messages_per_s=100_000)) as network:
+        ann, bob = await network.join("ann"), await network.join("bob", role="reactor")
+        reader = Counting(await network.join("reader", kind="service"))
+        triggers = [await ann.send_text("bob", f"task {number}") for number in range(3)]
+        for number, trigger in enumerate(triggers):
+            await bob.record(f"r{number}", "started", {"trigger": trigger.seq}, record_id=f"s{number}")
+        await bob.record("r1", "finished", {"status": "finished"}, record_id="f1")
+        for number in range(1000):
+            await ann.broadcast(f"noise {number}")
+        found = await list_open_reactions(reader)
+        assert [(it.reaction, it.agent_id, it.trigger, it.state) for it in found] == [
+            ("r0", "bob", triggers[0].seq, "open"),
+            ("r2", "bob", triggers[2].seq, "open"),
+        ]
+        assert reader.calls == ["network.open_reactions", "network.records", "network.records"]
+        assert [it.reaction for it in await reaction_list.list_reactions(reader, 5)] == ["r0", "r2"]
+        assert "network.list_threads" not in reader.calls
+
+
+class Counting(NetworkClient):
+    """A connected client that counts what is called."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self._client = client
+        self.calls: list[str] = []
+
+    async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
+        self.calls.append(op)
+        return await self._client.call(op, args, call_id=call_id)
+
+
+async def test_the_last_messages_are_found_beyond_many_records() -> None:
+    async with Network.open(limits=Limits(root_messages_per_s=100_000)) as network:
+        ann, bob = await network.join("ann"), await network.join("bob", role="reactor")
+        reader = await network.join("reader", kind="service")
+        for number in range(6):
+            await ann.broadcast(f"said {number}")
+        for number in range(300):
+            await bob.record("r", "note", {"n": number}, record_id=f"n{number}")
+        await ann.broadcast("said 6")
+        for last in (1, 2, 4, 100):
+            texts = [message.content for message in await Follower(reader).begin(last)]
+            assert texts == [f"said {number}" for number in range(7)][-last:]

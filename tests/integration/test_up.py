@@ -188,6 +188,10 @@ async def test_an_address_that_others_reach_takes_a_flag(folder: Path) -> None:
 # -- failing: one sentence each that says what, where and what next
 
 
+def list_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
 async def fails(folder: Path, *flags: str | Path, code: int, **environment: str) -> str:
     """The sentence of a node that did not start."""
     done = await run("up", *flags, code=code, cwd=folder, **environment)
@@ -217,18 +221,22 @@ async def fails(folder: Path, *flags: str | Path, code: int, **environment: str)
             "port: 0\nagents:\n- id: a\n  instruction: x\n  model: {rules: []}\n  tools: ['nowhere:f']\n",
             ("roundelay.yaml:6", "agent a", "nowhere"),
         ),
-        ("mods: [nonsense]\n", ("nonsense",)),
+        ("mods: [nonsense]\n", ("roundelay.yaml:1", "nonsense")),
+        ("name: x\nmods:\n- channels\n- nonsense\n", ("roundelay.yaml:4", "nonsense")),
+        ("mods: [discovery,\n  discovery]\n", ("roundelay.yaml:1", "taken")),
     ],
 )
 async def test_a_wrong_file(tmp_path: Path, yaml: str, parts: tuple[str, ...]) -> None:
     (tmp_path / "roundelay.yaml").write_text(yaml)
-    said = await fails(tmp_path, code=1 if "mods" in yaml else 2)
+    said = await fails(tmp_path, code=2)
     for part in parts:
         assert part in said
 
 
 async def test_a_wrong_variable(tmp_path: Path) -> None:
     assert "ROUNDELAY_PORT must be a whole number" in await fails(tmp_path, code=2, ROUNDELAY_PORT="x")
+    said = await fails(tmp_path, code=2, ROUNDELAY_MODS="channels, nonsense")
+    assert said.startswith("Error: ROUNDELAY_MODS: No mod is called 'nonsense'")
 
 
 async def test_a_used_port(tmp_path: Path) -> None:
@@ -236,9 +244,15 @@ async def test_a_used_port(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        said = await fails(tmp_path, "--port", port, code=1)
+        said = await fails(tmp_path, "--port", port, "--db", "new/folder/team.db", code=1)
     assert f"127.0.0.1:{port}" in said
     assert "choose another --port" in said
+    assert list_files(tmp_path) == [], "nothing half done remains"
+
+
+async def test_a_wrong_mod_leaves_no_file(tmp_path: Path) -> None:
+    await fails(tmp_path, "--db", "new/folder/team.db", code=2, ROUNDELAY_MODS="nonsense")
+    assert list_files(tmp_path) == []
 
 
 async def test_an_unwritable_database(tmp_path: Path) -> None:

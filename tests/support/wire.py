@@ -12,7 +12,7 @@ import json
 import secrets
 import socket as sockets
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, NamedTuple, Self
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
@@ -289,18 +289,38 @@ def contents(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
     return [message["content"] for message in messages]
 
 
-async def get_http(url: str, path: str, *, method: Literal["GET", "POST"] = "GET") -> tuple[int, str]:
+async def get_http(url: str, path: str) -> tuple[int, str]:
     """One plain HTTP request to the WebSocket port: its status and body."""
+    answer = await ask_http(url, "GET", path)
+    return answer.status, answer.body
+
+
+class HttpAnswer(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: str
+
+
+async def ask_http(url: str, method: str, path: str, body: bytes = b"") -> HttpAnswer:
+    """One plain HTTP request of any method to the WebSocket port, sent in two pieces; all of its answer."""
     host, port = _host_and_port(url)
     reader, writer = await asyncio.open_connection(host, port)
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+    if body:
+        head += f"Content-Length: {len(body)}\r\n"
+    request = f"{head}\r\n".encode() + body
     try:
-        writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(request[:3])
+        await writer.drain()
+        writer.write(request[3:])
         async with asyncio.timeout(TIMEOUT_S):
             answer = await reader.read()
     finally:
         writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), body.decode()
+    top, _, rest = answer.partition(b"\r\n\r\n")
+    status, *lines = top.decode().split("\r\n")
+    headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+    return HttpAnswer(int(status.split()[1]), headers, rest.decode())
 
 
 def _matches(frame: Frame, type_: str, fields: Mapping[str, Any]) -> bool:

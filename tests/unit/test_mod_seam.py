@@ -206,3 +206,56 @@ async def test_a_call_that_is_repeated_after_its_result_is_forgotten_stores_noth
     assert again[2] == {"seq": noted["seq"], "thread_id": "mod:tasks~ann", "duplicate": True}
     assert again[3] == {"seq": two["first"], "thread_id": "channel:dev", "duplicate": True}
     assert again[0]["duplicate"] is True
+
+
+# -- work outside the commit, and a hub that dies meanwhile
+
+
+class Printing(Mod):
+    """Does its work in ``after``, once it is let; what an earlier life left undone is done with the next message (docs/mods.md)."""
+
+    id = "printing"
+
+    def __init__(self, *, may_work: bool, keeps_list: bool) -> None:
+        self.printed: list[int] = []
+        self.began = asyncio.Event()
+        self._may_work = may_work
+        self._keeps_list = keeps_list
+
+    def apply(self, change: Change, message: Row) -> None:
+        if self._keeps_list:
+            change.put(f"todo/{message.seq}", True)
+
+    async def after(self, context: AfterContext, message: Row) -> None:
+        left = [
+            int(key.rpartition("/")[2]) for key, _ in context.state.items("mod") if key.startswith("printing/todo/")
+        ]
+        self.began.set()
+        if not self._may_work:
+            await asyncio.Event().wait()  # the hub dies here
+        for seq in sorted({*left, message.seq} - set(self.printed)):
+            self.printed.append(seq)
+            context.submit({"seq": seq})
+
+    def apply_entry(self, change: Change, payload: Any) -> None:
+        change.put(f"todo/{payload['seq']}", None)
+
+
+@pytest.mark.parametrize(("keeps_list", "is_done_later"), [(False, False), (True, True)])
+async def test_after_is_not_repeated_but_for_what_the_mod_keeps_a_list_of(
+    tmp_path: Path, keeps_list: bool, is_done_later: bool
+) -> None:
+    before = Printing(may_work=False, keeps_list=keeps_list)
+    async with Network.open(tmp_path / "team.db", mods=["channels", before]) as network:
+        lost = await (await network.join("ann")).broadcast("print me")
+        await before.began.wait()
+    again = Printing(may_work=True, keeps_list=keeps_list)
+    async with Network.open(tmp_path / "team.db", mods=["channels", again]) as network:
+        ann = await network.join("ann")
+        assert again.printed == []
+        next_one = await ann.broadcast("me too")
+        await ann.call("network.info")
+        assert again.printed == ([lost.seq, next_one.seq] if is_done_later else [next_one.seq])
+        await ann.broadcast("and me")
+        await ann.call("network.info")
+        assert len(again.printed) == len(set(again.printed)), "what was done is not done again"

@@ -127,6 +127,12 @@ class Inbox:
     due: dict[int, int] = field(default_factory=dict)
     """Refused ones that wait: when they may come again (ms)."""
     dead: set[int] = field(default_factory=set)
+    lives: dict[int, int] = field(default_factory=dict)
+    """How often a dead letter was taken back: it then has five attempts as at first."""
+
+    def number(self, seq: int, attempt: int) -> int:
+        """An attempt's number over all lives of its message, so that a later one is always the higher."""
+        return attempt + 10 * self.lives.get(seq, 0)
 
 
 def nack_frame(seq: int, retry_after_ms: int | None) -> dict[str, Any]:
@@ -428,6 +434,32 @@ class Delivery(RuleBasedStateMachine):
         newer.is_open = False
         self.settle()
 
+    @rule(pick=picks, back=picks, settles=settles)
+    def retry_dead_letter(self, pick: int, back: int, settles: bool) -> None:
+        """A dead letter is taken back: it comes again, to one session or another, with five attempts."""
+        self.fail_always(pick)
+        visit = self.pick_visit(pick)
+        if visit is None or visit.connection.is_paused or not self.inboxes[visit.agent].dead:
+            return
+        inbox = self.inboxes[visit.agent]
+        seq = sorted(inbox.dead)[-1 - back % len(inbox.dead)]
+        call_id = f"c{next(self.numbers)}"
+        call = {"type": "call", "call_id": call_id, "op": "network.retry_dead_letter", "args": {"seq": seq}}
+        self.hub.receive(visit.session, call)
+        inbox.dead.discard(seq)
+        inbox.handled.pop(seq, None)
+        inbox.failures[seq], inbox.due[seq] = 0, self.hub.now_ms
+        inbox.lives[seq] = inbox.lives.get(seq, 0) + 1
+        for other in self.visits:
+            if other.agent == visit.agent:
+                other.handled_before.discard(seq)
+                if any(given == seq for given, _ in other.given):
+                    other.refused[seq] = self.hub.now_ms
+        self.count("dead letters taken back")
+        self.settle()
+        assert visit.answers.pop(call_id)["type"] == "result"
+        self.finish(settles)
+
     def fail(self, visit: Visit, seq: int, retry_after_ms: int | None) -> None:
         """One more failure: it comes again when it is due, or is a dead letter at the fifth. What is handled stays so."""
         agent, inbox = visit.agent, self.inboxes[visit.agent]
@@ -645,8 +677,8 @@ class Delivery(RuleBasedStateMachine):
 
     def take_delivery(self, visit: Visit, frame: dict[str, Any]) -> None:
         """Judge one delivery by itself: that it may come to this session, now, as this attempt."""
-        seq, attempt = frame["message"]["seq"], frame["attempt"]
-        message, inbox = self.message(seq), self.inboxes[visit.agent]
+        message, inbox = self.message(frame["message"]["seq"]), self.inboxes[visit.agent]
+        seq, attempt = message.seq, inbox.number(message.seq, frame["attempt"])
         assert frame["message"]["content"] == message.frame["content"]
         assert seq > visit.cursor or attempt > 1
         is_again = seq in visit.refused or attempt > 1
@@ -661,7 +693,7 @@ class Delivery(RuleBasedStateMachine):
             visit.held.add(seq)
             assert len(visit.held) <= LIMITS["max_unacked"]
             # less where another session failed while this one's was on its way
-            assert attempt <= inbox.failures.get(seq, 0) + 1
+            assert attempt <= inbox.number(seq, inbox.failures.get(seq, 0) + 1)
             if seq in visit.refused:
                 assert attempt > max(a for s, a in visit.given if s == seq), "a higher attempt each time"
                 # it is not due any more if another session acknowledged it while it was on its way
@@ -797,6 +829,16 @@ def test_every_session_is_given_what_is_its_own(note: Note) -> None:
 
 def test_every_session_is_given_what_is_its_own_over_a_file(note: Note) -> None:
     run(DeliveryOverAFile, note, 15, 50)
+
+
+def test_a_dead_letter_that_was_just_taken_back_outlives_its_session() -> None:
+    """What was to be forgotten with its first five attempts must not take the new ones along."""
+    machine = Delivery()
+    machine.begin()
+    machine.send_some(pick=0, to="agent:bob", number=1, settles=True)
+    machine.retry_dead_letter(pick=1, back=0, settles=True)
+    assert machine.inboxes["bob"].lives
+    machine.teardown()  # bob's session is lost at once, and the next one must be given it
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from roundelay.agents.text import strip_unseen
 from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
 from roundelay.network.messages import message_from_wire
@@ -79,6 +80,27 @@ def test_every_control_character_is_written_out() -> None:
         assert "\\x" in clean(chr(code)), hex(code)
 
 
+def test_whatever_prompts_leave_out_is_written_out() -> None:
+    planes = [*range(0x30000), *range(0xE0000, 0xE2000), *range(0x10FF00, 0x110000)]
+    left_out = [chr(code) for code in planes if not strip_unseen(chr(code))]
+    assert len(left_out) > 4000
+    assert [hex(ord(char)) for char in left_out if char in clean(f"a{char}b")] == []
+
+
+@pytest.mark.parametrize(
+    "char", ["\u200b", "\u00ad", "\u3164", "\u2800", "\u2063", "\u180e", "\U000e0041", "\U000e0100"]
+)
+def test_what_cannot_be_seen_is_written_out(char: str) -> None:
+    shown = clean(f"a{char}b")
+    assert char not in shown
+    assert f"{ord(char):x}" in shown
+
+
+@pytest.mark.parametrize("text", ["👩‍💻", "می‌خواهم", "❤️", "naïve café", "日本語", "שלום"])
+def test_what_languages_and_emoji_are_written_with_stays(text: str) -> None:
+    assert clean(text) == text
+
+
 def test_lines_and_tabs_of_a_message_stay_visible() -> None:
     assert clean_lines("a\tb\r\nc\n\nd") == ["a    b", "c", "", "d"]
 
@@ -126,7 +148,7 @@ def test_ids_and_places_are_cleaned_too() -> None:
         ({"kind": "channel", "to": "channel:dev", "thread_id": "channel:dev"}, "#7 bob → channel:dev: hello"),
         ({"kind": "mod", "to": "mod:tasks", "thread_id": "mod:tasks~bob"}, "#7 bob → mod:tasks: hello"),
         ({"kind": "mod", "sender_id": "tasks", "thread_id": "mod:tasks~mia"}, "#7 mod:tasks → mia: hello"),
-        ({"content": {"n": [1, 2]}}, '#7 bob → mia: {"n":[1,2]}'),
+        ({"content": {"n": [1, 2]}}, "#7 bob → mia: n: [1,2]"),
         ({"content": {"n": 1}, "text_representation": "one"}, "#7 bob → mia: one"),
     ],
 )

@@ -1,0 +1,89 @@
+"""Step 6 for what mods and the hub's own operations change: a `call`, and the outcome of a mod's IO. Pure.
+
+The result of a call that changed something is kept for its ``call_id``; when that is forgotten, the key of its first row still tells
+a repeat. Reads are no entries: `reads` answers them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from .change import ChangeSet, RootStopped, Rules
+from .entries import NOTHING, Answer, ModEntry, Operate, Origin, Outcome
+from .errors import IdConflict, RoundelayError
+from .frames import ResultFrame, encode
+from .refusals import answer_error, check_rights, stop_loop
+from .state import CallResult, Facts, State
+
+CALL_KEPT_MS = 24 * 3600 * 1000
+"""How long the result of a call that changed something is repeated for its ``call_id`` (docs/protocol.md)."""
+
+
+def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> Outcome:
+    origin = entry.origin
+    keys = {"call_id": entry.call_id}
+    key = f"{origin.agent_id}/{entry.call_id}"
+    known: CallResult | None = state.get("call", key) or facts.cold.get(("call", key))
+    if known is not None and state.stamp - known.at < CALL_KEPT_MS:
+        if known.digest != entry.digest:
+            return answer_error(rules, state, origin, _call_conflict(entry), keys)
+        return Outcome(effects=(_result(entry, known.value),))
+    signed = next((facts.known[it] for it in call_keys(entry) if it in facts.known), None)
+    if signed is not None:  # its result is forgotten, what it stored is not
+        if signed.digest != entry.digest:
+            return answer_error(rules, state, origin, _call_conflict(entry), keys)
+        value = {"seq": signed.seq, "duplicate": True, **({"thread_id": signed.thread_id} if signed.thread_id else {})}
+        return Outcome(effects=(_result(entry, Raw(encode(value))),))
+    operation = rules.operations[entry.op]
+    change = ChangeSet(rules, state, facts, origin, mod_id=entry.op.partition(".")[0], call_id=entry.call_id)
+    try:
+        check_rights(state, origin)
+        change.count_send()
+        result = Raw(encode(operation.function(change, **_arguments(entry.args))))
+        change.run_apply_hooks(change.messages())
+    except RootStopped as error:
+        return stop_loop(rules, state, facts, origin, error, keys)
+    except RoundelayError as error:
+        return answer_error(rules, state, origin, error, keys)
+    change.sign(call_keys(entry), entry.digest)
+    change.put_row("call", key, CallResult(entry.digest, state.stamp, result))
+    return change.outcome(_result(entry, result))
+
+
+def call_keys(entry: Operate) -> list[tuple[str, str]]:
+    """Under what a call's first row is known when its result is forgotten: a row of the caller's, or of the mod that answered.
+
+    No client's key is like these: theirs begin with ``m:`` and ``r:``.
+    """
+    agent_id = entry.origin.agent_id
+    return [
+        (agent_id, f"c:{entry.call_id}"),
+        (f"mod:{entry.op.partition('.')[0]}", f"c:{agent_id}/{entry.call_id}"),
+    ]
+
+
+def _call_conflict(entry: Operate) -> IdConflict:
+    return IdConflict(f"call_id {entry.call_id!r} was used for another call; choose a new one.")
+
+
+def _result(entry: Operate, value: Raw) -> Answer:
+    return Answer(entry.origin.session_id, encode(ResultFrame(call_id=entry.call_id, value=value)))
+
+
+def _arguments(args: Struct) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in args.__struct_fields__}
+
+
+def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -> Outcome:
+    mod = rules.mods.get(entry.mod)
+    if mod is None:
+        return NOTHING
+    origin = Origin("", entry.mod, "service")
+    change = ChangeSet(rules, state, facts, origin, mod_id=entry.mod)
+    try:
+        mod.apply_entry(change, entry.payload)
+    except RootStopped as error:
+        return stop_loop(rules, state, facts, origin, error, {})
+    return change.outcome()

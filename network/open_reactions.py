@@ -1,0 +1,50 @@
+"""What agents are at now: the operation ``network.open_reactions``, in the shape of a mod. Read from the state, never from the log."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from .errors import Forbidden
+from .frames import Seq
+from .mod import Mod, Reading, operation
+from .state import OpenReaction
+
+
+class OpenReactions(Mod):
+    """Not a mod of its own: an operation of the hub."""
+
+    id = "network"
+
+    @operation("read")
+    async def open_reactions(
+        self,
+        reading: Reading,
+        *,
+        agent_id: str | None = None,
+        after: Seq = 0,
+        limit: Annotated[int, Meta(ge=1, le=500)] = 100,
+    ) -> dict[str, Any]:
+        """Reactions begun and not finished, by the seq of their beginning, above `after`: one's own; operators name anybody, or nobody for all."""
+        origin = reading.origin
+        if not origin.is_operator:
+            if agent_id not in (None, origin.agent_id):
+                raise Forbidden("The reactions of others are for operators.")
+            agent_id = origin.agent_id
+        found: list[OpenReaction] = sorted(
+            (it for _, it in reading.hub.state.items("reaction") if it.seq > after and agent_id in (None, it.agent_id)),
+            key=lambda it: it.seq,
+        )
+        shown = [
+            {
+                "reaction": it.reaction,
+                "agent_id": it.agent_id,
+                "trigger": it.trigger,
+                "thread_id": it.trigger_head.thread_id,
+                "seq": it.seq,
+                "is_cancelled": it.is_cancelled,
+            }
+            for it in found[:limit]
+        ]
+        return {"reactions": shown, "has_more": len(found) > limit}

@@ -1,0 +1,137 @@
+"""Sessions that are behind are brought up to date from the ledger, page by page, until what is published reaches them directly.
+
+A session begins behind, and falls behind when its queue overflows. The newest messages are kept in memory, bounded, to close the gap
+between the last page and what was published meanwhile. Reads the ledger; changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+from .config import Limits
+from .errors import LedgerError
+from .frames import deliver_bytes
+from .ledger import Ledger, Row
+from .mailboxes import Mailboxes
+from .session import Outlet, Session, SessionState
+from .visibility import inbox_spans, is_recipient
+
+log = logging.getLogger(__name__)
+
+PAGE_ROWS, PAGE_BYTES = 256, 1 << 18
+"""One page of a session that is behind. It has its pages to itself, where those that are live share each frame: so they are small."""
+RECENT_ROWS = 2048
+RECENT_BYTES = 4 << 20
+
+
+class Pages:
+    """Reads pages for sessions. `keep` is told every published row, in order."""
+
+    def __init__(self, outlet: Outlet, mailboxes: Mailboxes, ledger: Ledger, limits: Limits) -> None:
+        self.read = 0
+        """How many pages were read."""
+        self._outlet = outlet
+        self._mailboxes = mailboxes
+        self._ledger = ledger
+        self._limits = limits
+        self._recent: deque[Row] = deque()
+        self._recent_bytes = 0
+
+    def keep(self, row: Row) -> None:
+        """Remember a published message for those that are about to be up to date."""
+        self._recent.append(row)
+        self._recent_bytes += len(row.data)
+        while self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_ROWS:
+            self._recent_bytes -= len(self._recent.popleft().data)
+
+    def forget(self) -> None:
+        """Drop what is remembered: the ledger is reopened."""
+        self._recent.clear()
+        self._recent_bytes = 0
+
+    def begin(self, session: Session) -> None:
+        """Read pages for a session that is behind, until it is not or its window is full."""
+        session.outbox.is_paging = True
+        self._outlet.spawn(self._read_pages(session))
+
+    async def _read_pages(self, session: Session) -> None:
+        """Bring a session up to date from the ledger, as far as its window goes, then let it go live without a gap."""
+        outbox, agent_id = session.outbox, session.live_origin().agent_id
+        try:
+            while session.state is SessionState.LIVE and outbox.is_behind:
+                participant = self._mailboxes.state.participant(agent_id)
+                if participant is None:
+                    return
+                until = self._mailboxes.state.head
+                spans = inbox_spans(self._mailboxes.state, participant)
+                max_bytes = min(PAGE_BYTES, self._limits.session_queue_bytes)
+                page = await self._ledger.inbox(spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes)
+                self.read += 1
+                if session.state is not SessionState.LIVE:
+                    return
+                if self._push_page(session, page.rows):
+                    return
+                if page.has_more:
+                    continue
+                outbox.position = max(outbox.position, until)
+                self._go_live(session)
+        except LedgerError:
+            log.exception("reading a page failed", extra={"agent_id": agent_id})
+            if session.state is SessionState.LIVE:
+                self._outlet.end(session, 4503, "The hub cannot read what is to be delivered; reconnect and resume.")
+        finally:
+            outbox.is_paging = False
+            self._outlet.touch(session)
+
+    def _push_page(self, session: Session, rows: Iterable[Row]) -> bool:
+        """Queue a page's rows. True when the queue has no room for another page before some are acknowledged."""
+        outbox = session.outbox
+        for row in rows:
+            if row.seq <= outbox.position:
+                continue
+            frame = self._frame_for(session, row)
+            if frame is None:
+                outbox.position = row.seq
+                continue
+            if outbox.queued_bytes and outbox.queued_bytes + len(frame) > self._limits.session_queue_bytes:
+                return True
+            self._outlet.deliveries += 1
+            outbox.push(row.seq, frame, needs_ack=session.live_origin().agent_id != row.actor)
+            outbox.is_behind = True
+        self._outlet.flush_session(session)
+        return outbox.queued > 0
+
+    def _frame_for(self, session: Session, row: Row) -> bytes | None:
+        """The ``deliver`` frame of a row for a session, or None when it is not for it."""
+        agent_id = session.live_origin().agent_id
+        assert row.head is not None
+        if not is_recipient(self._mailboxes.state, agent_id, row.head):
+            return None
+        live = self._mailboxes.get(agent_id)
+        assert live is not None
+        mailbox = live.mailbox
+        if session.outbox.is_own(row.seq):
+            return None
+        if row.actor == agent_id and row.seq <= session.joined_at and session.starts_at_floor:
+            return None
+        if session.starts_at_floor and mailbox.is_handled(row.seq) and row.actor != agent_id:
+            return None
+        if row.seq in mailbox.waiting and session.starts_at_floor:
+            session.outbox.skipped.add(row.seq)
+            return None  # its timer brings it; from a cursor nothing is left out
+        attempt = self._mailboxes.attempt(agent_id, row.seq) if row.seq in mailbox.tried else None
+        return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
+
+    def _go_live(self, session: Session) -> None:
+        """Close the gap between the last page and what was published meanwhile, from memory; then publish reaches the session."""
+        outbox = session.outbox
+        if outbox.position < self._mailboxes.state.head:
+            if not self._recent or self._recent[0].seq > outbox.position + 1:
+                return
+            missed = [row for row in self._recent if row.seq > outbox.position]
+            if self._push_page(session, missed):
+                return
+            outbox.position = max(outbox.position, self._mailboxes.state.head)
+        outbox.is_behind = False

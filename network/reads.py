@@ -1,0 +1,34 @@
+"""Operations that change nothing: they run beside the batches, on the committed state and the ledger, and each answers for itself."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from msgspec import Raw
+
+from .clock import NewId
+from .entries import Origin, error_bytes
+from .errors import InternalError, LedgerError, RoundelayError
+from .frames import ResultFrame, encode
+from .mod import HubView, Operation, Reading
+
+log = logging.getLogger(__name__)
+
+
+async def answer_read(
+    hub: HubView, origin: Origin, operation: Operation, call_id: str, args: msgspec.Struct, new_id: NewId
+) -> bytes:
+    """Perform one reading operation; gives the ``result`` or ``error`` frame, whatever happens."""
+    try:
+        reading = Reading(origin, hub, operation.op.partition(".")[0])
+        arguments = {name: getattr(args, name) for name in args.__struct_fields__}
+        value = Raw(encode(await operation.function(reading, **arguments)))
+        return encode(ResultFrame(call_id=call_id, value=value))
+    except Exception as error:  # a defect of one operation, or a page that cannot be read, must not end the hub
+        if isinstance(error, RoundelayError) and not isinstance(error, LedgerError):
+            return error_bytes(error, {"call_id": call_id})
+        quote = new_id()
+        log.exception("an operation failed", extra={"quote": quote, "op": operation.op})
+        internal = InternalError(f"The hub failed on this call; quote {quote} to its operator.")
+        return error_bytes(internal, {"call_id": call_id})
