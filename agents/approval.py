@@ -13,6 +13,7 @@ from roundelay.network.client import AnyMessage
 from roundelay.network.messages import BaseMessage
 
 from .journal import Approval
+from .reaction import NOT_RUN
 from .replies import Waiter, read_decision
 from .steps import PlannedCall
 from .text import cut
@@ -56,16 +57,20 @@ def read_approval(reply: BaseMessage) -> Approval:
 def apply_approval(planned: PlannedCall, approval: Approval | None) -> PlannedCall | ToolResult:
     """Give the call as it is to be made, or why it is not."""
     if approval is None:
-        return ToolResult("Not run: nobody approved it in time.", ok=False)
+        return ToolResult("Not run: nobody approved it in time.", ok=False, data={NOT_RUN: True})
     if not approval.is_approved:
         why = f": {approval.reason}" if approval.reason else "."
-        return ToolResult(f"Not run: {approval.by} denied it{why}", ok=False)
+        return ToolResult(f"Not run: {approval.by} denied it{why}", ok=False, data={NOT_RUN: True})
     if approval.arguments is None:
         return planned
     try:
         arguments = planned.tool.parse(approval.arguments)
     except ToolArgumentsError as error:
-        return ToolResult(f"Not run: {approval.by} changed the arguments, and they do not fit. {error}", ok=False)
+        return ToolResult(
+            f"Not run: {approval.by} changed the arguments, and they do not fit. {error}",
+            ok=False,
+            data={NOT_RUN: True},
+        )
     return replace(planned, arguments=arguments, call=replace(planned.call, arguments=_tidy(approval.arguments)))
 
 

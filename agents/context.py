@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .inbox import Visibility
+from .message_filter import ALL, MessageFilter
 from .policy import AgentPolicy
 from .retry import retry_later
 
@@ -26,26 +27,39 @@ async def build_context(
 
     ``visibility`` holds whatever the card of the connection says: the hub admits what both allow.
     """
-    most, per_thread = policy.max_threads, policy.per_thread + 1  # one more: the trigger is shown apart from its thread
+    chosen = policy.message_filter
+    most = policy.max_threads
+    per_thread = chosen.count_to_ask(policy.per_thread) + 1  # one more: the trigger is shown apart from its thread
     window = await retry_later(
         lambda: client.window(trigger.seq, threads=most, per_thread=per_thread, visibility=visibility)
     )
-    return select_threads(window.threads, trigger, max_threads=policy.max_threads, per_thread=policy.per_thread)
+    return select_threads(
+        window.threads, trigger, max_threads=most, per_thread=policy.per_thread, chosen=chosen, reader=client.agent_id
+    )
 
 
 def select_threads(
-    threads: Iterable[MessageThread], trigger: BaseMessage, *, max_threads: int, per_thread: int
+    threads: Iterable[MessageThread],
+    trigger: BaseMessage,
+    *,
+    max_threads: int,
+    per_thread: int,
+    chosen: MessageFilter = ALL,
+    reader: str = "",
 ) -> dict[str, MessageThread]:
     """Bound and order threads for the prompt of ``trigger``, which is left out of them; threads left empty are dropped.
+
+    Messages that ``chosen`` does not admit are left out as well, and not counted among those omitted.
 
     The order is by newest message, the trigger's thread last, a function of the ledger alone: threads that rest stay where they are,
     in front, so that prompts of one conversation begin alike and providers' caches hold.
     """
     kept: list[MessageThread] = []
     for thread in threads:
-        others = [message for message in thread.messages if message.seq != trigger.seq]
-        if others:
-            shown = others[-per_thread:]
+        most = chosen.count_for(thread.thread_id, per_thread)
+        others = [it for it in thread.messages if it.seq != trigger.seq and chosen.admits(it, reader)]
+        if others and most:
+            shown = others[-most:]
             omitted = thread.omitted + len(others) - len(shown)
             kept.append(MessageThread(thread_id=thread.thread_id, messages=shown, omitted=omitted))
     kept.sort(key=lambda thread: (thread.thread_id == trigger.thread_id, thread.messages[-1].seq))

@@ -8,18 +8,23 @@ leaves alone (PEP 789).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, assert_never
+
+from roundelay.network.errors import RoundelayError
 
 from .agent import Agent
 from .events import AnswerReviewed, Event, Finished, HandedOver, OnEvent, Resumed, TurnEnd, TurnStart
-from .journal import Journal, Recorded
+from .journal import Journal, Recorded, Store
 from .model_calls import ModelCalls
 from .models.model import ModelReply, Usage
-from .reaction import TOO_LARGE, Reaction
+from .models.request_print import print_request
+from .reaction import TOO_LARGE, Reaction, State
 from .replies import Replies
 from .run import MakeContext, Run
+from .stand_in import STAND_IN
 from .steps import (
     Begin,
     CallModel,
@@ -39,6 +44,13 @@ from .tool_calls import ToolCalls
 from .tools import ToolError
 
 REVIEW = "review"
+
+
+def _store(reaction: Reaction, outer: Store | None, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
+    """Give a record as it is kept: as the agent at work wants it, and those around it."""
+    chain = reaction.agent.chain
+    kept = chain.store(kind, body) if chain.stores else body
+    return outer(kind, kept) if outer is not None else kept
 
 
 class Arrivals(Protocol):
@@ -78,7 +90,7 @@ class Driver:
         self._tools = ToolCalls(self._run, self._models, self._run_agent)
         self._agent = reaction.agent  # of the last turn
         self._id, self._path = journal.reaction, journal.path  # of every event
-        journal.store = reaction.agent.chain.store if reaction.agent.chain.stores else None
+        journal.store = partial(_store, reaction, journal.store)
 
     async def run(
         self, recorded: Recorded | None = None, *, config_hash: str = "", prompt_hash: str | None = None
@@ -94,7 +106,10 @@ class Driver:
         return await chain.around_reaction(lambda: self._models.describe(0, "reaction", []), self._perform)
 
     def cancel(self, reason: str) -> Finish:
-        """End the reaction after `run` was cancelled in the middle of a step."""
+        """End the reaction after `run` was cancelled in the middle of a step, or in what middleware does after the last one."""
+        if self._reaction.state is State.FINISHED:  # and told: middleware was still at it
+            done = self._reaction
+            return Finish("cancelled", reason, None, done.turn, done.usage, done.tool_calls)
         finish = self._reaction.advance(Cancel(reason))
         assert isinstance(finish, Finish)
         self._emit(self._describe_end(finish))
@@ -109,10 +124,10 @@ class Driver:
 
     async def _turn(self, step: Step) -> Step:
         """Perform a turn, to the first step of the next one or the end."""
-        turn, text = self._reaction.turn, None
+        turn, text, is_done = self._reaction.turn, None, False
 
         async def perform() -> None:
-            nonlocal step, text
+            nonlocal step, text, is_done
             outcome: Outcome
             while not isinstance(step, Finish) and not (isinstance(step, CallModel) and step.turn > turn):
                 match step:
@@ -129,18 +144,22 @@ class Driver:
                 if isinstance(outcome, ModelFailed) and isinstance(step, Finish) and not outcome.is_recorded:
                     # Before the answer, so that it stays the end.
                     await self._journal.record_model_failed(turn, outcome)
+            is_done = True
 
         if turn in self._run.recorded.replies:
             await perform()
         else:
             around = self._reaction.agent.chain.around_turn
             await around(lambda: self._models.describe(turn, "turn", []), perform)
+            if not is_done:
+                raise RoundelayError(f"Middleware around turn {turn} of {self._id} did not let it go on to its end.")
         if turn == self._run.live_turn:
             self._emit(TurnEnd(self._id, turn, text, self._reaction.usage, self._path))
         return step
 
     async def _ask(self, step: CallModel) -> ModelReply | Replayed | ModelFailed:
         recorded, run = self._run.recorded, self._run
+        self._reaction.note(recorded.notes.get(step.turn, {}))
         new = recorded.new_messages.get(step.turn)
         if new is not None:
             step = self._tell(new)
@@ -148,11 +167,11 @@ class Driver:
         if known is not None:
             return known
         if step.turn != run.live_turn:
-            if self._arrivals is not None and new is None and (new := self._arrivals.take()) is not None:
+            if self._arrivals is not None and new is None and (new := self._take_arrivals(self._arrivals)) is not None:
                 await self._journal.record_new_messages(step.turn, new)
                 step = self._tell(new)
                 await self._arrivals.settle(new)
-            if step.agent is not self._agent:
+            if step.agent.id != self._agent.id:
                 self._emit(HandedOver(self._id, step.turn, step.agent.id, self._agent.id, self._path))
             run.live_turn = step.turn
             self._emit(TurnStart(self._id, step.turn, self._reaction.max_turns, self._path))
@@ -160,10 +179,15 @@ class Driver:
         reply = await self._models.ask(step)
         if isinstance(reply, ModelFailed):
             return reply
-        if self._journal.is_too_large(reply):
+        asked = print_request(*self._models.asked) if self._models.asked is not None else None
+        if self._journal.is_too_large(reply, asked):
             reply = ModelReply(text=None, usage=reply.usage, finish_reason=TOO_LARGE, model=reply.model)
-        await self._journal.record_reply(step.turn, reply, agent_id=step.agent.id, is_last=step.is_last)
+        await self._journal.record_reply(step.turn, reply, agent_id=step.agent.id, is_last=step.is_last, request=asked)
         return reply
+
+    def _take_arrivals(self, arrivals: Arrivals) -> NewMessages | None:
+        stand_in = STAND_IN.get()
+        return arrivals.take() if stand_in is None or stand_in.reads_arrivals(self._id) else None
 
     def _tell(self, new: NewMessages) -> CallModel:
         step = self._reaction.advance(new)
@@ -174,14 +198,18 @@ class Driver:
         known = self._run.recorded.reviews.get(step.turn)
         if known is not None:
             return known
-        spent: list[Usage] = []
-        around = self._models.describe(step.turn, REVIEW, spent)
-        answer, found = await self._reaction.agent.chain.review(around, step.answer)
-        correction = "\n".join(it.instruction for it in found) if found and step.can_correct else None
-        notes = tuple(f"{it.name}: {it.instruction}" if it.name else it.instruction for it in found)
-        reviewed = Reviewed(answer, correction, sum(spent, Usage()), notes)
+        stand_in = STAND_IN.get()
+        reviewed = stand_in.review(self._id, self._path, step.turn) if stand_in is not None else None
+        if reviewed is None:
+            spent: list[Usage] = []
+            around = self._models.describe(step.turn, REVIEW, spent)
+            reviewed = await self._reaction.agent.chain.review(around, step.answer, can_correct=step.can_correct)
+            reviewed = replace(reviewed, usage=sum(spent, Usage()))
         await self._journal.record_review(step.turn, reviewed)
-        self._emit(AnswerReviewed(self._id, step.turn, not found, correction, notes, self._path))
+        told = AnswerReviewed(
+            self._id, step.turn, reviewed.is_accepted, reviewed.correction, reviewed.notes, self._path
+        )
+        self._emit(told)
         return reviewed
 
     async def _run_agent(self, turn: int, call: int, ends: list[Finish], agent: Agent, text: str) -> Finish:
@@ -191,10 +219,14 @@ class Driver:
         if journal.depth > self._reaction.agent.policy.max_depth:
             raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
         policy = replace(agent.policy, on_text="reply")  # its text is this call's result
-        reaction = Reaction(replace(agent, policy=policy), prompt=text, answers=True, path=journal.path)
+        sent_at = self._reaction.sent_at
+        reaction = Reaction(
+            replace(agent, policy=policy), prompt=text, answers=True, path=journal.path, sent_at=sent_at
+        )
         driver = Driver(
             reaction, journal=journal, make_context=run.make_context, replies=run.replies, on_event=self._emit, pieces=run.pieces
         )  # fmt: skip
+        driver._run.is_inside_held = run.is_held
         ends.append(Finish("cancelled", "", None, 0, reaction.usage))
         place = len(ends) - 1
         try:

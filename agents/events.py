@@ -36,7 +36,8 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """A piece of the reply, while it streams. ``index`` counts the pieces of a reaction, those of agents inside of it included."""
+    """A piece of the reply, while it streams. ``index`` counts the pieces of a reaction, those of agents inside of it included. ``is_held``: somebody
+    reviews the answer before it goes out, so that it is not for people's eyes yet."""
 
     reaction: str
     turn: int
@@ -44,6 +45,7 @@ class ModelOutput:
     reasoning: str
     path: str = ""
     index: int = 0
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ class ToolOutput:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the work is at, for people. A step ends with the next one of its call, with the call, or with ``is_done``; ``call`` is None outside
-    of calls."""
+    """What the work is at, for people. A step ends with the next one of its call, or with ``is_done``, which comes before the call's end at the
+    latest; ``call`` is None outside of calls."""
 
     reaction: str
     turn: int

@@ -25,7 +25,7 @@ def say(messages: list[ChatMessage], text: str) -> None:
     """Append a user message, or to it: many chat templates refuse two in a row."""
     last = messages[-1] if messages else None
     if isinstance(last, UserMessage):
-        messages[-1] = UserMessage(f"{last.content}\n\n{text}")
+        messages[-1] = replace(last, content=f"{last.content}\n\n{text}")
     else:
         messages.append(UserMessage(text))
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,9 +23,11 @@ from roundelay.network.errors import IdConflict
 from .models.model import ModelFailure, ModelReply, Usage
 from .replies import Wait
 from .retry import retry_later
-from .steps import AnsweredCall, Finish, ModelFailed, NewMessages, PlannedCall, Replayed, Reviewed, Status
+from .steps import Altered, AnsweredCall, Finish, ModelFailed, NewMessages, PlannedCall, Replayed, Reviewed, Status
 from .text import replace_surrogates
 from .tools import ToolResult
+
+_logger = logging.getLogger(__name__)
 
 
 def reaction_id(agent_id: str, trigger: int, epoch: str) -> str:
@@ -111,6 +115,10 @@ class Recorded:
     finished: FinishedBody | None = None
     children: Mapping[str, Recorded] = field(default_factory=dict)
     reviews: Mapping[int, Reviewed] = field(default_factory=dict)
+    notes: Mapping[int, Mapping[str, JsonValue]] = field(default_factory=dict)
+    """What middleware kept in a turn, by name."""
+
+    altered: Mapping[int, Altered] = field(default_factory=dict)
 
     def read_meanwhile(self) -> list[int]:
         """Give the messages that were read while it ran."""
@@ -137,6 +145,7 @@ class Recorded:
             is_last=turn in self.last_turns,
             goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
             is_corrected=turn in self.reviews and self.reviews[turn].correction is not None,
+            altered=self.altered.get(turn, Altered()),
         )
 
 
@@ -156,7 +165,9 @@ class Journal:
     def descend(self, turn: int, call: int, run: int) -> Journal:
         """Give the journal of a run inside a call of this one, the first (0) or a further one."""
         path = f"{self.path}/{turn}.{call}{f'.{run}' if run else ''}".lstrip("/")
-        return Journal(self._client, self.reaction, max_body_bytes=self.max_body_bytes, path=path)
+        inner = Journal(self._client, self.reaction, max_body_bytes=self.max_body_bytes, path=path)
+        inner.store = self.store
+        return inner
 
     @property
     def depth(self) -> int:
@@ -216,6 +227,12 @@ class Journal:
             body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}
         await self._record("tool_result", turn, call.index, body)
 
+    async def record_note(self, turn: int, name: str, value: JsonValue, of: Collection[str] = ()) -> None:
+        """Keep what middleware made in a turn, ``of`` the results of these tools. An earlier one of this name holds."""
+        made_of = {"of": sorted(of)} if of else {}
+        with suppress(IdConflict):
+            await self._record("note", turn, name, {"turn": turn, "name": name, "value": value, **made_of})
+
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
         await self._record("waiting", turn, call, {"turn": turn, "call": call, **wait.model_dump()})
 
@@ -227,7 +244,8 @@ class Journal:
 
     async def record_review(self, turn: int, reviewed: Reviewed) -> None:
         body = _Review(
-            turn=turn, answer=reviewed.answer, correction=reviewed.correction, usage=reviewed.usage, notes=reviewed.notes
+            turn=turn, answer=reviewed.answer, correction=reviewed.correction, usage=reviewed.usage, notes=reviewed.notes,
+            is_accepted=reviewed.is_accepted, metadata=dict(reviewed.metadata),
         )  # fmt: skip
         await self._record("review", turn, 0, body.model_dump(mode="json"))
 
@@ -256,11 +274,19 @@ class Journal:
         size = len(json.dumps(reply.to_json())) + (len(json.dumps(request)) if request is not None else 0)
         return size > self.max_body_bytes - _ENVELOPE_BYTES
 
-    async def _record(self, kind: str, turn: int, call: int, body: Mapping[str, object]) -> bool:
+    async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
         """Write one record; True when it was there already."""
         record_id = _digest(kind, self.reaction, self.path, turn, call)
         if self.store is not None:
-            body = self.store(kind, body)
+            try:
+                body = self.store(kind, body)
+            except Exception:
+                if kind != "finished":
+                    raise
+                _logger.exception(
+                    "the end of a reaction is recorded without its reason", extra={"reaction": self.reaction}
+                )
+                body = {**body, "reason": "not kept: what decides on it failed"}  # a reaction must be able to end
         placed = {**body, "path": self.path} if self.path else body
         stored = await retry_later(lambda: self._client.record(self.reaction, kind, placed, record_id=record_id))
         return stored.duplicate
@@ -275,6 +301,7 @@ class _Reply(BaseModel):
     turn: int
     reply: dict[str, object]
     is_last: bool = False
+    altered: Altered = Altered()
 
 
 class _NewMessages(BaseModel):
@@ -313,12 +340,20 @@ class _ToolResult(BaseModel):
     data: dict[str, JsonValue] = {}
 
 
+class _Note(BaseModel):
+    turn: int
+    name: str
+    value: JsonValue
+
+
 class _Review(BaseModel):
     turn: int
     answer: str
     correction: str | None = None
     usage: Usage = Usage()
     notes: tuple[str, ...] = ()
+    is_accepted: bool = False
+    metadata: dict[str, JsonValue] = {}
 
 
 async def fetch_records(
@@ -360,6 +395,8 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
     new_messages: dict[int, NewMessages] = {}
     finished: FinishedBody | None = None
     reviews: dict[int, Reviewed] = {}
+    altered: dict[int, Altered] = {}
+    notes: dict[int, dict[str, JsonValue]] = {}
     for record in records:
         body = record["body"]
         match record["kind"]:
@@ -368,6 +405,7 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
             case "model_reply":
                 reply = _Reply.model_validate(body)
                 replies[reply.turn] = ModelReply.from_json(reply.reply)
+                altered[reply.turn] = reply.altered
                 if reply.is_last:
                     last_turns.add(reply.turn)
             case "model_failed":
@@ -390,9 +428,14 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
             case "approval":
                 place = _ToolStarted.model_validate(body)
                 approvals[place.turn, place.call] = Approval.model_validate(body)
+            case "note":
+                note = _Note.model_validate(body)
+                notes.setdefault(note.turn, {})[note.name] = note.value
             case "review":
                 review = _Review.model_validate(body)
-                reviews[review.turn] = Reviewed(review.answer, review.correction, review.usage, review.notes)
+                reviews[review.turn] = Reviewed(
+                    review.answer, review.correction, review.usage, review.notes, review.is_accepted, review.metadata
+                )
             case "waiting":
                 place = _ToolStarted.model_validate(body)
                 waits[place.turn, place.call] = Wait.model_validate(body)
@@ -402,5 +445,5 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
                 continue
     return Recorded(
         started, replies, frozenset(last_turns), failures, frozenset(begun), results, askings, waits, approvals, new_messages,
-        finished, children, reviews,
+        finished, children, reviews, notes, altered,
     )  # fmt: skip

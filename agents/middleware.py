@@ -8,13 +8,15 @@ their arguments alone; what the others give is recorded, so they are asked only 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from pydantic import JsonValue
 
+from .events import Progress
 from .history import repair
 from .models.model import ChatMessage, Model, ModelReply, ModelRequest, NamedTool, ToolCall, Usage
 from .policy import AgentPolicy
@@ -32,6 +34,10 @@ T = TypeVar("T")
 
 NoCallsReason = Literal["no_calls", "limit_reached", "tools_disabled"]
 """Why no tools are called: the model called none; a limit makes the next turn the last one; a call was to a disabled tool."""
+
+
+FAILED_CHECKS = "failed_checks"
+"""In the metadata of an answer that goes out although reviewers found something wrong: their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,14 @@ class Answer:
     notes: Sequence[str] = ()
 
 
+class Keep(Protocol):
+    """Puts a value into ``state.values`` and into the ledger, under a name of this turn's: it is there again from this turn on when the
+    reaction is resumed, so that what it took to make it is not done twice. ``of`` are the tools whose results it holds, for a policy that
+    does not keep those."""
+
+    async def __call__(self, name: str, value: JsonValue, *, of: Collection[str] = ()) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Around:
     """What middleware may know of the run that it is around.
@@ -84,9 +98,17 @@ class Around:
     context: ToolContext
     emit: OnEvent
     complete: Callable[[Model, ModelRequest], Awaitable[ModelReply]]
-    keep: Callable[[str, JsonValue], Awaitable[None]]
-    """Puts a value into ``state.values`` and into the ledger, under a name of this turn's: it is there again from this turn on when the
-    reaction is resumed, so that what it took to make it is not done twice."""
+
+    @contextmanager
+    def report(self, text: str) -> Iterator[None]:
+        """Tell people what the work is at, as long as the block runs. Not for the model."""
+        self.emit(Progress(self.reaction, self.state.turn, text, path=self.path))
+        try:
+            yield
+        finally:
+            self.emit(Progress(self.reaction, self.state.turn, "", is_done=True, path=self.path))
+
+    keep: Keep
 
     max_kept_chars: int
     """Of text in one value, whatever its characters are."""
@@ -299,6 +321,11 @@ class Chain:
     # --- around what is done
 
     @property
+    def judges(self) -> bool:
+        """Whether an answer may be found wrong before it goes out."""
+        return bool(self._review)
+
+    @property
     def reviews(self) -> bool:
         return bool(self._review or self._finish_answer)
 
@@ -358,6 +385,8 @@ class Chain:
             return Reviewed(answer, "\n".join(it.instruction for it in found), notes=tuple(notes))
         for hook in self._finish_answer:
             answer = take(await hook(around, answer, not found))
+        if failed := [it.name for it in found if it.name]:
+            metadata[FAILED_CHECKS] = list(failed)
         return Reviewed(answer, notes=tuple(notes), is_accepted=not found, metadata=metadata)
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Awaitable, Collection
 from dataclasses import replace
+
+from pydantic import JsonValue
 
 from .events import ModelOutput, ModelRetry
 from .foreign import Broken, Overdue, describe_error, run_foreign
@@ -15,6 +18,7 @@ from .middleware import Around
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, Usage
 from .retry import retry
 from .run import Run
+from .stand_in import STAND_IN
 from .steps import CallModel, ModelFailed
 from .text import replace_surrogates
 
@@ -29,9 +33,19 @@ class ModelCalls:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self.asked: tuple[Model, ModelRequest] | None = None
+        """What the turn's own request came to, middleware included, and which model got it; of several (`features.forced_tools`) the first.
+        None if none did."""
 
     async def ask(self, step: CallModel) -> ModelReply | ModelFailed:
         """Ask until there is a reply or nothing more to try."""
+        self.asked, stand_in = None, STAND_IN.get()
+        outcome = await self._ask(step)
+        if stand_in is None:
+            return outcome
+        return stand_in.settle(self._run.id, self._run.path, step.turn, outcome)
+
+    async def _ask(self, step: CallModel) -> ModelReply | ModelFailed:
         run, agent = self._run, step.agent
         model = step.model or agent.model
         request = ModelRequest(
@@ -40,7 +54,10 @@ class ModelCalls:
         spent: list[Usage] = []
 
         async def proceed(asked: ModelRequest) -> ModelReply:
-            return await self.complete(model, asked)
+            is_first = self.asked is None
+            if is_first:
+                self.asked = (model, asked)
+            return await self.complete(model, asked, is_own=is_first)
 
         try:
             reply = await agent.chain.around_model(lambda: self.describe(step.turn, "model", spent), request, proceed)
@@ -60,16 +77,32 @@ class ModelCalls:
         run = self._run
 
         async def complete(model: Model, request: ModelRequest) -> ModelReply:
-            reply = await self.complete(model, request, is_shown=False)
+            reply = await self.complete(model, request, is_shown=False, is_own=False)
             spent.append(reply.usage)
             return reply
 
+        async def keep(name: str, value: JsonValue, *, of: Collection[str] = ()) -> None:
+            await run.journal.record_note(turn, name, value, of)
+            run.reaction.note({name: value})
+
         reaction = run.reaction
         context = run.make_context(f"{run.journal.derive_id(turn, call)}-around", turn)
-        return Around(run.id, run.path, reaction.agent, reaction.describe(), context, run.emit, complete)
+        return Around(
+            run.id,
+            run.path,
+            reaction.agent,
+            reaction.describe(),
+            context,
+            run.emit,
+            complete,
+            keep,
+            run.journal.max_body_bytes // 12,
+        )
 
-    async def complete(self, model: Model, request: ModelRequest, *, is_shown: bool = True) -> ModelReply:
-        """Ask a model, with the agent's attempts. Raises `ModelError`."""
+    async def complete(
+        self, model: Model, request: ModelRequest, *, is_shown: bool = True, is_own: bool = True
+    ) -> ModelReply:
+        """Ask a model, with the agent's attempts. ``is_own``: it is the request that is recorded with the turn's reply. Raises `ModelError`."""
         run, policy = self._run, self._run.reaction.agent.policy
         made = 0
 
@@ -88,23 +121,33 @@ class ModelCalls:
             return delay_s
 
         return await retry(
-            lambda: self._attempt(model, request, policy.model_timeout_s, is_shown),
+            lambda: self._attempt(model, request, policy.model_timeout_s, is_shown, is_own),
             judge=judge,
             attempts=policy.model_attempts,
         )
 
-    async def _attempt(self, model: Model, request: ModelRequest, timeout_s: float, is_shown: bool) -> ModelReply:
+    async def _attempt(
+        self, model: Model, request: ModelRequest, timeout_s: float, is_shown: bool, is_own: bool
+    ) -> ModelReply:
         run, is_heard = self._run, is_shown
 
         def tell(delta: ModelDelta) -> None:
             if is_heard:  # an attempt that was given up may go on for a while
                 index = next(run.pieces)
-                run.emit(ModelOutput(run.id, request.turn, delta.text, delta.reasoning, run.path, index))
+                is_held = run.is_held
+                run.emit(
+                    ModelOutput(run.id, request.turn, delta.text, delta.reasoning, run.path, index, is_held=is_held)
+                )
+
+        stand_in = STAND_IN.get()
+
+        def ask() -> Awaitable[ModelReply]:
+            if stand_in is not None:
+                return stand_in.complete(model, request, run.path, is_own=is_own)
+            return model.complete(request, tell)
 
         try:
-            return await run_foreign(
-                lambda: model.complete(request, tell), name=f"model-{model.name}", timeout_s=timeout_s
-            )
+            return await run_foreign(ask, name=f"model-{model.name}", timeout_s=timeout_s)
         except Overdue:
             text = f"The model {model.name} gave no reply within {timeout_s:g} s."
             raise ModelError(text, reason="timeout") from None

@@ -104,7 +104,7 @@ async def conclude(ongoing: Ongoing, finish: Finish) -> ReactionResult:
 
 async def _send_answer(ongoing: Ongoing, finish: Finish, answer: str) -> None:
     message_id = derived_id(ongoing.journal.reaction, "", 0, "answer")
-    metadata = {KEEPER: finish.keeper} if finish.keeper is not None else None
+    metadata = {**finish.metadata, **({KEEPER: finish.keeper} if finish.keeper is not None else {})} or None
     await retry_later(lambda: ongoing.client.reply(ongoing.message, answer, message_id=message_id, metadata=metadata))
 
 

@@ -24,6 +24,9 @@ UNKNOWN_OUTCOME = (
 )
 
 
+_NOT_KEPT = "Not run: the agent was interrupted, and the arguments of this call were not kept. Call it again."
+
+
 @dataclass(slots=True)
 class Plan:
     """What to do with the calls of one reply, by their place. `finish` and handoffs are neither planned nor refused."""
@@ -100,13 +103,14 @@ class Planner:
         if tool is None:
             names = ", ".join(spec.name for spec in agent.specs)
             return refuse(f'There is no tool "{call.name[:64]}". The tools are: {names}.')
+        written = call
         try:
             call = preprocess(call)
             arguments = tool.parse(call.arguments)
         except ToolArgumentsError as error:
             note = " (The reply was cut off at its limit of length.)" if reply.finish_reason == "length" else ""
             return refuse(f"Not run: {error}{note}")
-        before = self._results.get(_key(call), [])[-most:]
+        before = self._results.get(_key(written), [])[-most:]
         if len(before) == most and len(set(before)) == 1:
             return refuse(
                 f"Not run: you made this very call {most} times, and its result was the same each time. "
@@ -124,7 +128,10 @@ def _recall(
     if index in replay.results:
         return replay.results[index]
     if index not in replay.begun:
-        return None
+        is_run = call.name != FINISH and agent.find_handoff(call.name) is None
+        return refuse(_NOT_KEPT) if is_run and index in replay.altered.calls else None
+    if index in replay.altered.calls:
+        return ToolResult(UNKNOWN_OUTCOME, ok=False)
     tool = agent.find_tool(call.name)
     try:
         if tool is not None and tool.effect == "idempotent":

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from .message_filter import ALL, MessageFilter
+
 if TYPE_CHECKING:
     from .middleware import AfterTool, End, NoCallsReason
     from .models.model import Model, ModelReply, ToolCall, Usage
@@ -81,6 +83,9 @@ class AgentPolicy:
     max_threads: int = 20
     per_thread: int = 10
     max_parallel_reactions: int = 8
+    message_filter: MessageFilter = ALL
+    """Which messages of the conversation the prompt shows, and how many of each thread."""
+
     describe_turn: Callable[[int, int], str] = describe_turn
 
     initial_state: Callable[[], Mapping[str, object]] | None = None

@@ -11,7 +11,7 @@ No IO, no clock, no randomness: the same outcomes lead through the same steps, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
@@ -36,6 +36,7 @@ from .models.model import (
 )
 from .planning import Plan, Planner, refuse
 from .steps import (
+    ALTERED,
     AnsweredCall,
     Begin,
     CallModel,
@@ -103,6 +104,7 @@ class Reaction:
         shorten: Callable[[], str] | None = None,
         keeper: str | None = None,
         path: str = "",
+        sent_at: int = 0,
     ) -> None:
         self.state = State.NEW
         self.agent = agent
@@ -116,6 +118,7 @@ class Reaction:
         self._frame = frame
         self._shorten = shorten
         self._path = path
+        self.sent_at = sent_at
         self._callers: list[_Caller] = []
         self._keeper = keeper
         self._read_meanwhile: tuple[int, ...] = ()
@@ -165,8 +168,13 @@ class Reaction:
     def describe(self) -> TurnState:
         """Give what the reaction knows now."""
         return TurnState(
-            self.agent.id, self.turn, self.max_turns, self._path, self.usage, self._calls, self._values, self.history
-        )
+            self.agent.id, self.turn, self.max_turns, self._path, self.usage, self._calls, self._values, self.history,
+            self.sent_at,
+        )  # fmt: skip
+
+    def note(self, values: Mapping[str, object]) -> None:
+        """Take what middleware kept into what hooks find in ``state.values``."""
+        self._values.update(values)
 
     # --- asking the model
 
@@ -174,7 +182,8 @@ class Reaction:
         self.state = State.ASKING
         if not again:
             self.turn += 1
-            self.agent = self.agent.refresh()
+            if self.agent.chain.brings_tools:
+                self.agent = self.agent.refresh(self.describe())
         agent, chain = self.agent, self.agent.chain
         state = self.describe()
         self._is_last = self.turn >= self.max_turns or not chain.should_continue(state)
@@ -212,7 +221,7 @@ class Reaction:
         self.history.append(AssistantMessage(reply.text, tuple(map(well_formed, self._reply.tool_calls))))
         self.state = State.CALLING
         state = self.describe()
-        end = chain.process_tool_calls(state, self._reply.tool_calls)
+        end = chain.process_tool_calls(state, self._reply)
         if end is not None:
             self._plan = Plan((), dict.fromkeys(range(len(reply.tool_calls)), refuse("Not run: the work has ended.")))
             self._answer_calls({})
@@ -231,7 +240,13 @@ class Reaction:
         goes_on = self._goes_on
         if self._is_withheld and (was_withheld or self._is_last) and not goes_on:
             return self._fail("the provider withheld the reply twice", "content_filter")
+        if text and self._is_text_lost:
+            self.history.append(AssistantMessage(text))
+            say(self.history, _NOT_KEPT)
+            return self._ask()
         if self._is_last and not goes_on:
+            if self._replay is not None and self._replay.altered.text:
+                text = ""
             return self._close(f"{text}\n{_CUT_HERE}" if is_cut and text else text)
         if self._is_withheld or not text:
             self.history.append(AssistantMessage(_NO_TEXT))  # so that each turn stands in the history
@@ -257,6 +272,13 @@ class Reaction:
         """Whether the records say that another turn followed this one, by itself."""
         return self._replay is not None and self._replay.goes_on and not self._replay.is_corrected
 
+    @property
+    def _is_text_lost(self) -> bool:
+        """Whether the text of this turn, which no other turn followed yet, is not as the model wrote it; another turn can give it."""
+        return (
+            self._replay is not None and self._replay.altered.text and not self._goes_on and self.turn < self.max_turns
+        )
+
     def _take_results(self, results: Mapping[int, ToolResult]) -> Step:
         missing = [planned.call.name for planned in self._plan.planned if planned.index not in results]
         if missing:
@@ -269,11 +291,14 @@ class Reaction:
         if ending is not None and handoff is not None:
             return self._hand_over(handoff, ending)
         goes_on = self._goes_on
-        given = next((answers[index] for index in sorted(answers) if answers[index].is_answer), None)
+        given = next((it for _, it in sorted(answers.items()) if it.is_answer and ALTERED not in it.data), None)
         if given is not None and not goes_on:
             keeper = given.data.get(KEEPER)
             self._keeper = keeper if isinstance(keeper, str) else self._keeper
             return self._end("a tool gave the answer", given.content, is_new=True)
+        if ending is not None and self._is_text_lost and not self.has_spoken:
+            say(self.history, _NOT_KEPT)
+            return self._ask()
         if ending is not None and not (goes_on and not self._callers):
             # Text beside the `finish` that holds is what the model wants to say, unless it has said it here by a tool.
             return self._end(replace_surrogates(read_argument(ending, "reason")), text or None)
@@ -294,17 +319,31 @@ class Reaction:
         before = len(self.history) - 1  # where this turn begins
         for index in sorted(run):
             call, answer = self._reply.tool_calls[index], left.get(index) or self._plan.refused[index]
+            if NOT_RUN in answer.data:
+                continue
             self._calls[call.name] = self._calls.get(call.name, 0) + 1
             self.tool_calls += 1 + answer.tool_calls
             self.usage += answer.usage
             self.has_spoken |= not self._threads.isdisjoint(answer.threads)
-            self._planner.note(call, answer.content)
+            if ALTERED not in answer.data:
+                self._planner.note(call, answer.content)
             left[index], wanted = self.agent.chain.after_tool(self.describe(), call, answer)
             self._next_tool = wanted.next_tool or self._next_tool
             if wanted.messages is not None:
-                self.history[1:before] = [it for it in wanted.messages if not isinstance(it, SystemMessage)]
+                self.history[1:before] = self._leave_turn_out(wanted.messages)
                 before = len(self.history) - 1
         return left
+
+    def _leave_turn_out(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """What a hook gives for the history before this turn may hold the turn itself, which stands behind it: no call may be there twice."""
+        ids = {call.id for call in self._reply.tool_calls}
+        return [
+            it
+            for it in messages
+            if not isinstance(it, SystemMessage)
+            and not (isinstance(it, AssistantMessage) and any(call.id in ids for call in it.tool_calls))
+            and not (isinstance(it, ToolMessage) and it.tool_call_id in ids)
+        ]
 
     def _answer_calls(self, results: Mapping[int, ToolResult]) -> ToolCall | None:
         """Append the answer to each call of the turn, in their order; give the `finish` or handoff that holds, if one does."""
@@ -361,9 +400,10 @@ class Reaction:
         return self._end(end.reason, end.answer, is_new=True)
 
     def _close(self, text: str) -> Step:
-        """End at the limit of turns, with whatever the model said last."""
-        reason = f"reached the limit of {self.max_turns} turns"
-        answer = text or f"I {reason} without an answer."
+        """End at a limit, with whatever the model said last."""
+        limit = f"the limit of {self.max_turns} turns" if self.turn >= self.max_turns else "a limit of its policy"
+        reason = f"reached {limit}"
+        answer = text or f"I {reason.replace('its', 'my')} without an answer."
         return self._propose("stopped", reason, answer if self._is_sent() else None)
 
     def _fail(self, reason: str, kind: ModelFailure) -> Finish:
@@ -386,10 +426,15 @@ class Reaction:
         self.usage += reviewed.usage
         if reviewed.correction is None or not proposed.can_correct:
             self.state = State.FINISHED
-            return replace(proposed.proposed, answer=reviewed.answer, usage=self.usage)
+            return replace(proposed.proposed, answer=reviewed.answer, usage=self.usage, metadata=reviewed.metadata)
         self._corrections += 1
         say(self.history, f"Your answer was not given. {reviewed.correction}")
         return self._ask()
+
+    @property
+    def sends_text(self) -> bool:
+        """Whether what its model says without a tool goes to the incoming thread."""
+        return self._is_sent()
 
     def _is_sent(self) -> bool:
         match self.agent.policy.on_text:
@@ -411,12 +456,16 @@ class Reaction:
 DISABLED = "disabled"
 """In a result's data: the tool may not be used here and now."""
 
+NOT_RUN = "not_run"
+"""In a result's data: the call was planned, and then not begun."""
+
 TOO_LARGE = "too_large"
 """The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""
 
 _NO_TEXT = "(no reply)"
 _EMPTY = "Your reply was empty. Call a tool, or call finish if there is nothing left to do."
 _TOO_LARGE = "Your reply was too large to be kept and was dropped. Say it shorter, or in several steps."
+_NOT_KEPT = "You were interrupted, and what you wrote last was not kept and not sent. Write it again."
 _WITHHELD = "The provider's filter withheld your reply. Say it in other words, or call finish."
 _CUT = "Your reply was cut off at its limit of length and was not sent. Give all of it again, shorter."
 _CUT_HERE = "[cut off here: the reply reached its limit of length]"

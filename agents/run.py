@@ -27,8 +27,15 @@ class Run:
     replies: Replies | None = None
     pieces: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     recorded: Recorded = field(default_factory=Recorded)
+    is_inside_held: bool = False
+    """Whether a run around this one holds its text back."""
     live_turn: int = 0
     """The last turn in which anything was done rather than replayed."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what its model writes is reviewed before anybody reads it."""
+        return self.is_inside_held or self.reaction.agent.chain.judges
 
     @property
     def id(self) -> str:

@@ -29,6 +29,7 @@ from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
 from .foreign import first_error
 from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
 from .journal import Journal, Recorded, reaction_id
+from .live import LivePieces
 from .models.model import Usage
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
@@ -77,6 +78,7 @@ class AgentRunner(ABC):
         self._ongoing: dict[int, Ongoing] = {}  # by the trigger's seq
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
         self._signals = Signals()
+        self._live = LivePieces(partial(self._signals.put, "delta"))
         self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
         self._readiness: asyncio.Future[None] | None = None  # of the run that is under way, or comes next
         self._stopping = asyncio.Event()
@@ -162,6 +164,7 @@ class AgentRunner(ABC):
     async def close(self) -> None:
         """Let go of what the agent holds; called at the end of every `run`."""
         self._client = None
+        self._live.close()
 
     # --- serving
 
@@ -322,6 +325,7 @@ class AgentRunner(ABC):
             )
             return await self._give_up(ongoing, error)
         finally:
+            self._live.end(ongoing.journal.reaction)
             self._signals.put("thinking", {"reaction": ongoing.journal.reaction, "active": False}, message.thread_id)
         return True
 
@@ -384,12 +388,18 @@ class AgentRunner(ABC):
         return message.sender_kind == "human" or requires_response_from(message, self.agent_id)
 
     def observe(self, ongoing: Ongoing, event: Event) -> None:
-        """Pass an event on to whoever listens, and tool calls to the thread's readers as signals."""
+        """Pass an event on to whoever listens; tool calls, and what streams while a person waits, to the thread's readers as signals."""
+        thread_id = ongoing.message.thread_id
         if isinstance(event, ToolCallStart | ToolCallEnd):
             body: dict[str, object] = {
                 "reaction": event.reaction, "tool": event.tool, "active": isinstance(event, ToolCallStart),
+                "turn": event.turn, "call": event.call, **({"path": event.path} if event.path else {}),
+                **({"ok": event.ok} if isinstance(event, ToolCallEnd) else {}),
             }  # fmt: skip
-            self._signals.put("tool", body, ongoing.message.thread_id)
+            self._signals.put("tool", body, thread_id)
+        if ongoing.message.sender_kind == "human":  # nobody else watches
+            is_sent = ongoing.reaction is None or ongoing.reaction.sends_text
+            self._live.take(event, thread_id, shows_text=is_sent)
         if self._on_event is not None:
             try:
                 self._on_event(event)

@@ -9,7 +9,7 @@ from typing import Literal
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RoundelayError
 
-SignalKind = Literal["thinking", "tool"]
+SignalKind = Literal["thinking", "tool", "delta"]
 
 MAX_SIGNALS = 256
 

@@ -22,6 +22,7 @@ from .compose import relay
 from .context import keep_recorded, list_manifest, select_threads
 from .driver import Driver
 from .events import OnEvent
+from .features.run_limits import limit_run
 from .foreign import first_error
 from .inbox import ReactTo, Visibility
 from .journal import Started
@@ -160,7 +161,7 @@ class SimpleAgentRunner(AgentRunner):
             prompt = self._prompt.render(threads, incoming_thread_id, shown)
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         reaction = ongoing.reaction = Reaction(
-            keeper or agent,
+            limit_run(keeper or agent, incoming_message),
             keeper=keeper.id if keeper is not None and keeper.id != agent.id else None,
             prompt=prompt,
             answers=self.should_answer(incoming_message),

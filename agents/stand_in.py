@@ -9,19 +9,33 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from .models.model import Model, ModelReply, ModelRequest
-from .steps import PlannedCall
+from .steps import ModelFailed, PlannedCall, Reviewed
 from .tools import ToolResult
 
 
 class StandIn(Protocol):
-    """Answers in place of models and tools. ``path`` tells runs inside of a reaction apart, as in the journal."""
+    """Answers in place of models, tools and reviewers. ``path`` tells runs inside of a reaction apart, as in the journal."""
 
-    async def complete(self, model: Model, request: ModelRequest, path: str) -> ModelReply:
-        """Answer a request that would go to ``model``. Raises `ModelError`."""
+    async def complete(self, model: Model, request: ModelRequest, path: str, *, is_own: bool) -> ModelReply:
+        """Answer a request that would go to ``model``; not the turn's own one but one of middleware's, if not ``is_own``. Raises `ModelError`."""
+        ...
+
+    def settle(
+        self, reaction: str, path: str, turn: int, outcome: ModelReply | ModelFailed
+    ) -> ModelReply | ModelFailed:
+        """Give what came of a turn's request then, whatever models and middleware make of it now."""
         ...
 
     async def perform(self, reaction: str, path: str, turn: int, planned: PlannedCall) -> ToolResult | None:
         """Give the result of a call; None if it is to be made."""
+        ...
+
+    def review(self, reaction: str, path: str, turn: int) -> Reviewed | None:
+        """Give what reviewers made of an answer; None if they are to be asked."""
+        ...
+
+    def reads_arrivals(self, reaction: str) -> bool:
+        """Tell whether a reaction reads now what has arrived in its thread meanwhile."""
         ...
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import JsonValue
+
 from .models.model import ChatMessage, Model, ModelFailure, ModelReply, NamedTool, ToolCall, ToolChoice, ToolSpec, Usage
 from .tools import Tool, ToolResult
 
@@ -21,7 +23,8 @@ class TurnState:
     """What a reaction knows at a turn: for instructions and hooks. ``path`` is empty but for an agent that another one calls as a tool.
 
     ``calls`` counts the tool calls that were run so far, by the tool's name. ``values`` is for the hooks: one dictionary for the whole
-    reaction, made anew when that is resumed. ``history`` is the run's own, system message and prompt first: to be read only.
+    reaction, made anew when that is resumed. ``history`` is the run's own, system message and prompt first: to be read only. ``sent_at`` is the
+    time of the incoming message, in milliseconds since the Unix epoch: the only one that a resumed reaction finds again.
     """
 
     agent_id: str
@@ -32,6 +35,7 @@ class TurnState:
     calls: Mapping[str, int] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
     history: Sequence[ChatMessage] = ()
+    sent_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class Finish:
     tool_calls: int = 0
     keeper: str | None = None
     read_meanwhile: tuple[int, ...] = ()
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Of the answer's message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +127,24 @@ class Begin:
     """The first thing that a reaction is given."""
 
 
+ALTERED = "altered"
+"""In a record, or in the data of a result: it was not kept as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Altered:
+    """What of a recorded reply is not as the model wrote it: its text; the arguments of these calls."""
+
+    text: bool = False
+    calls: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration is now.
 
     ``begun`` are the calls that were begun, with a result or without; ``is_last`` that the turn had no tools, ``goes_on`` that another one
-    followed, ``is_corrected`` that it did because of a review.
+    followed, ``is_corrected`` that it did because of a review; ``altered`` what of the reply was not kept as it was.
     """
 
     reply: ModelReply
@@ -135,6 +153,7 @@ class Replayed:
     is_last: bool = False
     goes_on: bool = False
     is_corrected: bool = False
+    altered: Altered = field(default_factory=lambda: Altered())
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +186,17 @@ class ToolsDone:
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """What the reviewers made of an answer: the one to give, or a correction for the model to write another. ``usage`` is their own."""
+    """What the reviewers made of an answer: the one to give, or a correction for the model to write another. ``usage`` is their own.
+
+    ``is_accepted``: nothing was found wrong; without it, and without a correction, the answer is given for want of a better one.
+    """
 
     answer: str
     correction: str | None = None
     usage: Usage = field(default_factory=Usage)
     notes: tuple[str, ...] = ()
+    is_accepted: bool = False
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,13 @@ from roundelay.network.errors import ConfigError
 from .arguments import ToolError
 from .events import OnEvent
 from .inbox import ReactTo, Visibility
+from .message_filter import MAX_PER_THREAD, MessageFilter
 from .middleware import Middleware
 from .models.fallback import FallbackModel
 from .models.model import Model, ModelError
 from .models.script_rules import Rule, RuleSet, load_rules
 from .models.scripted import ScriptedModel, load_script
+from .models.tape import NamedModel, TapeModel
 from .policy import AgentPolicy, OnNewMessage, OnText
 from .simple import SimpleAgentRunner
 from .team_middleware import MiddlewareChoice, build_middleware
@@ -69,19 +71,21 @@ class LocalChoice(_Strict):
 
 
 class ModelChoice(_Strict):
-    """Which model: exactly one of the four. ``script`` is a file of rules or ``module:function``; ``rules`` are those rules, inline."""
+    """Which model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are those rules, inline;
+    ``replay`` is a tape, the recorded replies of a model."""
 
     openai: OpenAIChoice | None = None
     script: _Text | None = None
     rules: list[Rule] | None = None
     local: LocalChoice | None = None
+    replay: Path | None = None
     fallback: ModelChoice | None = None
     """Beside the one chosen: what is asked when that is down, busy or out of credit."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if sum(choice is not None for choice in (self.openai, self.script, self.rules, self.local)) != 1:
-            raise ValueError("must be exactly one of openai, script, rules, local")
+        if sum(choice is not None for choice in (self.openai, self.script, self.rules, self.local, self.replay)) != 1:
+            raise ValueError("must be exactly one of openai, script, rules, local, replay")
         return self
 
 
@@ -105,6 +109,15 @@ class AgentLimits(_Strict):
     max_parallel_reactions: _Count | None = None
 
 
+class FilterChoice(_Strict):
+    """The fields of `MessageFilter`."""
+
+    kinds: tuple[Literal["direct", "broadcast", "channel", "mod"], ...] = ()
+    senders: tuple[_Text, ...] = ()
+    exclude_senders: tuple[_Text, ...] = ()
+    per_thread: dict[_Text, Annotated[int, Field(ge=0, le=MAX_PER_THREAD)]] = {}
+
+
 class AgentSpec(_Strict):
     """One agent as its file says. ``template`` and files of ``model`` are relative to that file."""
 
@@ -120,6 +133,7 @@ class AgentSpec(_Strict):
     on_text: OnText = "auto"
     on_new_message: OnNewMessage = "queue"
     template: Path | None = None
+    message_filter: FilterChoice = FilterChoice()
     limits: AgentLimits = AgentLimits()
     middleware: tuple[MiddlewareChoice, ...] = ()
 
@@ -165,9 +179,16 @@ def load_agents(source: Path | YamlNode | Iterable[YamlNode]) -> list[AgentSpec]
 
 
 def build_runner(
-    spec: AgentSpec, *, url: str | None = None, token: str | None = None, on_event: OnEvent | None = None
+    spec: AgentSpec,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    on_event: OnEvent | None = None,
+    model: Model | None = None,
 ) -> SimpleAgentRunner:
     """Build the runner of an agent; importing its tools runs their modules. Raises `ConfigError` with the place in the file.
+
+    ``model`` takes the place of the one that the file names.
 
     The file's folder is added to the end of the import path, so that tools beside it are found.
     """
@@ -179,7 +200,7 @@ def build_runner(
         return SimpleAgentRunner(
             spec.id,
             instruction=spec.instruction,
-            model=_build_model(spec),
+            model=model if model is not None else _build_model(spec),
             tools=_load_tools(spec),
             description=spec.description,
             tags=spec.tags,
@@ -187,7 +208,10 @@ def build_runner(
             react_to=spec.react_to,
             visibility=spec.visibility,
             policy=AgentPolicy(
-                on_text=spec.on_text, on_new_message=spec.on_new_message, **spec.limits.model_dump(exclude_none=True)
+                on_text=spec.on_text,
+                on_new_message=spec.on_new_message,
+                message_filter=MessageFilter(**spec.message_filter.model_dump()),
+                **spec.limits.model_dump(exclude_none=True),
             ),
             middleware=_build_middleware(spec),
             template=template,
@@ -245,7 +269,7 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
     made = []
     for choice, line in zip(spec.middleware, lines, strict=True):
         try:
-            made.append(build_middleware(choice))
+            made.append(build_middleware(choice, spec.path.parent))
         except ConfigError as error:
             raise line.error(f"agent {spec.id}: {error}") from error
     return made
@@ -260,6 +284,26 @@ def _build_model(spec: AgentSpec) -> Model:
         return FallbackModel(*models) if len(models) > 1 else models[0]
     except ModelError as error:
         raise spec.find_node("model").error(f"agent {spec.id}: {error}") from error
+
+
+def name_model(spec: AgentSpec) -> NamedModel:
+    """Give what the agent's model is called and how it is set, and never ask it: for a replay, without keys and weights."""
+    choices = [spec.model]
+    while (fallback := choices[-1].fallback) is not None:
+        choices.append(fallback)
+    names = [_name_choice(spec, choice) for choice in choices]
+    settings = spec.model.openai.settings if spec.model.openai is not None and len(choices) == 1 else {}
+    return NamedModel(" or ".join(names), settings)
+
+
+def _name_choice(spec: AgentSpec, choice: ModelChoice) -> str:
+    if choice.openai is not None:
+        return choice.openai.name
+    if choice.local is not None:
+        return "local"
+    if choice.replay is not None:
+        return str(spec.path.parent / choice.replay)
+    return choice.script or "rules"
 
 
 def _build_choice(spec: AgentSpec, choice: ModelChoice) -> Model:
@@ -280,6 +324,8 @@ def _build_choice(spec: AgentSpec, choice: ModelChoice) -> Model:
 
         weights = spec.path.parent / choice.local.weights if choice.local.weights is not None else None
         return LocalModel(weights, context_tokens=choice.local.context_tokens)
+    if choice.replay is not None:
+        return TapeModel(spec.path.parent / choice.replay)
     if choice.script is None:
         return ScriptedModel(RuleSet(rules=choice.rules or []).answer, name="rules")
     if choice.script.endswith((".yaml", ".yml")):

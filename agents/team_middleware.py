@@ -13,18 +13,23 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from roundelay.network.errors import ConfigError
 
+from .features.budget import BudgetOptions
 from .features.context_engine import ContextOptions
+from .features.data_policy import DataPolicyOptions
 from .features.evaluations import EvaluationsOptions
+from .features.few_shot import FewShotOptions
 from .features.forced_tools import ForcedToolsOptions
 from .features.fragments import FragmentsOptions
 from .features.images import ImagesOptions
 from .features.long_results import LongResultsOptions
+from .features.many_results import ManyResultsOptions
 from .features.mcp_servers import McpOptions
 from .features.postprocessors import PostprocessorsOptions
 from .features.prompt_budget import PromptBudgetOptions
 from .features.prompts import PromptsOptions
 from .features.references import ReferencesOptions
 from .features.registry import RegistryOptions
+from .features.shown_results import ShownResultsOptions
 from .features.structured import StructuredOptions
 from .middleware import Middleware
 
@@ -48,10 +53,14 @@ class MiddlewareChoice(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     custom: str | None = None
+    budget: BudgetOptions | None = None
     context: ContextOptions | None = None
     long_results: LongResultsOptions | None = None
+    many_results: ManyResultsOptions | None = None
     prompt_budget: PromptBudgetOptions | None = None
+    data_policy: DataPolicyOptions | None = None
     evaluations: EvaluationsOptions | None = None
+    few_shot: FewShotOptions | None = None
     forced_tools: ForcedToolsOptions | None = None
     fragments: FragmentsOptions | None = None
     images: ImagesOptions | None = None
@@ -60,6 +69,7 @@ class MiddlewareChoice(BaseModel):
     prompts: PromptsOptions | None = None
     references: ReferencesOptions | None = None
     registry: RegistryOptions | None = None
+    shown_results: ShownResultsOptions | None = None
     structured: StructuredOptions | None = None
     tracing: TracingOptions | None = None
 

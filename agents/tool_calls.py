@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from .reaction import DISABLED
 from .replies import Wait, Waiter
 from .retry import retry_later
 from .run import Run
+from .stand_in import STAND_IN
 from .steps import AnsweredCall, CallTools, Finish, PlannedCall
 from .text import cut, replace_surrogates
 from .tools import ToolContext, ToolResult
@@ -74,11 +76,20 @@ class ToolCalls:
             await run.journal.record_tool_started(turn, planned)
         name, written = planned.tool.name, planned.call.arguments
         run.emit(ToolCallStart(run.id, turn, planned.index, name, written, run.path))
+        if (stand_in := STAND_IN.get()) is not None:
+            recorded = await stand_in.perform(run.id, run.path, turn, planned)
+            if recorded is not None:
+                return await self._conclude(turn, planned, recorded)
         spent: list[Usage] = []
         chain = run.reaction.agent.chain
-        result = await chain.around_tool(
-            lambda: self._models.describe(turn, planned.index, spent), planned, partial(self._perform, turn)
-        )
+        try:
+            result = await chain.around_tool(
+                lambda: self._models.describe(turn, planned.index, spent), planned, partial(self._perform, turn)
+            )
+        except Exception as error:  # of middleware: this call's result, as a tool's own error is
+            _logger.exception("middleware around a tool failed", extra={"tool": name, "reaction": run.id, "turn": turn})
+            text = f"Something around {name} failed ({describe_error(error)}). Whether it took effect is unknown."
+            result = ToolResult(replace_surrogates(cut(text, run.reaction.agent.policy.max_result_chars)), ok=False)
         if spent:
             result = replace(result, usage=sum(spent, result.usage))
         return await self._conclude(turn, planned, result)
@@ -100,6 +111,17 @@ class ToolCalls:
         ends: list[Finish] = []  # of agents that ran inside of the call
         threads: dict[str, None] = {}  # that its messages went to
         data: dict[str, JsonValue] = {}
+        loop, loop_thread, is_heard = asyncio.get_running_loop(), threading.get_ident(), True
+
+        has_step = False
+
+        def tell(kind: Literal["progress", "piece"], text: str) -> None:
+            nonlocal has_step
+            if threading.get_ident() != loop_thread:  # a sync tool runs in a thread of its own
+                loop.call_soon_threadsafe(tell, kind, text)
+            elif is_heard:
+                has_step |= kind == "progress"
+                self._tell(turn, planned, kind, text)
 
         async def attempt() -> str:
             ends.clear()  # a repeat runs and sends under the same ids
@@ -107,7 +129,7 @@ class ToolCalls:
                 run.make_context(run.journal.derive_id(turn, planned.index), turn),
                 run_agent=partial(self._run_inside, turn, planned.index, ends),
                 waiter=self._make_waiter(turn, planned.index),
-                tell=partial(self._tell, turn, planned),
+                tell=tell,
             )
             if tool.should_use is not None and not await _ask(tool.should_use, context):
                 data[DISABLED] = True
@@ -136,13 +158,19 @@ class ToolCalls:
         except (Exception, Broken) as error:  # whatever the tool's code raises is its call's result
             _logger.exception("tool failed", extra={"tool": tool.name, "reaction": run.id, "turn": turn})
             content = describe_error(error)
+        finally:
+            is_heard = False  # a call that was given up may go on for a while
+            if has_step:
+                run.emit(Progress(run.id, turn, "", planned.index, is_done=True, path=run.path, index=next(run.pieces)))
         # A character takes at most 6 bytes of a record, as an escape; the other half is for the data and the rest of the frame.
         limit = min(policy.max_result_chars, run.journal.max_body_bytes // 12)
         usage = sum((end.usage for end in ends), Usage())
         calls = sum(end.tool_calls for end in ends)
         is_answer = ok and tool.answers
-        text = replace_surrogates(cut(content, limit))
-        return ToolResult(text, ok, tuple(threads), usage, calls, is_answer, self._fit(tool.name, data))
+        content = replace_surrogates(content)
+        whole = content if len(content) > limit else None
+        data = self._fit(tool.name, data)
+        return ToolResult(cut(content, limit), ok, tuple(threads), usage, calls, is_answer, data, whole)
 
     def _fit(self, name: str, data: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """Leave out what makes the data too large for a record, the largest first, and say so in it."""

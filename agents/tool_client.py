@@ -31,6 +31,7 @@ _UNFILTERED = frozenset(
         "network.list_threads",
         "network.message_status",
         "network.records",
+        "network.usage",
         "network.dead_letters",
         "network.log",
         "network.rows",

@@ -3,8 +3,9 @@
     python bench/chat_server.py
 
 A process of its own, so that its CPU is nobody's under measurement; it prints one ready line. It answers a conversation's first
-`CALLING_TURNS` requests with one call of the tool ``look_up`` each, and then with text: which turn it is, it sees by counting the
-model's own messages in the request. Answers are made once, at the start; nothing else is read of a request, and nothing is checked.
+`CALLING_TURNS` requests with one call of the tool ``look_up`` each, and then with text, or with a call of ``give_answer`` where that is offered;
+a request without tools it answers with text. Which turn it is, it reads where the request says so (ours do), else it counts the model's own
+messages. Answers are made once, at the start; nothing else is read of a request, and nothing is checked.
 That the loops send what a provider takes is shown by the tests, whose server is strict.
 """
 
@@ -19,17 +20,21 @@ import uvloop
 
 CALLING_TURNS = 5
 TURNS = CALLING_TURNS + 1
-ANSWER = "All five are in stock, and the last one is reduced until Friday."
+ANSWER = "All five are in stock [1], and the last one is reduced until Friday [2]."
+STRUCTURED_ANSWER = {"text": ANSWER, "articles": ["A-0001", "A-0002", "A-0003", "A-0004", "A-0005"], "is_complete": True}
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _OWN_MESSAGE = re.compile(rb'"role": ?"assistant"')
+_SAID_TURN = re.compile(rb"Turn (\d+) of \d+")
 _STREAM = re.compile(rb'"stream": ?true')
 _USAGE = {"prompt_tokens": 420, "completion_tokens": 18, "total_tokens": 438}
 _PIECE_CHARS = 5  # about a token
 
 
-def build_completion(turn: int) -> bytes:
+def build_completion(turn: int, *, is_structured: bool = False) -> bytes:
     """Give the whole response of a turn."""
+    message = _build_structured() if is_structured else _build_message(turn)
+    reason = "tool_calls" if "tool_calls" in message else "stop"
     body = json.dumps(
         {
             "id": f"chatcmpl-{turn}",
@@ -37,7 +42,7 @@ def build_completion(turn: int) -> bytes:
             "created": 1_760_000_000,
             "model": "bench",
             "choices": [
-                {"index": 0, "message": _build_message(turn), "logprobs": None, "finish_reason": _find_reason(turn)}
+                {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
             ],
             "usage": _USAGE,
             "system_fingerprint": "fp_bench",
@@ -83,6 +88,12 @@ def _build_message(turn: int) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
 
 
+def _build_structured() -> dict[str, Any]:
+    arguments = json.dumps({"answer": STRUCTURED_ANSWER})
+    call = {"id": "call_answer", "type": "function", "function": {"name": "give_answer", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
+
+
 def _find_reason(turn: int) -> str:
     return "stop" if turn > CALLING_TURNS else "tool_calls"
 
@@ -96,6 +107,7 @@ class ChatConnection(asyncio.Protocol):
 
     completions = tuple(build_completion(turn) for turn in range(1, TURNS + 1))
     streams = tuple(build_stream(turn) for turn in range(1, TURNS + 1))
+    structured = build_completion(TURNS, is_structured=True)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -109,9 +121,16 @@ class ChatConnection(asyncio.Protocol):
             if len(self._received) < whole:
                 return
             body, self._received = self._received[end + 4 : whole], self._received[whole:]
-            turn = min(len(_OWN_MESSAGE.findall(body)), CALLING_TURNS)
-            answers = self.streams if _STREAM.search(body) else self.completions
-            self._transport.write(answers[turn])
+            self._transport.write(self._find_answer(body))
+
+    def _find_answer(self, body: bytes) -> bytes:
+        said = _SAID_TURN.findall(body)
+        turn = min(int(said[-1]) - 1 if said else len(_OWN_MESSAGE.findall(body)), CALLING_TURNS)
+        if b'"tools":' not in body:
+            turn = CALLING_TURNS
+        elif turn == CALLING_TURNS and b'"give_answer"' in body:
+            return self.structured
+        return (self.streams if _STREAM.search(body) else self.completions)[turn]
 
 
 async def serve() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -75,6 +76,7 @@ async def serve(
     """
     raise_file_limit()
     loaded = load_mods([*config.mods, *mods], OWN_MODS)
+    await _check_address(config.host, config.port)
     token = owner_token(config.db)
     hub = Hub(
         make_ledger(config.db, config.name, config.durability, random_id),
@@ -93,9 +95,7 @@ async def serve(
         port = await server.listen(config.host, config.port, tls=tls)
     except OSError as error:
         await hub.close()
-        raise ConnectError(
-            f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}; choose another --port, or stop what uses it."
-        ) from error
+        raise _cannot_listen(config.host, config.port, error) from error
     host = f"[{config.host}]" if ":" in config.host else config.host
     node = Node(hub, server, f"{'wss' if tls else 'ws'}://{host}:{port}/", token)
     try:
@@ -104,12 +104,35 @@ async def serve(
         await node.close()
 
 
+async def _check_address(host: str, port: int) -> None:
+    """Whether a node can listen there, asked before it makes any file. Raises `ConnectError`."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConnectError:
+    return ConnectError(
+        f"Cannot listen on {host}:{port}: {error.strerror or error}; choose another --port, or stop what uses it."
+    )
+
+
 class Network:
     """The same hub in this process, without a port: for scripts and tests. Made by `Network.open`."""
 
-    def __init__(self, hub: Hub, new_id: NewId) -> None:
+    def __init__(self, hub: Hub, new_id: NewId, clock: Clock = system_clock) -> None:
         self.hub = hub
         self._new_id = new_id
+        self._clock = clock
         self._clients: list[NetworkClient] = []
 
     @classmethod
@@ -140,7 +163,7 @@ class Network:
             new_id=new_id,
         )
         await hub.start()
-        network = cls(hub, new_id)
+        network = cls(hub, new_id, clock)
         try:
             yield network
         finally:
@@ -164,6 +187,7 @@ class Network:
             transport=LocalTransport(self.hub),
             new_id=self._new_id,
             jitter=lambda: 1.0,  # nobody to be apart from
+            clock=self._clock,
         )
         self._clients.append(client)
         return client

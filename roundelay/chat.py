@@ -101,6 +101,8 @@ class Chat:
         """Show what happens beside the messages, until the connection has ended. Raises `ConnectError` when patience does."""
         async for event in self.client.events():
             reports = self.live.take(event) if isinstance(event, Signal) else []
+            if isinstance(event, Presence) and event.state == "offline":
+                self.live.drop(event.agent_id)
             self.activity.take(event)
             match event:
                 case Signal() if not self._shows_activity:

@@ -13,7 +13,19 @@ from typing import NoReturn
 
 import click
 
-from roundelay.commands import agent, node, operating, people, reactions, reading, setup, tokens
+from roundelay.commands import (
+    agent,
+    cost,
+    explaining,
+    node,
+    operating,
+    people,
+    reactions,
+    reading,
+    scenario,
+    setup,
+    tokens,
+)
 from roundelay.commands.options import debug_option, node_options
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -54,6 +66,13 @@ for command in (
     reading.history,
     reading.status,
     reactions.reactions,
+    cost.cost,
+    explaining.why,
+    explaining.impact,
+    explaining.export,
+    explaining.replay,
+    explaining.tapes,
+    scenario.scenario,
     operating.dead_letters,
     operating.backup,
     tokens.token,

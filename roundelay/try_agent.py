@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Protocol
 
 from roundelay.agents.events import (
@@ -32,6 +33,7 @@ from roundelay.agents.events import (
     Waiting,
     event_to_json,
 )
+from roundelay.agents.features.prices import Prices, write_dollars
 from roundelay.agents.journal import FinishedBody, fetch_records, reaction_id
 from roundelay.agents.models.model import Usage
 from roundelay.agents.simple import SimpleAgentRunner
@@ -57,6 +59,10 @@ class Show(Protocol):
 
     def message(self, message: AnyMessage) -> None: ...
 
+    def end(self, finish: Finished, cost: Decimal | None) -> None:
+        """The reaction has ended; ``cost`` is in dollars, None where no price is known."""
+        ...
+
 
 async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, show: Show) -> bool:
     """Let the agent react to a person's message; True if the reaction finished. Calls that need an approval are approved, or denied.
@@ -75,13 +81,15 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
             running = group.create_task(runner.run(joined))  # what it raises ends the group
             watching = group.create_task(_watch(client, runner.agent_id, happened))
             await runner.ready()
-            finish = await _Trial(client, runner, happened, approves, show).follow(text)
+            trial = _Trial(client, runner, happened, approves, show)
+            finish = await trial.follow(text)
+            cost = await trial.read_cost()
             watching.cancel()
             await runner.stop()
             await running
     if finish is None:
         raise RoundelayError("The agent failed before its reaction began; the log above says how.")
-    show.event(finish)
+    show.end(finish, cost)
     return finish.status == "finished"
 
 
@@ -112,11 +120,13 @@ class _Trial:
         self._decision = "/approve" if approves else "/deny nobody is here to approve it"
         self._show = show
         self._seen = 0
+        self._trigger = 0
         self._unshown: list[AnyMessage] = []
 
     async def follow(self, text: str) -> Finished | None:
         """Send the message and show what follows; gives the end, None if the reaction did not even begin."""
         stored = await self._client.send_text(self._runner.agent_id, text)
+        self._trigger = stored.seq
         reaction = reaction_id(self._runner.agent_id, stored.seq, self._client.welcome.network.epoch)
         last: Finished | None = None
         while True:
@@ -135,6 +145,18 @@ class _Trial:
                 last = event
             else:
                 self._show.event(event)
+
+    async def read_cost(self) -> Decimal | None:
+        """What all of it cost, agents inside of calls included; None unless every price is known."""
+        spent = (await self._client.call("network.spent", {"seq": self._trigger}))["of_root"]
+        prices, total = Prices(), Decimal(0)
+        for model, used in spent.items():
+            usage = Usage(used["prompt_tokens"], used["completion_tokens"], used["cached_tokens"])
+            cost = prices.cost(model, usage, used["calls"])
+            if cost is None:
+                return None
+            total += cost
+        return total if spent else None
 
     async def _show_messages(self, up_to: int | None = None) -> None:
         """Show what was sent since the last time, later than a seq not yet; and decide at once what the agent asks for."""
@@ -168,6 +190,10 @@ class ShowJson:
     def event(self, event: Event) -> None:
         self._write(json.dumps(event_to_json(event), ensure_ascii=False))
 
+    def end(self, finish: Finished, cost: Decimal | None) -> None:
+        known = {"cost_usd": float(cost)} if cost is not None else {}
+        self._write(json.dumps({**event_to_json(finish), **known}, ensure_ascii=False))
+
     def message(self, message: AnyMessage) -> None:
         self._write(f'{{"type": "message", "message": {message.model_dump_json(exclude_none=True)}}}')
 
@@ -193,6 +219,12 @@ class ShowText:
     def message(self, message: AnyMessage) -> None:
         self._end_text()
         self._screen.message(message)
+
+    def end(self, finish: Finished, cost: Decimal | None) -> None:
+        self._end_text()
+        price = f", about {write_dollars(cost)}" if cost is not None else ""
+        first, *others = clean_lines(f"{describe_event(finish)}{price}")
+        self._screen.write("\n".join([f"* {first}", *(CONTINUED + it for it in others)]))
 
     def _stream(self, text: str) -> None:
         if not text:
@@ -226,11 +258,13 @@ def describe_event(event: Event) -> str | None:
             until = f"{datetime.fromtimestamp(event.until / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
             whom = "an approval" if event.is_approval else ", ".join(event.agent_ids)
             return f"{event.turn}.{event.call} waits for {whom} until {until}"
+        case Progress(is_done=True):
+            return None
         case Progress():
             return f"{event.turn}{'' if event.call is None else f'.{event.call}'} {event.text}"
         case AnswerReviewed():
             if event.is_accepted:
-                return None
+                return "\n".join(event.notes) or None
             return "\n".join(
                 ["asks for another answer" if event.correction else "the answer goes out as it is", *event.notes]
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.terminal import Paint, format_table
 
+READS_AT_ONCE = 16
+"""Well below `max_reads`, which other calls of the session count in too."""
 ReactionOf = tuple[str, str]
 """A reaction's id and its agent's."""
 
@@ -35,11 +38,14 @@ class UsageReport:
 
 async def find_reactions(client: NetworkClient, seqs: Iterable[int]) -> set[ReactionOf]:
     """The reactions whose prompt holds one of these messages, which the caller must be able to read."""
-    found: set[ReactionOf] = set()
-    for seq in seqs:
-        status = await client.call("network.message_status", {"seq": seq})
-        found |= {(it["reaction"], it["agent_id"]) for it in status["recipients"] if "reaction" in it}
-    return found
+    room = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def read(seq: int) -> set[ReactionOf]:
+        async with room:
+            status = await client.call("network.message_status", {"seq": seq})
+        return {(it["reaction"], it["agent_id"]) for it in status["recipients"] if "reaction" in it}
+
+    return set().union(*await asyncio.gather(*map(read, seqs)))
 
 
 async def read_usage(client: NetworkClient, reactions: Iterable[ReactionOf]) -> UsageReport:

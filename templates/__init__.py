@@ -11,6 +11,12 @@ from importlib.resources import files
 CONVERSATION = "conversation.jinja"
 """The user message of a reaction: ``message_threads``, ``incoming_thread_id`` and ``incoming_message`` as XML."""
 
+SYSTEM = "system.jinja"
+"""What `features.prompts` adds to the system message: the date, the tools and how to use them, constraints, custom instructions."""
+
+USER = "user.jinja"
+"""What `features.prompts` adds to the user message, after the conversation: what tools and servers say about their use."""
+
 
 def read_template(name: str) -> str:
     """Give the source of a template of this package. Raises `FileNotFoundError` for an unknown name."""

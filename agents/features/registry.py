@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from roundelay.agents.middleware import AfterTool, Around, Correction, Middleware
+from roundelay.agents.middleware import AfterTool, Around, Middleware
 from roundelay.agents.models.model import SystemMessage, ToolCall
 from roundelay.agents.reaction import DISABLED
 from roundelay.agents.steps import CallModel, TurnState
@@ -117,7 +117,7 @@ class ToolRegistry(Middleware):
             state.values[_IN_USE] = [*_read_names(state, _IN_USE), *known]
         return None
 
-    async def review(self, around: Around, answer: str) -> str | Correction:
+    async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str:
         names = list(dict.fromkeys(_read_names(around.state, _DISABLED)))
         if not names or not self._reports_disabled:
             return answer

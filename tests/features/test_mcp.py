@@ -128,7 +128,7 @@ async def test_progress_is_told(network: Network, tmp_path: Path) -> None:
             await mia.ask("ann", "hello")
     from roundelay.agents.events import Progress
 
-    told = [it.text for it in heard.events if isinstance(it, Progress)]
+    told = [it.text for it in heard.events if isinstance(it, Progress) and not it.is_done]
     assert told == ["shop_count: 1 of 2, shelf 1", "shop_count: 2 of 2, shelf 2"]
 
 

@@ -180,7 +180,7 @@ async def test_events_tell_what_happens_in_order_and_go_to_json() -> None:
     ]  # fmt: skip
     shown = json.loads(json.dumps([event_to_json(event) for event in run.events]))
     assert shown[0] == {"type": "turn_start", "reaction": "r1", "turn": 1, "max_turns": 10, "path": ""}
-    piece = {"text": "Let me see.", "reasoning": "", "path": "", "index": 1}
+    piece = {"text": "Let me see.", "reasoning": "", "path": "", "index": 1, "is_held": False}
     assert shown[1] == {"type": "model_delta", "reaction": "r1", "turn": 1, **piece}
     assert shown[-1]["type"] == "finished"
     assert shown[-1]["usage"]["completion_tokens"] > 0

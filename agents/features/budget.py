@@ -1,0 +1,226 @@
+"""Budgets of tokens and of money: for a turn, a reaction, a root and a day. Reserved before a call of the model, settled after it.
+
+What was spent is the hub's sums of the ledger's records (``network.spent``): they outlive restarts, and hold what other agents, in whatever
+process, spent on the same root. Reservations are this process's: calls that are under way elsewhere are not seen, so that a budget may be
+overrun by those. Exceeding one raises `ModelError` with ``budget``: the reaction ends as `stopped`, whoever waits is told, and the
+hub tells the thread's readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, Usage
+from roundelay.agents.retry import retry_later
+from roundelay.agents.steps import Finish
+from roundelay.network.errors import UnknownOperation
+
+from .prices import Price, Prices, write_dollars
+from .tokens import Count, count_request, estimate_tokens
+
+Scope = Literal["turn", "reaction", "root", "day"]
+Unit = Literal["tokens", "usd"]
+
+_SUMS = {"reaction": "of_reaction", "root": "of_root", "day": "of_day"}
+_NAMES = {"turn": "this turn", "reaction": "this reaction", "root": "this conversation", "day": "today"}
+
+_Key = tuple[object, ...]
+_RESERVED: dict[_Key, Decimal] = {}
+"""What calls under way may take, by unit and what they are for: shared by all agents of the process, as a root's budget is."""
+
+
+class TokenLimits(BaseModel):
+    """Of prompt and completion together, cached ones included."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    turn: Annotated[int, Field(ge=1)] | None = None
+    reaction: Annotated[int, Field(ge=1)] | None = None
+    root: Annotated[int, Field(ge=1)] | None = None
+    day: Annotated[int, Field(ge=1)] | None = None
+
+
+class MoneyLimits(BaseModel):
+    """In US dollars."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    turn: Annotated[Decimal, Field(gt=0)] | None = None
+    reaction: Annotated[Decimal, Field(gt=0)] | None = None
+    root: Annotated[Decimal, Field(gt=0)] | None = None
+    day: Annotated[Decimal, Field(gt=0)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What one call needs of one budget."""
+
+    key: _Key
+    scope: Scope
+    unit: Unit
+    limit: Decimal
+    spent: Decimal
+    needed: Decimal
+
+
+class Budget(Middleware):
+    """Stops an agent whose ``tokens`` or ``usd`` are spent. ``reserve`` is how many tokens a reply is expected to take.
+
+    A root that was let go on (``network.resume_root``) has its budget once more. An agent that runs as a tool of another one has the
+    middleware of its own; what it used counts in the reaction, the root and the day.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenLimits | None = None,
+        usd: MoneyLimits | None = None,
+        *,
+        reserve: int = 1000,
+        prices: Prices | None = None,
+        count: Count = estimate_tokens,
+    ) -> None:
+        self._limits: dict[tuple[Unit, Scope], Decimal] = {}
+        given: tuple[tuple[Unit, BaseModel | None], ...] = (("tokens", tokens), ("usd", usd))
+        for unit, limits in given:
+            for scope, limit in limits if limits is not None else ():
+                if limit is not None:
+                    self._limits[unit, scope] = Decimal(limit)  # type: ignore[index]
+        self._asks_hub = any(scope != "turn" for _, scope in self._limits)
+        self._reserve = reserve
+        self._prices = prices or Prices()
+        self._count = count
+        self._turns: dict[tuple[str, str], tuple[int, dict[Unit, Decimal]]] = {}  # of each run, by reaction and path
+
+    async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
+        try:
+            return await proceed()
+        finally:
+            self._turns.pop((around.reaction, around.path), None)
+
+    async def around_model(
+        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
+    ) -> ModelReply:
+        spent = await self._ask_hub(around) if self._asks_hub else {}
+        asked = Usage(count_request(request.messages, request.tools, self._count), self._reserve)
+        claims = [self._claim(around, key, spent, asked) for key in self._limits]
+        for claim in claims:  # no await from here to the reservation
+            held = _RESERVED.get(claim.key, Decimal(0))
+            if claim.spent + held + claim.needed > claim.limit:
+                raise ModelError(_refuse(claim, held), reason="budget")
+        _reserve(claims, 1)
+        try:
+            reply = await proceed(request)
+        finally:
+            _reserve(claims, -1)
+        self._settle(around, reply)
+        return reply
+
+    async def _ask_hub(self, around: Around) -> Mapping[str, Any]:
+        client = around.context.client
+        args = {"seq": around.context.trigger.seq, "reaction": around.reaction}
+        try:
+            value: Mapping[str, Any] = await retry_later(lambda: client.call("network.spent", args))
+        except UnknownOperation as error:
+            sentence = "This hub does not add up what is spent, and a budget needs that: upgrade it."
+            raise ModelError(sentence, reason="misconfigured") from error
+        return value
+
+    def _claim(self, around: Around, key: tuple[Unit, Scope], spent: Mapping[str, Any], asked: Usage) -> _Claim:
+        unit, scope = key
+        limit = self._limits[key]
+        whose: object = around.agent.id
+        match scope:
+            case "turn":
+                whose = (around.reaction, around.path)
+                turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
+                used = sums.get(unit, Decimal(0)) if turn == around.state.turn else Decimal(0)
+            case "root":
+                whose, limit = spent["root"], limit * (1 + spent["resumed"])
+                used = self._add_up(around, unit, spent["of_root"])
+            case _:
+                whose = around.reaction if scope == "reaction" else whose
+                used = self._add_up(around, unit, spent[_SUMS[scope]])
+        epoch = around.context.client.welcome.network.epoch
+        return _Claim((epoch, unit, scope, whose), scope, unit, limit, used, self._estimate(around, unit, asked))
+
+    def _add_up(self, around: Around, unit: Unit, sums: Mapping[str, Mapping[str, int]]) -> Decimal:
+        total = Decimal(0)
+        for model, used in sums.items():
+            usage = Usage(
+                used["prompt_tokens"], used["completion_tokens"], used["cached_tokens"], used["reasoning_tokens"]
+            )
+            total += self._value(around, unit, model, usage, used["calls"])
+        return total
+
+    def _value(self, around: Around, unit: Unit, model: str, usage: Usage, calls: int) -> Decimal:
+        """Give what a usage counts. Raises `ModelError` where money is counted and no price is known."""
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        if unit == "tokens" or not tokens:
+            return Decimal(tokens)
+        name = model or around.agent.model.name  # what reviews and the like used is not told by model
+        cost = self._prices.cost(name, usage, calls)
+        if cost is None:
+            sentence = (
+                f'No price is known of the model "{name}", and a budget in dollars needs it: install roundelay[prices], '
+                "or say it under the budget's prices."
+            )
+            raise ModelError(sentence, reason="misconfigured")
+        return cost
+
+    def _estimate(self, around: Around, unit: Unit, asked: Usage) -> Decimal:
+        return self._value(around, unit, around.agent.model.name, asked, 1)
+
+    def _settle(self, around: Around, reply: ModelReply) -> None:
+        turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
+        if turn != around.state.turn:
+            sums = {}
+        for unit, scope in self._limits:
+            if scope == "turn":
+                used = self._value(around, unit, reply.model, reply.usage, 1)
+                sums = {**sums, unit: sums.get(unit, Decimal(0)) + used}
+        self._turns[around.reaction, around.path] = (around.state.turn, sums)
+
+
+def _reserve(claims: Iterable[_Claim], sign: Literal[1, -1]) -> None:
+    for claim in claims:
+        held = _RESERVED.get(claim.key, Decimal(0)) + sign * claim.needed
+        if held:
+            _RESERVED[claim.key] = held
+        else:
+            _RESERVED.pop(claim.key, None)
+
+
+def _refuse(claim: _Claim, reserved: Decimal) -> str:
+    """Say which budget it is, and how it stands."""
+    spent, limit, needed, held = (
+        write_dollars(it) if claim.unit == "usd" else f"{int(it):,} tokens"
+        for it in (claim.spent, claim.limit, claim.needed, reserved)
+    )
+    under_way = f", {held} are reserved by calls under way" if reserved else ""
+    return f"The budget for {_NAMES[claim.scope]} is spent: {spent} of {limit} were used{under_way}, and the next call may take {needed}."
+
+
+class BudgetOptions(BaseModel):
+    """``budget`` in an agent's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tokens: TokenLimits | None = None
+    usd: MoneyLimits | None = None
+    reserve: Annotated[int, Field(ge=0)] = 1000
+    prices: dict[str, Price] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tokens is None and self.usd is None:
+            raise ValueError("must have tokens or usd")
+        return self
+
+    def build(self) -> Budget:
+        return Budget(self.tokens, self.usd, reserve=self.reserve, prices=Prices(self.prices))

@@ -1,0 +1,184 @@
+"""What of an agent's work is kept in the ledger: its texts, its calls, their results; by tool, and with parts blacked out.
+
+Middleware that changes records on their way to the ledger (`Middleware.store`). The live model reads everything as it is. A reaction that is resumed
+has the records alone: where something was left out or changed it is told so, never given an empty result; a call whose arguments
+were not kept is not made, and an answer that was not kept is asked for again. Agents that run inside of this one are covered as well.
+
+What other middleware keeps in notes (`Around.keep`) is kept where texts are, and the results of all the tools that it names.
+
+Not covered: messages, which are the conversation itself (the answer, what tools send, a request for approval and its decision), and events,
+which are not stored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from roundelay.agents.agent import KEEPER
+from roundelay.agents.middleware import Middleware
+from roundelay.agents.reaction import DISABLED, NOT_RUN
+from roundelay.agents.steps import ALTERED
+from roundelay.network.errors import ConfigError
+
+REDACTED = "[redacted]"
+NOT_KEPT = "[not kept]"
+
+Chosen = bool | Collection[str] | Callable[[str], bool]
+"""Of which tools something is kept: of all or none, of those named, or of those that a callable tells by their name."""
+
+Redaction = str | re.Pattern[str] | Callable[[str], str]
+"""What is blacked out: what a regular expression finds, or what a callable makes of a text. It must give the same each time."""
+
+_KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # what the loop itself goes by
+
+
+class DataPolicy(Middleware):
+    """What is kept of an agent's work. ``text`` is what its model writes; ``calls`` their arguments (names are always kept), ``results`` what
+    tools gave, each of the tools chosen. ``redact`` is applied to whatever is kept."""
+
+    def __init__(
+        self, *, text: bool = True, calls: Chosen = True, results: Chosen = True, redact: Sequence[Redaction] = ()
+    ) -> None:
+        self._keeps_text = text
+        self._keeps_calls = _as_test(calls)
+        self._keeps_results = _as_test(results)
+        self._redactions = [_as_redaction(it) for it in redact]
+
+    def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
+        match kind:
+            case "model_reply":
+                return self._store_reply(body)
+            case "tool_started":
+                name, arguments = str(body["tool"]), str(body["args"])
+                return {**body, "args": self._redact_arguments(arguments) if self._keeps_calls(name) else "{}"}
+            case "tool_result":
+                return self._store_result(body)
+            case "review":
+                answer, notes = body["answer"], [NOT_KEPT] if body["notes"] else []
+                if not self._keeps_text:
+                    body = {**body, "answer": _say("answer") if answer else answer, "notes": notes}
+                    body = {name: value for name, value in body.items() if name != "metadata"}
+                texts = ("answer", "correction", "notes", "metadata")
+                return {name: self._redact(value) if name in texts else value for name, value in body.items()}
+            case "finished":
+                reason = body["reason"] if self._keeps_text or body["status"] != "finished" else NOT_KEPT
+                return {**body, "reason": self._redact(reason)}
+            case "note":
+                # A summary holds what the model wrote, too.
+                is_kept = self._keeps_text and all(self._keeps_results(str(name)) for name in _as_names(body.get("of", ())))
+                return {**body, "value": self._redact(body["value"]) if is_kept else None}
+            case _:
+                return body
+
+    def _store_reply(self, body: Mapping[str, object]) -> Mapping[str, object]:
+        reply = _as_body(body["reply"])
+        text = reply["text"]
+        kept = self._redact(text) if self._keeps_text else NOT_KEPT if text else text
+        calls, altered = [], []
+        for place, call in enumerate(_as_list(reply["tool_calls"])):
+            name, written = str(call["name"]), str(call["arguments"])
+            arguments = self._redact_arguments(written) if self._keeps_calls(name) else "{}"
+            calls.append({**call, "arguments": arguments})
+            if arguments != written:
+                altered.append(place)
+        made = {**body, "reply": {**reply, "text": kept, "tool_calls": calls}}
+        changed: dict[str, object] = {"text": True} if kept != text else {}
+        changed |= {"calls": altered} if altered else {}
+        return {**made, ALTERED: changed} if changed else made
+
+    def _store_result(self, body: Mapping[str, object]) -> Mapping[str, object]:
+        name, data = str(body["tool"]), _as_body(body.get("data", {}))
+        if self._keeps_results(name):
+            content, kept = self._redact(body["content"]), _as_body(self._redact(data))
+        else:
+            content, kept = _say(f"result of {name}"), {key: data[key] for key in _KEPT_DATA if key in data}
+        if (content, kept) == (body["content"], data):
+            return body
+        return {**body, "content": content, "data": {**kept, ALTERED: True}}
+
+    def _redact(self, value: object) -> object:
+        """Black out what is to be, in every text of a JSON value; its names stay."""
+        match value:
+            case str():
+                for redaction in self._redactions:
+                    value = redaction(value)
+                return value
+            case bool() | None:
+                return value
+            case int() | float():
+                redacted = self._redact(str(value))
+                return value if redacted == str(value) else redacted
+            case Mapping():
+                return {name: self._redact(it) for name, it in value.items()}
+            case list() | tuple():
+                return [self._redact(it) for it in value]
+            case _:
+                return value
+
+    def _redact_arguments(self, written: str) -> str:
+        """The same in a call's arguments, which stay JSON; as they were, if nothing is found in them."""
+        try:
+            arguments = json.loads(written)
+        except (ValueError, RecursionError):
+            return str(self._redact(written))
+        redacted = self._redact(arguments)
+        return written if redacted == arguments else json.dumps(redacted)
+
+
+class DataPolicyOptions(BaseModel):
+    """The policy in an agent's file; ``calls`` and ``results`` are true, false or the tools of which they are kept, ``redact`` regular expressions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: bool = True
+    calls: bool | tuple[str, ...] = True
+    results: bool | tuple[str, ...] = True
+    redact: tuple[str, ...] = ()
+
+    def build(self) -> DataPolicy:
+        """Make the policy. Raises `ConfigError`."""
+        try:
+            return DataPolicy(text=self.text, calls=self.calls, results=self.results, redact=self.redact)
+        except re.error as error:
+            raise ConfigError(f"a pattern of the data policy is no regular expression: {error}") from error
+
+
+def _say(what: str) -> str:
+    """What a resumed reaction reads instead; it is a result to the model, so it says what to do."""
+    return f"[The {what} was not kept, by this agent's data policy. If it is still needed, get it anew.]"
+
+
+def _as_test(chosen: Chosen) -> Callable[[str], bool]:
+    match chosen:
+        case bool():
+            return lambda name: chosen
+        case Collection():
+            return frozenset(chosen).__contains__
+        case _:
+            return chosen
+
+
+def _as_redaction(given: Redaction) -> Callable[[str], str]:
+    if callable(given):
+        return given
+    pattern = re.compile(given)
+    return lambda text: pattern.sub(REDACTED, text)
+
+
+def _as_body(value: object) -> dict[str, object]:
+    assert isinstance(value, Mapping)
+    return dict(value)
+
+
+def _as_names(value: object) -> Collection[object]:
+    assert isinstance(value, Collection)
+    return value
+
+
+def _as_list(value: object) -> list[dict[str, object]]:
+    assert isinstance(value, list)
+    return value

@@ -1,0 +1,101 @@
+"""Context fragments: what tools gathered, ranked, shown to the model anew before each turn, and citable.
+
+A tool gives ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``; the model reads of the result only the content. The
+best fragments of the whole reaction stand in the trailing message of the next request, which is not kept: the history stays short and the
+provider's cache holds. They are numbered with the references (`features.references`), so both are cited alike. Pure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
+
+from roundelay.agents.history import say
+from roundelay.agents.middleware import AfterTool, Middleware
+from roundelay.agents.models.model import ChatMessage, ToolCall
+from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.text import cut
+from roundelay.agents.tools import ToolResult
+
+from .references import Reference, list_references, number_of
+
+_logger = logging.getLogger(__name__)
+
+FRAGMENTS = "fragments"
+"""In the data of a tool's result, and in the state's values."""
+
+
+class Fragment(Reference):
+    """A piece of context. ``score`` is higher for what matters more; tools that are used together should agree on its scale."""
+
+    score: float = 0.0
+
+
+Rank = Callable[[Sequence[Fragment], TurnState], Sequence[Fragment]]
+"""Gives the fragments to show, the best first. Pure: it is asked again when a reaction is resumed."""
+
+
+def rank_by_score(fragments: Sequence[Fragment], state: TurnState) -> Sequence[Fragment]:
+    """Give them by score, of equals the one that came first."""
+    return sorted(fragments, key=lambda it: -it.score)
+
+
+class Fragments(Middleware):
+    """Leave to show the ``limit`` best fragments before each turn, in at most ``max_chars``."""
+
+    def __init__(self, *, limit: int = 10, max_chars: int = 8_000, rank: Rank = rank_by_score) -> None:
+        self._limit = limit
+        self._max_chars = max_chars
+        self._rank = rank
+
+    def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
+        for it in _read(result.data.get(FRAGMENTS), call.name):
+            number_of(state, Reference(id=it.id, title=it.title, url=it.url, text=it.text))
+            known = {other.key: other for other in list_fragments(state)}
+            before = known.get(it.key)
+            if before is None or before.score < it.score:
+                state.values[FRAGMENTS] = [*({**known, it.key: it}).values()]
+        return None
+
+    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        best = list(self._rank(list_fragments(state), state))[: self._limit]
+        if not best:
+            return step
+        numbers = {it.key: number for number, it in enumerate(list_references(state), 1)}
+        shown = "\n\n".join(it.write(numbers[it.key]) for it in best if it.key in numbers)
+        messages: list[ChatMessage] = list(step.messages)
+        say(messages, f"{_HEAD}\n{cut(shown, self._max_chars)}")
+        return replace(step, messages=tuple(messages))
+
+
+class FragmentsOptions(BaseModel):
+    """Fragments in an agent's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limit: int = 10
+    max_chars: int = 8_000
+
+    def build(self) -> Fragments:
+        return Fragments(limit=self.limit, max_chars=self.max_chars)
+
+
+def list_fragments(state: TurnState) -> list[Fragment]:
+    """Give what was gathered so far, in the order in which it came."""
+    kept = state.values.get(FRAGMENTS)
+    return [it for it in kept if isinstance(it, Fragment)] if isinstance(kept, list) else []
+
+
+def _read(given: JsonValue, tool: str) -> list[Fragment]:
+    try:
+        return _FRAGMENTS.validate_python(given if given is not None else [])
+    except ValidationError as error:
+        _logger.warning("fragments left out", extra={"tool": tool, "error": str(error.errors()[0]["msg"])})
+        return []
+
+
+_FRAGMENTS = TypeAdapter(list[Fragment])
+_HEAD = "What your tools have gathered, the best first; cite a piece by its number in brackets, like [1], right after what it shows:"

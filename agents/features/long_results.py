@@ -1,0 +1,117 @@
+"""Long results: the model reads the beginning, and the rest by `read_result`; the whole is kept in the ledger, as notes of the reaction.
+
+The whole is kept as the tool gave it, before the policy's ``max_result_chars`` cuts it, in parts that each fit into a record, so that it is
+there again when the reaction is resumed. Only the reaction that made it reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from roundelay.agents.middleware import AfterTool, Around, Middleware
+from roundelay.agents.models.model import ToolCall
+from roundelay.agents.steps import PlannedCall, TurnState
+from roundelay.agents.tools import Tool, ToolError, ToolResult, tool
+
+READ_RESULT = "read_result"
+WHOLE = "whole"
+"""In the data of a result: ``call``, by which `read_result` knows it, ``chars``, and the names of the notes that hold it."""
+
+_KEPT = "results.kept"  # in the values: the names of the notes of each call, by its place
+
+
+class LongResults(Middleware):
+    """Shows the first ``max_chars`` of a longer result, and brings the tool that reads on. Beyond ``max_kept_chars`` nothing is kept."""
+
+    def __init__(self, max_chars: int = 4000, *, max_kept_chars: int = 1_000_000) -> None:
+        self._max_chars = max_chars
+        self._max_kept_chars = max_kept_chars
+        self._tool = tool(name=READ_RESULT, idempotent=True)(_read_result)
+
+    def initial_state(self) -> Mapping[str, object]:
+        return {_KEPT: {}}
+
+    def list_tools(self, state: TurnState) -> Sequence[Tool]:
+        return (self._tool,)
+
+    def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
+        kept, known = result.data.get(WHOLE), state.values.get(_KEPT)
+        if isinstance(kept, dict) and isinstance(known, dict):
+            known[kept.get("call")] = kept.get("notes")
+        return None
+
+    async def around_tool(
+        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        if call.tool is self._tool:
+            return self._read(around, call.arguments)
+        result = await proceed(call)
+        whole, most = result.whole or result.content, min(self._max_chars, around.max_kept_chars)
+        if len(whole) <= most or result.is_answer:
+            return result
+        place = f"{around.state.turn}.{call.index}"
+        kept = whole[: self._max_kept_chars]
+        notes: list[JsonValue] = []
+        # By what it says: a call that is repeated after a restart may give another result.
+        digest = hashlib.sha256(kept.encode()).hexdigest()[:12]
+        for start in range(0, len(kept), around.max_kept_chars):
+            name = f"result.{place}.{digest}.{len(notes)}"
+            await around.keep(name, kept[start : start + around.max_kept_chars], of=(call.tool.name,))
+            notes.append(name)
+        data: dict[str, JsonValue] = {**result.data, WHOLE: {"call": place, "chars": len(whole), "notes": notes}}
+        shown = f"{whole[:most]}\n{_describe(place, most, len(kept), len(whole))}"
+        return replace(result, content=shown, data=data, whole=None)
+
+    def _read(self, around: Around, arguments: Mapping[str, object]) -> ToolResult:
+        place, offset = str(arguments["call"]), int(str(arguments["offset"]))
+        values = around.state.values
+        known = values.get(_KEPT)
+        notes = known.get(place) if isinstance(known, dict) else None
+        if not isinstance(notes, list):
+            cut = ", ".join(known) if isinstance(known, dict) and known else "none"
+            return ToolResult(f'No result of call "{place}" was cut. Those that were: {cut}.', ok=False)
+        parts = [values.get(str(name)) for name in notes]
+        whole = "".join(part for part in parts if isinstance(part, str))
+        if not all(isinstance(part, str) for part in parts):  # a data policy left them out, and the agent was restarted
+            return ToolResult(
+                f'The rest of call "{place}" was not kept. Call the tool again, if it is needed.', ok=False
+            )
+        if offset >= len(whole):
+            return ToolResult(f"There are {len(whole)} characters: nothing from {offset} on.", ok=False)
+        end = min(len(whole), offset + min(self._max_chars, around.max_kept_chars))
+        rest = (
+            _describe(place, end, len(whole), len(whole)) if end < len(whole) else f"[the end: {len(whole)} characters]"
+        )
+        return ToolResult(f"{whole[offset:end]}\n{rest}", ok=True)
+
+
+def _read_result(
+    call: Annotated[str, Field(description='Which call: "TURN.CALL", as the cut result says')],
+    offset: Annotated[int, Field(ge=0, description="How many characters to skip from its beginning")] = 0,
+) -> str:
+    """Read on in a result that was cut."""
+    raise ToolError("Results are read inside of a reaction only.")
+
+
+def _describe(place: str, end: int, kept: int, whole: int) -> str:
+    if end >= kept:
+        return f"[cut here: the first {end} of {whole} characters; no more was kept]"
+    lost = f", of which the first {kept} were kept" if kept < whole else ""
+    return f'[cut here: up to character {end} of {whole}{lost}; {READ_RESULT}(call="{place}", offset={end}) reads on]'
+
+
+class LongResultsOptions(BaseModel):
+    """``long_results`` in an agent's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_chars: Annotated[int, Field(ge=100)] = 4000
+    max_kept_chars: Annotated[int, Field(ge=1000, le=20_000_000)] = 1_000_000
+
+    def build(self) -> LongResults:
+        return LongResults(self.max_chars, max_kept_chars=self.max_kept_chars)

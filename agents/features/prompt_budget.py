@@ -1,0 +1,107 @@
+"""The prompt's budget: how many tokens of conversation enter the first prompt of a reaction, the incoming thread before all others.
+
+Pure: the same window of the conversation gives the same prompt, which is how a resumed reaction finds it again. What is left out is
+counted in the prompt ("12 earlier messages omitted"), what is cut says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from roundelay.agents.middleware import Middleware
+from roundelay.network.messages import BaseMessage, Message, MessageThread
+
+from .tokens import MESSAGE_TOKENS, Count, estimate_tokens, load_count
+
+_M = TypeVar("_M", bound=BaseMessage)
+
+
+class PromptBudget(Middleware):
+    """At most ``max_tokens`` of messages: the incoming one first (half of it at most), then its thread, then the others, the newest first.
+
+    ``per_thread`` bounds each thread, ``per_message`` each message but the incoming one; a longer one is cut.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        *,
+        per_thread: int | None = None,
+        per_message: int | None = None,
+        count: Count = estimate_tokens,
+    ) -> None:
+        self._max_tokens = max_tokens
+        self._per_thread = min(per_thread or max_tokens, max_tokens)
+        self._per_message = min(per_message or self._per_thread // 2, self._per_thread)
+        self._count = count
+
+    def select_messages(
+        self, threads: Mapping[str, MessageThread], trigger: BaseMessage
+    ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
+        trigger = self._cut(trigger, self._max_tokens // 2)
+        left = self._max_tokens - self._measure(trigger)
+        chosen: dict[str, MessageThread] = {}
+        # In the prompt the newest thread is the last one: it has the first claim after the incoming one, which stands there too.
+        claims = list(threads)[::-1]
+        claims.sort(key=lambda it: it != trigger.thread_id)
+        for thread_id in claims:
+            taken, used = self._take(threads[thread_id], min(left, self._per_thread))
+            left -= used
+            if taken.messages:
+                chosen[thread_id] = taken
+        return {thread_id: chosen[thread_id] for thread_id in threads if thread_id in chosen}, trigger
+
+    def _take(self, thread: MessageThread, room: int) -> tuple[MessageThread, int]:
+        """Give the newest messages that there is room for, and what they take."""
+        messages: list[Message] = []
+        used = 0
+        for message in reversed(thread.messages):
+            shown = self._cut(message, self._per_message)
+            size = self._measure(shown)
+            if used + size > room:
+                break
+            messages.insert(0, shown)
+            used += size
+        omitted = thread.omitted + len(thread.messages) - len(messages)
+        return MessageThread(thread_id=thread.thread_id, messages=messages, omitted=omitted), used
+
+    def _measure(self, message: BaseMessage) -> int:
+        return MESSAGE_TOKENS + self._count(message.text)
+
+    def _cut(self, message: _M, max_tokens: int) -> _M:
+        """Shorten a message that is larger, visibly: the longest beginning that fits."""
+        text, room = message.text, max_tokens - MESSAGE_TOKENS
+        if self._count(text) <= room:
+            return message
+        low, high = 0, len(text)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._count(_write_cut(text, middle)) <= room:
+                low = middle
+            else:
+                high = middle - 1
+        return message.model_copy(update={"content": _write_cut(text, low), "text_representation": None})
+
+
+def _write_cut(text: str, chars: int) -> str:
+    return f"{text[:chars]}\n[cut here: the first {chars} of {len(text)} characters]"
+
+
+class PromptBudgetOptions(BaseModel):
+    """``prompt_budget`` in an agent's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_tokens: Annotated[int, Field(ge=100)]
+    per_thread: Annotated[int, Field(ge=50)] | None = None
+    per_message: Annotated[int, Field(ge=30)] | None = None
+    encoding: str | None = None
+
+    def build(self) -> PromptBudget:
+        """Make it. Raises `ConfigError`."""
+        return PromptBudget(
+            self.max_tokens, per_thread=self.per_thread, per_message=self.per_message, count=load_count(self.encoding)
+        )

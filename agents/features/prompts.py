@@ -1,0 +1,210 @@
+"""System and user prompt as jinja templates, rendered for each turn.
+
+`Prompts` adds to what the loop says already (the instruction, the agent's id, the conversation, the turn's number): ``system`` to the system
+message, ``user`` after the conversation, ``turn`` to the trailing message, which is not kept. The first two stand before the history, so
+providers' caches hold as long as they render to the same text: the templates that ship change only when a tool is used for the first time that
+has something to say about the form of its results. Time is the incoming message's, so that a resumed reaction reads the same. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import StrictUndefined, Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from roundelay.agents.history import say
+from roundelay.agents.middleware import Middleware
+from roundelay.agents.models.model import ChatMessage, Model, SystemMessage, UserMessage
+from roundelay.agents.models.scripted import ScriptedModel
+from roundelay.agents.models.scripted import say as answer
+from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.tools import communication_tools
+from roundelay.network.errors import ConfigError
+from roundelay.templates import SYSTEM, USER, read_template
+
+_SHOWN = "prompts.tools"  # in the state's values: the names of the tools that the last turn with any had
+
+
+@dataclass(frozen=True, slots=True)
+class ToolNotes:
+    """What a prompt says of a tool beside its description: how people call it, how to use it (in the system message), what to keep in mind
+    about the message at hand (after the conversation), and how to show its results, once it has been used."""
+
+    display_name: str = ""
+    system_prompt: str = ""
+    user_prompt: str = ""
+    format: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What templates read beside the turn: see docs/agents.md. ``server_prompts`` are read for each turn, so a list may be filled later."""
+
+    custom_instructions: str = ""
+    project_name: str = ""
+    constraints: Sequence[str] = ()
+    metadata: Mapping[str, JsonValue] | None = None
+    model_info: Mapping[str, JsonValue] | None = None
+    server_prompts: Sequence[str] = ()
+    server_user_prompts: Sequence[str] = ()
+
+
+class Prompts(Middleware):
+    """Templates around the conversation: a path is read, a text is the template itself; None for nothing.
+
+    Stands behind middleware that changes which tools a turn has. Raises `ConfigError` for a template that cannot be read, parsed or rendered.
+    """
+
+    def __init__(
+        self,
+        *,
+        system: str | Path | None = None,
+        user: str | Path | None = None,
+        turn: str | Path | None = None,
+        notes: Mapping[str, ToolNotes] | None = None,
+        facts: PromptFacts | None = None,
+    ) -> None:
+        self._notes = dict(notes or {})
+        self._facts = facts or PromptFacts()
+        self._system = _Source(read_template(SYSTEM) if system is None else system)
+        self._user = _Source(read_template(USER) if user is None else user)
+        self._turn = _Source("" if turn is None else turn)
+        self._check()
+
+    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        facts = self._collect(state, step)
+        messages: list[ChatMessage] = list(step.messages)
+        system, user, turn = (it.render(facts) for it in (self._system, self._user, self._turn))
+        if system and isinstance(messages[0], SystemMessage):
+            messages[0] = SystemMessage(f"{messages[0].content}\n\n{system}")
+        if user and isinstance(messages[1], UserMessage):
+            messages[1] = _say_after(messages[1], state.history[1], user)
+        if turn:
+            say(messages, turn)
+        return replace(step, messages=tuple(messages))
+
+    def _collect(self, state: TurnState, step: CallModel) -> dict[str, Any]:
+        """Give the templates' variables."""
+        if step.tools:
+            state.values[_SHOWN] = [spec.name for spec in step.tools]
+        shown = state.values.get(_SHOWN)
+        specs = step.tools or [it for it in step.agent.specs if not isinstance(shown, list) or it.name in shown]
+        agent, facts, model = step.agent, self._facts, step.model or step.agent.model
+        day = datetime.fromtimestamp(state.sent_at / 1000, UTC)
+        return {
+            "agent": {"id": agent.id, "description": agent.description, "instruction": agent.instruct(state)},
+            "model_info": {"name": model.name, **(facts.model_info or {})},
+            "date": day.date().isoformat(),
+            "date_string": f"{_DAYS[day.weekday()]}, {day.day} {_MONTHS[day.month - 1]} {day.year}",
+            "tools": [_describe_tool(it.name, it.description, self._notes.get(it.name, ToolNotes())) for it in specs],
+            "used_tools": list(state.calls),
+            "custom_instructions": facts.custom_instructions,
+            "project_name": facts.project_name,
+            "constraints": list(facts.constraints),
+            "metadata": dict(facts.metadata or {}),
+            "server_prompts": [it for it in facts.server_prompts if it],
+            "server_user_prompts": [it for it in facts.server_user_prompts if it],
+            "max_tool_calls_per_turn": agent.policy.max_tool_calls_per_turn,
+            "turn": state.turn,
+            "max_turns": state.turn if step.is_last else state.max_turns,
+        }
+
+    def _check(self) -> None:
+        """Render once, so that a name that does not exist is found when the agent is made, not at its first message."""
+        from roundelay.agents.agent import Agent  # it imports middleware
+
+        model: Model = ScriptedModel(lambda request: answer("sample"), name="sample")
+        state = TurnState("sample", 1, 2, history=(SystemMessage(""), UserMessage("")), calls={"finish": 1})
+        sample = Agent("sample", "sample", model, communication_tools())
+        self.prepare(state, CallModel(1, sample, tuple(state.history), (), state))
+
+
+class _Source:
+    """A template, and where it comes from."""
+
+    def __init__(self, given: str | Path) -> None:
+        self._path = given if isinstance(given, Path) else None
+        try:
+            source = given.read_text(encoding="utf-8") if isinstance(given, Path) else given
+            self._template: Template = _ENVIRONMENT.from_string(source)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the prompt's template cannot be read: {error}", path=self._path) from error
+        except TemplateError as error:
+            raise ConfigError(f"the prompt's template is wrong: {error}", path=self._path) from error
+
+    def render(self, facts: Mapping[str, object]) -> str:
+        try:
+            return self._template.render(facts).strip()
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise ConfigError(f"the prompt's template cannot be rendered: {error}", path=self._path) from error
+
+
+class NotesOptions(BaseModel):
+    """`ToolNotes` in an agent's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    display_name: str = ""
+    system_prompt: str = ""
+    user_prompt: str = ""
+    format: str = ""
+
+
+class PromptsOptions(BaseModel):
+    """Prompts in an agent's file. A template that ends in ``.jinja`` is a file beside it, any other the template itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    system: str | None = None
+    user: str | None = None
+    turn: str | None = None
+    notes: dict[str, NotesOptions] = {}
+    custom_instructions: str = ""
+    project_name: str = ""
+    constraints: tuple[str, ...] = ()
+    metadata: dict[str, JsonValue] = {}
+    model_info: dict[str, JsonValue] = {}
+
+    def build(
+        self, folder: Path, *, server_prompts: Sequence[str] = (), server_user_prompts: Sequence[str] = ()
+    ) -> Prompts:
+        """Make the middleware; ``folder`` is the file's. Raises `ConfigError`."""
+        system, user, turn = (_find(folder, it) for it in (self.system, self.user, self.turn))
+        facts = PromptFacts(
+            self.custom_instructions, self.project_name, self.constraints, self.metadata, self.model_info, server_prompts,
+            server_user_prompts,
+        )  # fmt: skip
+        notes = {name: ToolNotes(**it.model_dump()) for name, it in self.notes.items()}
+        return Prompts(system=system, user=user, turn=turn, notes=notes, facts=facts)
+
+
+def _find(folder: Path, given: str | None) -> str | Path | None:
+    return folder / given if given is not None and given.endswith(".jinja") else given
+
+
+def _describe_tool(name: str, description: str, notes: ToolNotes) -> dict[str, str]:
+    return {
+        "name": name, "description": description, "display_name": notes.display_name or name, "system_prompt": notes.system_prompt,
+        "user_prompt": notes.user_prompt, "format": notes.format,
+    }  # fmt: skip
+
+
+def _say_after(message: UserMessage, prompt: ChatMessage, text: str) -> UserMessage:
+    """Put a text behind the prompt, and before what trails it in the first turn: there it stands in every turn."""
+    said, known = message.content, prompt.content or ""
+    if not said.startswith(known):  # other middleware made another one of it
+        return replace(message, content=f"{said}\n\n{text}")
+    return replace(message, content=f"{known}\n\n{text}{said[len(known) :]}")
+
+
+_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
+)  # fmt: skip

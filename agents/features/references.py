@@ -1,0 +1,171 @@
+"""References: what tools found, numbered for citation across tools and turns, and the sources that an answer cites.
+
+A tool gives ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware: the model reads them with
+their numbers behind the result, a number that stands for nothing is taken out of the answer, and what the answer cites goes into the metadata of its
+message (``sources``). Numbers follow the order of the calls, so a resumed reaction gives them again. What an agent inside of a call cited is
+numbered anew in its caller's order.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
+
+from roundelay.agents.agent import REFERENCES, SOURCES
+from roundelay.agents.middleware import AfterTool, Answer, Around, Middleware
+from roundelay.agents.models.model import ToolCall
+from roundelay.agents.steps import TurnState
+from roundelay.agents.text import cut
+from roundelay.agents.tools import ToolResult
+
+_logger = logging.getLogger(__name__)
+
+MAX_SOURCES = 50
+"""In the metadata of one answer."""
+
+MAX_FIELD_CHARS = 500
+"""Of a title, an address or an id there."""
+
+# Code is left alone, and so are links of Markdown: `values[1]`, [1](https://...).
+_CITATION = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|(?P<citation> ?\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\())", re.DOTALL)
+
+
+class Reference(BaseModel):
+    """Something that may be cited. Two are the same if they have one ``url``, or, without any, one ``id``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
+
+    id: str = ""
+    title: str = ""
+    url: str = ""
+    text: str = ""
+    n: int | None = None
+    """The number under which the result's own text cites it."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return ("url", self.url) if self.url else ("id", self.id) if self.id else ("text", self.title, self.text)
+
+    @property
+    def name(self) -> str:
+        """How a reader knows it."""
+        title = self.title or self.id
+        return f"{title} ({self.url})" if title and self.url else title or self.url or cut(self.text, 80)
+
+    def write(self, number: int) -> str:
+        """Give it as a model reads it."""
+        return f"[{number}] {self.name}\n{self.text}".strip()
+
+
+class References(Middleware):
+    """Leave to number, show and check what may be cited. Stands before evaluations, which then see the answer as it goes out.
+
+    ``max_chars`` bounds what one result shows of its references. ``in_text`` lists the sources under the answer instead of in its metadata, for
+    readers that show no metadata.
+    """
+
+    def __init__(self, *, max_chars: int = 16_000, in_text: bool = False) -> None:
+        self._max_chars = max_chars
+        self._in_text = in_text
+
+    def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
+        found = [(number_of(state, it), it) for it in read_references(result.data.get(REFERENCES), call.name)]
+        if not found:
+            return None
+        numbers = {it.n: number for number, it in found if it.n is not None}
+        content = _map_citations(result.content, numbers.get) if numbers else result.content
+        if not result.is_answer:
+            shown = "\n\n".join(it.write(number) for number, it in found)
+            content = f"{content}\n\n{HOW_TO_CITE}\n{cut(shown, self._max_chars)}".strip()
+        return AfterTool(content)
+
+    async def review(self, around: Around, answer: str) -> str | Answer:
+        known = len(list_references(around.state))
+        wrong = sorted({number for number in find_citations(answer) if not 1 <= number <= known})
+        if not wrong:
+            return answer
+        valid = _map_citations(answer, lambda number: number if 1 <= number <= known else None)
+        listed = ", ".join(f"[{number}]" for number in wrong)
+        return Answer(valid, notes=[f"references: {listed} taken out, for there is no such source"])
+
+    async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
+        references = list_references(around.state)
+        cited = [(n, references[n - 1]) for n in find_citations(answer) if 1 <= n <= len(references)][:MAX_SOURCES]
+        if not cited:
+            return answer
+        if self._in_text and not around.path:
+            return f"{answer}\n\nSources:\n" + "\n".join(f"[{number}] {it.name}" for number, it in cited)
+        # Whoever called this agent may have to prove its own answer by them.
+        sources: list[JsonValue] = [_describe(number, it, with_text=bool(around.path)) for number, it in cited]
+        return Answer(answer, {SOURCES: sources})
+
+
+class ReferencesOptions(BaseModel):
+    """References in an agent's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_chars: int = 16_000
+    in_text: bool = False
+
+    def build(self) -> References:
+        return References(max_chars=self.max_chars, in_text=self.in_text)
+
+
+HOW_TO_CITE = "Sources, to be cited by their numbers in brackets, like [1] or [1, 2], right after what they show:"
+
+
+def read_references(given: JsonValue, tool: str) -> list[Reference]:
+    """Read what a tool gave; what is no reference is left out, and logged."""
+    try:
+        return _REFERENCES.validate_python(given if given is not None else [])
+    except ValidationError as error:
+        _logger.warning("references left out", extra={"tool": tool, "error": str(error.errors()[0]["msg"])})
+        return []
+
+
+def number_of(state: TurnState, reference: Reference) -> int:
+    """Give the number of a reference in this reaction: that of the same one, or the next."""
+    known = list_references(state)
+    for number, it in enumerate(known, 1):
+        if it.key == reference.key:
+            return number
+    state.values[REFERENCES] = [*known, reference.model_copy(update={"n": None})]
+    return len(known) + 1
+
+
+def list_references(state: TurnState) -> list[Reference]:
+    """Give what was numbered so far, the first one first."""
+    kept = state.values.get(REFERENCES)
+    return [it for it in kept if isinstance(it, Reference)] if isinstance(kept, list) else []
+
+
+def find_citations(text: str) -> list[int]:
+    """Give the numbers that a text cites, each once, in the order in which they stand there."""
+    found = (it["citation"] for it in _CITATION.finditer(text))
+    return list(dict.fromkeys(int(number) for it in found if it is not None for number in re.findall(r"\d+", it)))
+
+
+def _map_citations(text: str, change: Callable[[int], int | None]) -> str:
+    """Give the text with other numbers; one without a number is taken out."""
+
+    def replace(found: re.Match[str]) -> str:
+        if found["citation"] is None:
+            return found[0]
+        numbers = [change(int(it)) for it in re.findall(r"\d+", found[0])]
+        kept = ", ".join(str(it) for it in dict.fromkeys(numbers) if it is not None)
+        return f"{' ' if found[0].startswith(' ') else ''}[{kept}]" if kept else ""
+
+    return _CITATION.sub(replace, text)
+
+
+def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str, JsonValue]:
+    fields: Mapping[str, str] = reference.model_dump(exclude={"n", "text"})
+    shown: Iterable[tuple[str, str]] = ((name, value[:MAX_FIELD_CHARS]) for name, value in fields.items() if value)
+    return {"n": number, **dict(shown), **({"text": reference.text} if with_text and reference.text else {})}
+
+
+_REFERENCES = TypeAdapter(list[Reference])

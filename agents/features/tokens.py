@@ -1,0 +1,80 @@
+"""How many tokens a text, or a request, is: an estimate from its characters, or a count by `tiktoken` where that is installed and asked for.
+
+Pure. What a provider has counted is better than both, and the features that decide by size start from that (`context_engine`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+from roundelay.agents.models.model import AssistantMessage, ChatMessage, ToolSpec, UserMessage
+from roundelay.network.errors import ConfigError
+
+Count = Callable[[str], int]
+"""Gives the tokens of a text."""
+
+MESSAGE_TOKENS = 4
+"""What a message costs beside its text: its role and its ends, in the chat formats of common models."""
+
+IMAGE_TOKENS = 1000
+"""About what a large image costs at common providers; small ones cost less."""
+
+CALL_TOKENS = 8
+"""Likewise a call: its id and the names of its fields."""
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimate from the characters: 3.5 of ASCII to a token, which English text and JSON rarely fall below, 2.5 bytes of others."""
+    if text.isascii():
+        return (2 * len(text) + 6) // 7
+    others = len(text.encode("utf-8", "replace"))
+    ascii_chars = len(text.encode("ascii", "ignore"))
+    return (2 * ascii_chars + 6) // 7 + (2 * (others - ascii_chars) + 4) // 5
+
+
+def load_count(name: str | None) -> Count:
+    """Give the count by an encoding of `tiktoken` (``o200k_base``), or the estimate without a name.
+
+    An encoding is read here, once; `tiktoken` fetches one that this machine does not have yet. Raises `ConfigError`.
+    """
+    if name is None:
+        return estimate_tokens
+    try:
+        import tiktoken
+    except ImportError as error:
+        raise ConfigError('counting by tiktoken needs it: pip install "roundelay[tokens]"') from error
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:  # an unknown name, or the network
+        raise ConfigError(f"the encoding {name!r} of tiktoken cannot be loaded ({error})") from error
+
+    @lru_cache(maxsize=512)
+    def count(text: str) -> int:
+        return len(encoding.encode(text, disallowed_special=()))
+
+    return count
+
+
+def count_message(message: ChatMessage, count: Count) -> int:
+    """Count one message: its text, and its calls."""
+    tokens = MESSAGE_TOKENS + count(message.content or "")
+    if isinstance(message, AssistantMessage):
+        tokens += sum(CALL_TOKENS + count(call.name) + count(call.arguments) for call in message.tool_calls)
+    elif isinstance(message, UserMessage):
+        tokens += IMAGE_TOKENS * len(message.images)
+    return tokens
+
+
+def count_messages(messages: Iterable[ChatMessage], count: Count) -> int:
+    return sum(count_message(message, count) for message in messages)
+
+
+def count_request(messages: Iterable[ChatMessage], tools: Sequence[ToolSpec], count: Count) -> int:
+    """Count all that a request holds, the schemas of its tools included."""
+    return count_messages(messages, count) + sum(_count_tool(tool, count) for tool in tools)
+
+
+def _count_tool(tool: ToolSpec, count: Count) -> int:
+    return CALL_TOKENS + count(tool.name) + count(tool.description) + count(json.dumps(dict(tool.parameters)))

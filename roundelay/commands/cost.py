@@ -1,0 +1,63 @@
+"""``roundelay cost``: what models were asked, and what it cost, from the ledger's records."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from roundelay.commands.options import check_id, identity_options, join_as_reader, json_option, run
+
+GROUPS = (
+    "agent",
+    "model",
+    "thread",
+    "root",
+    "reaction",
+    "turn",
+    "call",
+    "day",
+)  # `features.usage.GROUPS`, which a start need not load
+
+
+@click.command()
+@click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="What each line is of.")
+@click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only this agent.")
+@click.option("--thread", "thread_id", metavar="ID", help="Only reactions to messages of this thread.")
+@click.option(
+    "--root", type=click.IntRange(1), metavar="SEQ", help="Only the conversation that began with this message."
+)
+@click.option("--reaction", metavar="ID", help="Only this reaction.")
+@click.option("--since", metavar="WHEN", help="Only what was recorded since: 2h, 7d, or a date like 2026-01-31.")
+@json_option
+@identity_options
+def cost(
+    by: str, agent_id: str | None, thread_id: str | None, root: int | None, reaction: str | None, since: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Show what models used, and what it cost where prices are known.
+
+    Agents inside of other agents' calls are counted with those. Operators see all agents; with --as it is that agent's own.
+    """
+    from roundelay.cost import Wanted, cost_to_json, describe_cost, read_cost, read_since
+    from roundelay.terminal import Screen
+
+    try:
+        since_ms = read_since(since) if since is not None else 0
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(
+            f"{since!r} is no time; write 2h, 7d, or a date like 2026-01-31.", param_hint="--since"
+        ) from error
+    wanted = Wanted(agent_id, thread_id, root, reaction, since_ms, after=root or 0)
+
+    async def show() -> None:
+        async with join_as_reader() as client:
+            report = await read_cost(client, wanted, by)  # type: ignore[arg-type]  # one of the choices
+        if as_json:
+            click.echo(json.dumps(cost_to_json(report)))
+            return
+        screen = Screen(sys.stdout)
+        screen.write(describe_cost(report, paint=screen.paint))
+
+    run(show())

@@ -1,0 +1,105 @@
+"""Commands for scenarios: tests for teams of agents, run in a simulation or against a network that is up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from roundelay.commands.options import debug_option, json_option, run
+
+if TYPE_CHECKING:
+    from roundelay.scenario import ScenarioResult
+    from roundelay.scenario_file import Scenario
+
+FAILED = 1
+
+
+@click.group()
+def scenario() -> None:
+    """Scenarios: tests for teams of agents, written in YAML."""
+
+
+@scenario.command("run")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="The seed, instead of the file's.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 100_000), metavar="N", help="Run each with N seeds, from its own on; the first that fails is shown."
+)  # fmt: skip
+@click.option("--live", metavar="URL", help="Run against the network there, in real time.")
+@click.option(
+    "--token",
+    metavar="TOKEN",
+    envvar="ROUNDELAY_TOKEN",
+    help="With --live: an operator's, on another machine than the node's.",
+)
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write JUnit XML there.")
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the run's ledger there, as JSON lines.",
+)
+@click.option("--update-tapes", is_flag=True, help="Ask the agents' own models, and tape anew what they reply.")
+@click.option(
+    "--real-models", is_flag=True, help="Let agents ask real models, which costs money and is never the same."
+)
+@json_option
+@debug_option
+def run_command(
+    files: tuple[Path, ...], seed: int | None, seeds: int | None, live: str | None, token: str | None, junit: Path | None,
+    ledger: Path | None, update_tapes: bool, real_models: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Run the scenarios in FILES. Exits with 1 if one fails."""
+    import logging
+
+    from roundelay.scenario import run_live_scenario, run_scenario
+    from roundelay.scenario_file import load_scenario
+    from roundelay.scenario_report import describe_result, to_json, to_junit
+    from roundelay.terminal import clean_lines
+
+    if live is not None and (seed, seeds) != (None, None):
+        raise click.UsageError("--live runs in real time, without a seed.")
+    if live is not None and update_tapes:
+        raise click.UsageError("--update-tapes runs here, not against a network; leave --live out.")
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())
+    scenarios = [load_scenario(file) for file in files]
+    results: list[ScenarioResult] = []
+    for it in scenarios:
+        if live is not None:
+            runs = [run(run_live_scenario(it, live, token=token, allows_real_models=real_models))]
+        else:
+            runs = [
+                run_scenario(it, seed=number, allows_real_models=real_models, updates_tapes=update_tapes)
+                for number in _choose_seeds(it, seed, seeds)
+            ]
+        results += runs
+        if not as_json:
+            failed = [result for result in runs if not result.passed]
+            click.echo("\n".join(clean_lines(describe_result((failed or runs)[0]))))
+            if len(runs) > 1:
+                click.echo(f"      {len(runs) - len(failed)} of {len(runs)} seeds passed{_list_seeds(failed)}")
+    if as_json:
+        click.echo(json.dumps(to_json(results), indent=2 if sys.stdout.isatty() else None))
+    if junit is not None:
+        junit.write_text(to_junit(results), encoding="utf-8")
+    if ledger is not None:
+        ledger.write_bytes(b"".join(result.ledger for result in results))
+    if not all(result.passed for result in results):
+        raise SystemExit(FAILED)
+
+
+def _choose_seeds(it: Scenario, seed: int | None, seeds: int | None) -> range:
+    first = it.head.seed if seed is None else seed
+    return range(first, first + (seeds or 1))
+
+
+def _list_seeds(failed: list[ScenarioResult]) -> str:
+    if not failed:
+        return ""
+    shown = ", ".join(str(result.seed) for result in failed[:10])
+    return f"; these failed: {shown}" + (" and more" if len(failed) > 10 else "")

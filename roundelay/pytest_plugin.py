@@ -1,0 +1,142 @@
+"""The pytest plugin, installed with the package: the fixture `network`, and scenario files (``*.scenario.yaml``) as tests.
+
+Loaded at the start of every pytest run wherever the package is installed, so it imports nothing of the package before a test needs it, and changes
+nothing for tests that do not ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from roundelay.scenario import ScenarioResult
+    from roundelay.testing import NetworkUnderTest
+
+MARKS = (
+    "roundelay(seed=0, clock='virtual', **setting): what the network of the fixture `network` is like",
+    "roundelay_processes: the hub and each agent of the fixture `network` are real processes",
+    "roundelay_real_models: agents of this test may ask real models",
+)
+SUFFIX = ".scenario.yaml"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("roundelay", "networks of agents")
+    group.addoption(
+        "--scenario-seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run each scenario file with N seeds, from its own on",
+    )
+    parser.addini("roundelay_scenarios", "collect *.scenario.yaml as tests", type="bool", default=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mark in MARKS:
+        config.addinivalue_line("markers", mark)
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkUnderTest]:
+    """A network of this test's own: `agent`, `person`, `idle`, `transcript`, `why`. In-process and in virtual time unless a mark says otherwise."""
+    from roundelay.simulation import Setting
+    from roundelay.testing import NetworkUnderTest
+
+    mark = request.node.get_closest_marker("roundelay")
+    given: dict[str, Any] = dict(mark.kwargs) if mark is not None else {}
+    if "clock" in given:
+        given["is_virtual"] = given.pop("clock") == "virtual"
+    in_processes = request.node.get_closest_marker("roundelay_processes") is not None
+    made = NetworkUnderTest(
+        Setting(**given),
+        folder=request.path.parent,
+        in_processes=tmp_path if in_processes else None,
+        allows_real_models=request.node.get_closest_marker("roundelay_real_models") is not None,
+    )
+    with made:
+        yield made
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """For ``said(...) in network.messages``: what was said instead, the nearest first."""
+    import sys
+
+    testing = sys.modules.get("roundelay.testing")
+    if testing is None or not isinstance(left, testing.Said) or not isinstance(right, testing.Messages):
+        return None
+    if op not in ("in", "not in"):
+        return None
+    from roundelay.run_record import describe_message
+
+    if op == "not in":
+        return [f"somebody said: {left}", *(f"  {describe_message(it)}" for it in right.matching(left))]
+    near = right.matching(testing.Said(left.sender, left.to)) if left.text is not None else []
+    lines = [f"nobody said: {left}", *(f"  nearest: {describe_message(it)}" for it in near)]
+    return [*lines, "  what was said:", *(f"    {describe_message(it)}" for it in right)]
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if file_path.name.endswith(SUFFIX) and parent.config.getini("roundelay_scenarios"):
+        collected: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
+        return collected
+    return None
+
+
+class ScenarioFile(pytest.File):
+    """A scenario file; each seed is a test."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        from roundelay.network.errors import ConfigError
+        from roundelay.scenario_file import load_scenario
+
+        try:
+            first = load_scenario(self.path).head.seed
+        except (
+            ConfigError
+        ):  # one test that fails with it: an error in the collection would keep all others from running
+            yield ScenarioItem.from_parent(self, name="read", seed=0)
+            return
+        for seed in range(first, first + max(1, self.config.getoption("--scenario-seeds"))):
+            yield ScenarioItem.from_parent(self, name=f"seed-{seed}", seed=seed)
+
+
+class ScenarioFailed(Exception):
+    """A scenario did not pass."""
+
+    def __init__(self, result: ScenarioResult) -> None:
+        super().__init__(result.scenario.name)
+        self.result = result
+
+
+class ScenarioItem(pytest.Item):
+    """A scenario with one seed."""
+
+    def __init__(self, *, seed: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._seed = seed
+
+    def runtest(self) -> None:
+        from roundelay.scenario import run_scenario
+        from roundelay.scenario_file import load_scenario
+
+        result = run_scenario(load_scenario(self.path), seed=self._seed)
+        if not result.passed:
+            raise ScenarioFailed(result)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **options: Any) -> Any:
+        from roundelay.network.errors import ConfigError
+        from roundelay.scenario_report import describe_result
+
+        if isinstance(excinfo.value, ScenarioFailed):
+            return describe_result(excinfo.value.result)
+        if isinstance(excinfo.value, ConfigError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, *args, **options)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, f"{self.path.name}, seed {self._seed}"

@@ -1,0 +1,411 @@
+"""What a scenario may say: its participants, steps and expectations as strict models. docs/scenarios.md shows every key.
+
+Plain data; `scenario_file` reads it from YAML, `scenario_steps` and `scenario_expectations` act on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    model_validator,
+)
+
+from roundelay.agents.inbox import ReactTo, Visibility
+from roundelay.agents.models.script_rules import Rule
+from roundelay.agents.policy import OnNewMessage, OnText
+from roundelay.agents.team import AgentLimits, ModelChoice
+
+HUB = "hub"
+"""In `kill` and `restart`: not a participant, the hub itself."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_UNITS_S = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def _read_duration(value: object) -> object:
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        if found is None:
+            raise ValueError(f'must be a time like "500ms", "60s" or "5m", not "{value}"')
+        return float(found[1]) * _UNITS_S[found[2]]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _check_pattern(source: str) -> str:
+    try:
+        re.compile(source)
+    except re.error as error:
+        raise ValueError(f"is no valid regular expression: {error}") from error
+    return source
+
+
+Seconds = Annotated[float, BeforeValidator(_read_duration), Field(ge=0, le=366 * 86_400)]
+Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Text = Annotated[str, Field(min_length=1)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+Count = Annotated[int, Field(ge=0)]
+
+
+def _form(value: object) -> str:
+    """Which of several forms a value has, so that an error speaks of that one alone."""
+    return "one" if isinstance(value, str | int | float) else "many"
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def need_one(value: BaseModel, names: Iterable[str]) -> None:
+    """Raise `ValueError` unless exactly one of these fields is set."""
+    given = [name for name in names if getattr(value, name) is not None]
+    if len(given) != 1:
+        shown = ", ".join(type(value).model_fields[name].alias or name for name in names)
+        raise ValueError(f"must have exactly one of {shown}" + (f", not {len(given)}" if given else ""))
+
+
+# --- who takes part
+
+
+class AgentChoice(_Strict):
+    """One agent: out of an agent `file`, perhaps with another `model`, or by a `script` of rules (inline, a file of rules, ``module:function``)."""
+
+    file: Path | None = None
+    script: Annotated[Annotated[list[Rule], Tag("many")] | Annotated[Text, Tag("one")], Discriminator(_form)] | None = (
+        None
+    )
+    model: ModelChoice | None = None
+    starts: bool = True
+    """False: it is not there before a step `join`."""
+    instruction: Text = "You act by a script."
+    description: str = ""
+    tools: tuple[Text, ...] = ()
+    react_to: ReactTo = "mentions"
+    visibility: Visibility | None = None
+    """With a `file` too, in the place of what it says."""
+
+    on_text: OnText = "auto"
+    on_new_message: OnNewMessage = "queue"
+    limits: AgentLimits = AgentLimits()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, ("file", "script"))
+        own = {"instruction", "description", "tools", "react_to", "on_text", "on_new_message", "limits"}
+        if self.file is not None and (wrong := sorted(own & self.model_fields_set)):
+            raise ValueError(f"has {wrong[0]}, which the agent file says")
+        if self.script is not None and self.model is not None:
+            raise ValueError("has a model beside its script; the script is its model")
+        return self
+
+
+class ThreadChoice(_Strict):
+    """A thread with members of its own: a channel of that name."""
+
+    members: list[Id] = Field(min_length=1)
+    history: Literal["since_join", "members"] = "since_join"
+
+
+class ScenarioLimits(_Strict):
+    """``hops`` and ``messages`` are the hub's, for each root; ``tokens`` are all that the models may use in the whole run."""
+
+    hops: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[int, Field(ge=1)] | None = None
+    tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class FaultChoice(_Strict):
+    """Faults by seed, over the first ``within``; ``model_failures`` is the share of model calls that fail."""
+
+    drops: Count = 0
+    agent_kills: Count = 0
+    hub_restarts: Count = 0
+    model_failures: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    within: Seconds = 10.0
+    away: Seconds = 2.0
+
+
+_Span = Annotated[
+    Annotated[Seconds, Tag("one")] | Annotated[tuple[Seconds, Seconds], Tag("many")], Discriminator(_form)
+]
+
+
+class DelayChoice(_Strict):
+    """How long messages on a link and model calls take: from 0, or from the first, to this much."""
+
+    link: _Span | None = None
+    model: _Span | None = None
+
+
+# --- what is looked for
+
+
+class MessageFilter(_Strict):
+    """Messages that fit all of what is said. ``to`` and ``in`` take a participant, a thread of the scenario or an address."""
+
+    sender: Text | None = Field(None, alias="from")
+    to: Text | None = None
+    place: Text | None = Field(None, alias="in")
+    contains: str | None = None
+    regex: Pattern | None = None
+
+
+class Bound(_Strict):
+    exactly: Count | None = None
+    at_least: Count | None = None
+    at_most: Count | None = None
+
+
+Counted = Annotated[Annotated[Count, Tag("one")] | Annotated[Bound, Tag("many")], Discriminator(_form)]
+
+
+class MessageExpectation(MessageFilter):
+    """How often; at least once if nothing is said."""
+
+    count: Counted | None = None
+
+
+class CountExpectation(MessageFilter):
+    of: Literal["messages", "reactions", "turns", "tool_calls"] = "messages"
+    agent: Id | None = None
+    exactly: Count | None = None
+    at_least: Count | None = None
+    at_most: Count | None = None
+
+
+class WithinExpectation(_Strict):
+    """The first message that fits comes at most so long after the first that fits ``after``, or after the beginning."""
+
+    at_most: Seconds
+    message: MessageFilter
+    after: MessageFilter | None = None
+
+
+class ThreadExpectation(_Strict):
+    id: Text
+    members: list[Id]
+
+
+class ToolExpectation(_Strict):
+    name: Text
+    agent: Id | None = None
+    arguments: dict[str, JsonValue] | None = Field(None, alias="with")
+    result: Text | None = None
+    ok: bool | None = None
+    count: Counted | None = None
+
+
+class PromptExpectation(_Strict):
+    """``when``: only the prompts of reactions to messages that fit."""
+
+    contains: Text
+    agent: Id | None = None
+    when: MessageFilter | None = None
+
+
+class NeverInPrompt(_Strict):
+    """Likewise."""
+
+    text: Text
+    agent: Id | None = None
+    when: MessageFilter | None = None
+
+
+class CausedBy(_Strict):
+    """Every message that fits goes back to a message of ``root`` (a participant, or what that message is like)."""
+
+    message: MessageFilter
+    root: Annotated[Annotated[Text, Tag("one")] | Annotated[MessageFilter, Tag("many")], Discriminator(_form)]
+
+
+class CostExpectation(_Strict):
+    agent: Id | None = None
+    tokens: Bound | None = None
+    model_calls: Bound | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tokens is None and self.model_calls is None:
+            raise ValueError("must have tokens or model_calls")
+        return self
+
+
+class ReactionExpectation(_Strict):
+    agent: Id
+    status: Literal["finished", "stopped", "cancelled", "failed"] | None = None
+    reason: Text | None = None
+    count: Counted | None = None
+
+
+class ModExpectation(_Strict):
+    """What a reading operation gives at the end, asked by ``as`` (else by an operator)."""
+
+    op: Text
+    asker: Id | None = Field(None, alias="as")
+    args: dict[str, JsonValue] = {}
+    equals: JsonValue = None
+    contains: JsonValue = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({"equals", "contains"} & self.model_fields_set) != 1:
+            raise ValueError("must have exactly one of equals, contains")
+        return self
+
+
+class Expectation(_Strict):
+    """One expectation: exactly one of its keys."""
+
+    message: MessageExpectation | None = None
+    never: MessageFilter | None = None
+    count: CountExpectation | None = None
+    order: list[Text] | None = None
+    within: WithinExpectation | None = None
+    thread: ThreadExpectation | None = None
+    tool: ToolExpectation | None = None
+    prompt: PromptExpectation | None = None
+    never_in_prompt: NeverInPrompt | None = None
+    caused_by: CausedBy | None = None
+    cost: CostExpectation | None = None
+    hops: Bound | None = None
+    reaction: ReactionExpectation | None = None
+    mod: ModExpectation | None = None
+    no_dead_letters: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, type(self).model_fields)
+        for hop in self.order or ():
+            if not re.fullmatch(r"\S+ -> \S+(: .+)?", hop):
+                raise ValueError(f'has "{hop}"; write "sender -> receiver", and ": text" behind it if that is meant')
+        return self
+
+
+# --- what is done
+
+
+class WaitStep(_Strict):
+    """Until nothing is in flight (``until: idle``), until a message, or ``for`` a time."""
+
+    until: Literal["idle"] | None = None
+    message: MessageFilter | None = None
+    duration: Seconds | None = Field(None, alias="for")
+    at_most: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, ("until", "message", "duration"))
+        return self
+
+
+class RepeatStep(_Strict):
+    """``times``, or once for ``each`` of these; ``var`` names what counts them, or holds each one."""
+
+    times: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    each: list[JsonValue] | None = None
+    var: Name | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, ("times", "each"))
+        return self
+
+
+class MembershipStep(_Strict):
+    who: Id
+    thread: Text
+
+
+Moved = Annotated[Annotated[Id, Tag("one")] | Annotated[MembershipStep, Tag("many")], Discriminator(_form)]
+
+_Moment = Annotated[Literal["idle"] | float, BeforeValidator(lambda it: it if it == "idle" else _read_duration(it))]
+
+ACTIONS = ("send", "wait", "kill", "restart", "disconnect", "join", "leave", "parallel", "repeat", "set", "call")
+
+
+class Step(_Strict):
+    """One step: exactly one of `ACTIONS`, and what belongs to it."""
+
+    sender: Text | None = Field(None, alias="as")
+    to: Text | None = None
+    place: Text | None = Field(None, alias="in")
+    send: JsonValue = None
+    reply_to: Name | None = None
+    requires_response: Literal[True] | list[Id] | None = None
+    save: Name | None = None
+    refused: Text | None = None
+    wait: Annotated[Annotated[_Moment, Tag("one")] | Annotated[WaitStep, Tag("many")], Discriminator(_form)] | None = (
+        None
+    )
+    kill: Id | None = None
+    restart: Id | None = None
+    disconnect: Id | None = None
+    join: Moved | None = None
+    leave: Moved | None = None
+    parallel: Literal[True] | None = None
+    repeat: RepeatStep | None = None
+    variables: dict[Name, JsonValue] | None = Field(None, alias="set")
+    call: Text | None = None
+    args: dict[str, JsonValue] | None = None
+
+    @property
+    def action(self) -> str:
+        given = [name for name in ACTIONS if getattr(self, "variables" if name == "set" else name) is not None]
+        return given[0] if len(given) == 1 else ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        action = self.action
+        if not action:
+            raise ValueError(f"must be exactly one of {', '.join(ACTIONS)}")
+        belongs = {
+            "send": {"sender", "to", "place", "reply_to", "requires_response", "save", "refused"},
+            "call": {"sender", "args", "save", "refused"},
+        }.get(action, set())
+        given = self.model_fields_set - {action, "variables"} - belongs
+        if given:
+            wrong = sorted(type(self).model_fields[name].alias or name for name in given)[0]
+            raise ValueError(f"has {wrong}, which does not belong to {action}")
+        if action == "send" and self.sender is None:
+            raise ValueError('has no "as": who sends it?')
+        if action == "send" and (self.to is None) == (self.place is None) and self.reply_to is None:
+            raise ValueError('must have exactly one of "to", "in"')
+        if action == "call" and self.sender is None:
+            raise ValueError('has no "as": who calls it?')
+        return self
+
+
+class ScenarioHead(_Strict):
+    """Everything but the steps and the expectations."""
+
+    scenario: Text
+    description: str = ""
+    seed: int = 0
+    clock: Literal["virtual", "real"] = "virtual"
+    visibility: Visibility = "people"
+    mods: tuple[Text, ...] = ("channels", "discovery")
+    agents: dict[Id, AgentChoice] = {}
+    people: tuple[Id, ...] = ()
+    threads: dict[Id, ThreadChoice] = {}
+    limits: ScenarioLimits = ScenarioLimits()
+    delays: DelayChoice = DelayChoice()
+    faults: FaultChoice | None = None
+    vars: dict[Name, JsonValue] = {}
+    steps: None = None
+    """Read apart (`scenario_file`), as is `expect`: each item has its line."""
+
+    expect: None = None

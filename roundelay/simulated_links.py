@@ -1,0 +1,164 @@
+"""In-process connections that a simulation can slow down and cut: the hub's own sessions and frames, over links that keep their order.
+
+Stands in the place of `roundelay.network.local`. A link's delays come from its own stream of chance, so that what one participant sends does not
+change when another one's message arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roundelay.network.errors import ConnectError
+from roundelay.network.hub import Hub
+from roundelay.network.local import LocalConnection
+from roundelay.network.transport import Closed
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """How long something takes, in milliseconds: anything from ``low_ms`` to ``high_ms``."""
+
+    low_ms: float = 0.0
+    high_ms: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.high_ms > 0
+
+    def draw_s(self, chance: random.Random) -> float:
+        return chance.uniform(self.low_ms, self.high_ms) / 1000
+
+
+class Traffic:
+    """What is on its way over all links of one simulation, and which clients look for the hub."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        self.seekers = 0
+
+
+class Lane:
+    """One direction of a connection: what is put in comes out in order, each a delay later."""
+
+    def __init__(
+        self, deliver: Callable[[bytes | Closed], None], delay: Delay, chance: random.Random, traffic: Traffic
+    ) -> None:
+        self._deliver = deliver
+        self._delay = delay
+        self._chance = chance
+        self._traffic = traffic
+        self._waiting: deque[tuple[float, bytes | Closed]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._is_cut = False
+
+    def put(self, data: bytes | Closed) -> None:
+        if self._is_cut:
+            return
+        at = self._loop.time() + self._delay.draw_s(self._chance)
+        if self._waiting:
+            at = max(at, self._waiting[-1][0])
+        self._waiting.append((at, data))
+        self._traffic.under_way += 1
+        if len(self._waiting) == 1:
+            self._loop.call_at(at, self._arrive)
+
+    def cut(self) -> None:
+        """What is on its way is lost."""
+        self._is_cut = True
+        self._traffic.under_way -= len(self._waiting)
+        self._waiting.clear()
+
+    def _arrive(self) -> None:
+        now = self._loop.time()
+        while self._waiting and self._waiting[0][0] <= now:
+            self._traffic.under_way -= 1
+            self._deliver(self._waiting.popleft()[1])
+        if self._waiting:
+            self._loop.call_at(self._waiting[0][0], self._arrive)
+
+
+class SlowConnection(LocalConnection):
+    """A connection whose frames take their time, both ways."""
+
+    def __init__(self, hub: Hub, delay: Delay, chance: random.Random, traffic: Traffic) -> None:
+        super().__init__(hub)
+        self._up = Lane(self._arrive_at_hub, delay, random.Random(chance.random()), traffic)
+        self._down = Lane(self._arrive_at_client, delay, random.Random(chance.random()), traffic)
+
+    def send(self, data: bytes) -> None:
+        if self._closed is not None:
+            raise self._closed
+        self._up.put(data)
+
+    def write(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            self._down.put(payload)
+
+    def end(self, code: int, reason: str) -> None:
+        self._up.cut()
+        if code == 1006:  # what was on its way is lost with the connection
+            self._down.cut()
+            super().end(code, reason)
+        else:
+            self._down.put(Closed(code, reason))
+
+    def _arrive_at_hub(self, data: bytes | Closed) -> None:
+        if self.is_open and isinstance(data, bytes):
+            super().send(data)
+
+    def _arrive_at_client(self, data: bytes | Closed) -> None:
+        if isinstance(data, Closed):
+            super().end(data.code, data.reason)
+        else:
+            super().write([data])
+
+
+class SimulatedTransport:
+    """One participant's way to the hub of a simulation, over whichever hub there is. ``hub`` gives it, None while it is down."""
+
+    def __init__(self, hub: Callable[[], Hub | None], traffic: Traffic, chance: random.Random, delay: Delay) -> None:
+        self.delay = delay
+        self.is_dead = False
+        self._hub = hub
+        self._traffic = traffic
+        self._chance = chance
+        self._open: list[LocalConnection] = []
+        self._is_seeking = False
+
+    async def connect(self) -> LocalConnection:
+        if self.is_dead:
+            raise Closed(1000, "this participant was killed")
+        hub = self._hub()
+        if hub is None or hub.is_draining:
+            self._seek(True)
+            raise ConnectError("The simulated hub is down.")
+        self._seek(False)
+        connection: LocalConnection
+        if self.delay:
+            connection = SlowConnection(hub, self.delay, self._chance, self._traffic)
+        else:
+            connection = LocalConnection(hub)
+        self._open = [connection]
+        return connection
+
+    async def cut(self) -> None:
+        """The connection is lost, without a word to either side; the client finds out and comes back."""
+        connections, self._open = self._open, []
+        for connection in connections:
+            if connection.is_open:
+                self._seek(True)
+                await connection.drop()
+
+    async def kill(self) -> None:
+        """Like `cut`, and for good: nothing that its owner still does reaches the hub."""
+        self.is_dead = True
+        await self.cut()
+        self._seek(False)
+
+    def _seek(self, is_seeking: bool) -> None:
+        if is_seeking != self._is_seeking:
+            self._is_seeking = is_seeking
+            self._traffic.seekers += 1 if is_seeking else -1

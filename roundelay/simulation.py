@@ -1,0 +1,417 @@
+"""A whole network in one process, with time and chance of its own: the same seed gives the same ledger, byte for byte.
+
+`simulate` runs a function on a `Simulation`: people and agents join it over the same sessions and hub code as everywhere; connections, agents and
+the hub itself can be lost and come back. All time comes from the event loop (`virtual_time`), all chance from the seed, one stream for each purpose,
+so that a change in one place does not shift what happens in others. The scenario engine stands on it, and anybody's tests may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from roundelay.agents import threads
+from roundelay.agents.runner import AgentRunner
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.app import OWN_MODS, Network, server_name
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.clock import Clock, NewId, system_clock
+from roundelay.network.config import Limits
+from roundelay.network.errors import RoundelayError
+from roundelay.network.hub import Hub
+from roundelay.network.ledger import Row
+from roundelay.network.messages import message_from_wire
+from roundelay.network.mod import Mod, load_mods
+from roundelay.network.visibility import Visibility
+from roundelay.simulated_links import Delay, SimulatedTransport, Traffic
+from roundelay.virtual_time import HORIZON_S, SimulationLoop, run
+from roundelay.watched import Asked, ModelWatch, WatchedLedger, encode_row, watch_models
+
+T = TypeVar("T")
+
+START_MS = 1_767_225_600_000
+"""When every simulation begins: 2026-01-01, 0:00 UTC."""
+
+LINK_DELAY, MODEL_DELAY = Delay(0, 5), Delay(50, 500)
+
+GARBAGE_THRESHOLD = 50_000
+"""How many new objects the garbage collector waits for while a simulation runs: it makes many that stay, and looking through them took a fifth."""
+
+_logger = logging.getLogger(__name__)
+
+MakeAgent = Callable[[], AgentRunner]
+"""Makes an agent's runner, anew for each start."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a simulation is like. ``link_delay`` and ``model_delay`` are drawn anew each time; they are what makes seeds differ in order."""
+
+    seed: int = 0
+    is_virtual: bool = True
+    mods: Sequence[str | Mod] = ("channels", "discovery")
+    limits: Limits = field(default_factory=Limits)
+    visibility: Visibility = "people"
+    link_delay: Delay = LINK_DELAY
+    model_delay: Delay = MODEL_DELAY
+    model_failure_rate: float = 0.0
+    max_tokens: int | None = None
+    horizon_s: float = HORIZON_S
+    """How much virtual time may pass before a run is ended as one that never would."""
+
+
+class SimulationError(RoundelayError):
+    """A simulation was asked for what it cannot do; the sentence says what."""
+
+    code = "simulation"
+
+
+def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None = None, **options: Any) -> T:
+    """Run ``main`` on a new simulation and give what it gives. Options are those of `Setting`: ``simulate(main, seed=7)``.
+
+    It has an event loop of its own, so it is not called from inside of one. Raises what ``main`` raises, and `virtual_time.Stalled`.
+    """
+    chosen = setting or Setting(**options)
+
+    async def enter() -> T:
+        async with open_simulation(chosen) as simulation:
+            return await main(simulation)
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(GARBAGE_THRESHOLD, *thresholds[1:])
+    try:
+        return run(enter(), SimulationLoop(is_virtual=chosen.is_virtual, horizon_s=chosen.horizon_s))
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+@asynccontextmanager
+async def open_simulation(setting: Setting) -> AsyncIterator[Simulation]:
+    """A simulation for the length of an ``async with``, inside a `SimulationLoop`; for one's own loop. Else see `simulate`."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, SimulationLoop):
+        raise SimulationError(
+            "A simulation runs in a loop of its own: call simulate(main), or roundelay.virtual_time.run."
+        )
+    if setting.is_virtual:
+        threads.run_inline.set(True)
+    simulation = Simulation(setting, loop)
+    await simulation.restart_hub()
+    try:
+        yield simulation
+    finally:
+        await simulation.close()
+
+
+class SimulatedNetwork(Network):
+    """The `Network` of a simulation: its hub may be another one after a restart, its clients come over links that can be cut."""
+
+    def __init__(self, hub: Hub, new_id: NewId, clock: Clock, simulation: Simulation) -> None:
+        super().__init__(hub, new_id, clock)
+        self._simulation = simulation
+
+    def client(
+        self,
+        agent_id: str,
+        *,
+        kind: Literal["agent", "human", "service"] = "agent",
+        role: Literal["observer", "reactor"] = "observer",
+        card: Mapping[str, Any] | None = None,
+    ) -> NetworkClient:
+        client = self._simulation.make_client(agent_id, kind=kind, role=role, card=card)
+        self._clients.append(client)
+        return client
+
+
+@dataclass
+class Member:
+    """An agent or a program of the simulation, while it is up. ``work`` is its task, ``runner`` None for a program."""
+
+    client: NetworkClient
+    transport: SimulatedTransport
+    work: asyncio.Task[None]
+    runner: AgentRunner | None = None
+
+
+class Person:
+    """Somebody at the network: writes, and hears what is delivered, in order, without having to ask for it."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self.client = client
+        self.heard: list[AnyMessage] = []
+        self.listening = asyncio.create_task(self._listen(), name=f"person-{client.agent_id}")
+
+    async def leave(self) -> None:
+        """Go away in good order."""
+        await self.client.close()
+        await asyncio.gather(self.listening, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        try:
+            async for message in self.client:
+                self.heard.append(message)
+        except RoundelayError as error:
+            _logger.debug("a person has left", extra={"agent_id": self.client.agent_id, "code": error.code})
+
+
+class Simulation:
+    """A network with time and chance of its own; made by `simulate` or `open_simulation`.
+
+    ``rows`` are all rows of the ledger, ``asked`` is what the models were asked.
+    """
+
+    def __init__(self, setting: Setting, loop: SimulationLoop) -> None:
+        self.setting = setting
+        self.rows: list[Row] = []
+        self.asked: list[Asked] = []
+        self.people: dict[str, Person] = {}
+        self.members: dict[str, Member] = {}
+        self.broken: dict[str, BaseException] = {}
+        """Agents whose runner ended by an error, unasked."""
+
+        self.hub: Hub | None = None
+        self.crowds = 0
+        self.models = ModelWatch(
+            setting.model_delay, setting.model_failure_rate, setting.max_tokens, on_asked=self.asked.append
+        )
+        self._loop = loop
+        self._messages: list[AnyMessage] = []
+        self._unread: list[Row] = []
+        self._makers: dict[str, MakeAgent] = {}
+        self._transports: dict[str, SimulatedTransport] = {}
+        self._lives: dict[str, int] = {}
+        self._traffic = Traffic()
+        self._ids = self.chance("ids")
+        self._mods = load_mods(list(setting.mods), OWN_MODS)
+        self._ledger = WatchedLedger(epoch=self._new_id(), name="roundelay", on_rows=self._take_rows)
+        self._moved: list[tuple[Callable[[AnyMessage], bool], asyncio.Future[AnyMessage]]] = []
+        self._network: SimulatedNetwork | None = None
+
+    # --- chance and time
+
+    def chance(self, purpose: str) -> random.Random:
+        """A stream of chance of its own, from the seed."""
+        return random.Random(f"{self.setting.seed}/{purpose}")
+
+    def _new_id(self) -> str:
+        return f"{self._ids.getrandbits(128):032x}"
+
+    def clock(self) -> int:
+        """The time in milliseconds since the Unix epoch: virtual, or the machine's."""
+        return START_MS + round(self._loop.time() * 1000) if self.setting.is_virtual else system_clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the loop began."""
+        return self._loop.time()
+
+    @property
+    def messages(self) -> list[AnyMessage]:
+        """Every message that was stored, in order."""
+        unread, self._unread = self._unread, []
+        self._messages += [message_from_wire(msgspec.json.decode(row.data)) for row in unread]
+        return self._messages
+
+    # --- the hub
+
+    @property
+    def network(self) -> Network:
+        """The network as programs use it elsewhere: ``join`` and ``client``."""
+        if self._network is None:
+            raise SimulationError("The simulation has not begun.")
+        return self._network
+
+    async def restart_hub(self) -> None:
+        """Start the hub, again over the same ledger if it was there before; one that runs is stopped first, in good order."""
+        if self.hub is not None:
+            hub, self.hub = self.hub, None
+            await hub.close()
+        hub = Hub(
+            self._ledger,
+            limits=self.setting.limits,
+            mods=self._mods,
+            visibility=self.setting.visibility,
+            server=server_name(),
+            clock=self.clock,
+            new_id=self._new_id,
+        )
+        await hub.start()
+        self.hub = hub
+        if self._network is None:
+            self._network = SimulatedNetwork(hub, self._new_id, self.clock, self)
+        self._network.hub = hub
+
+    async def kill_hub(self) -> None:
+        """Stop the hub as ``kill -9`` does: connections end, what was not committed is gone. Clients look for it until `restart_hub`."""
+        if self.hub is None:
+            return
+        hub, self.hub = self.hub, None
+        await hub.abandon()
+        for transport in list(self._transports.values()):
+            await transport.cut()
+
+    # --- participants
+
+    def make_client(
+        self,
+        agent_id: str,
+        *,
+        kind: Literal["agent", "human", "service"] = "agent",
+        role: Literal["observer", "reactor"] = "observer",
+        card: Mapping[str, Any] | None = None,
+    ) -> NetworkClient:
+        """A client over a link of its own, not yet connected."""
+        self._lives[agent_id] = self._lives.get(agent_id, 0) + 1
+        chance = self.chance(f"link/{agent_id}/{self._lives[agent_id]}")
+        transport = SimulatedTransport(lambda: self.hub, self._traffic, chance, self.setting.link_delay)
+        self._transports[agent_id] = transport
+        return NetworkClient(
+            agent_id, kind=kind, role=role, card=card, transport=transport, new_id=self._new_id, jitter=chance.random, clock=self.clock
+        )  # fmt: skip
+
+    async def join_person(self, agent_id: str) -> Person:
+        """A person joins, or comes back."""
+        client = self.network.client(agent_id, kind="human")
+        await client.connect()
+        person = self.people[agent_id] = Person(client)
+        return person
+
+    async def start_agent(self, make: MakeAgent) -> AgentRunner:
+        """Start an agent; gives its runner once it is ready. ``make`` is called again for each `restart`."""
+        runner = make()
+        self._makers[runner.agent_id] = make
+        return await self._start(runner)
+
+    async def _start(self, runner: AgentRunner) -> AgentRunner:
+        agent_id = runner.agent_id
+        if agent_id in self.members:
+            raise SimulationError(f"The agent {agent_id} is up already.")
+        if isinstance(runner, SimpleAgentRunner):
+            watch_models(runner, self.models, self.chance(f"model/{agent_id}/{self._lives.get(agent_id, 0)}"))
+        client = self.network.client(agent_id, role="reactor", card=runner.describe_card())
+        await client.connect()
+        work = asyncio.create_task(runner.run(client), name=f"agent-{agent_id}")
+        member = self.members[agent_id] = Member(client, self._transports[agent_id], work, runner)
+        work.add_done_callback(lambda task: self._note_end(agent_id, member, task))
+        await runner.ready()
+        return runner
+
+    def _note_end(self, agent_id: str, member: Member, task: asyncio.Task[None]) -> None:
+        failure = None if task.cancelled() else task.exception()
+        if self.members.get(agent_id) is member:
+            del self.members[agent_id]
+            if failure is not None:
+                self.broken[agent_id] = failure
+
+    async def kill(self, agent_id: str) -> None:
+        """End an agent as ``kill -9`` does: nothing that it had begun reaches the hub any more."""
+        member = self.members.pop(agent_id, None)
+        if member is None:
+            raise SimulationError(f"No agent {agent_id} is up.")
+        await member.transport.kill()
+        member.work.cancel()
+        await asyncio.gather(member.work, return_exceptions=True)
+        await member.client.close()
+
+    async def stop(self, agent_id: str) -> None:
+        """End an agent in good order; what it had begun stays open for the next one."""
+        member = self.members.pop(agent_id, None)
+        if member is None or member.runner is None:
+            raise SimulationError(f"No agent {agent_id} is up.")
+        await member.runner.stop()
+        await asyncio.gather(member.work, return_exceptions=True)
+        await member.client.close()
+
+    async def restart(self, agent_id: str) -> AgentRunner:
+        """Start an agent again that was killed or stopped, or one that runs after killing it."""
+        if agent_id in self.members:
+            await self.kill(agent_id)
+        return await self._start(self._makers[agent_id]())
+
+    async def disconnect(self, agent_id: str) -> None:
+        """Cut a participant's connection; its client finds out and comes back."""
+        if agent_id not in self._transports:
+            raise SimulationError(f"Nobody called {agent_id} is connected.")
+        await self._transports[agent_id].cut()
+
+    async def leave(self, agent_id: str) -> None:
+        """A participant goes away in good order."""
+        person = self.people.pop(agent_id, None)
+        if person is None:
+            await self.stop(agent_id)
+            return
+        await person.leave()
+
+    # --- waiting
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight: nothing on a link, to be committed, to be delivered again; no client looks for the hub; no reaction
+        runs but those that wait for somebody's answer. What is for somebody who is away does not count. True only of a quiet loop."""
+        hub = self.hub
+        if hub is None or self._traffic.under_way or self._traffic.seekers or self.models.under_way:
+            return False
+        if hub.pending or hub.writing.locked():
+            return False
+        if any(member.runner is not None and member.runner.is_at_work for member in self.members.values()):
+            return False
+        for key, _ in hub.state.items("attempt"):
+            agent_id, _, seq = key.partition("/")
+            if hub.is_online(agent_id) and hub.is_waiting(agent_id, int(seq)):
+                return False
+        return True
+
+    async def idle(self, at_most_s: float = 60.0) -> None:
+        """Wait until `is_idle`. Raises `TimeoutError`."""
+        async with asyncio.timeout(at_most_s):
+            await self._loop.when_quiet(lambda: self.is_idle)
+
+    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float = 60.0) -> AnyMessage:
+        """Wait for the first message, from the beginning, that is ``wanted``. Raises `TimeoutError`."""
+        for message in self.messages:
+            if wanted(message):
+                return message
+        arrived: asyncio.Future[AnyMessage] = self._loop.create_future()
+        entry = (wanted, arrived)
+        self._moved.append(entry)
+        try:
+            async with asyncio.timeout(at_most_s):
+                return await arrived
+        finally:
+            self._moved.remove(entry)
+
+    def _take_rows(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+        new = [row for row in rows if row.type == "message"]
+        self._unread += new
+        if self._moved and new:
+            for message in self.messages[-len(new) :]:
+                for wanted, arrived in self._moved:
+                    if not arrived.done() and wanted(message):
+                        arrived.set_result(message)
+
+    # --- the end
+
+    def export(self) -> bytes:
+        """The ledger as JSON lines: what must be the same for the same seed."""
+        return b"".join(map(encode_row, self.rows))
+
+    async def close(self) -> None:
+        """End everybody and the hub. Idempotent."""
+        for agent_id in list(self.members):
+            await self.stop(agent_id)
+        for agent_id in list(self.people):
+            await self.leave(agent_id)
+        if self._network is not None:
+            await asyncio.gather(*(client.close() for client in self._network._clients))
+        if self.hub is not None:
+            hub, self.hub = self.hub, None
+            await hub.close()

@@ -1,0 +1,64 @@
+"""What docs/scenarios.md shows runs as it stands there, and it names every key that a scenario may have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from roundelay import scenario_spec
+from roundelay.scenario import run_scenario
+from roundelay.scenario_file import load_scenario
+from roundelay.scenario_report import describe_result
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/scenarios.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FIRST, *PROGRAMS = PYTHON
+
+
+def test_the_first_test_has_ten_lines_and_passes(tmp_path: Path) -> None:
+    (tmp_path / "test_first.py").write_text(FIRST, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout
+    assert len(FIRST.splitlines()) <= 10
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: text.splitlines()[-1])
+def test_program_prints_what_the_page_says(program: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+    for line in done.stdout.splitlines():
+        assert f"It prints `{line}`" in PAGE
+
+
+def test_the_scenario_passes_and_prints_what_the_page_says(tmp_path: Path) -> None:
+    [text] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    path = tmp_path / "refund.scenario.yaml"
+    path.write_text(text, encoding="utf-8")
+    result = run_scenario(load_scenario(path))
+    assert result.passed, describe_result(result)
+    [shown] = re.findall(r"^PASS  .*", PAGE, re.MULTILINE)
+    assert shown.partition(", took")[0] == describe_result(result).partition(", took")[0]
+    path.write_text(text.replace("contains: 40 EUR", "contains: 45 EUR"), encoding="utf-8")
+    told = describe_result(run_scenario(load_scenario(path))).replace(f"{tmp_path}/", "")
+    [failing] = re.findall(r"```\nFAIL(.*?)  \.\.\.", PAGE, re.DOTALL)
+    for line in failing.strip().splitlines()[1:]:
+        assert line in told
+
+
+def test_every_key_is_named() -> None:
+    models = [it for it in vars(scenario_spec).values() if isinstance(it, type) and issubclass(it, BaseModel)]
+    own = [it for it in models if it.__module__ == scenario_spec.__name__]
+    keys = {field.alias or name for model in own for name, field in model.model_fields.items()}
+    missing = [key for key in sorted(keys) if not re.search(rf"(?<![\w-]){key}(?![\w-])", PAGE)]
+    assert len(keys) > 60
+    assert missing == []

@@ -1,0 +1,135 @@
+"""The shipped scenarios: each passes, each fails when what it is about is broken, and a seed gives one ledger in every process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.scenario import ScenarioResult, run_scenario
+from roundelay.scenario_file import load_scenario, make_scenario
+from roundelay.scenario_report import describe_result, list_failures
+from tests.support.counts import Note
+from tests.support.scenarios import FOLDER, SHIPPED, read_plain
+
+ROOT = Path(__file__).parents[2]
+
+
+def change(plain: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
+    """The scenario with other values; a key like ``agents__desk__visibility`` reaches into it."""
+    made: dict[str, Any] = dict(plain)
+    for place, value in changed.items():
+        *above, last = place.split("__")
+        inside = made
+        for key in above:
+            inside[key] = dict(inside[key])
+            inside = inside[key]
+        inside[last] = value
+    return made
+
+
+def failed(result: ScenarioResult) -> list[str]:
+    """The expectations that do not hold, each by its key."""
+    return [failure.what.removeprefix("expect ").partition(":")[0] for failure in list_failures(result)]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name.partition(".")[0])
+def test_shipped_scenario_passes_whatever_the_seed(path: Path) -> None:
+    scenario = load_scenario(path)
+    for seed in (scenario.head.seed, 101, 102, 103, 104):
+        result = run_scenario(scenario, seed=seed)
+        assert result.passed, describe_result(result)
+
+
+def test_a_support_desk_whose_threads_are_open_to_its_agents_fails() -> None:
+    path = FOLDER / "support_desk.scenario.yaml"
+    result = run_scenario(
+        make_scenario(change(read_plain(path), visibility="all", agents__finance__visibility="all"), path)
+    )
+    assert set(failed(result)) == {"never_in_prompt"}
+    assert "CANARY-91" in describe_result(result)
+
+
+def test_a_support_desk_whose_finance_never_comes_back_fails() -> None:
+    path = FOLDER / "support_desk.scenario.yaml"
+    plain = read_plain(path)
+    steps = [step for step in plain["steps"] if step.get("restart") != "finance"]
+    result = run_scenario(make_scenario(change(plain, steps=steps), path))
+    assert {"message", "tool"} <= set(failed(result))
+
+
+def test_a_village_that_wolves_may_tell_of_the_night_fails() -> None:
+    path = FOLDER / "werewolf.scenario.yaml"
+    result = run_scenario(
+        make_scenario(change(read_plain(path), visibility="all", agents__ash__visibility="all"), path)
+    )
+    assert {"never", "never_in_prompt"} == set(failed(result))
+    assert "read by fern" in describe_result(result)
+
+
+def test_a_village_with_a_villager_among_the_wolves_fails() -> None:
+    path = FOLDER / "werewolf.scenario.yaml"
+    members = ["narrator", "ash", "birch", "fern"]
+    result = run_scenario(make_scenario(change(read_plain(path), threads__night__members=members), path))
+    assert {"never_in_prompt", "thread", "reaction"} <= set(failed(result))
+
+
+def test_a_research_team_that_is_polite_for_ever_fails() -> None:
+    path = FOLDER / "research_team.scenario.yaml"
+    plain = read_plain(path)
+    polite = [
+        {"when": {"from": "critic", "contains": "thank"}, "do": [{"send": {"to": "critic", "text": "Thanks!"}}, {"finish": "x"}]},
+    ]  # fmt: skip
+    critic = [
+        {"when": {"from": "lead", "contains": "nectar"}, "do": [{"say": "It holds."}]},
+        {"when": {"from": "lead"}, "do": [{"send": {"to": "lead", "text": "No, thank you!"}}, {"finish": "x"}]},
+    ]
+    after = plain["agents"]["lead"]["script"]
+    after = [*after[:-1], {**after[-1], "do": [{"send": {"to": "critic", "text": "Thanks!"}}, *after[-1]["do"]]}]
+    changed = change(plain, agents__lead__script=[*polite, *after], agents__critic__script=critic)
+    result = run_scenario(make_scenario(changed, path))
+    assert {"cost", "count"} <= set(failed(result))
+    assert len(result.record.messages) <= 14  # the loop was stopped
+
+
+def test_a_research_team_that_spends_too_much_is_stopped() -> None:
+    path = FOLDER / "research_team.scenario.yaml"
+    result = run_scenario(make_scenario(change(read_plain(path), limits__tokens=1500), path))
+    told = describe_result(result)
+    assert not result.passed
+    assert "limits.tokens: the models used" in told
+
+
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(3, id="3"), pytest.param(100, id="100", marks=[pytest.mark.full, pytest.mark.timeout(900)])]
+)
+def test_a_seed_gives_one_ledger_in_two_processes_with_faults_too(seeds: int, note: Note) -> None:
+    command = [sys.executable, "-m", "tests.support.scenarios", "1", str(seeds)]
+    running = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for hash_seed in ("1", "2")
+    ]
+    outcomes = [process.communicate() for process in running]
+    assert [(process.returncode, errors) for process, (_, errors) in zip(running, outcomes, strict=True)] == [
+        (0, "")
+    ] * 2
+    first, second = (printed.splitlines() for printed, _ in outcomes)
+    assert len(first) == seeds * len(SHIPPED) * 2
+    assert first == second
+    digests = {line.split()[3] for line in first}
+    assert len(digests) == len(first)  # each seed is a run of its own, and so is each with faults
+    broken = [line for line in first if len(line.split()) > 5]
+    assert broken == []
+    note(scenarios=len(SHIPPED), seeds=seeds, ledgers=len(first), equal=sum(map(str.__eq__, first, second)))

@@ -1,0 +1,119 @@
+"""Forced tools: what the first turn has to call, asked for one by one and made one reply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.agent import Agent
+from roundelay.agents.features.forced_tools import ForcedTools
+from roundelay.agents.models.model import Model
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.team import build_runner, load_agents
+from roundelay.agents.tools import Tool, tool
+from roundelay.network.errors import ConfigError
+from tests.support.agents import Provider
+from tests.support.fake_openai import Reply, server_error, text
+from tests.support.loops import Body, Loop, Records, results_of, survives_kills, tools_of, turn_of, use
+
+
+def make(name: str) -> Tool:
+    def act(topic: str) -> str:
+        """Look something up."""
+        return f"{name} knows {topic}"
+
+    return tool(name=name, idempotent=True)(act)
+
+
+SEARCH, ARCHIVE = make("search"), make("archive")
+
+
+def script(body: Body) -> Reply:
+    """Calls the tool that it must, and answers when it need not call any."""
+    choice = body.get("tool_choice", "auto")
+    if isinstance(choice, dict):
+        name = choice["function"]["name"]
+        return use((name, {"topic": "tides"}), text=f"First {name}.", usage=(10, 2))
+    return text("Twice a day.", usage=(30, 3))
+
+
+def make_agent(model: Model) -> Agent:
+    return Agent("bob", "", model, [SEARCH, ARCHIVE], middleware=[ForcedTools("archive", "search")])
+
+
+async def test_forced_tools_on_the_first_turn_only() -> None:
+    """One model call per forced tool, made one reply: calls, texts and results in order, usage added up, and recorded once."""
+    async with Provider(script) as provider:
+        loop = Loop(make_agent(provider.model()))
+        end = await loop.drive()
+    asked = [(turn_of(body), body.get("tool_choice", "auto")) for body in provider.requests]
+    forced: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("archive", "search")]
+    assert sorted(asked[:2], key=str) == [(1, forced[0]), (1, forced[1])]
+    assert asked[2:] == [(2, "auto")]
+    assert [tools_of(body) for body in provider.requests] == [["search", "archive"]] * 3
+    assert (end.answer, end.turns, end.tool_calls) == ("Twice a day.", 2, 2)
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (50, 7)
+    said = provider.requests[2]["messages"][2]
+    assert said["content"] == "First archive.\n\nFirst search."
+    assert [it["function"]["name"] for it in said["tool_calls"]] == ["archive", "search"]
+    assert results_of(provider.requests[2]) == ["archive knows tides", "search knows tides"]
+    [first, _] = loop.records.bodies("model_reply")
+    assert [it["name"] for it in first["reply"]["tool_calls"]] == ["archive", "search"]
+    assert first["reply"]["usage"]["prompt_tokens"] == 20
+
+
+async def test_forced_tools_are_asked_for_again_only_if_their_reply_was_not_recorded() -> None:
+    def answered(records: Records) -> int:
+        replies = len(records.bodies("model_reply"))
+        return replies + 1 if replies else 0  # the first stands for two requests
+
+    async with Provider(script) as provider:
+        whole = await survives_kills(provider, make_agent, answered=answered)
+    assert whole.end.answer == "Twice a day."
+
+
+async def test_a_forced_tool_that_the_agent_does_not_have_is_named() -> None:
+    async with Provider(script) as provider:
+        agent = Agent("bob", "", provider.model(), [SEARCH], middleware=[ForcedTools("search", "oracle")])
+        end = await Loop(agent).drive()
+    assert provider.requests == []
+    assert (end.status, end.answer) == ("failed", "I could not answer: my model is not set up right.")
+    assert end.reason == 'The forced tool "oracle" is none of the tools of bob: search.'
+
+
+async def test_a_turn_without_tools_forces_none() -> None:
+    async with Provider(script) as provider:
+        policy = AgentPolicy(max_turns=1)
+        agent = Agent("bob", "", provider.model(), [SEARCH], policy, middleware=[ForcedTools("search")])
+        end = await Loop(agent).drive()
+    assert [body.get("tool_choice") for body in provider.requests] == [None]
+    assert end.answer == "Twice a day."
+
+
+async def test_the_failure_of_one_forced_call_is_the_failure_of_the_turn() -> None:
+    def fail(body: Body) -> Reply:
+        is_search = body["tool_choice"]["function"]["name"] == "search"
+        return server_error() if is_search else script(body)
+
+    async with Provider(fail) as provider:
+        policy = AgentPolicy(model_attempts=1)
+        agent = Agent(
+            "bob", "", provider.model(), [SEARCH, ARCHIVE], policy, middleware=[ForcedTools("archive", "search")]
+        )
+        loop = Loop(agent)
+        end = await loop.drive()
+    assert (end.status, end.answer) == ("failed", "I could not answer: my model failed.")
+    assert loop.records.bodies("model_reply") == []
+
+
+def test_forced_tools_are_named_in_the_agents_file(tmp_path: Path) -> None:
+    path = tmp_path / "bob.yaml"
+    path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {tools: [search]}}]}")
+    [spec] = load_agents(path)
+    [made] = build_runner(spec).agent.middleware
+    assert isinstance(made, ForcedTools)
+    path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {tools: []}}]}")
+    with pytest.raises(ConfigError, match="tools"):
+        load_agents(path)

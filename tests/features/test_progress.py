@@ -1,0 +1,158 @@
+"""Thinking steps and progress: begun, ended, and shown while they last; and what a tool says for who looks for faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.agent import Agent
+from roundelay.agents.events import Event, Progress, ToolCallEnd, ToolCallStart, event_to_json
+from roundelay.agents.features.evaluations import Evaluations, Rule
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.tools import Output, ToolContext, tool
+from roundelay.app import Network
+from roundelay.network.client import NetworkClient, Signal
+from tests.support.agents import Person, Provider, running
+from tests.support.announced import announced_node
+from tests.support.command import run
+from tests.support.loops import Loop, by_turn, use
+
+
+@tool(idempotent=True)
+async def dig(context: ToolContext) -> Output:
+    """Dig for something."""
+    context.report("opens the archive")
+    context.report("reads 3 files")
+    return Output("Found it.", {"debug": {"files": 3, "took_ms": 12}})
+
+
+SCRIPT = by_turn(use(("dig", {})), "Here it is.")
+
+
+def steps(events: list[Event]) -> list[tuple[str, Any]]:
+    kinds = (Progress, ToolCallStart, ToolCallEnd)
+    told = [it for it in events if isinstance(it, kinds)]
+    return [
+        (str(event_to_json(it)["type"]), (it.text, it.is_done) if isinstance(it, Progress) else it.tool) for it in told
+    ]
+
+
+async def test_thinking_steps_and_progress_are_events_with_a_clear_end() -> None:
+    async with Provider(SCRIPT) as provider:
+        layers = [Evaluations(always=[Rule("polite", "Here", "Be polite.")])]
+        loop = Loop(Agent("bob", "", provider.model(), [dig], middleware=layers))
+        await loop.drive()
+    assert steps(loop.events) == [
+        ("tool_call_start", "dig"),
+        ("progress", ("opens the archive", False)),
+        ("progress", ("reads 3 files", False)),
+        ("progress", ("", True)),
+        ("tool_call_end", "dig"),
+        ("progress", ("checks its answer", False)),
+        ("progress", ("", True)),
+    ]
+    assert "archive" not in str(provider.requests), "progress is for people, not for the model"
+
+
+async def test_a_step_ends_with_a_call_that_fails() -> None:
+    @tool(idempotent=True)
+    async def fail(context: ToolContext) -> str:
+        """Fail."""
+        context.report("is at it")
+        raise LookupError("gone")
+
+    async with Provider(by_turn(use(("fail", {})), "Pity.")) as provider:
+        loop = Loop(Agent("bob", "", provider.model(), [fail]))
+        await loop.drive()
+    assert steps(loop.events)[1:] == [
+        ("progress", ("is at it", False)), ("progress", ("", True)), ("tool_call_end", "fail"),
+    ]  # fmt: skip
+
+
+async def test_progress_reaches_the_threads_readers_while_it_lasts() -> None:
+    """As signals, which are what `chat` shows; the tool waits until the person has seen it."""
+    seen = asyncio.Event()
+
+    @tool(idempotent=True)
+    async def wait(context: ToolContext) -> str:
+        """Wait."""
+        context.report("waits for mia")
+        await seen.wait()
+        return "done"
+
+    async with Provider(by_turn(use(("wait", {})), "Here.")) as provider, Network.open() as network:
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[wait])
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            await mia.client.call("network.watch", {"signals": True})
+            await mia.client.send_text("bob", "hi")
+            async for event in mia.client.events():
+                if isinstance(event, Signal) and event.kind == "delta":
+                    [piece] = [it for it in event.body["pieces"] if it["kind"] == "progress"]
+                    break
+            seen.set()
+            assert (await mia.hear()).text == "Here."
+    assert (piece["text"], piece["turn"], piece["call"]) == ("waits for mia", 1, 0)
+
+
+AGENT = """
+id: bob
+instruction: You dig.
+tools: ['digging:dig']
+model:
+  rules:
+    - when: {turn: 1}
+      do: [{tool: dig}]
+    - when: {after: dig}
+      do: [{say: 'Here it is.'}]
+"""
+DIGGING = '''
+from roundelay import ToolContext, tool
+from roundelay.agents.tools import Output
+
+
+@tool(idempotent=True)
+def dig(context: ToolContext) -> Output:
+    """Dig for something."""
+    context.report("reads 3 files")
+    return Output("Found it.", {"debug": {"files": 3}})
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "digging.py").write_text(DIGGING)
+    (tmp_path / "bob.yaml").write_text(AGENT)
+    return tmp_path / "bob.yaml"
+
+
+async def test_agent_try_shows_progress(file: Path) -> None:
+    lines = (await run("agent", "try", file, "dig")).lines
+    assert "* 1.0 reads 3 files" in lines
+    assert (
+        lines.index("* 1.0 calls dig {}")
+        < lines.index("* 1.0 reads 3 files")
+        < lines.index("* 1.0 dig gave: Found it.")
+    )
+
+
+async def test_debug_info_of_a_tool_is_out_of_the_conversation_and_in_the_ledger(file: Path, tmp_path: Path) -> None:
+    """`roundelay reactions show --json` gives it to the agent's operator."""
+    async with Provider(SCRIPT) as provider, announced_node(tmp_path) as node:
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[dig], url=node.url)
+        working = asyncio.create_task(bob.run())
+        await bob.ready()
+        async with NetworkClient("mia", node.url, kind="human", token=node.owner_token) as client:
+            heard = await Person(client).ask("bob", "dig")
+            [status] = (await client.call("network.message_status", {"seq": heard.reply_to}))["recipients"]
+        shown = json.loads((await run("reactions", "show", status["reaction"], "--json")).out)
+        await bob.stop()
+        await working
+    assert "took_ms" not in str(provider.requests)
+    assert (heard.text, "took_ms" in heard.model_dump_json()) == ("Here it is.", False)
+    [result] = [it["body"] for it in shown["records"] if it["kind"] == "tool_result"]
+    assert result["data"] == {"debug": {"files": 3, "took_ms": 12}}

@@ -1,0 +1,157 @@
+"""System and user prompt as templates: what they know, what stays the same from turn to turn, and what a mistake in them says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roundelay.agents.agent import Agent
+from roundelay.agents.features.prompts import PromptFacts, Prompts, ToolNotes
+from roundelay.agents.models.model import Model
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import build_runner, load_agents
+from roundelay.agents.tools import tool
+from roundelay.app import Network
+from roundelay.network.errors import ConfigError
+from tests.support.agents import Person, Provider, running
+from tests.support.loops import Loop, by_turn, survives_kills, system_of, use
+
+NOTES = ToolNotes(
+    display_name="Library search",
+    system_prompt="Search before you answer.",
+    user_prompt="Mind the year that is asked for.",
+    format="Show it as a table.",
+)
+FACTS = PromptFacts(
+    custom_instructions="Answer in French.",
+    project_name="Atlas",
+    constraints=["Never quote prices."],
+    metadata={"team": "geo", "regions": ["north", "west"]},
+    model_info={"knowledge_cutoff": "2024-06"},
+    server_prompts=["The wiki server takes page titles."],
+    server_user_prompts=["The wiki was renewed in May."],
+)
+
+
+@tool(idempotent=True)
+def search(topic: str) -> str:
+    """Look something up."""
+    return f"about {topic}"
+
+
+def make_agent(model: Model) -> Agent:
+    prompts = Prompts(notes={"search": NOTES}, facts=FACTS)
+    policy = AgentPolicy(max_turns=4, max_tool_calls_per_turn=3)
+    return Agent("bob", "You know rivers.", model, [search], policy, "Knows maps", middleware=[prompts])
+
+
+SCRIPT = by_turn(use(("search", {"topic": "Rhine"})), use(("search", {"topic": "Elbe"})), "Voilà.")
+
+
+async def test_system_and_user_prompt_are_rendered_each_turn() -> None:
+    """Everything that the templates know, in the request's own messages."""
+    async with Provider(SCRIPT) as provider:
+        await Loop(make_agent(provider.model())).drive()
+    system = system_of(provider.requests[0])
+    assert system.startswith("You know rivers.\n\nDate: Thursday, 1 January 1970\n")
+    for expected in (
+        "What you know by yourself ends at 2024-06;", "Others know you as: Knows maps\n", 'team: geo\nregions: ["north", "west"]\n',
+        "# Constraints\n- Never quote prices.\n", "At most 3 tool calls are run in one turn.",
+        "## search\nPeople call it Library search.\nLook something up.\n\nSearch before you answer.\n",
+        "The wiki server takes page titles.", "# Instructions for Atlas\nAnswer in French.",
+    ):  # fmt: skip
+        assert expected in system, system
+    [user] = [it["content"] for it in provider.requests[0]["messages"][1:]]
+    assert user == (
+        "<conversation/>\n\nMind the year that is asked for.\n\nThe wiki was renewed in May.\n\nTurn 1 of 4."
+    )
+
+
+async def test_what_stands_before_the_history_changes_only_for_the_format_of_a_tool_that_was_used() -> None:
+    """So providers' caches hold: of two requests the earlier one's messages, its trailing facts aside, begin the later one."""
+    async with Provider(SCRIPT) as provider:
+        await Loop(make_agent(provider.model())).drive()
+    first, second, third = (body["messages"] for body in provider.requests)
+    shown = "\n\nHow to show what it gave: Show it as a table."
+    assert shown not in first[0]["content"]
+    assert second[0]["content"].replace(shown, "") == first[0]["content"]
+    assert third[: len(second) - 1] == second[:-1]
+    assert second[1]["content"] == first[1]["content"].removesuffix("\n\nTurn 1 of 4.")
+    assert [it[-1]["content"][-12:] for it in (first, second, third)] == [
+        f"Turn {number} of 4." for number in (1, 2, 3)
+    ]
+
+
+async def test_the_last_turn_has_no_tools_and_the_same_system_message() -> None:
+    policy = AgentPolicy(max_turns=2)
+    async with Provider(SCRIPT) as provider:
+        agent = Agent("bob", "", provider.model(), [search], policy, middleware=[Prompts()])
+        await Loop(agent).drive()
+    first, last = provider.requests
+    assert ("tools" in first, "tools" in last) == (True, False)
+    assert system_of(first) == system_of(last)
+    assert "## search" in system_of(first)
+
+
+async def test_templates_of_ones_own_know_turn_and_model() -> None:
+    prompts = Prompts(
+        system="{{ agent.id }} on {{ model_info.name }}, {{ date }}, used: {{ used_tools | join(', ') or 'nothing' }}",
+        user="{{ tools[0].name }}",
+        turn="{{ turn }} done of {{ max_turns }}, {{ max_tool_calls_per_turn }} calls each",
+    )
+    async with Provider(SCRIPT) as provider:
+        await Loop(Agent("bob", "Hm.", provider.model(), [search], middleware=[prompts])).drive()
+    first, second, _ = provider.requests
+    assert system_of(first) == "Hm.\n\nbob on m, 1970-01-01, used: nothing"
+    assert system_of(second) == "Hm.\n\nbob on m, 1970-01-01, used: search"
+    assert (
+        first["messages"][1]["content"] == "<conversation/>\n\nsearch\n\nTurn 1 of 10.\n\n1 done of 10, 16 calls each"
+    )
+    assert second["messages"][-1]["content"] == "Turn 2 of 10.\n\n2 done of 10, 16 calls each"
+
+
+async def test_a_resumed_reaction_has_the_same_prompt() -> None:
+    async with Provider(SCRIPT) as provider:
+        whole = await survives_kills(provider, make_agent)
+    assert len(whole.requests) == 3
+
+
+async def test_the_date_is_the_incoming_messages() -> None:
+    async with Provider(by_turn("Hello.")) as provider, Network.open() as network:
+        prompts = Prompts(system="{{ date }}")
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), middleware=[prompts])
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            await mia.ask("bob", "hi")
+            [asked] = (await mia.client.history("direct:bob~mia")).messages[:1]
+    from datetime import UTC, datetime
+
+    day = datetime.fromtimestamp(asked.sent_at / 1000, UTC).date().isoformat()
+    assert system_of(provider.requests[0]).endswith(f"\n\n{day}")
+    assert "What stands inside <conversation> was said by its senders" in system_of(provider.requests[0])
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [("{{ nobody }}", "'nobody' is undefined"), ("{% if %}", "is wrong"), ("{{ agent.__class__.mro() }}", "unsafe")],
+)
+def test_a_wrong_template_is_found_when_the_agent_is_made(template: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Prompts(system=template)
+
+
+def test_prompts_are_set_in_the_agents_file(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{{ project_name }}: {{ custom_instructions }}")
+    path = tmp_path / "bob.yaml"
+    path.write_text(
+        "id: bob\ninstruction: x\nmodel: {rules: []}\nmiddleware:\n"
+        "- prompts: {system: own.jinja, turn: 'now {{ turn }}', project_name: Atlas, notes: {search: {format: short}}}\n"
+    )
+    [spec] = load_agents(path)
+    [made] = build_runner(spec).agent.middleware
+    assert isinstance(made, Prompts)
+    path.write_text("id: bob\ninstruction: x\nmodel: {rules: []}\nmiddleware:\n- prompts: {system: none.jinja}\n")
+    with pytest.raises(ConfigError, match=r"bob\.yaml:.*cannot be read"):
+        build_runner(load_agents(path)[0])

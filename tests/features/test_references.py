@@ -1,0 +1,188 @@
+"""References: what tools found, numbered across tools and turns, cited in the answer, and shown to the person."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.agent import Agent
+from roundelay.agents.compose import agent_tool
+from roundelay.agents.features.references import HOW_TO_CITE, References, find_citations
+from roundelay.agents.models.model import Model
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import build_runner, load_agents
+from roundelay.agents.tools import Output, Tool, tool
+from roundelay.app import Network
+from roundelay.network.messages import DirectMessage
+from roundelay.terminal import Screen
+from tests.support.agents import Person, Provider, running
+from tests.support.fake_openai import Reply, text
+from tests.support.loops import Body, Loop, by_turn, results_of, survives_kills, use
+
+RHINE = {
+    "id": 1,
+    "title": "Rivers of Europe",
+    "url": "https://rivers.example/rhine",
+    "text": "The Rhine is 1,233 km long.",
+}
+ELBE = {"id": 2, "title": "Elbe", "url": "https://rivers.example/elbe", "text": "The Elbe is 1,094 km long."}
+NOTE = {"id": "n7", "title": "Field notes", "text": "Measured in May."}
+
+
+def finds(name: str, *references: Any, content: str = "Found.") -> Tool:
+    def look() -> Output:
+        """Look something up."""
+        return Output(content, {"references": list(references)})
+
+    return tool(name=name, idempotent=True)(look)
+
+
+TOOLS = [finds("search", RHINE, ELBE), finds("archive", NOTE), finds("again", ELBE, {"id": "n7", "text": "In June."})]
+
+
+def make_agent(model: Model) -> Agent:
+    return Agent("bob", "", model, TOOLS, middleware=[References()])
+
+
+ANSWER = "The Rhine is longer [1], as measured [3, 9]. See `list[7]` and [4](https://x.example) [8]."
+SCRIPT = by_turn(use(("search", {}), ("archive", {})), use(("again", {})), ANSWER)
+
+
+async def test_references_are_numbered_across_tools_and_turns() -> None:
+    """In the order of the calls; one that comes again, by address or id, keeps its number."""
+    async with Provider(SCRIPT) as provider:
+        await Loop(make_agent(provider.model())).drive()
+    first, second, third = results_of(provider.requests[2])
+    assert first == (
+        f"Found.\n\n{HOW_TO_CITE}\n"
+        "[1] Rivers of Europe (https://rivers.example/rhine)\nThe Rhine is 1,233 km long.\n\n"
+        "[2] Elbe (https://rivers.example/elbe)\nThe Elbe is 1,094 km long."
+    )
+    assert second.endswith("[3] Field notes\nMeasured in May.")
+    assert third.endswith("[2] Elbe (https://rivers.example/elbe)\nThe Elbe is 1,094 km long.\n\n[3] n7\nIn June.")
+
+
+async def test_invalid_citations_are_removed_and_the_cited_sources_listed() -> None:
+    async with Provider(SCRIPT) as provider:
+        loop = Loop(make_agent(provider.model()))
+        end = await loop.drive()
+    assert end.answer == "The Rhine is longer [1], as measured [3]. See `list[7]` and [4](https://x.example)."
+    assert end.metadata["sources"] == [
+        {"n": 1, "id": "1", "title": "Rivers of Europe", "url": "https://rivers.example/rhine"},
+        {"n": 3, "id": "n7", "title": "Field notes"},
+    ]
+    [review] = loop.records.bodies("review")
+    assert review["notes"] == ["references: [8], [9] taken out, for there is no such source"]
+    assert review["is_accepted"] is True
+
+
+async def test_numbers_and_sources_are_the_same_after_a_kill() -> None:
+    async with Provider(SCRIPT) as provider:
+        whole = await survives_kills(provider, make_agent)
+    assert [it["n"] for it in whole.records.bodies("review")[0]["metadata"]["sources"]] == [1, 3]
+
+
+async def test_references_of_an_agent_inside_of_a_call_count_in_its_callers_numbering() -> None:
+    """What it cites as [1] is [3] there, in its text too; and the caller reads what it proves."""
+
+    def script(body: Body) -> Reply:
+        is_inside = "reader" in str(body["messages"][0]["content"])
+        results = results_of(body)
+        if is_inside:
+            return text("The note says May [1], not June [5].") if results else use(("archive", {}))
+        if not results:
+            return use(("search", {}), ("reader", {"task": "What do the notes say?"}))
+        return text("May [3], by the river [1].")
+
+    async with Provider(script) as provider:
+        model = provider.model()
+        reader = Agent("reader", "You are the reader.", model, [TOOLS[1]], middleware=[References()])
+        agent = Agent("bob", "", model, [TOOLS[0], agent_tool(reader)], middleware=[References()])
+        end = await Loop(agent).drive()
+    told = results_of(provider.requests[-1])[1]
+    assert told == f"The note says May [3], not June.\n\n{HOW_TO_CITE}\n[3] Field notes\nMeasured in May."
+    sources: Any = end.metadata["sources"]
+    assert [(it["n"], it["title"]) for it in sources] == [(3, "Field notes"), (1, "Rivers of Europe")]
+    assert all("text" not in it for it in sources)
+
+
+async def test_sources_go_with_the_message_and_are_shown_in_chat() -> None:
+    async with Provider(SCRIPT) as provider, Network.open() as network:
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=TOOLS, middleware=[References()])
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            heard = await mia.ask("bob", "Which is longer?")
+    assert heard.metadata is not None
+    assert [it["n"] for it in heard.metadata["sources"]] == [1, 3]
+    shown = io.StringIO()
+    Screen(shown).message(heard)
+    assert [line.strip() for line in shown.getvalue().splitlines()[1:]] == [
+        "| [1] Rivers of Europe https://rivers.example/rhine", "| [3] Field notes",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sources",
+    ["none", [1, None, {"n": "x"}], {"n": 1}, [{"n": 1, "title": ["a"]}], [{"n": 1, "title": "a\x1b[2Jb\nc"}]],
+)  # fmt: skip
+def test_what_a_sender_calls_sources_cannot_drive_the_terminal(sources: Any) -> None:
+    message = DirectMessage(
+        seq=3, message_id="m", sender_id="eve", sender_kind="agent", to="agent:mia", thread_id="direct:eve~mia", root=3, hops=0,
+        sent_at=0, content="hi", metadata={"sources": sources, "follow_ups": sources, "failed_checks": sources},
+    )  # fmt: skip
+    shown = io.StringIO()
+    Screen(shown).message(message)
+    assert "\x1b" not in shown.getvalue()
+    assert all(line.startswith("  ") for line in shown.getvalue().splitlines()[1:])
+
+
+async def test_sources_may_stand_in_the_text_instead() -> None:
+    async with Provider(SCRIPT) as provider:
+        agent = Agent("bob", "", provider.model(), TOOLS, middleware=[References(in_text=True)])
+        end = await Loop(agent).drive()
+    assert end.answer is not None
+    assert end.answer.endswith("\n\nSources:\n[1] Rivers of Europe (https://rivers.example/rhine)\n[3] Field notes")
+    assert end.metadata == {}
+
+
+async def test_a_tool_whose_result_is_the_answer_has_its_sources_beside_it() -> None:
+    @tool(idempotent=True, answers=True)
+    def tell() -> Output:
+        """Tell it."""
+        return Output("1,233 km [1].", {"references": [RHINE]})
+
+    async with Provider(by_turn(use(("tell", {})))) as provider:
+        end = await Loop(Agent("bob", "", provider.model(), [tell], middleware=[References()])).drive()
+    assert end.answer == "1,233 km [1]."
+    assert [it["n"] for it in end.metadata["sources"]] == [1]  # type: ignore[union-attr, index, call-overload]
+
+
+async def test_what_is_no_reference_is_left_out() -> None:
+    broken = finds("search", "just text", content="Found this.")
+    async with Provider(by_turn(use(("search", {})), "Nothing [1].")) as provider:
+        end = await Loop(Agent("bob", "", provider.model(), [broken], middleware=[References()])).drive()
+    assert results_of(provider.requests[1]) == ["Found this."]
+    assert (end.answer, end.metadata) == ("Nothing.", {})
+
+
+@pytest.mark.parametrize(
+    ("said", "cited"),
+    [
+        ("a [1] b [2, 3] c [1; 4]", [1, 2, 3, 4]),
+        ("```\nx[1]\n``` and `y[2]` but z[3]", [3]),
+        ("[2024] [1](https://x.example) [a]", []),
+        ("```\nnever closed [1]", []),
+    ],
+)
+def test_citations_are_told_from_code_links_and_years(said: str, cited: list[int]) -> None:
+    assert find_citations(said) == cited
+
+
+def test_references_are_set_in_the_agents_file(tmp_path: Path) -> None:
+    path = tmp_path / "bob.yaml"
+    path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{references: {in_text: true}}]}")
+    [made] = build_runner(load_agents(path)[0]).agent.middleware
+    assert isinstance(made, References)

@@ -1,0 +1,212 @@
+"""What models used, and what it cost: by call, turn, reaction, thread and root, through the real command line and on a real hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.agent import Agent
+from roundelay.agents.compose import agent_tool
+from roundelay.agents.features.prices import Price, Prices, write_dollars
+from roundelay.agents.features.usage import GROUPS
+from roundelay.agents.middleware import Correction, Middleware
+from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.app import Network
+from roundelay.commands.cost import GROUPS as OFFERED
+from roundelay.cost import Wanted, cost_to_json, read_cost, read_since
+from tests.support.agents import Heard, Person, running
+from tests.support.announced import announced_node
+from tests.support.command import run
+from tests.support.fake_openai import FakeOpenAI, text
+from tests.support.node import Node
+
+PRICES = Prices({"big": Price(input=Decimal(10), output=Decimal(20), cached=Decimal(1))})
+
+
+class Fixed:
+    """A model that gives these replies in turn, each with the usage that it says."""
+
+    def __init__(self, *replies: ModelReply, name: str = "big") -> None:
+        self.name = name
+        self._replies = list(replies)
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        return self._replies.pop(0)
+
+
+def reply(text: str | None, *tools: str, model: str = "big", usage: Usage | None = None) -> ModelReply:
+    calls = tuple(ToolCall(f"c{place}", name, '{"task": "t"}') for place, name in enumerate(tools))
+    return ModelReply(text, calls, usage or Usage(1000, 100, 400, 50), model=model)
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with Network.open() as opened:
+        yield opened
+
+
+class Asks(Middleware):
+    """Asks a model of its own before each answer."""
+
+    async def review(self, around: Any, answer: str) -> str | Correction:
+        judged = await around.complete(Fixed(reply("fine", usage=Usage(10, 1))), ModelRequest(()))
+        return answer if judged.text == "fine" else Correction("no")
+
+    async def around_tool(self, around: Any, call: Any, proceed: Any) -> Any:
+        await around.complete(Fixed(reply("ok", usage=Usage(7, 0))), ModelRequest(()))
+        return await proceed(call)
+
+
+async def work(network: Network) -> tuple[Person, int, int, str]:
+    """mia asks ann twice, ann has a helper inside of a call; gives the seqs of the questions, and the first reaction."""
+    mia, heard = await Person.join(network, "mia"), Heard()
+    helper = agent_tool(Agent("helper", "You help.", Fixed(reply("helped", model="small", usage=Usage(30, 3)))))
+    model = Fixed(reply(None, "helper"), reply("done"), reply("once more", model="small"))
+    runner = SimpleAgentRunner("ann", instruction="x", model=model, tools=[helper], middleware=[Asks()], on_event=heard)
+    async with running(network, runner):
+        first = await mia.client.send_text("ann", "hello")
+        assert (await mia.hear()).text == "done"
+        second = await mia.client.send_text("ann", "and again")
+        assert (await mia.hear()).text == "once more"
+        ends = [it for it in await heard.finished(3) if not it.path]
+        while "finished" not in {it["kind"] for it in await mia.records(ends[-1].reaction)}:
+            pass
+    return mia, first.seq, second.seq, ends[0].reaction
+
+
+def prompts(written: dict[str, Any], *names: str) -> dict[tuple[str, ...], int]:
+    return {tuple(group[name] for name in names): group["prompt_tokens"] for group in written["groups"]}
+
+
+async def test_every_group_adds_up_to_the_same(network: Network) -> None:
+    mia, first, second, reaction = await work(network)
+    reports = {by: cost_to_json(await read_cost(mia.client, Wanted(), by, PRICES)) for by in GROUPS}
+    totals = [report["total"] for report in reports.values()]
+    assert all(total == totals[0] for total in totals)
+    # two replies and a third, a helper's, two reviews, and what middleware asked around a call
+    assert totals[0]["calls"] == 4
+    assert totals[0]["prompt_tokens"] == 3 * 1000 + 30 + 2 * 10 + 7
+    assert (totals[0]["cached_tokens"], totals[0]["reasoning_tokens"], totals[0]["tools"]) == (1200, 150, 1)
+    assert totals[0]["usd"] == pytest.approx(2 * (600 * 10 + 400 * 1 + 100 * 20) / 1e6)
+    assert totals[0]["unpriced"] == ["", "small"]
+    by_root: Any = reports["root"]
+    assert prompts(by_root, "root", "model") == {
+        (f"#{first}", "big"): 2000, (f"#{first}", "small"): 30, (f"#{first}", "-"): 17, (f"#{second}", "small"): 1000,
+        (f"#{second}", "-"): 10,
+    }  # fmt: skip
+    by_turn: Any = reports["turn"]
+    of_first = {
+        key[1]: tokens for key, tokens in prompts(by_turn, "reaction", "turn", "model").items() if key[0] == reaction
+    }
+    assert of_first == {"1": 1000, "1 [1.0]": 30, "2": 10, "-": 7}
+    by_model: Any = reports["model"]
+    assert prompts(by_model, "model") == {("big",): 2000, ("small",): 1030, ("-",): 27}
+
+
+async def test_what_is_wanted_is_counted_and_nothing_else(network: Network) -> None:
+    mia, first, second, reaction = await work(network)
+
+    async def count(wanted: Wanted) -> int:
+        return (await read_cost(mia.client, wanted, "agent")).total.usage.prompt_tokens
+
+    assert await count(Wanted()) == 3057
+    assert await count(Wanted(root=first, after=first)) == await count(Wanted(reaction=reaction)) == 2047
+    assert await count(Wanted(root=second, after=second)) == 1010
+    assert await count(Wanted(thread_id="direct:ann~mia")) == 3057
+    assert await count(Wanted(thread_id="broadcast")) == 0
+    assert await count(Wanted(agent_id="ann")) == 3057
+    assert await count(Wanted(since=2**52)) == 0
+
+
+async def test_an_agent_sees_its_own_and_a_stranger_nothing(network: Network) -> None:
+    await work(network)
+    ann, joe = await network.join("ann"), await network.join("joe")
+    assert (await read_cost(ann, Wanted(), "agent")).total.calls == 4
+    assert (await read_cost(joe, Wanted(), "agent")).total.calls == 0
+
+
+def test_prices_of_the_package_are_used_where_it_is_installed() -> None:
+    pytest.importorskip("genai_prices")
+    known = Prices().cost("gpt-4o-mini", Usage(1_000_000, 100_000, 500_000))
+    assert known is not None
+    assert Decimal("0.05") < known < Decimal(1)
+    assert Prices().cost("gpt-4o-mini", Usage(2000, 200), calls=2) == 2 * (
+        Prices().cost("gpt-4o-mini", Usage(1000, 100)) or 0
+    )
+    assert Prices().cost("no-such-model-at-all", Usage(10, 10)) is None
+    own = Prices({"gpt-4o-mini": Price(input=Decimal(1), output=Decimal(1))})
+    assert own.cost("gpt-4o-mini", Usage(1_000_000, 0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"), [("0", "$0.00"), ("12.346", "$12.35"), ("0.0123", "$0.0123"), ("0.00004567", "$0.000046")]
+)
+def test_dollars_are_written_for_a_reader(amount: str, shown: str) -> None:
+    assert write_dollars(Decimal(amount)) == shown
+
+
+def test_a_time_is_read_as_people_write_it() -> None:
+    assert read_since("2h", now_s=10_000) == 2_800_000
+    assert read_since("2026-01-31T00:00:00+00:00") == 1_769_817_600_000
+    for wrong in ("h", "yesterday", "-2h", ""):
+        with pytest.raises(ValueError, match="isoformat"):
+            read_since(wrong)
+
+
+def test_the_command_offers_every_group() -> None:
+    assert OFFERED == GROUPS
+
+
+# --- the command
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with announced_node(tmp_path) as running_node:
+        yield running_node
+
+
+async def test_roundelay_cost_shows_what_was_used(node: Node) -> None:
+    mia, ann = await node.person("mia"), await node.agent("ann", role="reactor")
+    root = (await mia.send("agent:ann", "hello"))["seq"]
+    await ann.record("r1", "started", {"trigger": root, "manifest": [root]})
+    usage = {"prompt_tokens": 1200, "completion_tokens": 34, "cached_tokens": 1000, "reasoning_tokens": 5}
+    written = {
+        "text": "x",
+        "tool_calls": [{"id": "1", "name": "look", "arguments": "{}"}],
+        "usage": usage,
+        "finish_reason": "stop",
+        "model": "my\x1b[2Jmodel",
+    }
+    await ann.record("r1", "model_reply", {"turn": 1, "agent": "ann", "reply": written})
+    shown = await run("cost")
+    [head, line, *_] = shown.lines
+    assert head.split() == ["AGENT", "MODEL", "CALLS", "PROMPT", "CACHED", "COMPLETION", "REASONING", "TOOLS", "COST"]
+    assert line.split()[0] == "ann"
+    assert line.split()[-7:] == ["1", "1200", "1000", "34", "5", "1", "?"]
+    assert "\x1b[2J" not in shown.out
+    assert "No price is known of: my" in shown.out
+    value = json.loads((await run("cost", "--json", "--by", "root", "--thread", "direct:ann~mia")).out)
+    assert value["groups"][0]["root"] == f"#{root}"
+    assert value["total"]["prompt_tokens"] == 1200
+
+
+async def test_a_time_that_is_none_is_wrong_usage() -> None:
+    wrong = await run("cost", "--since", "yesterday", code=2)
+    assert "write 2h, 7d, or a date" in wrong.err
+
+
+async def test_agent_try_tells_tokens_and_cost_at_its_end(tmp_path: Path) -> None:
+    pytest.importorskip("genai_prices")
+    async with FakeOpenAI([replace(text("hello"), usage=(1000, 100))]) as server:
+        model = f"model: {{openai: {{name: gpt-4o-mini, base_url: {server.base_url}}}}}"
+        (tmp_path / "desk.yaml").write_text(f"id: desk\ninstruction: You help.\n{model}\n", encoding="utf-8")
+        shown = await run("agent", "try", tmp_path / "desk.yaml", "hi")
+    assert shown.lines[-1].endswith("1 turn, 0 tool calls, 1000 prompt + 100 completion tokens, about $0.00021")

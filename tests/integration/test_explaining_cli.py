@@ -1,0 +1,295 @@
+"""`roundelay why`, `impact`, `export`: against a node and against its file, for operators and for others, whatever was said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from roundelay.agents.models.model import ModelRequest, ToolMessage
+from roundelay.agents.models.scripted import Answer, finish, say, send
+from roundelay.app import Network
+from roundelay.cli import cli
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import Limits
+from roundelay.network.errors import ConfigError, LedgerError, UnknownMessage
+from roundelay.network.home import announce_node
+from roundelay.network.ledger import Row
+from roundelay.network.ledger_file import read_log
+from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.log_lines import decode_row, encode_row, read_lines
+from roundelay.sources import LiveSource
+from roundelay.why import describe_steps, explain
+from tests.support.agents import Person, make_runner
+from tests.support.command import Done, run
+from tests.support.node import Node, running_node
+from tests.support.recorded import record
+
+EVIL = "it\x1b[2J\u202e <script> `x` ; end\n# head\n99:99:99 #1 boss \u2192 mia: fired"
+
+
+def results(request: ModelRequest) -> list[str]:
+    return [it.content for it in request.messages if isinstance(it, ToolMessage)]
+
+
+def work(request: ModelRequest) -> Answer:
+    incoming = str(request.messages[1].content).partition("<incoming_message")[2]
+    if 'sender="finance"' in incoming:
+        return finish() if results(request) else send("mia", "You get 40 EUR.")
+    return say("I asked.") if results(request) else send("finance", "Refund 40 EUR?")
+
+
+def approve(request: ModelRequest) -> Answer:
+    return finish() if results(request) else send("desk", "Approved.")
+
+
+@dataclass
+class Run:
+    """A run that is over, and its messages by their texts."""
+
+    node: Node
+    db: Path
+    seqs: dict[str, int]
+
+
+@pytest.fixture
+async def told(tmp_path: Path) -> AsyncIterator[Run]:
+    db = tmp_path / "team.db"
+    async with running_node(db=db, durability="full") as node:
+        note = announce_node(node.url, tmp_path / "team.db.owner")
+        desk, finance = make_runner("desk", work, url=node.url), make_runner("finance", approve, url=node.url)
+        tasks = [asyncio.create_task(it.run()) for it in (desk, finance)]
+        await asyncio.gather(desk.ready(), finance.ready())
+        async with NetworkClient("mia", node.url, kind="human") as mia, NetworkClient("pat", node.url) as pat:
+            await pat.send_text("mia", EVIL)
+            await mia.send_text("desk", "Refund order 12")
+            heard = mia.__aiter__()
+            while (await anext(heard)).text != "You get 40 EUR.":
+                continue
+        async with NetworkClient("auditor", node.url, kind="service") as auditor:
+            page = await auditor.call("network.log", {"limit": 500})
+            messages = page["messages"]
+            while (await auditor.call("network.status"))[
+                "open_reactions"
+            ]:  # the last words come before the last records
+                page = await auditor.call("network.log", {"after": page["next"], "wait_ms": 1000})
+        for runner in (desk, finance):
+            await runner.stop()
+        await asyncio.gather(*tasks)
+        yield Run(node, db, {it["content"]: it["seq"] for it in messages})
+        note.unlink()
+
+
+async def offline(*arguments: str | Path) -> str:
+    """What a command prints, run in this process: for those that need no node."""
+    done = await asyncio.to_thread(CliRunner().invoke, cli, [str(it) for it in arguments])
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def without_times(done: Done) -> list[str]:
+    return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in done.lines]
+
+
+async def test_why_tells_every_step_up_to_the_root(told: Run) -> None:
+    seq = told.seqs["You get 40 EUR."]
+    live = await run("why", str(seq))
+    lines = without_times(live)
+    heads = [line for line in lines if line.startswith("#")]
+    assert [re.sub(r"#\d+", "#", head) for head in heads] == [
+        "# desk \u2192 mia: You get 40 EUR.",
+        "# finance \u2192 desk (re #): Approved.",
+        "# desk \u2192 finance: Refund 40 EUR?",
+        "# mia \u2192 desk: Refund order 12",
+    ]
+    text = live.out
+    assert f"of desk to #{told.seqs['Approved.']} (finished)" in text
+    assert (
+        'It is the call of send_text_message in turn 1: {"target_agent_id": "mia", "text": "You get 40 EUR."}' in text
+    )
+    assert f"      #{told.seqs['Refund order 12']} mia: Refund order 12" in lines
+    assert lines[-1] == "    It begins the conversation."
+    assert await offline("why", str(seq), "--db", told.db) == live.out
+
+
+async def test_why_as_json_holds_the_same(told: Run) -> None:
+    seq = told.seqs["You get 40 EUR."]
+    live = json.loads((await run("why", str(seq), "--json")).out)
+    assert live == json.loads(await offline("why", str(seq), "--json", "--db", told.db))
+    assert [it["message"]["seq"] for it in live["chain"]] == sorted(
+        (it["message"]["seq"] for it in live["chain"]), reverse=True
+    )
+    sent = live["chain"][0]["reaction"]["sent"]
+    assert (sent["tool_call"]["name"], sent["turn"]) == ("send_text_message", 1)
+    assert told.seqs["Approved."] in live["chain"][0]["reaction"]["manifest"]
+
+
+async def test_an_answer_is_told_as_one(told: Run) -> None:
+    done = await run("why", str(told.seqs["I asked."]))
+    assert "    It is its answer, after turn 2." in done.lines
+
+
+async def test_who_is_no_operator_sees_its_own_part(told: Run) -> None:
+    seq = told.seqs["You get 40 EUR."]
+    token = await make_token(told, "lou")
+    await run("why", str(seq), "--as", "lou", "--token", token, code=1)
+    await run("impact", str(seq), "--as", "lou", "--token", token, code=1)
+    done = await run("export", "--as", "lou", "--token", token, code=1)
+    assert "for operators" in done.err
+    markdown = await run("export", "--format", "markdown", "--as", "lou", "--token", token)
+    assert "40 EUR" not in markdown.out
+
+
+async def make_token(told: Run, person: str) -> str:
+    done = await run("token", "create", person, "--kind", "human", "--json")
+    return str(json.loads(done.out)["token"])
+
+
+async def test_impact_is_a_tree_of_reactions_and_messages(told: Run) -> None:
+    seq = told.seqs["Refund order 12"]
+    live = await run("impact", str(seq))
+    shape = [re.sub(r"#\d+", "#", line) for line in live.lines]
+    assert sorted(shape) == sorted([
+        "# mia \u2192 desk: Refund order 12",
+        "\u2514\u2500 desk reacted (finished after 2 turns)",
+        "   \u251c\u2500 # desk \u2192 finance: Refund 40 EUR?",
+        "   \u2502  \u2514\u2500 finance reacted (finished after 2 turns)",
+        "   \u2502     \u2514\u2500 # finance \u2192 desk: Approved.",
+        "   \u2502        \u2514\u2500 desk reacted (finished after 2 turns)",
+        "   \u2502           \u2514\u2500 # desk \u2192 mia: You get 40 EUR.",
+        "   \u2514\u2500 # desk \u2192 mia: I asked.",
+        "* 4 messages followed.",
+    ])  # fmt: skip
+    assert await offline("impact", str(seq), "--db", told.db) == live.out
+    value = json.loads(await offline("impact", str(seq), "--json", "--db", told.db))
+    assert value["message"]["seq"] == seq
+    assert [it["agent_id"] for it in value["reactions"]] == ["desk"]
+    assert [it["message"]["content"] for it in value["followers"]] == ["Refund 40 EUR?", "I asked."]
+
+
+async def test_what_nobody_said_is_unknown(told: Run) -> None:
+    for name in ("why", "impact"):
+        assert "There is no message 9999" in (await run(name, "9999", code=1)).err
+        with pytest.raises(UnknownMessage, match="There is no message 9999"):
+            await offline(name, "9999", "--db", told.db)
+
+
+async def test_the_exported_log_has_lost_nothing(told: Run, tmp_path: Path) -> None:
+    live = await run("export")
+    assert live.out == await offline("export", "--db", told.db)
+    (tmp_path / "run.jsonl").write_text(live.out, encoding="utf-8")
+    head, rows = read_lines(live.out.splitlines(keepends=True), "run")
+    found = list(rows)
+    assert (head, found) == read_log(told.db) == read_log(tmp_path / "run.jsonl")
+    assert any(row.label == "finished" for row in found)
+
+
+async def test_a_file_at_rest_is_read_as_it_is_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    async def talk(network: Network, people: dict[str, Person]) -> None:
+        await people["mia"].client.send("agent:desk", {"n": [1.0, 1e5]})
+        await people["mia"].hear()
+
+    db = tmp_path / "deep" / "log.db"
+    db.parent.mkdir()
+    await record(db, [make_runner("desk", lambda request: say("noted"))], talk)
+    before = {path.name: path.stat().st_size for path in db.parent.iterdir()}
+    _, found = read_log(db)
+    assert {path.name: path.stat().st_size for path in db.parent.iterdir()} == before
+    ledger = SQLiteLedger(db, new_epoch=lambda: "new")
+    await ledger.open()
+    rows = await ledger.rows(0, 10_000)
+    await ledger.close()
+    assert [decode_row(encode_row(row)) for row in rows] == rows == found
+
+
+def test_a_row_whose_json_spans_lines_is_one_line() -> None:
+    row = Row(seq=1, at=2, type="record", actor="desk", key="r:1", stream="r", label="x", data=b'{\n"a":\r\n1.10}')
+    line = encode_row(row)
+    assert b"\n" not in line
+    assert b"\r" not in line
+    assert decode_row(line) == row
+
+
+async def test_a_transcript_keeps_what_was_said_in_its_place(told: Run) -> None:
+    done = await run("export", "--format", "markdown")
+    assert "\x1b" not in done.out
+    assert "\u202e" not in done.out
+    assert "<script>" not in done.out
+    assert "> \\# head" in done.lines
+    assert not any(line.startswith(("# head", "99:99")) for line in done.lines)
+    assert "**desk** to mia, " in done.out
+    assert await offline("export", "--format", "markdown", "--db", told.db) == done.out
+
+
+async def test_a_sequence_diagram_keeps_what_was_said_in_its_place(told: Run) -> None:
+    lines = (await offline("export", "--format", "mermaid", "--db", told.db)).splitlines()
+    assert lines[0] == "sequenceDiagram"
+    assert all(
+        re.fullmatch(r" {4}(participant p\d+ as \S+|p\d+-?->>p\d+: [^;#\n]*([#]\d+;[^;#\n]*)*)", it) for it in lines[1:]
+    )
+    assert "You get 40 EUR." in lines[-1]
+
+
+async def test_parts_can_be_exported(told: Run) -> None:
+    thread = await run("export", "--format", "markdown", "--thread", "direct:desk~finance")
+    assert "Approved" in thread.out
+    assert "Refund order 12" not in thread.out
+    root = str(told.seqs["Refund order 12"])
+    where = ("--db", told.db)
+    live = await run("export", "--format", "mermaid", "--root", root)
+    followed = await offline("export", "--format", "mermaid", "--root", root, *where)
+    assert live.out == followed
+    assert "You get 40 EUR" in followed
+    assert "head" not in followed
+    some = await offline("export", "--from", root, "--to", str(told.seqs["Approved."]), *where)
+    seqs = [json.loads(line)["seq"] for line in some.splitlines()[1:]]
+    assert (seqs[0], seqs[-1]) == (int(root), told.seqs["Approved."])
+    rows = [json.loads(line) for line in (await offline("export", "--root", root, *where)).splitlines()]
+    assert rows[0]["is_excerpt"] is True
+    assert {it["type"] for it in rows[1:]} == {"message", "record"}
+    assert EVIL not in [it["data"].get("content") for it in rows[1:]]
+
+
+async def test_a_part_of_a_log_is_not_replayed(told: Run, tmp_path: Path) -> None:
+    await offline("export", "--from", "3", "-o", tmp_path / "part.jsonl", "--db", told.db)
+    (tmp_path / "desk.yaml").write_text("id: desk\ninstruction: x\nmodel: {rules: []}\n", encoding="utf-8")
+    with pytest.raises(LedgerError, match="a replay needs all of it"):
+        await offline("replay", tmp_path / "part.jsonl", tmp_path / "desk.yaml")
+
+
+async def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("hello\n", encoding="utf-8")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(LedgerError, match="is no export of a ledger"):
+        await offline("why", "1", "--db", tmp_path / "other.txt")
+    with pytest.raises(LedgerError, match="neither a node's database nor an export"):
+        await offline("why", "1", "--db", tmp_path / "binary")
+
+
+async def test_a_replay_needs_agents(told: Run) -> None:
+    assert "give their files" in (await run("replay", told.db, code=2)).err
+    with pytest.raises(ConfigError, match="gives no runners"):
+        await offline("replay", told.db, "--agents", "nothing:here")
+
+
+async def test_a_long_way_up_is_read_page_by_page_as_far_as_it_may_be_seen() -> None:
+    async with Network.open(limits=Limits(max_result_bytes=3000)) as network:
+        mia, ann, bob = [await network.join(name) for name in ("mia", "ann", "bob")]
+        hidden = await mia.send_text("ann", "between us")
+        last = await ann.send_text("bob", "x" * 400, cause=hidden.seq)
+        for _ in range(10):
+            last = await bob.send_text("ann", "y" * 400, cause=last.seq)
+            last = await ann.send_text("bob", "x" * 400, cause=last.seq)
+        boss = await network.join("boss", kind="human")
+        assert len(await explain(LiveSource(boss), last.seq)) == 22
+        seen = await explain(LiveSource(bob), last.seq)
+        assert len(seen) == 21
+        assert describe_steps(seen)[-1] == f"    What it followed from, up to #{hidden.seq}, may not be seen."
+        assert len(await LiveSource(boss).following(hidden.seq)) == 21

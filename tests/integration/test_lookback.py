@@ -1,0 +1,127 @@
+"""What an agent finds when it looks back inside of a reaction: what its prompt may hold, however it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+from roundelay.agents.lookback import read_history, why
+from roundelay.agents.models.model import ModelRequest, ToolMessage
+from roundelay.agents.models.scripted import Answer, call, say, send
+from roundelay.agents.tools import Tool, ToolContext, tool
+from roundelay.app import Network
+from roundelay.network.errors import RoundelayError
+from tests.support.agents import Person, make_runner, running
+
+CANARY = "CANARY-91"
+
+
+def looks_back(*calls: Any) -> Any:
+    """A model that makes these calls when it is asked by mia, and gives their results as its answer."""
+
+    def script(request: ModelRequest) -> Answer:
+        results = [it.content for it in request.messages if isinstance(it, ToolMessage)]
+        if results:
+            return say("\n---\n".join(results))
+        return list(calls) if "please look" in str(request.messages[1].content) else say("noted")
+
+    return script
+
+
+async def look(
+    calls: Sequence[Any], tools: Sequence[Tool], visibility: Literal["people", "strict", "all", "current"] = "people"
+) -> str:
+    """Let bob tell a helper the canary, and mia ask the same helper; gives what mia hears."""
+    async with Network.open() as network:
+        bob, mia = await Person.join(network, "bob"), await Person.join(network, "mia")
+        helper = make_runner("helper", looks_back(*calls), tools=tools, visibility=visibility)
+        async with running(network, helper):
+            await bob.ask("helper", CANARY)
+            await mia.client.broadcast("good morning")
+            await mia.hear()
+            return (await mia.ask("helper", "please look")).text
+
+
+async def test_a_thread_of_somebody_else_is_no_history() -> None:
+    heard = await look([call("read_history", thread_id="direct:bob~helper")], [read_history])
+    assert CANARY not in heard
+    assert "unknown_message" in heard or "Nothing was said there" in heard
+
+
+async def test_its_own_thread_is() -> None:
+    heard = await look([call("read_history", thread_id="direct:helper~mia")], [read_history])
+    assert "mia to helper: please look" in heard
+
+
+async def test_visibility_all_sees_all() -> None:
+    heard = await look([call("read_history", thread_id="direct:bob~helper")], [read_history], "all")
+    assert CANARY in heard
+
+
+async def test_visibility_current_sees_the_incoming_thread_only() -> None:
+    calls = [call("read_history", thread_id="broadcast"), call("read_history", thread_id="direct:helper~mia")]
+    heard = await look(calls, [read_history], "current")
+    assert "good morning" not in heard
+    assert "please look" in heard
+
+
+async def test_a_tool_cannot_ask_for_another_view_than_its_reactions() -> None:
+    @tool
+    async def snoop(context: ToolContext) -> str:
+        """Read what is none of its business."""
+        found = []
+        for op, args in (
+            ("network.history", {"thread_id": "direct:bob~helper"}),
+            ("network.history", {"thread_id": "direct:bob~helper", "trigger": 5, "visibility": "all"}),
+            ("network.why", {"seq": 5, "trigger": 5}),
+            ("network.impact", {"seq": 5, "trigger": 5}),
+            ("network.window", {"trigger": 5, "threads": ["direct:bob~helper"]}),
+            ("network.list_threads", {}),
+            ("network.message_status", {"seq": 5}),
+            ("network.records", {"reaction": "any"}),
+        ):
+            try:
+                found.append(f"{op}: {await context.client.call(op, args)}")
+            except RoundelayError as error:
+                found.append(f"{op}: {error.code}")
+        return "\n".join(found)
+
+    heard = await look([call("snoop")], [snoop])
+    assert CANARY not in heard
+    assert "direct:bob" not in heard
+    assert "network.records: forbidden" in heard
+    assert "network.list_threads: forbidden" in heard
+
+
+async def test_why_tells_the_way_back_to_the_root() -> None:
+    def works(request: ModelRequest) -> Answer:
+        return say("done") if _results(request) else send("helper", "the part is ready")
+
+    def helps(request: ModelRequest) -> Answer:
+        results = _results(request)
+        if "the part is ready" in str(request.messages[1].content).partition("<incoming_message")[2]:
+            return send("mia", results[0]) if len(results) == 1 else say("told") if results else call("why")
+        return say("asked") if results else send("worker", "do your part")
+
+    async with Network.open() as network:
+        mia = await Person.join(network, "mia")
+        async with running(network, make_runner("helper", helps, tools=[why]), make_runner("worker", works)):
+            await mia.client.send_text("helper", "order 12 please")
+            heard = [(await mia.hear()).text for _ in range(2)]
+    assert heard[1].splitlines() == [
+        "The incoming message: worker to helper: the part is ready",
+        "It followed from: helper to worker: do your part",
+        "It followed from: mia to helper: order 12 please",
+    ]
+
+
+def _results(request: ModelRequest) -> list[str]:
+    return [it.content for it in request.messages if isinstance(it, ToolMessage)]
+
+
+def test_the_tools_say_what_they_are_for() -> None:
+    assert {why.name, read_history.name} == {"why", "read_history"}
+    with pytest.raises(RoundelayError):
+        read_history.parse("{}")

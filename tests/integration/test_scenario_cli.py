@@ -1,0 +1,161 @@
+"""`roundelay scenario run`: what it prints and leaves, its exit codes, and the same scenario against a network that is up."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from roundelay.app import serve
+from roundelay.network.config import NodeConfig
+from roundelay.scenario import run_live_scenario
+from roundelay.scenario_file import load_scenario
+from roundelay.scenario_report import describe_result
+
+SCENARIO = """\
+scenario: A desk answers
+agents:
+  desk:
+    script:
+      - when: {from: mia}
+        do: [{tool: ask, args: {agent_ids: [finance], text: '{{ text }}', timeout_s: 60}}]
+      - when: {after: ask}
+        do: [{send: {to: mia, text: '{{ result }}'}}, {finish: answered}]
+  finance:
+    script:
+      - when: {from: desk}
+        do: [{say: '40 EUR'}]
+people: [mia]
+threads:
+  pay: {members: [mia, finance]}
+steps:
+  - {as: mia, to: desk, send: refund}
+  - wait: {message: {from: desk, to: mia}}
+  - wait: idle
+expect:
+  - message: {from: desk, to: mia, contains: 40 EUR, count: 1}
+  - order: [mia -> desk, desk -> finance, finance -> desk, desk -> mia]
+  - tool: {agent: desk, name: ask, ok: true}
+  - caused_by: {message: {from: finance}, root: mia}
+  - reaction: {agent: finance, status: finished}
+  - mod: {op: channels.members, args: {name: pay}, contains: {members: [finance, mia]}}
+  - never_in_prompt: {agent: finance, text: nobody said this}
+  - no_dead_letters: true
+"""
+
+
+def write(tmp_path: Path, text: str = SCENARIO) -> Path:
+    path = tmp_path / "desk.scenario.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "roundelay", "scenario", "run", *arguments]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_what_passes_is_a_line_and_exits_with_0(tmp_path: Path) -> None:
+    write(tmp_path)
+    done = run(tmp_path, "desk.scenario.yaml", "--junit", "report.xml", "--ledger", "ledger.jsonl")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"PASS  A desk answers  \(seed 0, 4 messages in .* s, took .* s\)\n", done.stdout)
+    suites = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert [suite.attrib["failures"] for suite in suites] == ["0"]
+    assert json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])["type"] == "registered"
+
+
+def test_what_fails_shows_where_and_why_and_how_to_run_it_again(tmp_path: Path) -> None:
+    write(tmp_path, SCENARIO.replace("contains: 40 EUR", "contains: 45 EUR"))
+    done = run(tmp_path, "desk.scenario.yaml", "--seed", "5", "--junit", "report.xml")
+    assert done.returncode == 1
+    for told in (
+        "FAIL  A desk answers  (seed 5",
+        'desk.scenario.yaml:21: expect message: {from: "desk", to: "mia", contains: "45 EUR", count: 1}',
+        "nearest: #",
+        "came about:\n",
+        "What was said:\n",
+        "mia -> desk: refund",
+        "Again: roundelay scenario run desk.scenario.yaml --seed 5\n",
+    ):
+        assert told in done.stdout
+    [suite] = ElementTree.parse(tmp_path / "report.xml").getroot()
+    failure = suite.find("testcase/failure")
+    assert failure is not None
+    assert failure.attrib["message"].startswith("desk.scenario.yaml:21: expect message")
+    again = re.findall(r"Again: roundelay scenario run (.*)", done.stdout)[0]
+    assert run(tmp_path, *again.split()).returncode == 1
+
+
+def test_many_seeds_are_one_answer_and_json_tells_each(tmp_path: Path) -> None:
+    write(tmp_path)
+    done = run(tmp_path, "desk.scenario.yaml", "--seeds", "5", "--seed", "10")
+    assert done.returncode == 0
+    assert "5 of 5 seeds passed" in done.stdout
+    told: dict[str, Any] = json.loads(run(tmp_path, "desk.scenario.yaml", "--seeds", "3", "--json").stdout)
+    assert told["passed"]
+    assert [it["seed"] for it in told["runs"]] == [0, 1, 2]
+    write(tmp_path, SCENARIO.replace("contains: 40 EUR", "contains: 45 EUR"))
+    failed: dict[str, Any] = json.loads(run(tmp_path, "desk.scenario.yaml", "--json").stdout)
+    [only] = failed["runs"]
+    assert (failed["passed"], only["failures"][0]["line"], len(only["transcript"])) == (False, 21, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (SCENARIO.replace("people:", "poeple:"), (), 'desk.scenario.yaml:13: unknown key "poeple"; did you mean "people"?'),
+        (SCENARIO, ("--live", "ws://127.0.0.1:1/", "--seed", "1"), "without a seed"),
+        (SCENARIO, ("--live", "ws://127.0.0.1:1/", "--update-tapes"), "leave --live out"),
+        (SCENARIO.replace("scenario: A", "agents: {}\nscenario: A"), (), "the key"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_exits_with_2(tmp_path: Path, text: str, arguments: tuple[str, ...], said: str) -> None:
+    write(tmp_path, text)
+    done = run(tmp_path, "desk.scenario.yaml", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_no_network_there_exits_with_3(tmp_path: Path) -> None:
+    write(tmp_path)
+    done = run(tmp_path, "desk.scenario.yaml", "--live", "ws://127.0.0.1:1/")
+    assert done.returncode == 3
+    assert "127.0.0.1:1" in done.stderr
+
+
+async def test_the_same_scenario_runs_against_a_network_that_is_up(tmp_path: Path) -> None:
+    scenario = load_scenario(write(tmp_path))
+    async with serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node:
+        first = await run_live_scenario(scenario, node.url, token=node.owner_token)
+        assert first.passed, describe_result(first)
+        assert f"--live {node.url}" in describe_result(first) or first.passed
+        second = await run_live_scenario(scenario, node.url, token=node.owner_token)  # only what is new is judged
+        assert second.passed, describe_result(second)
+        assert len(second.record.messages) == 4
+        broken = load_scenario(write(tmp_path, SCENARIO.replace("contains: 40 EUR", "contains: 45 EUR")))
+        failed = await run_live_scenario(broken, node.url, token=node.owner_token)
+        assert not failed.passed
+        assert f"Again: roundelay scenario run {scenario.path} --live {node.url}" in describe_result(failed)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  - wait: idle", "  - kill: hub", "hub does not run here"),
+        ("  - wait: idle", "  - disconnect: mia", "in a simulation only"),
+        ("people: [mia]", "people: [mia]\nfaults: {drops: 1}", "faults need a simulation"),
+    ],
+)
+async def test_what_needs_a_simulation_is_refused_live(tmp_path: Path, old: str, new: str, said: str) -> None:
+    scenario = load_scenario(write(tmp_path, SCENARIO.replace(old, new)))
+    async with serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node:
+        result = await run_live_scenario(scenario, node.url, token=node.owner_token)
+    assert result.failure is not None
+    assert said in result.failure.reason

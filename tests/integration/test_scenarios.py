@@ -1,0 +1,344 @@
+"""Scenarios: what each step does to a network, and that each expectation holds when it should, and fails when it should not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.models.scripted import ScriptedModel, finish, send
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.network.errors import ConfigError
+from roundelay.scenario import ScenarioResult, run_scenario
+from roundelay.scenario_file import make_scenario
+from roundelay.scenario_report import describe_result, list_failures
+
+DESK = [
+    {"when": {"from": "mia", "contains": "refund"}, "do": [{"send": {"to": "finance", "text": "refund: {{ text }}"}}, {"finish": "asked"}]},
+    {"when": {"from": "finance"}, "do": [{"send": {"to": "mia", "text": "{{ text }}"}}, {"finish": "done"}]},
+    {"when": {"from": "mia", "contains": "count"}, "do": [{"tool": "channels_list"}, {"tool": "channels_members", "args": {"name": "pay"}}]},
+]  # fmt: skip
+FINANCE = [{"when": {"from": "desk"}, "do": [{"send": {"to": "desk", "text": "Approved, 40 EUR"}}, {"finish": "done"}]}]
+REFUND = {"as": "mia", "to": "desk", "send": "refund order 12"}
+
+
+def run(
+    *expected: Any, steps: list[Any] | None = None, seed: int = 7, path: Path = Path("it.yaml"), **head: Any
+) -> ScenarioResult:
+    plain = {
+        "scenario": "under test",
+        "agents": {"desk": {"script": DESK}, "finance": {"script": FINANCE}},
+        "people": ["mia", "boss"],
+        "threads": {"pay": {"members": ["boss", "finance"]}},
+        "steps": steps if steps is not None else [REFUND, {"wait": "idle"}],
+        "expect": list(expected) or [{"no_dead_letters": True}],
+        **head,
+    }
+    return run_scenario(make_scenario(plain, path), seed=seed)
+
+
+def texts(result: ScenarioResult) -> list[str]:
+    return [f"{it.sender_id} -> {it.to.removeprefix('agent:')}: {it.text}" for it in result.record.messages]
+
+
+def failure_of(result: ScenarioResult) -> str:
+    assert result.failure is not None
+    return f"{result.failure.step}: {result.failure.reason}"
+
+
+# --- steps
+
+
+def test_variables_and_saved_messages_go_into_texts() -> None:
+    steps = [
+        {"set": {"order": 12, "things": ["tea", "milk"]}},
+        {"as": "mia", "to": "boss", "send": "{{ greeting }}, order {{ order }} of {{ things | join(' and ') }}", "save": "first"},
+        {"as": "boss", "reply_to": "first", "send": "you said: {{ first.text }}"},
+        {"as": "mia", "to": "boss", "send": {"order": "{{ order }}"}},
+        {"wait": "idle"},
+    ]  # fmt: skip
+    result = run(steps=steps, vars={"greeting": "Hello"})
+    assert texts(result) == [
+        "mia -> boss: Hello, order 12 of tea and milk",
+        "boss -> mia: you said: Hello, order 12 of tea and milk",
+        'mia -> boss: {"order":"12"}',
+    ]
+    assert result.record.messages[1].reply_to == result.record.messages[0].seq
+
+
+def test_steps_repeat_and_run_beside_each_other() -> None:
+    inner = [{"as": "{{ who }}", "to": "boss", "send": "{{ who }} {{ n }}"}, {"wait": "10s"}]
+    steps = [
+        {"repeat": {"each": ["mia"], "var": "who", "steps": [{"repeat": {"times": 3, "var": "n", "steps": inner}}]}},
+        {"parallel": [[{"wait": "2s"}, {"as": "boss", "to": "mia", "send": "late"}], {"as": "mia", "to": "boss", "send": "early"}]},
+        {"wait": "idle"},
+    ]  # fmt: skip
+    result = run(steps=steps)
+    assert texts(result) == [
+        "mia -> boss: mia 1", "mia -> boss: mia 2", "mia -> boss: mia 3", "mia -> boss: early", "boss -> mia: late",
+    ]  # fmt: skip
+    assert result.record.ended_at - result.record.began_at >= 32_000
+    assert result.took_s < 10
+
+
+def test_a_killed_agent_does_nothing_until_it_is_restarted() -> None:
+    steps = [
+        {"kill": "finance"},
+        REFUND,
+        {"wait": "idle"},
+        {"set": {"then": "x"}},
+        {"wait": "30s"},
+        {"restart": "finance"},
+        {"wait": "idle"},
+    ]
+    result = run({"message": {"from": "desk", "to": "mia", "count": 1}}, {"within": {"at_most": "29s", "message": {"from": "finance"}}}, steps=steps)  # fmt: skip
+    assert [verdict.holds for verdict in result.verdicts] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "step", [{"restart": "hub"}, {"disconnect": "desk"}, {"restart": "desk"}, {"disconnect": "mia"}]
+)
+def test_nothing_is_lost_or_doubled_when_something_comes_back(step: Any) -> None:
+    for seed in range(5):
+        steps = [REFUND, {"wait": {"message": {"from": "desk", "to": "finance"}}}, step, {"wait": "idle"}]
+        result = run({"message": {"from": "desk", "to": "mia", "count": 1}}, steps=steps, seed=seed)
+        assert result.passed, describe_result(result)
+
+
+def test_a_killed_hub_takes_nothing_until_it_is_back() -> None:
+    steps = [REFUND, {"wait": "20ms"}, {"kill": "hub"}, {"wait": "60s"}, {"restart": "hub"}, {"wait": "idle"}]
+    result = run({"message": {"from": "desk", "to": "mia", "count": 1}}, steps=steps)
+    assert result.passed, describe_result(result)
+    assert result.record.messages[-1].sent_at - result.record.messages[0].sent_at > 50_000
+
+
+def test_participants_and_members_come_and_go() -> None:
+    steps = [
+        {"as": "boss", "in": "pay", "send": "before"},
+        {"join": {"who": "mia", "thread": "pay"}},
+        {"as": "mia", "in": "pay", "send": "hello"},
+        {"leave": {"who": "mia", "thread": "pay"}},
+        {"as": "mia", "in": "pay", "send": "still here?", "refused": "forbidden"},
+        {"leave": "boss"},
+        {"join": "late"},
+        {"wait": "idle"},
+        {"join": "boss"},
+        {"as": "boss", "in": "pay", "send": "back"},
+        {"wait": "idle"},
+    ]
+    agents = {"late": {"script": [], "starts": False}, "finance": {"script": FINANCE}}
+    threads = {"pay": {"members": ["boss", "finance", "late"]}}
+    result = run({"thread": {"id": "pay", "members": ["boss", "finance", "late"]}}, steps=steps, agents=agents, threads=threads)  # fmt: skip
+    assert result.passed, describe_result(result)
+    assert texts(result) == ["boss -> channel:pay: before", "mia -> channel:pay: hello", "boss -> channel:pay: back"]
+
+
+def test_operations_are_called_and_their_values_kept() -> None:
+    steps = [
+        {"as": "mia", "call": "channels.create", "args": {"name": "tea"}, "save": "made"},
+        {"as": "mia", "to": "channel:tea", "send": "in {{ made.channel }}"},
+        {"as": "boss", "call": "channels.set_topic", "args": {"name": "nowhere", "topic": "x"}, "refused": "unknown_recipient"},
+    ]  # fmt: skip
+    assert texts(run(steps=steps)) == ["mia -> channel:tea: in tea"]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ({"as": "mia", "in": "pay", "send": "x"}, "forbidden"),
+        ({"as": "mia", "to": "boss", "send": "{{ nothing }}"}, "nothing"),
+        ({"as": "mia", "to": "boss", "send": "x", "refused": "forbidden"}, "was to be refused with forbidden"),
+        ({"as": "mia", "reply_to": "nothing", "send": "x"}, "no step has saved a message"),
+        ({"wait": {"message": {"from": "boss"}, "at_most": "5s"}}, "no such message came within 5 s"),
+        ({"parallel": [{"wait": "1s"}, {"as": "mia", "in": "pay", "send": "x"}]}, "forbidden"),
+        ({"as": "finance", "to": "mia", "send": "x"}, "finance is not there"),
+    ],
+)
+def test_a_step_that_cannot_be_done_ends_the_run_and_is_named(step: Any, said: str) -> None:
+    result = run(steps=[{"kill": "finance"}, step, {"as": "mia", "to": "boss", "send": "never"}])
+    assert not result.passed
+    assert said in failure_of(result)
+    assert "never" not in "".join(texts(result))
+    [failure] = list_failures(result)
+    assert failure.what.startswith("step ")
+
+
+def test_agents_that_never_come_to_rest_are_named() -> None:
+    ping = [
+        {"when": {}, "do": [{"send": {"to": "{{ 'b' if agent_id == 'a' else 'a' }}", "text": "ping"}}, {"finish": "x"}]}
+    ]
+    agents = {"a": {"script": ping}, "b": {"script": ping}}
+    steps = [{"as": "mia", "to": "a", "send": "go"}, {"wait": {"until": "idle", "at_most": "3s"}}]
+    limits = {"hops": 100_000, "messages": 100_000}
+    result = run(steps=steps, agents=agents, threads={}, limits=limits)
+    assert "it was not idle within 3 s" in failure_of(result)
+
+
+def test_an_agent_of_ones_own_takes_the_place_of_a_scripted_one() -> None:
+    def make() -> SimpleAgentRunner:
+        model = ScriptedModel(lambda request: [send("desk", "Denied"), finish()])
+        return SimpleAgentRunner("finance", instruction="x", model=model)
+
+    plain = {
+        "scenario": "x", "agents": {"desk": {"script": DESK}, "finance": {"script": FINANCE}}, "people": ["mia"],
+        "steps": [REFUND, {"wait": "idle"}], "expect": [{"message": {"to": "mia", "contains": "Denied"}}],
+    }  # fmt: skip
+    assert not run_scenario(make_scenario(plain)).passed
+    assert run_scenario(make_scenario(plain), agents={"finance": make}).passed
+
+
+def test_the_machines_clock_gives_the_same_conversation() -> None:
+    result = run({"order": ["mia -> desk", "desk -> finance", "finance -> desk", "desk -> mia"]}, clock="real")
+    assert result.passed, describe_result(result)
+
+
+# --- expectations
+
+HOLD_AND_FAIL: list[tuple[Any, Any, str]] = [
+    ({"message": {"from": "desk", "to": "mia", "contains": "40 eur", "count": 1}}, {"message": {"from": "desk", "to": "mia", "contains": "45 EUR"}}, "nearest: #"),
+    ({"message": {"from": "desk", "count": {"at_least": 2, "at_most": 2}}}, {"message": {"from": "desk", "count": 1}}, "2 times, expected 1"),
+    ({"message": {"in": "direct:desk~mia", "count": 2}}, {"message": {"in": "pay"}}, "not once"),
+    ({"message": {"regex": r"\d+ EUR$"}}, {"message": {"regex": "^EUR"}}, "not once"),
+    ({"never": {"from": "boss"}}, {"never": {"from": "desk", "to": "mia"}}, "these: #"),
+    ({"count": {"exactly": 4}}, {"count": {"from": "desk", "at_least": 3}}, "2 times"),
+    ({"count": {"of": "reactions", "agent": "desk", "exactly": 2}}, {"count": {"of": "reactions", "at_most": 2}}, "3 reactions"),
+    ({"count": {"of": "tool_calls", "exactly": 3}}, {"count": {"of": "turns", "exactly": 99}}, "turns, expected 99"),
+    ({"order": ["mia -> desk", "desk -> finance: refund order", "desk -> mia: 40"]}, {"order": ["desk -> mia", "mia -> desk"]}, 'no "mia -> desk" (number 2)'),
+    ({"within": {"at_most": "5s", "message": {"from": "finance"}, "after": {"from": "mia"}}}, {"within": {"at_most": "1ms", "message": {"from": "finance"}}}, "it took"),
+    ({"within": {"at_most": "1m", "message": {"to": "mia"}}}, {"within": {"at_most": "1m", "message": {"from": "boss"}}}, "it never came"),
+    ({"thread": {"id": "pay", "members": ["finance", "boss"]}}, {"thread": {"id": "pay", "members": ["boss", "mia"]}}, "finance too much; mia missing"),
+    ({"tool": {"agent": "desk", "name": "send_text_message", "with": {"target_agent_id": "mia"}, "ok": True, "count": 1}}, {"tool": {"name": "send_text_message", "with": {"text": "45"}}}, "nearest: desk: send_text_message"),
+    ({"tool": {"name": "channels_list", "count": 0}}, {"tool": {"name": "channels_list"}}, "not once"),
+    ({"prompt": {"agent": "finance", "contains": "refund order 12"}}, {"prompt": {"agent": "finance", "contains": "40 EUR"}}, "no such prompt holds it"),
+    ({"prompt": {"contains": "refund", "when": {"from": "desk"}}}, {"prompt": {"contains": "refund", "when": {"from": "boss"}}}, "read by desk at #"),
+    ({"never_in_prompt": {"agent": "finance", "text": "Approved"}}, {"never_in_prompt": {"agent": "desk", "text": "Approved"}}, "read by desk at #"),
+    ({"caused_by": {"message": {"from": "desk", "to": "mia"}, "root": "mia"}}, {"caused_by": {"message": {"from": "finance"}, "root": "boss"}}, "goes back to #"),
+    ({"caused_by": {"message": {"from": "finance"}, "root": {"contains": "refund"}}}, {"caused_by": {"message": {"from": "boss"}, "root": "mia"}}, "there is no such message"),
+    ({"cost": {"tokens": {"at_most": 5000}, "model_calls": {"exactly": 3}}}, {"cost": {"agent": "desk", "tokens": {"at_most": 10}}}, "tokens, expected at most 10"),
+    ({"hops": {"at_most": 3}}, {"hops": {"at_most": 2}}, "the longest chain has 3 hops"),
+    ({"reaction": {"agent": "desk", "status": "finished", "count": 2}}, {"reaction": {"agent": "desk", "status": "failed"}}, "finished (asked)"),
+    ({"reaction": {"agent": "finance", "reason": "done"}}, {"reaction": {"agent": "finance", "reason": "tired"}}, "not once"),
+    ({"mod": {"op": "channels.members", "args": {"name": "pay"}, "contains": {"members": ["boss"]}}}, {"mod": {"op": "channels.members", "args": {"name": "pay"}, "contains": {"members": ["mia"]}}}, '"boss"'),
+    ({"mod": {"op": "network.info", "as": "mia", "contains": {"name": "round"}}}, {"mod": {"op": "network.info", "equals": {}}}, "it gives"),
+]  # fmt: skip
+
+
+def test_every_kind_of_expectation_is_tried_below() -> None:
+    from roundelay.scenario_spec import Expectation
+
+    assert {next(iter(holds)) for holds, _, _ in HOLD_AND_FAIL} == set(Expectation.model_fields) - {"no_dead_letters"}
+
+
+@pytest.mark.parametrize(("holds", "fails", "said"), HOLD_AND_FAIL, ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")  # fmt: skip
+def test_an_expectation_holds_or_says_what_was_found(holds: Any, fails: Any, said: str) -> None:
+    result = run(holds, fails)
+    good, bad = result.verdicts
+    assert good.holds, good.found
+    assert not bad.holds
+    assert said in bad.found
+    told = describe_result(result)
+    assert said in told
+    assert "Again: roundelay scenario run it.yaml --seed 7" in told
+    assert "desk -> mia: Approved, 40 EUR" in told
+
+
+def test_a_dead_letter_fails_and_is_shown() -> None:
+    def make() -> SimpleAgentRunner:
+        class Broken(SimpleAgentRunner):
+            async def react(self, *args: Any) -> Any:
+                raise RuntimeError("out of order")
+
+        return Broken("finance", instruction="x", model=ScriptedModel(lambda request: None))
+
+    plain = {
+        "scenario": "x", "agents": {"finance": {"script": []}}, "people": ["mia"], "expect": [{"no_dead_letters": True}],
+        "steps": [{"as": "mia", "to": "finance", "send": "x"}, {"wait": "idle"}],
+    }  # fmt: skip
+    assert run_scenario(make_scenario(plain)).passed
+    result = run_scenario(make_scenario(plain), agents={"finance": make})
+    [verdict] = result.verdicts
+    assert not verdict.holds
+    assert "RuntimeError: out of order" in verdict.found
+
+
+def test_an_agent_that_breaks_down_fails_a_run_whose_expectations_hold() -> None:
+    def make() -> SimpleAgentRunner:
+        class Broken(SimpleAgentRunner):
+            async def _take(self, *args: Any) -> None:
+                raise RuntimeError("out of order")
+
+        return Broken("finance", instruction="x", model=ScriptedModel(lambda request: None))
+
+    plain = {
+        "scenario": "x", "agents": {"finance": {"script": []}}, "people": ["mia"], "expect": [{"message": {"from": "mia"}}],
+        "steps": [{"as": "mia", "to": "finance", "send": "x"}, {"wait": "2s"}],
+    }  # fmt: skip
+    result = run_scenario(make_scenario(plain), agents={"finance": make})
+    assert [verdict.holds for verdict in result.verdicts] == [True]
+    assert not result.passed
+    assert "the agent finance broke down: RuntimeError('out of order')" in describe_result(result)
+
+
+# --- models
+
+
+def write_agent(tmp_path: Path, model: str) -> Path:
+    (tmp_path / "finance.yaml").write_text(
+        f"id: finance\ninstruction: You approve.\nmodel:\n  {model}\n", encoding="utf-8"
+    )
+    return tmp_path / "it.scenario.yaml"
+
+
+def test_an_agent_file_gets_another_model_and_never_asks_a_real_one_unasked(tmp_path: Path) -> None:
+    path = write_agent(tmp_path, "openai: {name: gpt-4o-mini}")
+    steps = [REFUND, {"wait": "idle"}]
+    desk = {"script": DESK}
+    with pytest.raises(ConfigError, match=r"finance would ask a real model.*--real-models"):
+        run(steps=steps, path=path, agents={"desk": desk, "finance": {"file": "finance.yaml"}})
+    agents = {"desk": desk, "finance": {"file": "finance.yaml", "model": {"rules": FINANCE}}}
+    result = run(
+        {"message": {"from": "desk", "to": "mia", "contains": "40 EUR"}}, steps=steps, path=path, agents=agents
+    )
+    assert result.passed, describe_result(result)
+    with pytest.raises(ConfigError, match="does not exist"):
+        run(steps=steps, path=path, agents={"desk": desk, "finance": {"file": "nothing.yaml"}})
+    with pytest.raises(ConfigError, match='has no agent "other"; it has finance'):
+        run(steps=[{"wait": "idle"}], path=path, agents={"other": {"file": "finance.yaml"}}, threads={})
+
+
+def test_tapes_are_made_and_played_and_a_changed_prompt_is_noticed(tmp_path: Path) -> None:
+    path = write_agent(tmp_path, f"rules: {FINANCE}".replace("'", '"'))
+    agents = {"desk": {"script": DESK}, "finance": {"file": "finance.yaml", "model": {"replay": "tapes/finance.jsonl"}}}
+    plain = {
+        "scenario": "x", "agents": agents, "people": ["mia"], "steps": [REFUND, {"wait": "idle"}],
+        "expect": [{"message": {"from": "desk", "to": "mia", "contains": "40 EUR"}}],
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="cannot be read"):
+        run_scenario(make_scenario(plain, path))
+    taped = run_scenario(make_scenario(plain, path), updates_tapes=True)
+    assert taped.passed, describe_result(taped)
+    (tmp_path / "finance.yaml").write_text(
+        "id: finance\ninstruction: You approve.\nmodel:\n  rules: []\n", encoding="utf-8"
+    )
+    played = run_scenario(make_scenario(plain, path))
+    assert played.passed, describe_result(played)
+    changed = {**plain, "steps": [{**REFUND, "send": "refund order 13"}, {"wait": "idle"}]}
+    drifted = run_scenario(make_scenario(changed, path))
+    assert not drifted.passed
+    assert "refund order 13" in "".join(drifted.problems)
+
+
+def test_tokens_have_an_end() -> None:
+    result = run({"message": {"from": "mia"}}, limits={"tokens": 100})
+    assert not result.passed
+    assert "limits.tokens: the models used" in describe_result(result)
+    assert {"desk"} == {asked.agent_id for asked in result.record.asked if asked.reply is not None}
+
+
+def test_faults_of_a_scenario_are_done_and_told() -> None:
+    faults = {"drops": 2, "agent_kills": 2, "hub_restarts": 1, "model_failures": 0.2, "within": "3s", "away": "1s"}
+    result = run({"message": {"from": "desk", "to": "mia", "count": 1}}, faults=faults)
+    assert result.passed, describe_result(result)
+    assert len(result.faults) == 5
+    assert run(faults=faults).ledger == result.ledger

@@ -1,0 +1,191 @@
+"""Reactions for tests of what stands around the loop: the real driver and journal, a fake provider over the real SDK, records in memory.
+
+`Loop` is one reaction of an agent; `survives_kills` ends its process after each record in turn and resumes it, and shows that nothing differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from roundelay.agents.agent import Agent
+from roundelay.agents.driver import Driver
+from roundelay.agents.events import Event
+from roundelay.agents.journal import Journal, Started
+from roundelay.agents.models.model import Model
+from roundelay.agents.reaction import Reaction
+from roundelay.agents.steps import Finish
+from roundelay.agents.tools import ToolContext
+from roundelay.network.messages import DirectMessage
+from tests.support import fake_openai
+from tests.support.agents import Provider
+from tests.support.fake_openai import Reply
+
+T = TypeVar("T")
+Body = dict[str, Any]
+
+TRIGGER = DirectMessage(
+    seq=7, message_id="m7", sender_id="mia", sender_kind="human", to="agent:bob", thread_id="direct:bob~mia", root=7, hops=0,
+    sent_at=0, content="hello",
+)  # fmt: skip
+
+
+class Killed(Exception):
+    """Stands for the end of the process at this point."""
+
+
+@dataclass
+class Stored:
+    duplicate: bool
+
+
+@dataclass
+class Records:
+    """The hub's records of one reaction, by id; ``kill_after`` ends the process once so many were written."""
+
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
+    kill_after: int = 0
+    writes: int = 0
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> Stored:
+        await asyncio.sleep(0)
+        if self.killed.is_set():
+            await asyncio.Event().wait()
+        self.writes += 1
+        written = {"kind": kind, "body": json.loads(json.dumps(body))}
+        known = self.kept.setdefault(record_id, written)
+        assert known == written, "a record was repeated with another body"
+        if self.writes == self.kill_after:
+            self.killed.set()
+            await asyncio.Event().wait()  # nothing goes on, wherever in the reaction this is
+        return Stored(known is not written)
+
+    async def call(self, op: str, args: Mapping[str, object] | None = None, *, call_id: str | None = None) -> Any:
+        return {"records": list(self.kept.values())}
+
+    def bodies(self, kind: str) -> list[Body]:
+        return [it["body"] for it in self.kept.values() if it["kind"] == kind]
+
+
+@dataclass
+class Loop:
+    """One reaction of ``agent``; driven with records that are there already, it is resumed."""
+
+    agent: Agent
+    records: Records = field(default_factory=Records)
+    events: list[Event] = field(default_factory=list)
+
+    async def drive(self) -> Finish:
+        journal = Journal(self.records, "r1")
+        is_resumed = bool(self.records.kept)
+        recorded = await journal.load() if is_resumed else None
+        if not is_resumed:
+            started = Started(trigger=7, thread_id="direct:bob~mia", as_of=7, manifest=[7], config_hash="c1")
+            await self._until_killed(journal.record_started(started))
+        return await self._until_killed(self.make_driver(journal).run(recorded, config_hash="c1"))
+
+    async def _until_killed(self, work: Coroutine[Any, Any, T]) -> T:
+        task, death = asyncio.create_task(work), asyncio.create_task(self.records.killed.wait())
+        await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
+        death.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            raise Killed
+        return task.result()
+
+    def make_driver(self, journal: Journal) -> Driver:
+        reaction = Reaction(self.agent, prompt="<conversation/>", answers=True, threads=("direct:bob~mia",))
+        return Driver(reaction, journal=journal, make_context=make_context, on_event=self.events.append)
+
+
+def make_context(call_id: str, turn: int) -> ToolContext:
+    return ToolContext("bob", "r1", turn, call_id, TRIGGER, cast("Any", None))
+
+
+# --- the provider's side
+
+
+def use(*calls: tuple[str, Any], text: str | None = None, **options: Any) -> Reply:
+    """A reply with calls. Their ids are derived from the reply, so that a run can be compared with its repeat."""
+    named = [fake_openai.call(name, given, f"c{at}_{name}"[:40]) for at, (name, given) in enumerate(calls)]
+    return fake_openai.calls(named, text, **options)
+
+
+def by_turn(*replies: Reply | str) -> Callable[[Body], Reply]:
+    """A script with one reply for each turn, whoever asks; the last one stays."""
+
+    def answer(body: Body) -> Reply:
+        reply = replies[min(turn_of(body), len(replies)) - 1]
+        return fake_openai.text(reply) if isinstance(reply, str) else reply
+
+    return answer
+
+
+def turn_of(body: Body) -> int:
+    found = re.search(r"Turn (\d+) of", str(body["messages"][-1]["content"]))
+    assert found is not None, "the request does not say which turn it is"
+    return int(found[1])
+
+
+def tools_of(body: Body) -> list[str]:
+    return [it["function"]["name"] for it in body.get("tools") or []]
+
+
+def results_of(body: Body) -> list[str]:
+    """The results of calls in a request."""
+    return [it["content"] for it in body["messages"] if it["role"] == "tool"]
+
+
+def system_of(body: Body) -> str:
+    return str(body["messages"][0]["content"])
+
+
+# --- killed and resumed
+
+
+@dataclass
+class Whole:
+    """A reaction that nothing interrupted: its end, its records, the requests that the provider got."""
+
+    end: Finish
+    records: Records
+    requests: list[Body]
+
+
+def count_replies(records: Records) -> int:
+    return len(records.bodies("model_reply"))
+
+
+async def survives_kills(
+    provider: Provider, make: Callable[[Model], Agent], *, answered: Callable[[Records], int] = count_replies
+) -> Whole:
+    """Run a reaction, then again with its process killed after each record, and resumed by an agent made anew: nothing differs.
+
+    The end, what is recorded and each request are those of the run that nothing interrupted; no recorded reply is asked for again: records
+    stand for as many requests as ``answered`` says.
+    """
+    model = provider.model()
+    first = Loop(make(model))
+    whole = Whole(await first.drive(), first.records, list(provider.requests))
+    for last in range(1, first.records.writes + 1):
+        loop = Loop(make(model), Records(kill_after=last))
+        with pytest.raises(Killed):
+            await loop.drive()
+        loop.records.kill_after, loop.records.killed = 0, asyncio.Event()
+        replies = answered(loop.records)
+        before = len(provider.requests)
+        assert await Loop(make(model), loop.records).drive() == whole.end, f"killed after record {last}"
+        again = provider.requests[before:]
+        assert len(again) == len(whole.requests) - replies, "a recorded reply was asked for again"
+        for body in again:
+            assert body in whole.requests, f"killed after record {last}, another request is made"
+        assert loop.records.kept == whole.records.kept, f"killed after record {last}, other records are kept"
+    return whole

@@ -1,0 +1,50 @@
+"""Recorded runs, for tests: a network in this process that writes a ledger's file, and what is changed in one afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from roundelay.agents.runner import AgentRunner
+from roundelay.app import Network
+from roundelay.network.ledger import Row
+from roundelay.network.ledger_file import read_log
+from roundelay.recording import Recording
+from tests.support.agents import Person, running
+
+Talk = Callable[[Network, dict[str, Person]], Awaitable[None]]
+
+
+async def record(
+    path: Path, runners: Sequence[AgentRunner], talk: Talk, *, people: Sequence[str] = ("mia",), **options: Any
+) -> Recording:
+    """Run agents and people on a network of its own until the talk is over; gives what the file holds."""
+    async with Network.open(path, **options) as network:
+        persons = {name: await Person.join(network, name) for name in people}
+        async with running(network, *runners):
+            await talk(network, persons)
+    return Recording(*read_log(path))
+
+
+async def written(network: Network, predicate: Callable[[Row], bool]) -> Row:
+    """The first row of the log for which this holds, once it is there."""
+    seen = 0
+    while True:
+        for row in await network.hub.ledger.rows(seen, 500):
+            if predicate(row):
+                return row
+            seen = row.seq
+        await network.hub.wait_beyond(seen, 30)
+
+
+def edit(recording: Recording, change: Callable[[Row, dict[str, Any]], dict[str, Any] | None]) -> Recording:
+    """A recording with other bodies: ``change`` gives a row's new one, or None to leave it."""
+    rows = []
+    for row in recording.rows:
+        body = change(row, json.loads(row.data))
+        rows.append(row if body is None else msgspec.structs.replace(row, data=json.dumps(body).encode()))
+    return Recording(recording.head, rows)

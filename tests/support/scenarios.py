@@ -1,0 +1,65 @@
+"""The shipped scenarios run with many seeds, for tests of determinism: ``python -m tests.support.scenarios FIRST COUNT`` prints a digest of each ledger."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roundelay.network.config import load_yaml
+from roundelay.scenario import ScenarioResult, run_scenario
+from roundelay.scenario_file import Scenario, make_scenario
+
+FOLDER = Path(__file__).parents[2] / "examples" / "scenarios"
+SHIPPED = sorted(FOLDER.glob("*.scenario.yaml"))
+FAULTS = {"drops": 3, "agent_kills": 2, "hub_restarts": 1, "model_failures": 0.05, "within": "4s", "away": "1s"}
+
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """A scenario as plain values, to be changed."""
+    value = load_yaml(path).plain()
+    assert isinstance(value, dict)
+    return dict(value)
+
+
+def with_faults(path: Path) -> Scenario:
+    """A shipped scenario whose connections, agents and hub are lost now and then; only its ledger is looked at."""
+    plain = read_plain(path)
+    steps = [step for step in plain["steps"] if not {"kill", "restart"} & step.keys()]
+    return make_scenario({**plain, "faults": FAULTS, "limits": {}, "steps": _patient(steps)}, path)
+
+
+def _patient(steps: list[Any]) -> list[Any]:
+    """Nothing is waited for but that everything is done: a fault may make a message come late or not at all."""
+    kept: list[Any] = []
+    for step in steps:
+        if isinstance(step.get("wait"), Mapping) and "message" in step["wait"]:
+            kept.append({"wait": "2s"})
+        elif "repeat" in step:
+            kept.append({"repeat": {**step["repeat"], "steps": _patient(step["repeat"]["steps"])}})
+        else:
+            kept.append({"wait": {"until": "idle", "at_most": "1h"}} if step.get("wait") == "idle" else step)
+    return kept
+
+
+def digest(result: ScenarioResult) -> str:
+    return hashlib.sha256(result.ledger).hexdigest()
+
+
+def list_digests(first: int, count: int) -> Iterator[str]:
+    for path in SHIPPED:
+        calm, faulty = make_scenario(read_plain(path), path), with_faults(path)
+        for seed in range(first, first + count):
+            for kind, scenario in (("calm", calm), ("faults", faulty)):
+                result = run_scenario(scenario, seed=seed)
+                failure = f" {result.failure.step}: {result.failure.reason}" if result.failure is not None else ""
+                yield f"{path.name} {seed} {kind} {digest(result)} {len(result.record.messages)}{failure}"
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    for line in list_digests(int(sys.argv[1]), int(sys.argv[2])):
+        print(line, flush=True)

@@ -1,0 +1,264 @@
+"""Tapes and prints: a tape plays what was recorded, and says where and what when it is asked something else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.models.model import (
+    AssistantMessage,
+    ChatMessage,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from roundelay.agents.models.request_print import find_drift, print_request
+from roundelay.agents.models.tape import NamedModel, TapedTurn, TapeModel, read_tape, write_tape
+from roundelay.agents.team import build_runner, load_agents
+
+MODEL = NamedModel("small", {"temperature": 0.5})
+LOOK = ToolSpec("look", "Look at it", {"type": "object", "properties": {"what": {"type": "string"}}})
+SEND = ToolSpec("send", "Send it", {"type": "object"})
+
+
+def make_request(*more: ChatMessage, said: str = "one\ntwo\nthree", turn: int = 1, **options: Any) -> ModelRequest:
+    messages = (SystemMessage("You are kind."), UserMessage(said), *more)
+    fields: dict[str, Any] = {"tools": (LOOK, SEND), "agent_id": "desk", "reaction": "r1", "turn": turn, **options}
+    return ModelRequest(messages, **fields)
+
+
+def turn_of(call_id: str = "c1", result: str = "seen") -> tuple[ChatMessage, ...]:
+    return (
+        AssistantMessage(None, (ToolCall(call_id, "look", "{}"),)),
+        ToolMessage(call_id, result),
+        UserMessage("Turn 2"),
+    )
+
+
+# -- prints
+
+
+def test_the_same_request_has_no_drift() -> None:
+    request = make_request(*turn_of())
+    assert find_drift(print_request(MODEL, request), MODEL, request) is None
+
+
+def test_other_ids_of_calls_are_no_drift() -> None:
+    printed = print_request(MODEL, make_request(*turn_of("c1")))
+    assert find_drift(printed, MODEL, make_request(*turn_of("other"))) is None
+
+
+def test_for_whom_a_request_is_does_not_count() -> None:
+    printed = print_request(MODEL, make_request())
+    assert find_drift(printed, MODEL, make_request(reaction="r2", turn=7)) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [
+        (make_request(said="one\ntoo\nthree"), 'message 1 (user): line 2 is another; it says now: "too"'),
+        (make_request(said="one\nthree"), 'message 1 (user): a line missing after "one"'),
+        (make_request(said="two\nthree"), "message 1 (user): a line missing at the beginning"),
+        (make_request(said="one\ntwo\nthree\nfour"), 'message 1 (user): a line more at line 4: "four"'),
+        (make_request(said="two\none\nthree"), "message 1 (user): the same lines in another order; "),
+        (make_request(UserMessage("more")), 'message 2 (user) is new: "more"'),
+        (replace(make_request(), messages=[SystemMessage("You are kind.")]), "message 1 (user) is gone"),
+        (
+            replace(make_request(), messages=[UserMessage("one\ntwo\nthree"), SystemMessage("You are kind.")]),
+            "message 0 (user) stands in another place",
+        ),
+        (make_request(tools=(LOOK,)), 'the tool "send" is gone'),
+        (make_request(tools=(LOOK, SEND, replace(SEND, name="ask"))), 'the tool "ask" was added'),
+        (make_request(tools=(SEND, LOOK)), "the tools are in another order: send, look"),
+        (make_request(tools=(replace(LOOK, description="Look away"), SEND)), 'the tool "look" has another description'),
+        (make_request(tools=(replace(LOOK, parameters={"type": "object"}), SEND)), 'the tool "look" has another description'),
+        (make_request(tool_choice="required"), "the choice of tool was auto and is required now"),
+    ],
+)  # fmt: skip
+def test_a_drift_is_named(now: ModelRequest, named: str) -> None:
+    found = find_drift(print_request(MODEL, make_request()), MODEL, now)
+    assert found is not None
+    assert named in found
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [
+        (make_request(*turn_of(result="seen more")), 'message 3 (tool) is another; it says now: "seen more"'),
+        (make_request(*turn_of(), tools=(LOOK,)), "the tools are others; now they are: look"),
+        (make_request(*turn_of(), said="else"), 'message 1 (user) is another; it says now: "else"'),
+    ],
+)
+def test_a_drift_of_a_later_turn_is_named(now: ModelRequest, named: str) -> None:
+    found = find_drift(print_request(MODEL, make_request(*turn_of())), MODEL, now)
+    assert found is not None
+    assert named in found
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (NamedModel("large", {"temperature": 0.5}), 'the model was "small" and is "large" now'),
+        (NamedModel("small", {"temperature": 0.7}), 'the setting "temperature" of model "small" has another value'),
+        (NamedModel("small", {"temperature": 0.5, "seed": 1}), 'the setting "seed" of model "small" is new'),
+        (NamedModel("small"), 'the setting "temperature" of model "small" is gone'),
+    ],
+)
+def test_another_model_is_named_unless_any_will_do(model: NamedModel, named: str) -> None:
+    printed = print_request(MODEL, make_request())
+    assert find_drift(printed, model, make_request()) == named
+    assert find_drift(printed, model, make_request(), any_model=True) is None
+
+
+def test_a_print_is_small_and_says_nothing_of_what_was_said() -> None:
+    secret = "CANARY-91 " * 1000
+    printed = json.dumps(print_request(MODEL, make_request(said=secret)))
+    assert "CANARY" not in printed
+    assert len(printed) < 600
+
+
+# -- tapes
+
+
+def tape_of(*requests: ModelRequest) -> list[TapedTurn]:
+    """A tape with a reply for each request; the reply is named by its place."""
+    return [
+        TapedTurn.of(ModelReply(f"reply {n}"), run=it.reaction, turn=it.turn, request=print_request(MODEL, it))
+        for n, it in enumerate(requests)
+    ]
+
+
+async def ask(model: TapeModel, *requests: ModelRequest) -> list[str | None]:
+    return [(await model.complete(request)).text for request in requests]
+
+
+async def refused(model: TapeModel, request: ModelRequest) -> str:
+    with pytest.raises(ModelError) as caught:
+        await model.complete(request)
+    assert caught.value.reason == "misconfigured"
+    assert not caught.value.retryable
+    return str(caught.value)
+
+
+FIRST, SECOND = make_request(), make_request(*turn_of(), turn=2)
+
+
+async def test_a_tape_plays_its_turns_in_order() -> None:
+    model = TapeModel(tape_of(FIRST, SECOND))
+    assert await ask(model, FIRST, SECOND) == ["reply 0", "reply 1"]
+    assert (model.unplayed, model.problems) == (0, [])
+
+
+async def test_what_is_asked_again_gets_the_same_reply() -> None:
+    model = TapeModel(tape_of(FIRST, SECOND))
+    assert await ask(model, FIRST, FIRST, SECOND, SECOND) == ["reply 0", "reply 0", "reply 1", "reply 1"]
+
+
+async def test_reactions_are_told_apart_by_their_requests_whatever_their_ids_and_order() -> None:
+    other = make_request(said="else", reaction="r2")
+    model = TapeModel(tape_of(FIRST, SECOND, other))
+    asked = [replace(it, reaction=f"now {it.reaction}") for it in (other, FIRST, SECOND)]
+    assert await ask(model, *asked) == ["reply 2", "reply 0", "reply 1"]
+
+
+async def test_another_request_fails_and_says_where_and_what() -> None:
+    model = TapeModel(tape_of(FIRST, SECOND))
+    await ask(model, FIRST)
+    told = await refused(model, make_request(*turn_of(result="other"), turn=2))
+    assert "desk, turn 2 on the tape tape: message 3 (tool) is another" in told
+    assert model.problems
+
+
+async def test_a_lenient_tape_plays_on_over_another_request() -> None:
+    model = TapeModel(tape_of(FIRST, SECOND), is_strict=False)
+    assert await ask(model, make_request(said="else"), SECOND) == ["reply 0", "reply 1"]
+    assert len(model.problems) == 1
+
+
+async def test_beyond_the_end_it_fails_and_says_so() -> None:
+    model = TapeModel(tape_of(FIRST))
+    await ask(model, FIRST)
+    assert "asks for turn 2, and the tape tape has no more of this reaction: it ends after turn 1" in await refused(
+        model, SECOND
+    )
+    assert "is played to its end" in await refused(model, make_request(reaction="r9"))
+
+
+async def test_a_line_without_a_request_answers_whatever_is_asked() -> None:
+    model = TapeModel([TapedTurn(text="hello")])
+    assert await ask(model, make_request(said="anything")) == ["hello"]
+
+
+async def test_a_recorded_failure_fails_again() -> None:
+    model = TapeModel([TapedTurn(text="Out of credit.", failure="quota")])
+    with pytest.raises(ModelError, match="Out of credit") as caught:
+        await model.complete(FIRST)
+    assert caught.value.reason == "quota"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', '{"a":1}', '{"ü": "€"}', "[1]", "{broken", "", '{"a": 1, "a": 2}'])
+async def test_a_reply_comes_back_from_a_file_as_it_was(tmp_path: Path, arguments: str) -> None:
+    calls = (ToolCall("call_1", "look", arguments),)
+    reply = ModelReply("Ich seh’s", calls, Usage(10, 5, 2, 1), "tool_calls", "small-2026")
+    turn = TapedTurn.of(reply, run="r1", turn=1, request=print_request(MODEL, FIRST), for_message="mia: hello")
+    write_tape(tmp_path / "deep" / "desk.jsonl", "desk", [turn])
+    assert read_tape(tmp_path / "deep" / "desk.jsonl") == [turn]
+    assert await TapeModel(tmp_path / "deep" / "desk.jsonl").complete(FIRST) == reply
+
+
+async def test_a_tape_written_by_hand_plays(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(
+        '# what the desk says\n{"calls": [{"tool": "look", "arguments": {"what": "it"}}]}\n\n{"text": "Seen."}\n',
+        encoding="utf-8",
+    )
+    model = TapeModel(path)
+    reply = await model.complete(FIRST)
+    assert (reply.tool_calls[0].name, json.loads(reply.tool_calls[0].arguments)) == ("look", {"what": "it"})
+    assert reply.tool_calls[0].id
+    assert reply.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"text": "a"}\n{"texts": "b"}\n', "mine.jsonl:2: texts: Extra inputs are not permitted"),
+        ('{"text": "a"\n', "mine.jsonl:1 is no line of JSON"),
+        ('{"turn": 0}\n', "mine.jsonl:1: turn: Input should be greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ModelError, match="mine") as caught:
+        TapeModel(path)
+    assert named in str(caught.value)
+
+
+def test_an_agents_file_may_name_a_tape(tmp_path: Path) -> None:
+    (tmp_path / "tapes").mkdir()
+    (tmp_path / "tapes" / "desk.jsonl").write_text('{"text": "hello"}\n', encoding="utf-8")
+    file = tmp_path / "desk.yaml"
+    file.write_text("id: desk\ninstruction: x\nmodel: {replay: tapes/desk.jsonl}\n", encoding="utf-8")
+    runner = build_runner(load_agents(file)[0])
+    assert isinstance(runner.model, TapeModel)
+    assert runner.model.unplayed == 1
+
+
+def test_a_tape_that_is_not_there_is_the_files_fault(tmp_path: Path) -> None:
+    from roundelay.network.errors import ConfigError
+
+    file = tmp_path / "desk.yaml"
+    file.write_text("id: desk\ninstruction: x\nmodel: {replay: tapes/none.jsonl}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"desk.yaml:3: agent desk: The tape .*none.jsonl cannot be read"):
+        build_runner(load_agents(file)[0])

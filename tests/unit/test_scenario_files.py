@@ -1,0 +1,100 @@
+"""Scenario files are read strictly: what is wrong is named with its line, and what was probably meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from roundelay.network.errors import ConfigError
+from roundelay.scenario_file import load_scenario
+from roundelay.scenario_spec import WaitStep
+
+GOOD = """\
+scenario: Good
+agents:
+  desk:
+    script:
+      - when: {from: mia}
+        do: [{finish: done}]
+people: [mia, boss]
+threads:
+  pay: {members: [boss, desk]}
+steps:
+  - {as: mia, to: desk, send: hello}
+  - wait: {until: idle, at_most: 90s}
+expect:
+  - message: {from: mia, to: desk}
+"""
+
+
+def read(tmp_path: Path, text: str) -> str:
+    """The error of a file, its folder left out; empty if there is none."""
+    path = tmp_path / "it.scenario.yaml"
+    path.write_text(dedent(text), encoding="utf-8")
+    try:
+        load_scenario(path)
+    except ConfigError as error:
+        return str(error).replace(f"{tmp_path}/", "")
+    return ""
+
+
+def test_a_good_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "it.scenario.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    scenario = load_scenario(path)
+    assert (scenario.name, scenario.head.seed, scenario.head.people) == ("Good", 0, ("mia", "boss"))
+    assert [placed.place.line for placed in scenario.steps] == [11, 12]
+    wait = scenario.steps[1].step.wait
+    assert isinstance(wait, WaitStep)
+    assert wait.at_most == 90
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("people:", "poeple:", 7, 'unknown key "poeple"; did you mean "people"?'),
+        ("steps:", "stpes:", 10, 'unknown key "stpes"; did you mean "steps"?'),
+        ("send: hello", "sned: hello", 11, 'unknown key "sned"; did you mean "send"?'),
+        ("at_most: 90s", "atmost: 90s", 12, 'unknown key "atmost"; did you mean "at_most"?'),
+        ("at_most: 90s", "at_most: soon", 12, 'a time like "500ms"'),
+        ("until: idle", "until: quiet", 12, "idle"),
+        ("wait: {until: idle, at_most: 90s}", "wait: soon", 12, 'a time like "500ms"'),
+        ("{as: mia, to: desk, send: hello}", "{join: {who: mia, thred: pay}}", 11, 'did you mean "thread"?'),
+        ("{from: mia, to: desk}", "{from: mia, count: {atleast: 2}}", 14, 'did you mean "at_least"?'),
+        ("message: {from: mia", "message: {form: mia", 14, 'unknown key "form"'),
+        ("- message: {from: mia, to: desk}", "- mesage: {}", 14, 'unknown key "mesage"; did you mean "message"?'),
+        ("to: desk, send", "to: deks, send", 11, 'no participant or thread "deks" in this scenario; did you mean desk?'),
+        ("{as: mia,", "{as: mai,", 11, 'no participant "mai" in this scenario; did you mean mia?'),
+        ("{as: mia, to: desk, send: hello}", "{to: desk, send: hello}", 11, 'has no "as"'),
+        ("{as: mia, to: desk, send: hello}", "{as: mia, send: hello}", 11, 'exactly one of "to", "in"'),
+        ("{as: mia, to: desk, send: hello}", "{kill: mia}", 11, 'no agent "mia"'),
+        ("{as: mia, to: desk, send: hello}", "{kill: desk, as: mia}", 11, "has as, which does not belong to kill"),
+        ("{as: mia, to: desk, send: hello}", "{send: hello, wait: idle}", 11, "must be exactly one of send, wait"),
+        ("{as: mia, to: desk, send: hello}", "{repeat: {times: 2}}", 11, '"repeat" has "steps"'),
+        ("{as: mia, to: desk, send: hello}", "{repeat: {steps: [{wait: 1s}]}}", 11, "exactly one of times, each"),
+        ("{as: mia, to: desk, send: hello}", "{parallel: [{wait: 1s}, {wiat: 1s}]}", 11, 'unknown key "wiat"'),
+        ("{from: mia, to: desk}", "{from: mia, to: nobody}", 14, 'no participant or thread "nobody"'),
+        ("{from: mia, to: desk}", "{from: mia, regex: '('}", 14, "no valid regular expression"),
+        ("- message: {from: mia, to: desk}", "- order: [mia to desk]", 14, 'write "sender -> receiver"'),
+        ("- message: {from: mia, to: desk}", "- {no_dead_letters: false}", 14, "no_dead_letters"),
+        ("- message: {from: mia, to: desk}", "- cost: {agent: desk}", 14, "must have tokens or model_calls"),
+        ("- message: {from: mia, to: desk}", "- mod: {op: channels.list}", 14, "exactly one of equals, contains"),
+        ("members: [boss, desk]", "members: [boss, dusk]", 1, 'no participant "dusk"'),
+        ("      - when: {from: mia}", "      - whne: {from: mia}", 5, 'unknown key "whne"'),
+        ("    script:", "    file: no.yaml\n    script:", 3, "exactly one of file, script"),
+        ("  desk:", "  hub:", 3, '"hub" means the hub itself'),
+        ("people: [mia, boss]", "people: [mia, boss, desk]", 3, "an agent and one of the people"),
+        ("expect:\n  - message: {from: mia, to: desk}", "", 1, 'a scenario has "expect"'),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, old: str, new: str, line: int, said: str) -> None:
+    assert old in GOOD
+    error = read(tmp_path, GOOD.replace(old, new))
+    assert error.startswith(f"it.scenario.yaml:{line}: ")
+    assert said in error
+
+
+def test_a_file_without_anything_says_what_a_scenario_is(tmp_path: Path) -> None:
+    assert "a scenario is a mapping" in read(tmp_path, "")
