@@ -83,6 +83,18 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
     return repair(kept)
 
 
+def leave_out(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> list[ChatMessage]:
+    """Give the messages without system messages, and without the turn that made these calls."""
+    ids = {call.id for call in calls}
+    return [
+        it
+        for it in messages
+        if not isinstance(it, SystemMessage)
+        and not (isinstance(it, AssistantMessage) and any(call.id in ids for call in it.tool_calls))
+        and not (isinstance(it, ToolMessage) and it.tool_call_id in ids)
+    ]
+
+
 def well_formed(call: ToolCall) -> ToolCall:
     """Give the call as the history shows it: servers parse the arguments again, and check names, also in what was."""
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"

@@ -125,8 +125,14 @@ class _PromptEnvironment(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
         """Of a message or thread only what it says: pydantic's own methods read files and unpickle."""
         if isinstance(obj, BaseModel):
-            return attr in type(obj).model_fields or attr in ("text", "said", "channel")
+            return attr in _said_by(type(obj))
         return super().is_safe_attribute(obj, attr, value)
+
+
+@lru_cache(maxsize=64)
+def _said_by(kind: type[BaseModel]) -> frozenset[str]:
+    """What a template may read of such a value; asked for each attribute of each message of each prompt."""
+    return frozenset((*kind.model_fields, "text", "said", "channel"))
 
 
 _EXPRESSION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)

@@ -19,7 +19,7 @@ from typing import assert_never
 from roundelay.network.errors import RoundelayError
 
 from .agent import KEEPER, Agent, Handoff
-from .history import compact, filter_history, read_argument, repair, say, well_formed
+from .history import compact, filter_history, leave_out, read_argument, repair, say, well_formed
 from .middleware import End
 from .models.model import (
     FAILURE_SENTENCES,
@@ -330,20 +330,10 @@ class Reaction:
             left[index], wanted = self.agent.chain.after_tool(self.describe(), call, answer)
             self._next_tool = wanted.next_tool or self._next_tool
             if wanted.messages is not None:
-                self.history[1:before] = self._leave_turn_out(wanted.messages)
+                # What a hook gives may hold the turn itself, which stands behind it: no call may be there twice.
+                self.history[1:before] = leave_out(wanted.messages, self._reply.tool_calls)
                 before = len(self.history) - 1
         return left
-
-    def _leave_turn_out(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """What a hook gives for the history before this turn may hold the turn itself, which stands behind it: no call may be there twice."""
-        ids = {call.id for call in self._reply.tool_calls}
-        return [
-            it
-            for it in messages
-            if not isinstance(it, SystemMessage)
-            and not (isinstance(it, AssistantMessage) and any(call.id in ids for call in it.tool_calls))
-            and not (isinstance(it, ToolMessage) and it.tool_call_id in ids)
-        ]
 
     def _answer_calls(self, results: Mapping[int, ToolResult]) -> ToolCall | None:
         """Append the answer to each call of the turn, in their order; give the `finish` or handoff that holds, if one does."""
@@ -393,7 +383,7 @@ class Reaction:
         if self._callers:
             return self._return(reason, text)
         is_said = self.has_spoken and self.state is State.CALLING and not is_new
-        return self._propose("finished", reason, text if self._is_sent() and not is_said else None)
+        return self._propose("finished", reason, text if self.sends_text and not is_said else None)
 
     def _end_by(self, end: End) -> Step:
         """A hook ends the work."""
@@ -404,11 +394,11 @@ class Reaction:
         limit = f"the limit of {self.max_turns} turns" if self.turn >= self.max_turns else "a limit of its policy"
         reason = f"reached {limit}"
         answer = text or f"I {reason.replace('its', 'my')} without an answer."
-        return self._propose("stopped", reason, answer if self._is_sent() else None)
+        return self._propose("stopped", reason, answer if self.sends_text else None)
 
     def _fail(self, reason: str, kind: ModelFailure) -> Finish:
         answer = f"I could not answer: {FAILURE_SENTENCES[kind]}."
-        return self._finish("stopped" if kind == "budget" else "failed", reason, answer if self._is_sent() else None)
+        return self._finish("stopped" if kind == "budget" else "failed", reason, answer if self.sends_text else None)
 
     def _propose(self, status: Status, reason: str, answer: str | None) -> Step:
         """End with an answer, once the reviewers have seen it."""
@@ -434,9 +424,6 @@ class Reaction:
     @property
     def sends_text(self) -> bool:
         """Whether what its model says without a tool goes to the incoming thread."""
-        return self._is_sent()
-
-    def _is_sent(self) -> bool:
         match self.agent.policy.on_text:
             case "reply":
                 return True

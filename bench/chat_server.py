@@ -21,7 +21,11 @@ import uvloop
 CALLING_TURNS = 5
 TURNS = CALLING_TURNS + 1
 ANSWER = "All five are in stock [1], and the last one is reduced until Friday [2]."
-STRUCTURED_ANSWER = {"text": ANSWER, "articles": ["A-0001", "A-0002", "A-0003", "A-0004", "A-0005"], "is_complete": True}
+STRUCTURED_ANSWER = {
+    "text": ANSWER,
+    "articles": ["A-0001", "A-0002", "A-0003", "A-0004", "A-0005"],
+    "is_complete": True,
+}
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _OWN_MESSAGE = re.compile(rb'"role": ?"assistant"')
@@ -41,9 +45,7 @@ def build_completion(turn: int, *, is_structured: bool = False) -> bytes:
             "object": "chat.completion",
             "created": 1_760_000_000,
             "model": "bench",
-            "choices": [
-                {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-            ],
+            "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
             "usage": _USAGE,
             "system_fingerprint": "fp_bench",
         }

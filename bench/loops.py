@@ -185,6 +185,7 @@ class OurReaction:
         self._answer = answer
         self._client = client
         self._trigger = trigger
+        self._message = TRIGGER.model_copy(update={"seq": trigger})
         self._numbers = itertools.count(1)
 
     async def run(self) -> None:
@@ -217,7 +218,7 @@ class OurReaction:
     def _make_context(self, reaction: str, call_id: str, turn: int) -> ToolContext:
         client: Any = self._client or Nowhere()
         client = ToolClient(client, call_id=call_id, cause=self._trigger, visibility="people")
-        return ToolContext(AGENT_ID, reaction, turn, call_id, TRIGGER, client)
+        return ToolContext(AGENT_ID, reaction, turn, call_id, self._message, client)
 
     async def close(self) -> None:
         await self._model.close()

@@ -20,11 +20,13 @@ from table import Line
 from wire import LoadError, make_token
 
 from roundelay import NetworkClient, SimpleAgentRunner
+from roundelay.agents.features.prompt_budget import PromptBudget
 from roundelay.agents.models.model import ChatMessage, ModelReply, ModelRequest, OnDelta
 from roundelay.agents.prompt import ConversationPrompt
 from roundelay.network.messages import DirectMessage, MessageThread
 
 THREADS, PER_THREAD = 20, 10
+BUDGET = 6000  # tokens, about half of what they are
 HUB = Subject("hub normal", "normal")
 AGENT_ID, ASKER_ID = "keeper", "asker"
 TIMEOUT_S = 30.0
@@ -34,14 +36,17 @@ _TEXT = (
 
 
 class Rendering:
-    """Milliseconds of CPU to render the conversation prompt of 20 threads of 10 messages, in jinja's sandbox."""
+    """Milliseconds of CPU to render the conversation prompt of 20 threads of 10 messages, in jinja's sandbox; and to choose among them by a
+    budget that leaves half of them out."""
 
     name = "prompt"
 
     def __init__(self, times: int) -> None:
         self._times = times
         self._ms: list[float] = []
+        self._choosing_ms: list[float] = []
         self._chars = 0
+        self._chosen = 0
 
     def run_round(self, number: int) -> str:
         threads = {thread.thread_id: thread for thread in map(_make_thread, range(THREADS))}
@@ -52,14 +57,24 @@ class Rendering:
         for _ in range(self._times):
             prompt.render(threads, incoming.thread_id, incoming)
         self._ms.append((time.process_time() - started_s) / self._times * 1000)
+        budget = PromptBudget(BUDGET)
+        started_s = time.process_time()
+        for _ in range(self._times):
+            chosen, _incoming = budget.select_messages(threads, incoming)
+        self._choosing_ms.append((time.process_time() - started_s) / self._times * 1000)
+        self._chosen = sum(len(it.messages) for it in chosen.values())
         return f"{self._ms[-1]:.2f} ms CPU for {self._chars:,} characters"
 
     def lines(self) -> list[Line]:
         title = f"rendering {THREADS} threads of {PER_THREAD} messages"
-        return [Line("rendering", title, self._ms, 3.0, None, True, "ms", f"{self._chars:,} characters")]
+        chosen = f"{self._chosen} of {THREADS * PER_THREAD} messages"
+        return [
+            Line("rendering", title, self._ms, 3.0, None, True, "ms", f"{self._chars:,} characters"),
+            Line("prompt_budget", "choosing among them by a budget", self._choosing_ms, None, None, True, "ms", chosen),
+        ]
 
     def details(self) -> dict[str, Any]:
-        return {"characters": self._chars, "ms": self._ms}
+        return {"characters": self._chars, "ms": self._ms, "choosing_ms": self._choosing_ms}
 
 
 def _make_thread(number: int) -> MessageThread:

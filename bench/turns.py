@@ -1,4 +1,5 @@
-"""What an agent costs beside its model: CPU of a turn, of rendering its prompt, memory while it waits, how much of the prompt stays the same.
+"""What an agent costs beside its model: CPU of a turn, and with each feature, of rendering its prompt, memory while it waits, how much of the
+prompt stays the same.
 
     ./dev bench turns [--quick] [--rounds 5] [--only MEASURE ...] [--peers] [--json FILE]
     ./dev bench turns --markdown FILE
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from features import FeatureCost
 from machine import MachineFacts, describe_machine, pin_process, split_cores
 from prompts import Prefix, Rendering
 from resting import RestingAgents
@@ -27,7 +29,7 @@ from table import Line, format_lines, format_markdown
 from turn_cost import TurnCost
 from wire import LoadError
 
-MEASURES = (TurnCost.name, Rendering.name, RestingAgents.name, Prefix.name)
+MEASURES = (TurnCost.name, FeatureCost.name, Rendering.name, RestingAgents.name, Prefix.name)
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,17 @@ class Size:
     runs: int
     """Of each loop in a round, six turns each."""
     at_once: int
+    feature_runs: int
+    """Of a reaction with each feature, likewise."""
     renderings: int
     agents: int
     reactions: int
 
 
 SIZES = {
-    "full": Size(5, 200, 50, 100, 500, 10),
-    "quick": Size(1, 20, 10, 20, 100, 10),
-    "tiny": Size(1, 2, 2, 2, 20, 3),
+    "full": Size(5, 200, 50, 50, 100, 500, 10),
+    "quick": Size(1, 20, 10, 10, 20, 100, 10),
+    "tiny": Size(1, 2, 2, 1, 2, 20, 3),
 }
 
 
@@ -58,8 +62,9 @@ def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = Fal
         pin_process(0, own_cores)
         bench = Bench(DEFAULT_NODE, Path(scratch), frozenset(server_cores))
         machine = describe_machine(Path(scratch))
-        measures: list[TurnCost | Rendering | RestingAgents | Prefix] = [
+        measures: list[TurnCost | FeatureCost | Rendering | RestingAgents | Prefix] = [
             TurnCost(bench, runs=size.runs, at_once=size.at_once, with_peers=with_peers),
+            FeatureCost(bench, runs=size.feature_runs),
             Rendering(size.renderings),
             RestingAgents(bench, size.agents),
             Prefix(bench, size.reactions),

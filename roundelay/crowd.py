@@ -19,7 +19,6 @@ from msgspec import UNSET, Raw
 from roundelay.agents.context import select_threads
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.prompt import ConversationPrompt
-from roundelay.network.client import AnyMessage
 from roundelay.network.entries import Peer
 from roundelay.network.errors import RoundelayError, error_from_wire
 from roundelay.network.frames import (
@@ -47,6 +46,8 @@ _decoder = msgspec.json.Decoder(
     WelcomeFrame | StoredFrame | DeliverFrame | ResultFrame | ErrorFrame | SignalOutFrame | PresenceFrame | NoticeFrame
 )
 
+ACK_EVERY, ACK_WITHIN_S = 16, 0.5
+"""A member acknowledges so many messages at once, or what there is after so long."""
 AT_ONCE = 128
 """How many members react in one round of the loop: so many messages stay in the processor's cache on their way through the hub."""
 
@@ -103,6 +104,7 @@ class Crowd:
         self._members: dict[str, _Member] = {}
         self._written: list[tuple[_Member, list[bytes]]] = []
         self._reading: list[tuple[_Member, list[bytes]]] = []
+        self._owing: list[_Member] = []
         self._joining: dict[str, asyncio.Future[None]] = {}
         self._loop = asyncio.get_running_loop()
         simulation.crowds += 1
@@ -127,6 +129,7 @@ class Crowd:
 
     def leave(self) -> None:
         """Everybody goes away."""
+        self._acknowledge()
         for member in self._members.values():
             member.leave()
         self._members.clear()
@@ -149,6 +152,16 @@ class Crowd:
         if self._reading or self._written:
             self._loop.call_soon(self._react)
 
+    def acknowledge_soon(self, member: _Member) -> None:
+        if not self._owing:
+            self._loop.call_later(ACK_WITHIN_S, self._acknowledge)
+        self._owing.append(member)
+
+    def _acknowledge(self) -> None:
+        owing, self._owing = self._owing, []
+        for member in owing:
+            member.acknowledge()
+
     def joined(self, agent_id: str, error: RoundelayError | None) -> None:
         future = self._joining.get(agent_id)
         if future is not None and not future.done():
@@ -159,17 +172,19 @@ class Crowd:
         elif error is not None:
             self.errors.append(error)
 
-    def render(self, trigger: AnyMessage, window: list[dict[str, Any]]) -> str:
-        """The conversation prompt for a message."""
+    def render(self, message: WireMessage, window: list[dict[str, Any]]) -> str:
+        """The conversation prompt for a message, which is in its window."""
         assert self._prompt is not None
-        threads = [
-            MessageThread(
-                thread_id=thread["thread_id"],
-                messages=[message_from_wire(it) for it in thread["messages"]],
-                omitted=thread.get("omitted", 0),
+        threads, trigger = [], None
+        for thread in window:
+            messages = [message_from_wire(it) for it in thread["messages"]]
+            if thread["thread_id"] == message.thread_id:
+                trigger = next((it for it in messages if it.seq == message.seq), None)
+            threads.append(
+                MessageThread(thread_id=thread["thread_id"], messages=messages, omitted=thread.get("omitted", 0))
             )
-            for thread in window
-        ]
+        if trigger is None:
+            raise SimulationError(f"Message {message.seq} is not in its own window.")
         policy = self._policy
         shown = select_threads(threads, trigger, max_threads=policy.max_threads, per_thread=policy.per_thread)
         self.prompts_rendered += 1
@@ -187,7 +202,20 @@ class Crowd:
 class _Member:
     """One member: the hub's `Connection`, and what stands at its other end."""
 
-    __slots__ = ("_crowd", "_hub", "_ids", "_is_held", "_open", "_session", "_waiting", "agent_id", "is_paused", "peer")
+    __slots__ = (
+        "_crowd",
+        "_hub",
+        "_ids",
+        "_is_held",
+        "_last",
+        "_open",
+        "_session",
+        "_taken",
+        "_waiting",
+        "agent_id",
+        "is_paused",
+        "peer",
+    )
 
     def __init__(self, crowd: Crowd, agent_id: str, hub: Hub) -> None:
         self.agent_id = agent_id
@@ -199,6 +227,7 @@ class _Member:
         self._is_held = False
         self._waiting: list[bytes] = []
         self._open: dict[str, WireMessage] = {}
+        self._taken = self._last = 0
         self._session = hub.connect(self)
         self._send(HelloFrame(protocol=PROTOCOL_VERSION, agent_id=agent_id, kind="agent", role="reactor"))
 
@@ -265,7 +294,18 @@ class _Member:
                 case _:
                     continue
         if last:
-            self._send(AckFrame(seq=last))
+            self._taken += 1
+            self._last = last
+            if self._taken >= ACK_EVERY:
+                self.acknowledge()
+            elif self._taken == 1:
+                self._crowd.acknowledge_soon(self)
+
+    def acknowledge(self) -> None:
+        """Everything that was delivered is handled."""
+        if self._taken:
+            self._taken = 0
+            self._send(AckFrame(seq=self._last))
 
     def _begin(self, message: WireMessage) -> None:
         if not self._crowd.renders_prompts:
@@ -281,14 +321,9 @@ class _Member:
         crowd = self._crowd
         prompt = ""
         if window is not None:
-            prompt = crowd.render(message_from_wire(_plain(message)), window)
+            prompt = crowd.render(message, window)
         content = msgspec.json.decode(message.content)
         text = content if isinstance(content, str) else str(content)
         incoming = Incoming(self.agent_id, message.sender_id, text, message, prompt)
         for said in crowd.script(incoming):
             self.say(said, message.seq)
-
-
-def _plain(message: WireMessage) -> dict[str, Any]:
-    value: dict[str, Any] = msgspec.json.decode(encode(message))
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -259,9 +259,9 @@ async def test_two_agents_that_talk_for_ever_stop_by_their_token_budget_visibly(
         sent = await mia.client.send_text("ann", "talk to bob")
         async with asyncio.timeout(10):
             notice = await stopped()  # an operator is told
-            while not [it for it in heard.events if getattr(it, "status", None) == "stopped"]:
-                await heard.first(type(heard.events[-1]))
-                await asyncio.sleep(0.01)
+            count = 1
+            while not (ends := [it for it in await heard.finished(count) if it.status == "stopped"]):
+                count += 1
         assert notice.body["root"] == sent.seq
         assert "20,000 tokens" in notice.body["reason"]
         spent = await mia.client.call("network.spent", {"seq": sent.seq})
@@ -269,6 +269,4 @@ async def test_two_agents_that_talk_for_ever_stop_by_their_token_budget_visibly(
         assert 18_000 < used_up <= 20_000
         said = len((await mia.client.history("direct:ann~bob")).messages)
         assert 5 <= said <= 20
-    ends: Sequence[Any] = [it for it in heard.events if getattr(it, "status", None) == "stopped"]
-    assert ends
     assert "The budget for this conversation is spent" in ends[0].reason
