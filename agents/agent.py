@@ -11,8 +11,9 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .chain import Chain
 from .history import HistoryFilter
-from .middleware import Chain, Middleware
+from .middleware import Middleware
 from .models.model import Model, ToolSpec
 from .policy import AgentPolicy
 from .steps import TurnState

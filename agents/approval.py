@@ -13,9 +13,8 @@ from roundelay.network.client import AnyMessage
 from roundelay.network.messages import BaseMessage
 
 from .journal import Approval
-from .reaction import NOT_RUN
 from .replies import Waiter, read_decision
-from .steps import PlannedCall
+from .steps import NOT_RUN, PlannedCall
 from .text import cut
 from .tools import ToolArgumentsError, ToolContext, ToolResult
 

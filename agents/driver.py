@@ -21,11 +21,12 @@ from .journal import Journal, Recorded, Store
 from .model_calls import ModelCalls
 from .models.model import ModelReply, Usage
 from .models.request_print import print_request
-from .reaction import TOO_LARGE, Reaction, State
+from .reaction import Reaction
 from .replies import Replies
 from .run import MakeContext, Run
 from .stand_in import STAND_IN
 from .steps import (
+    TOO_LARGE,
     Begin,
     CallModel,
     CallTools,
@@ -37,6 +38,7 @@ from .steps import (
     Replayed,
     Review,
     Reviewed,
+    State,
     Step,
     ToolsDone,
 )

@@ -7,11 +7,11 @@ limits are now. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .agent import Agent
-from .models.model import ModelReply, ToolCall
+from .models.model import ModelReply, ToolCall, ToolMessage
 from .steps import PlannedCall, Replayed
 from .text import cut, replace_surrogates
 from .tools import FINISH, ToolArgumentsError, ToolResult
@@ -140,6 +140,28 @@ def _recall(
     except ToolArgumentsError:
         pass  # its parameters are others now
     return ToolResult(UNKNOWN_OUTCOME, ok=False)
+
+
+def answer_calls(
+    calls: Sequence[ToolCall], answers: Mapping[int, ToolResult], *, is_last: bool
+) -> tuple[list[ToolMessage], ToolCall | None]:
+    """Give the answer to each call of a turn, in their order, and the `finish` or handoff that holds, if one does."""
+    all_ok = all(result.ok for result in answers.values())
+    messages: list[ToolMessage] = []
+    ending: ToolCall | None = None
+    for index, call in enumerate(calls):
+        is_finish = call.name == FINISH
+        if index in answers:
+            content = answers[index].content
+        elif ending is not None:
+            done = "Finished already." if ending.name == FINISH else f"{ending.name} came first."
+            content = done if is_finish and ending.name == FINISH else f"Not done: {done}"
+        elif is_finish and not all_ok and not is_last:
+            content = "Not finished: another call of this turn failed. See its answer, then finish again."
+        else:
+            ending, content = call, "Finished." if is_finish else "The conversation is handed over."
+        messages.append(ToolMessage(call.id, content))
+    return messages, ending
 
 
 def refuse(text: str) -> ToolResult:

@@ -114,6 +114,8 @@ class AgentPolicy:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise ValueError(f"max_tool_calls is {self.max_tool_calls} and must be at least 1")
+        if isinstance(self.uncounted_tools, str):
+            raise ValueError(f'uncounted_tools is a text: write ["{self.uncounted_tools}"]')
         if self.max_corrections < 0:
             raise ValueError(f"max_corrections is {self.max_corrections} and must be at least 0")
         for name in ("tool_timeout_s", "approval_timeout_s", "model_timeout_s"):

@@ -11,12 +11,9 @@ No IO, no clock, no randomness: the same outcomes lead through the same steps, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import assert_never
-
-from roundelay.network.errors import RoundelayError
 
 from .agent import KEEPER, Agent, Handoff
 from .history import compact, filter_history, leave_out, read_argument, repair, say, well_formed
@@ -30,51 +27,46 @@ from .models.model import (
     NamedTool,
     SystemMessage,
     ToolCall,
-    ToolMessage,
     Usage,
     UserMessage,
 )
-from .planning import Plan, Planner, refuse
+from .planning import Plan, Planner, answer_calls, refuse
+from .sentences import (
+    CUT,
+    CUT_HERE,
+    EMPTY_REPLY,
+    NO_TEXT,
+    NOT_KEPT,
+    NUDGE,
+    REPLY_TOO_LARGE,
+    WITHHELD,
+)
 from .steps import (
     ALTERED,
+    DISABLED,
+    NOT_RUN,
+    TOO_LARGE,
     AnsweredCall,
     Begin,
     CallModel,
     CallTools,
     Cancel,
     Finish,
+    IllegalStep,
     ModelFailed,
     NewMessages,
     Outcome,
     Replayed,
     Review,
     Reviewed,
+    State,
     Status,
     Step,
     ToolsDone,
     TurnState,
 )
 from .text import replace_surrogates
-from .tools import FINISH, ToolResult
-
-
-class State(Enum):
-    """What a reaction waits for."""
-
-    NEW = "new"
-    ASKING = "waiting for its model"
-    CALLING = "waiting for its tools"
-    REVIEWING = "waiting for its reviewers"
-    FINISHED = "finished"
-
-
-class IllegalStep(RoundelayError):
-    """A reaction was given an outcome that it does not wait for: a fault of its driver."""
-
-    def __init__(self, state: State, outcome: Outcome) -> None:
-        super().__init__(f"A reaction that is {state.value} cannot take {type(outcome).__name__}.")
-        self.state = state
-        self.outcome = outcome
+from .tools import ToolResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +199,10 @@ class Reaction:
             self._is_compacted = True
             self.history = compact(self.history)
             if self._shorten is not None:
-                self.history[1] = UserMessage(self._shorten())
+                has_prompt = len(self.history) > 1 and isinstance(
+                    self.history[1], UserMessage
+                )  # a hook may have left it out
+                self.history[1 : 2 if has_prompt else 1] = [UserMessage(self._shorten())]
             return self._ask(again=True)
         return self._fail(failed.reason, failed.kind)
 
@@ -242,16 +237,16 @@ class Reaction:
             return self._fail("the provider withheld the reply twice", "content_filter")
         if text and self._is_text_lost:
             self.history.append(AssistantMessage(text))
-            say(self.history, _NOT_KEPT)
+            say(self.history, NOT_KEPT)
             return self._ask()
         if self._is_last and not goes_on:
             if self._replay is not None and self._replay.altered.text:
                 text = ""
-            return self._close(f"{text}\n{_CUT_HERE}" if is_cut and text else text)
+            return self._close(f"{text}\n{CUT_HERE}" if is_cut and text else text)
         if self._is_withheld or not text:
-            self.history.append(AssistantMessage(_NO_TEXT))  # so that each turn stands in the history
-            empty = _TOO_LARGE if reply.finish_reason == TOO_LARGE else _EMPTY
-            say(self.history, _WITHHELD if self._is_withheld else empty)
+            self.history.append(AssistantMessage(NO_TEXT))  # so that each turn stands in the history
+            empty = REPLY_TOO_LARGE if reply.finish_reason == TOO_LARGE else EMPTY_REPLY
+            say(self.history, WITHHELD if self._is_withheld else empty)
             return self._ask()
         self.history.append(AssistantMessage(text))
         match self.agent.chain.on_no_tool_calls(self.describe(), "no_calls"):
@@ -261,7 +256,7 @@ class Reaction:
             case End() as end:
                 return self._end_by(end)
         if is_cut or (goes_on and not self._callers) or self.agent.policy.on_text == "nudge":
-            say(self.history, _CUT if is_cut else _NUDGE)
+            say(self.history, CUT if is_cut else NUDGE)
             return self._ask()
         return self._end("answered in plain text", text)
 
@@ -297,7 +292,7 @@ class Reaction:
             self._keeper = keeper if isinstance(keeper, str) else self._keeper
             return self._end("a tool gave the answer", given.content, is_new=True)
         if ending is not None and self._is_text_lost and not self.has_spoken:
-            say(self.history, _NOT_KEPT)
+            say(self.history, NOT_KEPT)
             return self._ask()
         if ending is not None and not (goes_on and not self._callers):
             # Text beside the `finish` that holds is what the model wants to say, unless it has said it here by a tool.
@@ -336,22 +331,10 @@ class Reaction:
         return left
 
     def _answer_calls(self, results: Mapping[int, ToolResult]) -> ToolCall | None:
-        """Append the answer to each call of the turn, in their order; give the `finish` or handoff that holds, if one does."""
+        """Append the answer to each call of the turn; give the `finish` or handoff that holds, if one does."""
         answers = self._plan.refused | dict(results)
-        all_ok = all(result.ok for result in answers.values())
-        ending: ToolCall | None = None
-        for index, call in enumerate(self._reply.tool_calls):
-            is_finish = call.name == FINISH
-            if index in answers:
-                content = answers[index].content
-            elif ending is not None:
-                done = "Finished already." if ending.name == FINISH else f"{ending.name} came first."
-                content = done if is_finish and ending.name == FINISH else f"Not done: {done}"
-            elif is_finish and not all_ok and not self._is_last:
-                content = "Not finished: another call of this turn failed. See its answer, then finish again."
-            else:
-                ending, content = call, "Finished." if is_finish else "The conversation is handed over."
-            self.history.append(ToolMessage(call.id, content))
+        messages, ending = answer_calls(self._reply.tool_calls, answers, is_last=self._is_last)
+        self.history += messages
         return ending
 
     # --- handing over, and the end
@@ -438,22 +421,3 @@ class Reaction:
         self.state = State.FINISHED
         read = self._read_meanwhile
         return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self._keeper, read)
-
-
-DISABLED = "disabled"
-"""In a result's data: the tool may not be used here and now."""
-
-NOT_RUN = "not_run"
-"""In a result's data: the call was planned, and then not begun."""
-
-TOO_LARGE = "too_large"
-"""The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""
-
-_NO_TEXT = "(no reply)"
-_EMPTY = "Your reply was empty. Call a tool, or call finish if there is nothing left to do."
-_TOO_LARGE = "Your reply was too large to be kept and was dropped. Say it shorter, or in several steps."
-_NOT_KEPT = "You were interrupted, and what you wrote last was not kept and not sent. Write it again."
-_WITHHELD = "The provider's filter withheld your reply. Say it in other words, or call finish."
-_CUT = "Your reply was cut off at its limit of length and was not sent. Give all of it again, shorter."
-_CUT_HERE = "[cut off here: the reply reached its limit of length]"
-_NUDGE = "Text alone reaches nobody. Call a tool to act or to send it, or call finish if there is nothing left to do."

@@ -19,9 +19,17 @@ async def retry(
     attempt: Callable[[], Awaitable[T]], *, judge: Callable[[Exception], bool | float], attempts: int | None
 ) -> T:
     """Await ``attempt()`` up to ``attempts`` times, or without bound. ``judge`` gives the seconds before the next one, or False for none."""
+    try:
+        return await attempt()  # nearly always the last: what follows is not for the hot path
+    except Exception as error:
+        delay_s = judge(error)
+        if delay_s is False or attempts == 1:
+            raise
+    await asyncio.sleep(delay_s)
     import stamina  # only where it is needed: it costs time to import
 
-    async for trial in stamina.retry_context(on=judge, attempts=attempts, timeout=None):
+    left = None if attempts is None else attempts - 1
+    async for trial in stamina.retry_context(on=judge, attempts=left, timeout=None):
         with trial:
             return await attempt()
     raise AssertionError("the last attempt gives a value or raises")
@@ -29,13 +37,7 @@ async def retry(
 
 async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:
     """Await ``attempt()``, again while the hub says "later". It must be safe to repeat (derived ids are)."""
-    try:
-        return await attempt()  # nearly always the last: what follows is not for the hot path
-    except RetryLater as error:
-        if attempts == 1:
-            raise
-        await asyncio.sleep(error.retry_after_ms / 1000)
-    return await retry(attempt, judge=_wait_for_hub, attempts=None if attempts is None else attempts - 1)
+    return await retry(attempt, judge=_wait_for_hub, attempts=attempts)
 
 
 def _wait_for_hub(error: Exception) -> bool | float:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import JsonValue
+
+from roundelay.network.errors import RoundelayError
 
 from .models.model import ChatMessage, Model, ModelFailure, ModelReply, NamedTool, ToolCall, ToolChoice, ToolSpec, Usage
 from .tools import Tool, ToolResult
@@ -207,3 +210,32 @@ class Cancel:
 
 
 Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone | Reviewed | Cancel
+
+
+class State(Enum):
+    """What a reaction waits for."""
+
+    NEW = "new"
+    ASKING = "waiting for its model"
+    CALLING = "waiting for its tools"
+    REVIEWING = "waiting for its reviewers"
+    FINISHED = "finished"
+
+
+class IllegalStep(RoundelayError):
+    """A reaction was given an outcome that it does not wait for: a fault of its driver."""
+
+    def __init__(self, state: State, outcome: Outcome) -> None:
+        super().__init__(f"A reaction that is {state.value} cannot take {type(outcome).__name__}.")
+        self.state = state
+        self.outcome = outcome
+
+
+DISABLED = "disabled"
+"""In a result's data: the tool may not be used here and now."""
+
+NOT_RUN = "not_run"
+"""In a result's data: the call was planned, and then not begun."""
+
+TOO_LARGE = "too_large"
+"""The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""

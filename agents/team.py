@@ -95,6 +95,7 @@ class AgentLimits(_Strict):
     max_turns: _Count | None = None
     max_tool_calls_per_turn: _Count | None = None
     max_tool_calls: _Count | None = None
+    uncounted_tools: tuple[_Text, ...] | None = None
     max_corrections: Annotated[int, Field(ge=0, le=100)] | None = None
     tool_timeout_s: _Seconds | None = None
     approval_timeout_s: _Seconds | None = None

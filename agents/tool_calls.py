@@ -27,12 +27,11 @@ from .foreign import Broken, Overdue, describe_error, first_error, run_foreign
 from .journal import Approval
 from .model_calls import ModelCalls
 from .models.model import Usage
-from .reaction import DISABLED
 from .replies import Wait, Waiter
 from .retry import retry_later
 from .run import Run
 from .stand_in import STAND_IN
-from .steps import AnsweredCall, CallTools, Finish, PlannedCall
+from .steps import DISABLED, AnsweredCall, CallTools, Finish, PlannedCall
 from .text import cut, replace_surrogates
 from .tools import ToolContext, ToolResult
 

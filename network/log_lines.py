@@ -89,6 +89,10 @@ def read_lines(lines: Iterable[str], name: str) -> tuple[LogHead, Iterator[Row]]
                 try:
                     yield decode_row(line)
                 except msgspec.MsgspecError as error:
+                    if line.startswith('{"roundelay_log"'):
+                        raise LedgerError(
+                            f"{name}:{number}: a second log begins here; give a file that holds one."
+                        ) from error
                     raise LedgerError(f"{name}:{number} is no row of a log: {error}.") from error
 
     return head, read()

@@ -28,12 +28,13 @@ from roundelay.network.config import Limits
 from roundelay.network.errors import RoundelayError
 from roundelay.network.hub import Hub
 from roundelay.network.ledger import Row
+from roundelay.network.log_lines import LogHead, encode_head, encode_row
 from roundelay.network.messages import message_from_wire
 from roundelay.network.mod import Mod, load_mods
 from roundelay.network.visibility import Visibility
 from roundelay.simulated_links import Delay, SimulatedTransport, Traffic
 from roundelay.virtual_time import HORIZON_S, SimulationLoop, run
-from roundelay.watched import Asked, ModelWatch, WatchedLedger, encode_row, watch_models
+from roundelay.watched import Asked, ModelWatch, WatchedLedger, watch_models
 
 T = TypeVar("T")
 
@@ -191,7 +192,8 @@ class Simulation:
         self._traffic = Traffic()
         self._ids = self.chance("ids")
         self._mods = load_mods(list(setting.mods), OWN_MODS)
-        self._ledger = WatchedLedger(epoch=self._new_id(), name="roundelay", on_rows=self._take_rows)
+        self._epoch = self._new_id()
+        self._ledger = WatchedLedger(epoch=self._epoch, name="roundelay", on_rows=self._take_rows)
         self._moved: list[tuple[Callable[[AnyMessage], bool], asyncio.Future[AnyMessage]]] = []
         self._network: SimulatedNetwork | None = None
 
@@ -401,8 +403,9 @@ class Simulation:
     # --- the end
 
     def export(self) -> bytes:
-        """The ledger as JSON lines: what must be the same for the same seed."""
-        return b"".join(map(encode_row, self.rows))
+        """The ledger as JSON lines, as `roundelay export` writes them: what must be the same for the same seed."""
+        head = LogHead(epoch=self._epoch, name="roundelay")
+        return b"".join(line + b"\n" for line in (encode_head(head), *map(encode_row, self.rows)))
 
     async def close(self) -> None:
         """End everybody and the hub. Idempotent."""

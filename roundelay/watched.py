@@ -11,9 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-import msgspec
-from msgspec import Raw
-
 from roundelay.agents.agent import Agent, Handoff
 from roundelay.agents.models.model import Model, ModelError, ModelReply, ModelRequest, OnDelta, Usage
 from roundelay.agents.models.scripted import ScriptedModel
@@ -39,15 +36,6 @@ class WatchedLedger(MemoryLedger):
         await super().append(rows, puts)
         if rows:
             self._on_rows(rows)
-
-
-def encode_row(row: Row) -> bytes:
-    """A row of the ledger as one line of JSON: everything that is stored of it but what is derived."""
-    fields = {
-        "seq": row.seq, "at": row.at, "type": row.type, "actor": row.actor, "key": row.key, "target": row.target, "stream": row.stream,
-        "label": row.label, "excluded": row.excluded, "digest": row.digest, "data": Raw(row.data),
-    }  # fmt: skip
-    return msgspec.json.encode(fields) + b"\n"
 
 
 @dataclass(frozen=True, slots=True)

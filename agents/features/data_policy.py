@@ -20,8 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from roundelay.agents.agent import KEEPER
 from roundelay.agents.middleware import Middleware
-from roundelay.agents.reaction import DISABLED, NOT_RUN
-from roundelay.agents.steps import ALTERED
+from roundelay.agents.steps import ALTERED, DISABLED, NOT_RUN
 from roundelay.network.errors import ConfigError
 
 REDACTED = "[redacted]"
@@ -69,7 +68,9 @@ class DataPolicy(Middleware):
                 return {**body, "reason": self._redact(reason)}
             case "note":
                 # A summary holds what the model wrote, too.
-                is_kept = self._keeps_text and all(self._keeps_results(str(name)) for name in _as_names(body.get("of", ())))
+                is_kept = self._keeps_text and all(
+                    self._keeps_results(str(name)) for name in _as_names(body.get("of", ()))
+                )
                 return {**body, "value": self._redact(body["value"]) if is_kept else None}
             case _:
                 return body

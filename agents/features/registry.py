@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from roundelay.agents.middleware import AfterTool, Around, Middleware
 from roundelay.agents.models.model import SystemMessage, ToolCall
-from roundelay.agents.reaction import DISABLED
-from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.steps import DISABLED, CallModel, TurnState
 from roundelay.agents.tools import FINISH, Tool, ToolError, ToolResult, as_tool, load_tool
 from roundelay.network.errors import ConfigError
 

@@ -160,7 +160,12 @@ class OpenAIModel:
             body["response_format"] = _encode_schema(step)
         if self._stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return body | self._settings
+        settings = self._settings
+        if "tools" not in body:
+            settings = {
+                name: value for name, value in settings.items() if name != "parallel_tool_calls"
+            }  # refused without tools
+        return body | settings
 
     def _open_client(self) -> AsyncOpenAI:
         if self._client is None:

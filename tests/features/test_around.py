@@ -16,9 +16,9 @@ from roundelay.agents.journal import Journal
 from roundelay.agents.middleware import Around, Correction, Middleware
 from roundelay.agents.models.model import Model, ModelReply, ModelRequest, ToolCall, Usage, UserMessage
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.reaction import NOT_RUN, Reaction
+from roundelay.agents.reaction import Reaction
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.steps import Begin, Finish, PlannedCall, Replayed, ToolsDone
+from roundelay.agents.steps import NOT_RUN, Begin, Finish, PlannedCall, Replayed, ToolsDone
 from roundelay.agents.tools import ToolResult, tool
 from roundelay.app import Network
 from tests.support.agents import Heard, Person, Provider, make_runner, running

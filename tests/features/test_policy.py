@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +24,13 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.reaction import Reaction
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.steps import TurnState
+from roundelay.agents.steps import Begin, CallModel, ModelFailed, ToolsDone, TurnState
+from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Tool, ToolArgumentsError, ToolResult, tool
 from roundelay.app import Network
-from tests.support.agents import Person, Provider, running
+from tests.support.agents import Person, Provider, make_runner, running
 from tests.support.loops import Body, Whole, by_turn, results_of, survives_kills, system_of, tools_of, use
 
 
@@ -250,6 +253,23 @@ async def test_whatever_after_tool_leaves_of_the_messages_a_provider_takes_it(me
     assert system_of(whole.requests[1]) == "Help."
 
 
+def test_a_prompt_that_is_shortened_takes_the_place_of_no_turn() -> None:
+    """A hook left the prompt out, and then the model finds the rest too long."""
+    reply = ModelReply(None, (ToolCall("c1", "look", "{}"),))
+    agent = Agent(
+        "bob", "", make_runner("bob", lambda request: "x").model, [look],
+        AgentPolicy(after_tool=lambda *_: AfterTool(messages=[])),
+    )  # fmt: skip
+    reaction = Reaction(agent, prompt="long", answers=True, shorten=lambda: "short")
+    for outcome in (Begin(), reply, ToolsDone({0: ToolResult("seen", ok=True)})):
+        reaction.advance(outcome)
+    step = reaction.advance(ModelFailed("too long", "context_too_long"))
+    assert isinstance(step, CallModel)
+    assert [type(it).__name__ for it in step.messages] == [
+        "SystemMessage", "UserMessage", "AssistantMessage", "ToolMessage", "UserMessage",
+    ]  # fmt: skip
+
+
 async def test_after_tool_forces_the_next_tool_for_one_turn() -> None:
     whole = await run(
         by_turn(OFTEN[0], use(("note", {"text": "a"})), "Done."),
@@ -362,6 +382,17 @@ async def test_an_agent_as_a_tool_has_a_limit_of_its_own_for_each_run() -> None:
     inside = [body for body in whole.requests if system_of(body).startswith("Research.")]
     assert [bool(tools_of(body)) for body in inside] == [True, True, True, False]
     assert results_of(whole.requests[-1]) == ["Found."]
+
+
+def test_tools_that_do_not_count_are_a_list(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'uncounted_tools is a text: write \["note"\]'):
+        AgentPolicy(uncounted_tools="note")
+    path = tmp_path / "bob.yaml"
+    path.write_text(
+        "{id: bob, instruction: x, model: {rules: [{do: [{say: x}]}]}, limits: {max_tool_calls: 3, uncounted_tools: [note]}}"
+    )
+    policy = build_runner(load_agents(path)[0]).policy
+    assert (policy.max_tool_calls, tuple(policy.uncounted_tools)) == (3, ("note",))
 
 
 @pytest.mark.parametrize(

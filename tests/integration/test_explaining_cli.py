@@ -293,3 +293,44 @@ async def test_a_long_way_up_is_read_page_by_page_as_far_as_it_may_be_seen() -> 
         assert len(seen) == 21
         assert describe_steps(seen)[-1] == f"    What it followed from, up to #{hidden.seq}, may not be seen."
         assert len(await LiveSource(boss).following(hidden.seq)) == 21
+
+
+SCENARIO = """
+scenario: Refund needs finance
+seed: 7
+agents:
+  desk: {file: desk.yaml}
+  finance: {file: finance.yaml}
+people: [mia]
+steps:
+  - {as: mia, to: desk, send: Refund order 12}
+  - wait: {until: idle, at_most: 60s}
+expect:
+  - message: {from: desk, to: mia, contains: approved}
+"""
+AGENT = """
+id: {agent_id}
+instruction: You are under test.
+model:
+  rules:
+    - {rule}
+"""
+
+
+async def test_the_ledger_of_a_scenario_is_looked_into_and_replayed_like_any_other(tmp_path: Path) -> None:
+    rules = {
+        "desk": "{when: {contains: Refund}, do: [{tool: ask, args: {agent_ids: [finance], text: May I}}]}\n"
+        "    - {when: {after: ask}, do: [{say: '{{ result }}'}]}",
+        "finance": "{when: {contains: May I}, do: [{say: approved}]}",
+    }
+    for agent_id, rule in rules.items():
+        (tmp_path / f"{agent_id}.yaml").write_text(AGENT.format(agent_id=agent_id, rule=rule), encoding="utf-8")
+    (tmp_path / "refund.scenario.yaml").write_text(SCENARIO, encoding="utf-8")
+    await run("scenario", "run", tmp_path / "refund.scenario.yaml", "--ledger", tmp_path / "run.jsonl")
+    files = [tmp_path / "desk.yaml", tmp_path / "finance.yaml"]
+    assert "As it was: 4 messages" in await offline("replay", tmp_path / "run.jsonl", *files)
+    assert "approved" in await offline("export", "--format", "markdown", "--db", tmp_path / "run.jsonl")
+    log = (tmp_path / "run.jsonl").read_bytes()
+    (tmp_path / "two.jsonl").write_bytes(log + log)
+    with pytest.raises(LedgerError, match="a second log begins"):
+        await offline("export", "--db", tmp_path / "two.jsonl")

@@ -68,7 +68,7 @@ def test_what_passes_is_a_line_and_exits_with_0(tmp_path: Path) -> None:
     assert re.fullmatch(r"PASS  A desk answers  \(seed 0, 4 messages in .* s, took .* s\)\n", done.stdout)
     suites = ElementTree.parse(tmp_path / "report.xml").getroot()
     assert [suite.attrib["failures"] for suite in suites] == ["0"]
-    assert json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])["type"] == "registered"
+    assert json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[1])["type"] == "registered"
 
 
 def test_what_fails_shows_where_and_why_and_how_to_run_it_again(tmp_path: Path) -> None:

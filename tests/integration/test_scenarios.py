@@ -62,7 +62,7 @@ def test_variables_and_saved_messages_go_into_texts() -> None:
     assert texts(result) == [
         "mia -> boss: Hello, order 12 of tea and milk",
         "boss -> mia: you said: Hello, order 12 of tea and milk",
-        'mia -> boss: {"order":"12"}',
+        "mia -> boss: order: 12",
     ]
     assert result.record.messages[1].reply_to == result.record.messages[0].seq
 

@@ -225,6 +225,6 @@ def test_the_export_holds_every_message_as_it_was_delivered() -> None:
         assert isinstance(message, DirectMessage)
         return simulation.export()
 
-    lines = [json.loads(line) for line in simulate(main).splitlines()]
+    _, *lines = [json.loads(line) for line in simulate(main).splitlines()]
     assert [line["type"] for line in lines] == ["registered", "registered", "message"]
     assert lines[-1]["data"]["content"] == "hello"

@@ -151,11 +151,9 @@ def _check_name(name: Any, place: str) -> None:
 
 def _check_tools(body: Body) -> None:
     if "tools" not in body:
-        if body.get("tool_choice") is not None:
-            raise Refusal(
-                "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.",
-                "tool_choice",
-            )
+        for name in ("tool_choice", "parallel_tool_calls"):
+            if body.get(name) is not None:
+                raise Refusal(f"Invalid value for '{name}': '{name}' is only allowed when 'tools' are specified.", name)
         return
     if not isinstance(body["tools"], list) or not body["tools"]:
         raise Refusal(

@@ -24,16 +24,18 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.policy import AgentPolicy, OnText
-from roundelay.agents.reaction import IllegalStep, Reaction, State
+from roundelay.agents.reaction import Reaction
 from roundelay.agents.steps import (
     Begin,
     CallModel,
     CallTools,
     Cancel,
     Finish,
+    IllegalStep,
     ModelFailed,
     Outcome,
     Replayed,
+    State,
     Step,
     ToolsDone,
 )

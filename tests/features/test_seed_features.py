@@ -1,0 +1,281 @@
+"""The table of `docs/seed-features.md`: what it names is there; and the rows that no other test shows."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.agent import Agent
+from roundelay.agents.features.evaluations import Evaluations, Rule
+from roundelay.agents.features.postprocessors import FollowUps, Postprocessors
+from roundelay.agents.middleware import AfterTool
+from roundelay.agents.models.model import ToolCall
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.steps import TurnState
+from roundelay.agents.tools import ToolContext, ToolResult, tool
+from roundelay.app import Network
+from tests.support.agents import Heard, Person, Provider, running
+from tests.support.fake_openai import FakeOpenAI, Reply, text
+from tests.support.loops import Body, Loop, by_turn, results_of, survives_kills, system_of, tools_of, turn_of, use
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "seed-features.md"
+NONE = "-"
+SAID = ("Missing", "Different")
+"""How a row begins, in its second cell, that has no test."""
+
+
+# --- the table
+
+
+def read_rows() -> list[tuple[str, ...]]:
+    """The rows of the page's tables: the seed's feature, what it is here, its files, its tests."""
+    rows = []
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| ") and not line.startswith(("| ---", "| In the seed")):
+            rows.append(tuple(it.strip() for it in line.strip("|").split(" | ")))
+    return rows
+
+
+def name_row(row: tuple[str, ...]) -> str:
+    return row[0][:60]
+
+
+@cache
+def list_tests(path: Path) -> frozenset[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(it.name for it in tree.body if isinstance(it, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("row", read_rows(), ids=name_row)
+def test_every_file_and_every_test_of_the_table_is_there(row: tuple[str, ...]) -> None:
+    assert len(row) == 4, "a row has four cells"
+    _, here, files, tests = row
+    assert here
+    if tests == NONE:
+        assert here.startswith(SAID), "what has no test is missing, or has nothing to test, and says so"
+    for name in re.findall(r"`([^`]+)`", files):
+        assert (ROOT / name).exists(), f"there is no {name}"
+    assert files == NONE or "`" in files
+    named = re.findall(r"`([^`]+)`", tests)
+    assert bool(named) == (tests != NONE)
+    for name in named:
+        file, _, test = name.partition("::")
+        path = ROOT / "tests" / file
+        assert path.is_file(), f"there is no {path}"
+        assert test.startswith("test_")
+        assert test in list_tests(path), f"{file} has no test {test}"
+
+
+def test_the_table_has_a_part_for_each_seed() -> None:
+    source = PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)", source, re.MULTILINE) == ["UniqueAI", "Merlin", "OpenAgents", "JAF"]
+    assert len(read_rows()) > 100
+    assert len({row[0] for row in read_rows()}) == len(read_rows()), "a feature has one row"
+
+
+# --- UniqueAI
+
+
+async def test_what_postprocessors_add_is_out_of_later_prompts() -> None:
+    def script(body: Body) -> Reply:
+        if tools_of(body) == ["suggest"]:
+            return use(("suggest", {"questions": ["And how deep is it?"]}))
+        return text("The Rhine is 1,233 km long.")
+
+    async with Provider(script) as provider, Network.open() as network:
+        layers = [Postprocessors(FollowUps(count=1))]
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), middleware=layers)
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            first = await mia.ask("bob", "How long is it?")
+            await mia.ask("bob", "Thanks.")
+    assert first.metadata == {"follow_ups": ["And how deep is it?"]}
+    prompt = str([it for it in provider.requests if tools_of(it) != ["suggest"]][1]["messages"])
+    assert "1,233 km long." in prompt
+    assert "how deep" not in prompt
+
+
+async def test_text_beside_calls_is_in_the_history_and_in_no_message() -> None:
+    @tool(idempotent=True)
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    script = by_turn(use(("look", {}), text="Let me look."), "It was seen.")
+    async with Provider(script) as provider, Network.open() as network:
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[look])
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            await mia.ask("bob", "Is it there?")
+            said = await mia.history("direct:bob~mia")
+    assert said == [("mia", "Is it there?"), ("bob", "It was seen.")]
+    assert provider.requests[1]["messages"][2]["content"] == "Let me look."
+
+
+# --- Merlin
+
+
+async def test_a_model_may_be_told_to_make_one_call_at_a_time() -> None:
+    """A provider takes that beside tools only, and the last turn has none."""
+
+    @tool(idempotent=True)
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    async with Provider(by_turn(use(("look", {})), "It was seen.")) as provider:
+        model = provider.model(settings={"parallel_tool_calls": False})
+        end = await Loop(Agent("bob", "", model, [look], AgentPolicy(max_turns=2))).drive()
+    assert end.answer == "It was seen."
+    assert [it.get("parallel_tool_calls") for it in provider.requests] == [False, None]
+
+
+async def test_what_a_tool_asks_of_a_model_counts_in_its_reaction() -> None:
+    """It asks by an agent inside of its call, which may be as small as an instruction; what that streams is seen."""
+
+    def script(body: Body) -> Reply:
+        if system_of(body).startswith("You translate"):
+            return text("Guten Tag", usage=(7, 2))
+        return use(("translate", {"words": "hello"}), usage=(20, 3)) if turn_of(body) == 1 else text("Done.", usage=(30, 4))
+
+    async with Provider(script) as provider, Network.open() as network:
+        model, heard = provider.model(), Heard()
+
+        @tool(idempotent=True)
+        async def translate(context: ToolContext, words: str) -> str:
+            """Translate."""
+            assert context.run_agent is not None
+            end = await context.run_agent(Agent("translator", "You translate into German.", model), words)
+            return end.answer or ""
+
+        bob = SimpleAgentRunner("bob", instruction="x", model=model, tools=[translate], on_event=heard)
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            await mia.ask("bob", "What is hello in German?")
+            [end] = [it for it in await heard.finished(2) if not it.path]
+            records = await mia.records(end.reaction)
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (57, 9)
+    [result] = [it["body"] for it in records if it["kind"] == "tool_result"]
+    assert (result["content"], result["usage"]["prompt_tokens"]) == ("Guten Tag", 7)
+
+
+async def test_what_a_message_carries_may_force_a_tool() -> None:
+    """A callable reads the prompt: with a file in the incoming message the first turn has to read it."""
+
+    @tool(idempotent=True)
+    def read_file() -> str:
+        """Read the file."""
+        return "Milk."
+
+    def choose(state: TurnState) -> str | None:
+        incoming = str(state.history[1].content).partition("<incoming_message")[2]
+        return "read_file" if state.turn == 1 and "[file " in incoming else None
+
+    async with Provider(by_turn("So.")) as provider, Network.open() as network:
+        policy = AgentPolicy(choose_tool=choose)
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[read_file], policy=policy)
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            for content in ("plain", {"text": "See this.", "files": [{"name": "notes.txt"}]}, "plain again"):
+                await mia.client.send("agent:bob", content)
+                await mia.hear()
+    forced = {"type": "function", "function": {"name": "read_file"}}
+    assert [it.get("tool_choice") for it in provider.requests] == [None, forced, None]
+
+
+async def test_tools_that_failed_are_known_to_the_policy() -> None:
+    """After two failures of a tool the turns have no tools any more, in a resumed reaction too."""
+
+    @tool(idempotent=True)
+    def look() -> str:
+        """Look."""
+        raise LookupError("it is dark")
+
+    def count(state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
+        failed = state.values["failed"]
+        assert isinstance(failed, int)
+        state.values["failed"] = failed + (not result.ok)
+        return None
+
+    def make(model: Any) -> Agent:
+        policy = AgentPolicy(
+            initial_state=lambda: {"failed": 0},
+            after_tool=count,
+            should_send_tools=lambda state: state.values["failed"] != 2,
+        )
+        return Agent("bob", "", model, [look], policy)
+
+    async with Provider(by_turn(use(("look", {})), use(("look", {})), "I saw nothing.")) as provider:
+        whole = await survives_kills(provider, make)
+    assert [tools_of(it) for it in whole.requests] == [["look"], ["look"], []]
+    assert results_of(whole.requests[-1]) == ["LookupError: it is dark"] * 2
+
+
+RESEARCH = ROOT / "examples" / "deep_research" / "research.py"
+
+
+def research(body: Body) -> Reply:
+    """Stands in for a real model in all five agents; as the supervisor it would rather talk than report."""
+    system, results = system_of(body), results_of(body)
+    if system.startswith("You take questions"):
+        return use(("hand_over_to_supervisor", {"note": "Please."}))
+    if system.startswith("You supervise"):
+        if not results:
+            return use(*((f"researcher-{n}", {"task": topic}) for n, topic in enumerate(("bees", "whales", "leaves"), 1)))
+        if isinstance(body.get("tool_choice"), dict):
+            findings = [it.partition("\n\n")[0] for it in results]
+            return use(("write_report", {"title": "The report", "findings": findings}))
+        return text("I know enough.")
+    if not results:
+        return use(("search", {"query": next(it for it in ("bees", "whales", "leaves") if it in str(body["messages"][1]))}))
+    return text("It is so [1].")
+
+
+async def test_the_deep_research_team_works_on_a_model_and_its_report_is_forced_after_two_retries(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), FakeOpenAI(research) as server:
+        team = await asyncio.create_subprocess_exec(
+            sys.executable, str(RESEARCH), "Bees, whales and leaves?", "--model", "m", "--base-url", server.base_url,
+            stdout=asyncio.subprocess.PIPE, cwd=tmp_path,
+        )  # fmt: skip
+        out, _ = await team.communicate()
+    assert team.returncode == 0
+    shown = out.decode().splitlines()
+    assert shown[-9:] == [
+        *("The report", "", "- It is so [1].", "- It is so [2].", "- It is so [3].", ""),
+        *("[1] The dance language of bees", "[2] Songs of the humpback", "[3] Why leaves turn red"),
+    ]  # fmt: skip
+    choices = [it.get("tool_choice") for it in server.requests if system_of(it).startswith("You supervise")]
+    assert choices == [None, None, None, {"type": "function", "function": {"name": "write_report"}}]
+
+
+# --- JAF
+
+
+async def test_guardrails_of_ones_own_stand_around_what_is_asked_and_what_is_answered() -> None:
+    """Before the first turn, and before the answer goes out."""
+    policy = AgentPolicy(should_send_tools=lambda state: "password" not in str(state.history[1].content))
+
+    @tool(idempotent=True)
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    async with Provider(by_turn("It costs 3 EUR.", "Ask the desk.")) as provider, Network.open() as network:
+        layers = [Evaluations(always=[Rule("no_prices", r"EUR", "Name no prices.", forbids=True)])]
+        bob = SimpleAgentRunner(
+            "bob", instruction="x", model=provider.model(), tools=[look], policy=policy, middleware=layers
+        )
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            heard = await mia.ask("bob", "my password is x")
+    assert heard.text == "Ask the desk."
+    assert [tools_of(it) for it in provider.requests] == [[], []]

@@ -1,0 +1,43 @@
+"""Time and chance come in as arguments, which replay and simulation hang on: what runs in a network reads neither by itself."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {"random", "secrets", "time", "uuid", "now()", "today()", "utcnow()"}
+# Where they come from, and what touches nothing that is stored or sent.
+ALLOWED = {
+    "network/clock.py": {"secrets", "time"},
+    "network/auth.py": {"secrets"},  # tokens, made once and kept
+    "network/client.py": {"random"},  # the default of `jitter`
+    "network/hub.py": {"time"},  # how long a commit took, for the figures
+    "agents/models/openai_model.py": {"time"},  # a provider's date in `retry-after`
+    "agents/models/local.py": {"secrets"},  # the key of a server on this machine
+}
+FILES = [path.relative_to(ROOT) for it in ("network", "agents", "mods") for path in sorted((ROOT / it).rglob("*.py"))]
+
+
+def find_sources(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").partition(".")[0]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+            yield f"{node.func.attr}()"  # datetime.now() and its like; datetime.fromtimestamp(...) only converts
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_file_reads_no_time_and_no_chance(file: Path) -> None:
+    found = SOURCES.intersection(find_sources((ROOT / file).read_text(encoding="utf-8")))
+    assert found <= ALLOWED.get(str(file), set())
+
+
+def test_a_source_would_be_found() -> None:
+    source = "import time as t\nfrom random import random\nfrom .time import x\nday = datetime.now()"
+    assert SOURCES.intersection(find_sources(source)) == {"time", "random", "now()"}
