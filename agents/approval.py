@@ -12,7 +12,7 @@ from dataclasses import replace
 from roundelay.network.client import AnyMessage
 from roundelay.network.messages import BaseMessage
 
-from .journal import Approval
+from .records import Approval
 from .replies import Waiter, read_decision
 from .steps import NOT_RUN, PlannedCall
 from .text import cut

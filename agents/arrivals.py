@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
 
-from .journal import Journal, Started, reaction_id
+from .journal import Journal, reaction_id
 from .models.model import Usage
 from .ongoing import Ongoing
 from .prompt import render_new_messages
+from .records import Started
 from .steps import Finish, NewMessages
 
 

@@ -17,11 +17,12 @@ from roundelay.network.errors import RoundelayError
 
 from .agent import Agent
 from .events import AnswerReviewed, Event, Finished, HandedOver, OnEvent, Resumed, TurnEnd, TurnStart
-from .journal import Journal, Recorded, Store
+from .journal import Journal, Store
 from .model_calls import ModelCalls
 from .models.model import ModelReply, Usage
 from .models.request_print import print_request
 from .reaction import Reaction
+from .records import Recorded
 from .replies import Replies
 from .run import MakeContext, Run
 from .stand_in import STAND_IN

@@ -21,9 +21,10 @@ from roundelay.network.errors import (
 from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER
-from .journal import Journal, Recorded, derived_id
+from .journal import Journal, derived_id
 from .models.model import Usage
 from .reaction import Reaction
+from .records import Recorded
 from .replies import DECLINED
 from .retry import retry_later
 from .steps import Finish, Status

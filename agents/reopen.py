@@ -11,8 +11,9 @@ from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import OpenReactionInfo
 from roundelay.network.messages import BaseMessage
 
-from .journal import Journal, Recorded
+from .journal import Journal
 from .models.model import Usage
+from .records import Recorded
 from .replies import Replies
 from .retry import retry_later
 from .steps import Finish

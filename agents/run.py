@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from .events import OnEvent
-from .journal import Journal, Recorded
+from .journal import Journal
 from .reaction import Reaction
+from .records import Recorded
 from .replies import Replies
 from .tools import ToolContext
 

@@ -28,11 +28,12 @@ from .context import build_context
 from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
 from .foreign import first_error
 from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
-from .journal import Journal, Recorded, reaction_id
+from .journal import Journal, reaction_id
 from .live import LivePieces
 from .models.model import Usage
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
+from .records import Recorded
 from .reopen import expect_replies, read_open_reaction
 from .replies import Replies, read_waiting
 from .retry import retry_later

@@ -25,17 +25,18 @@ from .events import OnEvent
 from .features.run_limits import limit_run
 from .foreign import first_error
 from .inbox import ReactTo, Visibility
-from .journal import Started
 from .middleware import Middleware
 from .models.model import Model
+from .network_tools import communication_tools, mod_tools
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
 from .prompt import ConversationPrompt, render_system_prompt
 from .reaction import Reaction
+from .records import Started
 from .runner import AgentRunner
 from .steps import Finish
 from .tool_client import ToolClient
-from .tools import Tool, ToolContext, communication_tools, index_tools, mod_tools
+from .tools import Tool, ToolContext, index_tools
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient, Welcome

@@ -24,9 +24,9 @@ from .agent import Agent
 from .approval import apply_approval, read_approval, request_approval
 from .events import Progress, ToolCallEnd, ToolCallStart, ToolOutput, ToolRequests, Waiting
 from .foreign import Broken, Overdue, describe_error, first_error, run_foreign
-from .journal import Approval
 from .model_calls import ModelCalls
 from .models.model import Usage
+from .records import Approval
 from .replies import Wait, Waiter
 from .retry import retry_later
 from .run import Run

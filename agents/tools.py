@@ -9,35 +9,28 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
-import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Literal, overload
+from functools import partial
+from typing import TYPE_CHECKING, Literal, overload
 
-import msgspec
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import JsonValue, TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json
 
 from .arguments import (
     ToolArgumentsError,
     ToolError,
     read_arguments,
-    read_object,
-    read_required,
     read_signature,
     tidy_schema,
 )
-from .models.json_schema import read_properties
 from .models.model import JsonSchema, ToolSpec, Usage
-from .replies import Waiter, describe_replies, put_question
+from .replies import Waiter
 from .threads import run_in_thread
 
 if TYPE_CHECKING:
-    from roundelay.network.frames import ModInfo
     from roundelay.network.messages import BaseMessage
 
     from .agent import Agent
@@ -56,10 +49,8 @@ __all__ = [
     "ToolError",
     "ToolResult",
     "as_tool",
-    "communication_tools",
     "index_tools",
     "load_tool",
-    "mod_tools",
     "tool",
 ]
 
@@ -294,23 +285,6 @@ def load_tool(spec: str) -> Tool:
     return as_tool(found)
 
 
-def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
-    """Make a tool of each operation that the hub's mods announced in ``welcome``. `channels.join` becomes ``channels_join``.
-
-    The hub validates the arguments' types and answers a repeated ``call_id`` with the first result, so these are idempotent. A model
-    sees no seqs, so two parameters mean the incoming message: ``cause`` is filled in and hidden, ``reply_to`` may be left out.
-    """
-    return list(_make_operation_tools(json.dumps(msgspec.to_builtins(mods))))
-
-
-def communication_tools() -> list[Tool]:
-    """The tools that every agent has. ``finish`` only has its arguments parsed here: the reaction loop acts on it."""
-    return [_send_text_message, _broadcast_text_message, _require_all(_ask), _finish]
-
-
-# From here on: how a function becomes a tool.
-
-
 def _make_tool(
     function: Callable[..., object], name: str | None, description: str | None, effect: Effect, timeout_s: float | None
 ) -> Tool:
@@ -359,98 +333,3 @@ def _write_result(name: str, value: object) -> str:
         raise ToolError(
             f"The tool {name} returned a {type(value).__name__}, which does not go into JSON: {error}"
         ) from error
-
-
-# From here on: how an operation of the hub becomes a tool.
-
-
-@lru_cache(maxsize=16)
-def _make_operation_tools(mods: str) -> Sequence[Tool]:
-    """Make the tools of the mods in this JSON. Agents of one process on one hub share them: they are some 10 KB."""
-    from roundelay.network.frames import ModInfo
-
-    tools: list[Tool] = []
-    taken = {FINISH}
-    for mod in msgspec.convert(json.loads(mods), list[ModInfo]):
-        for operation in mod.operations:
-            name = _name_operation(operation.op, taken)
-            taken.add(name)
-            schema = tidy_schema(operation.args_schema)
-            parameters = _hide_trigger(schema)
-            filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
-            parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
-            tools.append(Tool(name, operation.description, parameters, "idempotent", math.inf, parse, run))
-    return tools
-
-
-def _name_operation(op: str, taken: set[str]) -> str:
-    base = tool_name(op)
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base[: MAX_NAME_CHARS - 4]}_{number}"
-    return name
-
-
-def _require_all(made: Tool) -> Tool:
-    """Name every parameter as required, which strict servers ask for; one that is left out nevertheless still has its default."""
-    properties = {
-        name: {key: value for key, value in inner.items() if key != "default"} if isinstance(inner, dict) else inner
-        for name, inner in read_properties(made.parameters).items()
-    }
-    return replace(made, parameters={**made.parameters, "properties": properties, "required": list(properties)})
-
-
-def _hide_trigger(schema: JsonSchema) -> JsonSchema:
-    properties = {field: inner for field, inner in read_properties(schema).items() if field != "cause"}
-    required = [field for field in read_required(schema) if field not in ("cause", "reply_to")]
-    return {**schema, "properties": properties, "required": required}
-
-
-async def _call_operation(op: str, filled: Sequence[str], context: ToolContext, kwargs: Mapping[str, object]) -> object:
-    args = {**dict.fromkeys(filled, context.trigger.seq), **kwargs}
-    return await context.client.call(op, args, call_id=context.call_id)
-
-
-# The tools of every agent; last, since `tool` works when the module is read.
-
-
-@tool(name="send_text_message", idempotent=True, timeout_s=math.inf)
-async def _send_text_message(
-    context: ToolContext,
-    target_agent_id: Annotated[str, Field(description="Id of the agent or person that gets the message")],
-    text: Annotated[str, Field(description="What to say")],
-) -> str:
-    """Send a direct text message to one agent or person. It is private between the two of you."""
-    agent_id = target_agent_id.strip().removeprefix("agent:").removeprefix("@")
-    trigger = context.trigger
-    # To the one who wrote directly it is the answer, and whoever waits for that knows it by this.
-    reply_to = trigger.seq if trigger.kind == "direct" and trigger.sender_id == agent_id else None
-    await context.client.send_text(agent_id, text, reply_to=reply_to, cause=trigger.seq, message_id=context.call_id)
-    return f"The message is on its way to {agent_id}."
-
-
-@tool(name="broadcast_text_message", idempotent=True, timeout_s=math.inf)
-async def _broadcast_text_message(context: ToolContext, text: Annotated[str, Field(description="What to say")]) -> str:
-    """Send a text message to every participant of the network."""
-    await context.client.broadcast(text, cause=context.trigger.seq, message_id=context.call_id)
-    return "The message is on its way to everyone."
-
-
-@tool(name="ask", idempotent=True, timeout_s=math.inf)
-async def _ask(
-    context: ToolContext,
-    agent_ids: Annotated[list[str], Field(min_length=1, max_length=16, description="Ids of the agents to ask")],
-    text: Annotated[str, Field(description="The question, with all that they have to know")],
-    timeout_s: Annotated[float, Field(gt=0, le=604_800, description="How long to wait, in seconds")] = 300.0,
-) -> str:
-    """Ask agents something and wait for their answers, which are the result of this call."""
-    asked = list(dict.fromkeys(it.strip().removeprefix("agent:").removeprefix("@") for it in agent_ids))
-    replies, problems = await put_question(context, asked, text, timeout_s)
-    return describe_replies(asked, replies, problems, timeout_s)
-
-
-@tool(name=FINISH, idempotent=True)
-async def _finish(reason: Annotated[str, Field(description="Why nothing is left to do, in a few words")]) -> str:
-    """End your work on the incoming message. Call it when nothing is left to do, or when the message needs nothing from you."""
-    return reason

@@ -25,7 +25,7 @@ import msgspec
 import roundelay
 from roundelay.agents.foreign import first_error
 from roundelay.agents.inbox import wakes
-from roundelay.agents.journal import fetch_records
+from roundelay.agents.records import fetch_records
 from roundelay.app import Node
 from roundelay.app import serve as serve_node
 from roundelay.demo_process import DemoFailed, MemberProcess

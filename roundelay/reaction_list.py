@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roundelay.agents.journal import fetch_records, read_records
+from roundelay.agents.records import fetch_records, read_records
 from roundelay.agents.text import cut
 from roundelay.follow import Follower
 from roundelay.network.client import NetworkClient

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roundelay.agents.journal import Recorded, derived_id, reaction_id, read_records
+from roundelay.agents.journal import derived_id, reaction_id
 from roundelay.agents.models.tape import TapedTurn
+from roundelay.agents.records import Recorded, read_records
 from roundelay.agents.tools import ToolResult
 from roundelay.network.errors import RoundelayError
 from roundelay.network.ledger import Row

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from roundelay.agents.journal import Recorded, derived_id
+from roundelay.agents.journal import derived_id
 from roundelay.agents.models.model import Model, ModelError, ModelReply, ModelRequest
 from roundelay.agents.models.request_print import find_drift
+from roundelay.agents.records import Recorded
 from roundelay.agents.steps import ModelFailed, PlannedCall, Reviewed
 from roundelay.agents.tools import ToolResult
 from roundelay.recording import CallPlace, Recording, shorten

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Protocol
 
-from roundelay.agents.journal import fetch_records
+from roundelay.agents.records import fetch_records
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.network.ledger import Row

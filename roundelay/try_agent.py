@@ -34,8 +34,9 @@ from roundelay.agents.events import (
     event_to_json,
 )
 from roundelay.agents.features.prices import Prices, write_dollars
-from roundelay.agents.journal import FinishedBody, fetch_records, reaction_id
+from roundelay.agents.journal import reaction_id
 from roundelay.agents.models.model import Usage
+from roundelay.agents.records import FinishedBody, fetch_records
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner
 from roundelay.app import Network

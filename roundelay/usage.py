@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from roundelay.agents.journal import fetch_records, read_records
 from roundelay.agents.models.model import Usage
+from roundelay.agents.records import fetch_records, read_records
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.terminal import Paint, format_table

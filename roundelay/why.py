@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from roundelay.agents.journal import Recorded, derived_id, read_records
+from roundelay.agents.journal import derived_id
 from roundelay.agents.models.model import ModelReply, ToolCall
+from roundelay.agents.records import Recorded, read_records
 from roundelay.network.errors import RoundelayError
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.recording import shorten

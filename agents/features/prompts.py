@@ -23,8 +23,8 @@ from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import ChatMessage, Model, SystemMessage, UserMessage
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.models.scripted import say as answer
+from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.steps import CallModel, TurnState
-from roundelay.agents.tools import communication_tools
 from roundelay.network.errors import ConfigError
 from roundelay.templates import SYSTEM, USER, read_template
 

@@ -64,7 +64,7 @@ def show_command(reaction: str, as_json: bool) -> None:
     """Show the records of REACTION: prompt, replies, calls with their results, the end."""
     from pydantic_core import to_json
 
-    from roundelay.agents.journal import fetch_records
+    from roundelay.agents.records import fetch_records
     from roundelay.network.errors import UnknownMessage
     from roundelay.reaction_list import describe_record
     from roundelay.terminal import CONTINUED, Screen, clean_lines, format_time

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from roundelay.agents.journal import fetch_records
+from roundelay.agents.records import fetch_records
 from roundelay.app import Node, serve
 from roundelay.mods.channels import Channels
 from roundelay.network import connection as connections

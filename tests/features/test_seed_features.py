@@ -9,16 +9,18 @@ import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from roundelay.agents.agent import Agent
+from roundelay.agents.features.context_engine import ContextEngine
 from roundelay.agents.features.evaluations import Evaluations, Rule
 from roundelay.agents.features.postprocessors import FollowUps, Postprocessors
 from roundelay.agents.middleware import AfterTool
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.steps import TurnState
 from roundelay.agents.tools import ToolContext, ToolResult, tool
 from roundelay.app import Network
@@ -145,7 +147,11 @@ async def test_what_a_tool_asks_of_a_model_counts_in_its_reaction() -> None:
     def script(body: Body) -> Reply:
         if system_of(body).startswith("You translate"):
             return text("Guten Tag", usage=(7, 2))
-        return use(("translate", {"words": "hello"}), usage=(20, 3)) if turn_of(body) == 1 else text("Done.", usage=(30, 4))
+        return (
+            use(("translate", {"words": "hello"}), usage=(20, 3))
+            if turn_of(body) == 1
+            else text("Done.", usage=(30, 4))
+        )
 
     async with Provider(script) as provider, Network.open() as network:
         model, heard = provider.model(), Heard()
@@ -230,17 +236,23 @@ def research(body: Body) -> Reply:
         return use(("hand_over_to_supervisor", {"note": "Please."}))
     if system.startswith("You supervise"):
         if not results:
-            return use(*((f"researcher-{n}", {"task": topic}) for n, topic in enumerate(("bees", "whales", "leaves"), 1)))
+            return use(
+                *((f"researcher-{n}", {"task": topic}) for n, topic in enumerate(("bees", "whales", "leaves"), 1))
+            )
         if isinstance(body.get("tool_choice"), dict):
             findings = [it.partition("\n\n")[0] for it in results]
             return use(("write_report", {"title": "The report", "findings": findings}))
         return text("I know enough.")
     if not results:
-        return use(("search", {"query": next(it for it in ("bees", "whales", "leaves") if it in str(body["messages"][1]))}))
+        return use(
+            ("search", {"query": next(it for it in ("bees", "whales", "leaves") if it in str(body["messages"][1]))})
+        )
     return text("It is so [1].")
 
 
-async def test_the_deep_research_team_works_on_a_model_and_its_report_is_forced_after_two_retries(tmp_path: Path) -> None:
+async def test_the_deep_research_team_works_on_a_model_and_its_report_is_forced_after_two_retries(
+    tmp_path: Path,
+) -> None:
     async with asyncio.timeout(60), FakeOpenAI(research) as server:
         team = await asyncio.create_subprocess_exec(
             sys.executable, str(RESEARCH), "Bees, whales and leaves?", "--model", "m", "--base-url", server.base_url,
@@ -255,6 +267,97 @@ async def test_the_deep_research_team_works_on_a_model_and_its_report_is_forced_
     ]  # fmt: skip
     choices = [it.get("tool_choice") for it in server.requests if system_of(it).startswith("You supervise")]
     assert choices == [None, None, None, {"type": "function", "function": {"name": "write_report"}}]
+
+
+async def test_a_summary_stays_in_its_reaction() -> None:
+    """The next message's prompt has what was said, and nothing that was made of results."""
+
+    @tool(idempotent=True)
+    def look() -> str:
+        """Look."""
+        return "y" * 1500
+
+    def script(body: Body) -> Reply:
+        if system_of(body).startswith("You sum up"):
+            return text("The code is 4711.")
+        if "and now?" in str(body["messages"][1]["content"]):
+            return text("Nothing new.")
+        return use(("look", {})) if turn_of(body) < 5 else text("I have looked.")
+
+    async with Provider(script) as provider, Network.open() as network:
+        layers = [ContextEngine(1900, reserve_tokens=100, summary_tokens=100)]
+        policy = AgentPolicy(max_same_calls=9)
+        bob = SimpleAgentRunner(
+            "bob", instruction="x", model=provider.model(), tools=[look], policy=policy, middleware=layers
+        )
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            await mia.ask("bob", "Look around.")
+            await mia.ask("bob", "and now?")
+    *_, before, after = [str(it["messages"]) for it in provider.requests]
+    assert "4711" in before
+    assert "I have looked." in after
+    assert "4711" not in after
+
+
+# --- OpenAgents
+
+SEED_TEMPLATE = """
+<conversation>
+    <threads>
+        {% for thread_id, thread in message_threads.items() %}
+        <thread id="{{ thread_id }}">
+            {% for message in thread.messages[-10:] %}
+            <message sender="{{ message.sender_id }}">
+                {% if message.text_representation %}
+                <content>{{ message.text_representation }}</content>
+                {% else %}
+                <content>{{ message.content }}</content>
+                {% endif %}
+            </message>
+            {% endfor %}
+        </thread>
+        {% endfor %}
+    </threads>
+    <current_interaction>
+        <incoming_thread_id>{{ incoming_thread_id }}</incoming_thread_id>
+        <incoming_message sender="{{ incoming_message.sender_id }}">
+            {% if incoming_message.text_representation %}
+            <content>{{ incoming_message.text_representation }}</content>
+            {% else %}
+            <content>{{ incoming_message.content }}</content>
+            {% endif %}
+        </incoming_message>
+    </current_interaction>
+</conversation>
+"""
+
+
+async def test_the_seeds_own_template_is_a_template_here(tmp_path: Path) -> None:
+    (tmp_path / "seed.jinja").write_text(SEED_TEMPLATE, encoding="utf-8")
+    async with Provider(by_turn("Fine.")) as provider, Network.open() as network:
+        bob = SimpleAgentRunner(
+            "bob", instruction="x", model=provider.model(), template=tmp_path / "seed.jinja", channels=["dev"]
+        )
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            await mia.ask("bob", "first")
+            await mia.client.send("agent:bob", {"rows": 3}, text_representation="<three> rows")
+            await mia.hear()
+    prompt = ElementTree.fromstring(provider.requests[1]["messages"][1]["content"].partition("\n\nTurn")[0])
+    said = [(it.get("sender"), (it.findtext("content") or "").strip()) for it in prompt.iter("message")]
+    assert said == [("mia", "first"), ("bob", "Fine.")]
+    assert prompt.findtext("current_interaction/incoming_thread_id") == "direct:bob~mia"
+    assert prompt.findtext("current_interaction/incoming_message/content") == "<three> rows"
+
+
+async def test_the_runner_for_openai_makes_its_own_model() -> None:
+    async with FakeOpenAI([text("Fine.")]) as server, Network.open() as network:
+        bob = SimpleOpenAIAgentRunner("bob", instruction="Be kind.", model_name="small", base_url=server.base_url)
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            assert (await mia.ask("bob", "hi")).text == "Fine."
+    assert (server.requests[0]["model"], system_of(server.requests[0])[:8]) == ("small", "Be kind.")
 
 
 # --- JAF

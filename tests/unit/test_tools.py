@@ -16,16 +16,15 @@ import pytest
 from pydantic import BaseModel, Field
 
 from roundelay.agents.models.model import ToolSpec
+from roundelay.agents.network_tools import communication_tools, mod_tools
 from roundelay.agents.tools import (
     Tool,
     ToolArgumentsError,
     ToolContext,
     ToolError,
     as_tool,
-    communication_tools,
     index_tools,
     load_tool,
-    mod_tools,
     tool,
 )
 from roundelay.app import Network
