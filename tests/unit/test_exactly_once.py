@@ -13,7 +13,7 @@ import aiosqlite
 import pytest
 
 from roundelay.app import Network
-from roundelay.network import apply
+from roundelay.network import attempts
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.exactly_once import HistoryReplaced, handle_exactly_once
 from roundelay.network.local import LocalConnection, LocalTransport
@@ -63,7 +63,7 @@ class Shop:
 
 @pytest.fixture
 async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
-    monkeypatch.setattr(apply, "FIRST_RETRY_MS", 1)
+    monkeypatch.setattr(attempts, "FIRST_RETRY_MS", 1)
     async with Network.open() as opened:
         yield opened
 
