@@ -57,8 +57,13 @@ class Agent:
         handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in self.handoffs]
         by_name = {it.name: it for it in handoffs}
         tools = index_tools(self.tools)
-        if len(by_name) < len(handoffs) or not by_name.keys().isdisjoint({*tools, FINISH}):
-            raise ToolError(f"Agent {self.id} has two tools, or handoffs, of one name.")
+        taken = {*tools, FINISH}
+        twice = sorted({it.name for it in handoffs if it.name in taken or by_name[it.name] is not it})
+        if twice:
+            raise ToolError(
+                f"Agent {self.id} has two tools, or handoffs, named {', '.join(twice)}: give the tool another name with "
+                "@tool(name=...), and hand over to one agent of an id."
+            )
         object.__setattr__(self, "_handoffs", by_name)
         object.__setattr__(self, "chain", Chain(self.policy, self.middleware))
         object.__setattr__(self, "_tools", self._collect_tools() if self.chain.brings_tools else tools)
@@ -95,6 +100,11 @@ class Agent:
 
     def find_handoff(self, name: str) -> Handoff | None:
         return self._handoffs.get(name)
+
+    @property
+    def all_handoffs(self) -> tuple[Handoff, ...]:
+        """To whom it may hand over, and how."""
+        return tuple(self._handoffs.values())
 
     @property
     def all_tools(self) -> tuple[Tool, ...]:
@@ -143,7 +153,7 @@ def list_agents(start: Agent) -> list[Agent]:
     """Give ``start`` and the agents that can be reached from it by handoffs."""
     seen: list[Agent] = [start]
     for agent in seen:
-        found = (it.agent if isinstance(it, Handoff) else it for it in agent.handoffs)
+        found = (it.agent for it in agent.all_handoffs)
         seen += [it for it in found if all(it is not known for known in seen)]
     return seen
 

@@ -14,6 +14,7 @@ from roundelay.network.messages import BaseMessage
 
 from .records import Approval
 from .replies import Waiter, read_decision
+from .retry import retry_later
 from .steps import NOT_RUN, PlannedCall
 from .text import cut
 from .tools import ToolArgumentsError, ToolContext, ToolResult
@@ -33,7 +34,9 @@ async def request_approval(
         "Reply to this message with /approve, with /deny and a reason, or with /edit and other arguments."
     )
     metadata = {"approval": {"reaction": context.reaction, "tool": name}}
-    stored = await context.client.reply(trigger, text, message_id=context.call_id, metadata=metadata)
+    stored = await retry_later(
+        lambda: context.client.reply(trigger, text, message_id=context.call_id, metadata=metadata)
+    )
     waiter.expect(stored.seq, is_approval=True)
     replies = await waiter.wait({PERSON: stored}, timeout_s, is_approval=True)
     return replies.get(PERSON)

@@ -5,7 +5,9 @@ Stands between the inbox, where they wait, and the driver, which tells them to t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
@@ -19,29 +21,40 @@ from .steps import Finish, NewMessages
 
 
 class ThreadArrivals:
-    """What waits behind one reaction. ``withdraw`` takes it out of the inbox, ``settle`` says of one message that it was read."""
+    """What waits behind one reaction. ``withdraw`` takes it out of the inbox, ``put_back`` one of it in again, ``settle`` says of one message that it was read."""
 
     def __init__(
         self,
         ongoing: Ongoing,
         *,
         withdraw: Callable[[BaseMessage], Sequence[BaseMessage]],
+        put_back: Callable[[BaseMessage], None],
         should_answer: Callable[[BaseMessage], bool],
         settle: Callable[[int, str, str], Awaitable[None]],
     ) -> None:
         self._ongoing = ongoing
         self._withdraw = withdraw
+        self._put_back = put_back
         self._should_answer = should_answer
         self._settle = settle
 
     def take(self) -> NewMessages | None:
         """Take what has arrived; None for nothing."""
-        messages = self._withdraw(self._ongoing.message)
+        waiting = self._withdraw(self._ongoing.message)
+        messages = waiting[: self._count_fitting(waiting)]
+        for message in waiting[len(messages) :]:
+            self._put_back(message)
         if not messages:
             return None
         self._ongoing.taken = {message.seq: message for message in messages}
         answers = any(self._should_answer(message) for message in messages)
         return NewMessages(render_new_messages(messages), tuple(self._ongoing.taken), answers)
+
+    def _count_fitting(self, messages: Sequence[BaseMessage]) -> int:
+        """How many of them one record holds; the others wait for the next turn, or get a reaction of their own."""
+        sizes = (len(json.dumps(render_new_messages([message]))) for message in messages)
+        limit = self._ongoing.journal.max_body_bytes // 2
+        return sum(1 for total in accumulate(sizes) if total <= limit)
 
     async def settle(self, new: NewMessages) -> None:
         """They are recorded as read: they get no reaction of their own."""

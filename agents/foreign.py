@@ -55,6 +55,14 @@ async def run_foreign(work: Callable[[], Awaitable[T]], *, name: str, timeout_s:
     return outcome
 
 
+def is_told_to_end(error: BaseException) -> bool:
+    """Whether an error ends this task because somebody wants that, rather than because of the code in it."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError):
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt)
+
+
 def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """Give the first single error of a group: the tasks beside it were cancelled because of it."""
     error: BaseException = failures
@@ -67,7 +75,10 @@ def describe_error(error: BaseException) -> str:
     """Give kind and words of an error, without a traceback."""
     if isinstance(error, Broken):
         error = error.error
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 (it is not ours, and all that is wanted are words)
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

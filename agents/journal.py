@@ -192,7 +192,7 @@ class Journal:
         record_id = _digest(kind, self.reaction, self.path, turn, call)
         if self.store is not None:
             try:
-                body = self.store(kind, body)
+                body = {**self.store(kind, body)}
             except Exception:
                 if kind != "finished":
                     raise

@@ -91,6 +91,9 @@ class Around:
     context: ToolContext
     emit: OnEvent
     complete: Callable[[Model, ModelRequest], Awaitable[ModelReply]]
+    keep: Keep
+    max_kept_chars: int
+    """Of text in one kept value, whatever its characters are."""
 
     @contextmanager
     def report(self, text: str) -> Iterator[None]:
@@ -100,11 +103,6 @@ class Around:
             yield
         finally:
             self.emit(Progress(self.reaction, self.state.turn, "", is_done=True, path=self.path))
-
-    keep: Keep
-
-    max_kept_chars: int
-    """Of text in one value, whatever its characters are."""
 
 
 class Middleware:
@@ -189,6 +187,11 @@ class Middleware:
         return body
 
     # --- beside the reactions
+
+    def describe(self) -> object:
+        """Give what it is set to: a reaction that is resumed while that is something else says so. By default all that it holds when its runner
+        is made, of which data counts and code by its name."""
+        return vars(self)
 
     async def close(self) -> None:
         """Let go of what it holds; at the end of each `run` of the runner. It may be needed again."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Awaitable, Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from pydantic import JsonValue
 
 from .events import ModelOutput, ModelRetry
 from .foreign import Broken, Overdue, describe_error, run_foreign
 from .middleware import Around
-from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, Usage
+from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ToolCall, Usage
 from .retry import retry
 from .run import Run
 from .stand_in import STAND_IN
@@ -61,6 +61,7 @@ class ModelCalls:
 
         try:
             reply = await agent.chain.around_model(lambda: self.describe(step.turn, "model", spent), request, proceed)
+            reply = _check(reply, model.name)
         except ModelError as error:
             told = {"reaction": run.id, "reason": error.reason, "error": str(error)}
             _logger.warning("model failed", extra=told)
@@ -70,7 +71,7 @@ class ModelCalls:
             return ModelFailed(replace_surrogates(describe_error(error)))
         if spent:
             reply = replace(reply, usage=sum(spent, reply.usage))
-        return _without_surrogates(reply)
+        return reply
 
     def describe(self, turn: int, call: int | str, spent: list[Usage]) -> Around:
         """Give what middleware may know; what it spends by ``complete`` is added to ``spent``."""
@@ -161,9 +162,34 @@ def _spread(reaction: str, turn: int, made: int) -> float:
     return 0.75 + int.from_bytes(digest[:4], "big") / 2**33
 
 
-def _without_surrogates(reply: ModelReply) -> ModelReply:
+def _check(reply: ModelReply, name: str) -> ModelReply:
+    """Give the reply of a model, or of middleware, as it can be recorded and sent. Raises `ModelError` for what cannot."""
+    odd = _find_odd(reply)
+    if odd:
+        raise ModelError(f"The model {name} gave a reply that cannot be used: {odd}.", reason="broken_reply")
     calls = tuple(
-        replace(call, name=replace_surrogates(call.name), arguments=replace_surrogates(call.arguments))
-        for call in reply.tool_calls
+        ToolCall(replace_surrogates(it.id), replace_surrogates(it.name), replace_surrogates(it.arguments))
+        for it in reply.tool_calls
     )
-    return replace(reply, text=None if reply.text is None else replace_surrogates(reply.text), tool_calls=calls)
+    text = None if reply.text is None else replace_surrogates(reply.text)
+    return replace(reply, text=text, tool_calls=calls, model=replace_surrogates(reply.model))
+
+
+def _find_odd(reply: object) -> str:
+    """Say what in a reply is of another kind than it should be: servers and models of one's own are not checked before."""
+    if not isinstance(reply, ModelReply):
+        return f"it is a {type(reply).__name__}"
+    texts = {"text": reply.text or "", "finish_reason": reply.finish_reason, "model": reply.model}
+    for index, call in enumerate(reply.tool_calls):
+        where = f"tool_calls.{index}"
+        texts |= {f"{where}.id": call.id, f"{where}.name": call.name, f"{where}.arguments": call.arguments}
+    counts = {field.name: getattr(reply.usage, field.name) for field in fields(reply.usage)}
+    return next(
+        (
+            f"{where} is a {type(value).__name__}"
+            for kind, values in ((str, texts), (int, counts))
+            for where, value in values.items()
+            if not isinstance(value, kind)
+        ),
+        "",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from .message_filter import ALL, MessageFilter
 
@@ -109,6 +109,9 @@ class AgentPolicy:
     on_no_tool_calls: Callable[[TurnState, NoCallsReason], str | End | None] | None = None
 
     def __post_init__(self) -> None:
+        for name, choices in (("on_text", get_args(OnText)), ("on_new_message", get_args(OnNewMessage))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r} and must be one of {', '.join(choices)}")
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
@@ -119,7 +122,7 @@ class AgentPolicy:
         if self.max_corrections < 0:
             raise ValueError(f"max_corrections is {self.max_corrections} and must be at least 0")
         for name in ("tool_timeout_s", "approval_timeout_s", "model_timeout_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:  # nor what is no number
                 raise ValueError(f"{name} is {getattr(self, name)} and must be more than 0")
 
 

@@ -32,6 +32,8 @@ ASK, DECLINED = "ask", "declined"
 
 REMEMBERED = 1024
 PAGE = 100
+MAX_WAIT_S = 10 * 365 * 86_400.0
+"""For those who want to wait for ever: a time that can be written down."""
 
 
 class Wait(BaseModel):
@@ -70,6 +72,12 @@ class Replies:
         self._open.setdefault(question, asyncio.get_running_loop().create_future())
         if is_approval:
             self._approvals.add(question)
+
+    def forget(self, waits: Iterable[Wait]) -> None:
+        """Expect no reply to these any more, if that was never waited for: it is a message like any other."""
+        for question in (it for wait in waits for it in wait.questions.values()):
+            self._open.pop(question, None)
+            self._approvals.discard(question)
 
     def take(self, message: BaseMessage) -> bool:
         """Take a delivered message, if it is a reply that is waited for (or was taken already)."""
@@ -177,7 +185,7 @@ class Waiter:
             wait = Wait(
                 questions={to: stored.seq for to, stored in questions.items()},
                 threads={to: stored.thread_id for to, stored in questions.items()},
-                until=self._replies.clock() + int(timeout_s * 1000),
+                until=self._replies.clock() + int(min(timeout_s, MAX_WAIT_S) * 1000),
                 is_approval=is_approval,
             )
             await self._record(wait)
@@ -228,7 +236,8 @@ def read_decision(message: BaseMessage) -> Decision | None:
     """Give a person's ``/approve``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody else."""
     if message.sender_kind != "human":
         return None
-    word, _, rest = message.said.strip().partition(" ")
+    word, *said = message.said.strip().split(maxsplit=1) or [""]
+    rest = said[0] if said else ""
     match word.lower():
         case "/approve":
             return Decision(True)

@@ -25,7 +25,7 @@ from roundelay.network.messages import BaseMessage, MessageThread
 from .arrivals import ThreadArrivals, record_as_read
 from .channels import join_channel
 from .context import build_context
-from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
+from .events import Event, Finished, OnEvent, ToolCallEnd, ToolCallStart
 from .foreign import first_error
 from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
 from .journal import Journal, reaction_id
@@ -34,6 +34,7 @@ from .models.model import Usage
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
 from .records import Recorded
+from .reaction import State
 from .reopen import expect_replies, read_open_reaction
 from .replies import Replies, read_waiting
 from .retry import retry_later
@@ -283,6 +284,8 @@ class AgentRunner(ABC):
             is_handled = await self._attempt(ongoing)
         finally:
             del self._ongoing[message.seq]
+            if ongoing.recorded is not None and self._replies is not None:
+                self._replies.forget(ongoing.recorded.open_waits())
         for left in ongoing.taken.values():  # it ended in the middle of taking them in
             self._inbox.admit(left)
         if is_handled:
@@ -349,6 +352,11 @@ class AgentRunner(ABC):
             answer = "I could not answer: an error on my side. My log has it." if is_told else None
             done = ongoing.reaction
             turns, usage, calls = (done.turn, done.usage, done.tool_calls) if done is not None else (0, Usage(), 0)
+            if done is None or done.state is not State.FINISHED:  # else it was told
+                self.observe(
+                    ongoing,
+                    Finished(ongoing.journal.reaction, "failed", reason, answer, turns, usage, tool_calls=calls),
+                )
             await conclude(ongoing, Finish("failed", reason, answer, turns, usage, calls))
         except (ConnectError, Superseded):
             raise
@@ -356,6 +364,8 @@ class AgentRunner(ABC):
             _logger.warning(
                 "failed reaction stays open", extra={"reaction": ongoing.journal.reaction, "code": refused.code}
             )
+        except Exception:  # of middleware that decides on the records: the other threads go on
+            _logger.exception("failed reaction stays open", extra={"reaction": ongoing.journal.reaction})
         return True
 
     # --- messages that arrive while their thread is in a reaction
@@ -365,8 +375,10 @@ class AgentRunner(ABC):
         if self.policy.on_new_message == "queue":
             return None
         settle = partial(self._settle, ongoing.client)
-        withdraw, should_answer = self._inbox.withdraw, self.should_answer
-        return ThreadArrivals(ongoing, withdraw=withdraw, should_answer=should_answer, settle=settle)
+        inbox, should_answer = self._inbox, self.should_answer
+        return ThreadArrivals(
+            ongoing, withdraw=inbox.withdraw, put_back=inbox.admit, should_answer=should_answer, settle=settle
+        )
 
     async def _settle(self, client: NetworkClient, seq: int, thread_id: str, reader: str) -> None:
         await record_as_read(client, self._make_journal, seq, thread_id, reader)

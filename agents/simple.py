@@ -7,10 +7,8 @@ itself is `reaction`, what it does is `driver`; this module puts them together f
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,11 +17,12 @@ from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import KEEPER, Agent, Handoff, Instruction, find_agent, list_agents
 from .compose import relay
+from .config_hash import describe_middleware, hash_config, hash_text
 from .context import keep_recorded, list_manifest, select_threads
 from .driver import Driver
 from .events import OnEvent
 from .features.run_limits import limit_run
-from .foreign import first_error
+from .foreign import Broken, first_error
 from .inbox import ReactTo, Visibility
 from .middleware import Middleware
 from .models.model import Model
@@ -97,6 +96,8 @@ class SimpleAgentRunner(AgentRunner):
         self._prompt = ConversationPrompt(template)
         self._owns_model = owns_model
         self._equipped: tuple[Welcome, Agent] | None = None
+        self._hashed: tuple[Agent, str] | None = None  # of the equipped agent
+        self._described = describe_middleware(list_agents(self.agent))
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -145,7 +146,7 @@ class SimpleAgentRunner(AgentRunner):
                 as_of=incoming_message.seq,
                 manifest=list_manifest(threads.values(), incoming_message),
                 config_hash=config_hash,
-                prompt_hash=_hash(prompt),
+                prompt_hash=hash_text(prompt),
             )
             if not await ongoing.journal.record_started(started):
                 ongoing.recorded = (
@@ -179,7 +180,7 @@ class SimpleAgentRunner(AgentRunner):
             arrivals=self.find_arrivals(ongoing),
             on_event=partial(self.observe, ongoing),
         )
-        finish = await self._drive(ongoing, driver, config_hash, _hash(prompt))
+        finish = await self._drive(ongoing, driver, config_hash, hash_text(prompt))
         return await conclude(ongoing, finish)
 
     async def close(self) -> None:
@@ -196,14 +197,21 @@ class SimpleAgentRunner(AgentRunner):
         """Drive the reaction in a task of its own, so that a person's stop ends it and nothing else."""
         if ongoing.stopped_by is not None:
             return driver.cancel(_stopped(ongoing.stopped_by))
+
+        async def run() -> Finish:
+            try:
+                return await driver.run(ongoing.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
+            except SystemExit as error:  # of middleware: out of a task it would end the event loop
+                raise Broken(error) from error
+
         try:
             async with asyncio.TaskGroup() as group:
-                work = ongoing.work = group.create_task(
-                    driver.run(ongoing.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
-                )
+                work = ongoing.work = group.create_task(run())
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         if work.cancelled():
+            if ongoing.stopped_by is None:  # by what runs in it: nobody stopped it
+                raise Broken(asyncio.CancelledError())
             return driver.cancel(_stopped(ongoing.stopped_by or "a person"))
         return work.result()
 
@@ -227,39 +235,18 @@ class SimpleAgentRunner(AgentRunner):
         return self._prompt.render(select_threads(incoming, message, max_threads=1, per_thread=few), thread_id, message)
 
     def _hash_config(self, agent: Agent) -> str:
-        """Give what the agent's behaviour depends on, in 32 characters: a reaction resumed under another one says so."""
-        return _hash(json.dumps([_describe(agent), self._prompt.source, self.visibility], sort_keys=True, default=str))
+        """Give what the agent's behaviour depends on: a reaction resumed under another one says so."""
+        if self._hashed is None or self._hashed[0] is not agent:
+            self._hashed = (agent, hash_config(agent, self._described, self._prompt.source, self.visibility))
+        return self._hashed[1]
 
 
 def _equip(agent: Agent, everybodys: Sequence[Tool], offered: Sequence[Tool]) -> Agent:
     """Give the agent, and those that it may hand over to, the tools that its hub offers."""
     own = index_tools([*everybodys, *agent.tools])
     tools = (*own.values(), *(tool for tool in offered if tool.name not in own))
-    handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in agent.handoffs]
-    equipped = tuple(replace(it, agent=_equip(it.agent, everybodys, offered)) for it in handoffs)
+    equipped = tuple(replace(it, agent=_equip(it.agent, everybodys, offered)) for it in agent.all_handoffs)
     return replace(agent, tools=tools, handoffs=equipped)
-
-
-def _describe(agent: Agent) -> list[object]:
-    """Everything about an agent that JSON can say."""
-    limits = {field.name: getattr(agent.policy, field.name) for field in fields(agent.policy)}
-    policy = {name: value for name, value in limits.items() if not callable(value)}
-    specs = [(tool.name, tool.description, tool.parameters, tool.effect) for tool in index_tools(agent.tools).values()]
-    instruction = agent.instruction
-    told = (
-        instruction
-        if isinstance(instruction, str)
-        else getattr(instruction, "__qualname__", type(instruction).__name__)
-    )
-    handoffs = [
-        [_describe(it.agent), it.returns] if isinstance(it, Handoff) else [_describe(it)] for it in agent.handoffs
-    ]
-    layers = [type(it).__qualname__ for it in agent.middleware]
-    return [told, agent.model.name, policy, specs, handoffs, *([layers] if layers else [])]
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 class SimpleOpenAIAgentRunner(SimpleAgentRunner):

@@ -18,12 +18,12 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from roundelay.network.errors import RoundelayError
+from roundelay.network.errors import BudgetExhausted, LoopStopped, RequestError, RoundelayError
 
 from .agent import Agent
 from .approval import apply_approval, read_approval, request_approval
 from .events import Progress, ToolCallEnd, ToolCallStart, ToolOutput, ToolRequests, Waiting
-from .foreign import Broken, Overdue, describe_error, first_error, run_foreign
+from .foreign import Broken, Overdue, describe_error, first_error, is_told_to_end, run_foreign
 from .model_calls import ModelCalls
 from .models.model import Usage
 from .records import Approval
@@ -36,6 +36,9 @@ from .text import cut, replace_surrogates
 from .tools import ToolContext, ToolResult
 
 _logger = logging.getLogger(__name__)
+
+MAX_KEY_CHARS, MAX_NAMED = 200, 20
+"""Of the keys of dropped data that are named in its place."""
 
 RunInside = Callable[[int, int, list[Finish], Agent, str], Awaitable[Finish]]
 """Runs an agent inside of a call: the call's turn and place, the ends of those that ran in it, the agent and its text."""
@@ -65,9 +68,14 @@ class ToolCalls:
 
     async def _call(self, turn: int, planned: PlannedCall) -> ToolResult:
         run, place = self._run, (turn, planned.index)
-        if planned.tool.needs_approval:
-            approval = run.recorded.approvals.get(place) or await self._seek_approval(turn, planned)
-            decided = apply_approval(planned, approval)
+        # What a person decided holds, whatever the tool says now.
+        if planned.tool.needs_approval or place in run.recorded.approvals:
+            try:
+                approval = run.recorded.approvals.get(place) or await self._seek_approval(turn, planned)
+                decided = apply_approval(planned, approval)
+            except (RequestError, LoopStopped, BudgetExhausted) as error:
+                text = f"Not run: nobody could be asked to approve it ({error.code}: {error})"
+                decided = ToolResult(text, ok=False, data={NOT_RUN: True})
             if isinstance(decided, ToolResult):
                 return await self._conclude(turn, planned, decided)
             planned = decided
@@ -85,7 +93,11 @@ class ToolCalls:
             result = await chain.around_tool(
                 lambda: self._models.describe(turn, planned.index, spent), planned, partial(self._perform, turn)
             )
-        except Exception as error:  # of middleware: this call's result, as a tool's own error is
+            if not isinstance(result, ToolResult):
+                raise TypeError(f"it gave a {type(result).__name__} for the result")
+        except BaseException as error:  # of middleware: this call's result, as a tool's own error is
+            if is_told_to_end(error):
+                raise
             _logger.exception("middleware around a tool failed", extra={"tool": name, "reaction": run.id, "turn": turn})
             text = f"Something around {name} failed ({describe_error(error)}). Whether it took effect is unknown."
             result = ToolResult(replace_surrogates(cut(text, run.reaction.agent.policy.max_result_chars)), ok=False)
@@ -173,15 +185,18 @@ class ToolCalls:
 
     def _fit(self, name: str, data: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """Leave out what makes the data too large for a record, the largest first, and say so in it."""
+        sizes = {key: len(json.dumps({key: value})) for key, value in data.items()}
+        left = sum(sizes.values())
         dropped: list[JsonValue] = []
-        sizes = {key: len(json.dumps(value)) for key, value in data.items()}
-        while sum(sizes.values()) > self._run.journal.max_body_bytes // 4:
-            largest = max(sizes, key=lambda key: sizes[key])
-            del sizes[largest], data[largest]
-            dropped.append(largest)
+        for key in sorted(sizes, key=lambda key: sizes[key], reverse=True):
+            if left <= self._run.journal.max_body_bytes // 4:
+                break
+            left -= sizes[key]
+            del data[key]
+            dropped.append(cut(key, MAX_KEY_CHARS))
         if dropped:
-            _logger.warning("tool data dropped", extra={"tool": name, "keys": dropped})
-            data["dropped"] = dropped
+            _logger.warning("tool data dropped", extra={"tool": name, "keys": dropped[:MAX_NAMED]})
+            data["dropped"] = dropped[:MAX_NAMED]
         return data
 
     def _tell(self, turn: int, planned: PlannedCall, kind: Literal["progress", "piece"], text: str) -> None:

@@ -7,6 +7,7 @@ limits and the answer to an unknown name are the driver's. Nothing here knows a 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import re
@@ -14,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, overload
 
 from pydantic import JsonValue, TypeAdapter
@@ -59,6 +61,11 @@ Effect = Literal["once", "idempotent"]
 
 FINISH = "finish"
 MAX_NAME_CHARS = 64
+MAX_STREAMED_CHARS = 10_000_000
+MAX_ITEMS = 100_000
+MAX_DATA_DEPTH = 48
+"""A frame may be 64 deep (docs/protocol.md)."""
+
 _DATA = TypeAdapter(dict[str, JsonValue])
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # what OpenAI-compatible servers take
 
@@ -191,12 +198,13 @@ class Tool:
         value = await self._run(context, kwargs)
         if not isinstance(value, Output):
             return _write_result(self.name, value), {}
+        given = dict(value.data) if value.summary is None else {**value.data, "summary": value.summary}
         try:
-            data = _DATA.validate_json(to_json(dict(value.data), inf_nan_mode="strings"))
+            data = _DATA.validate_json(to_json(given, inf_nan_mode="strings"))
         except (PydanticSerializationError, ValueError, RecursionError) as error:
             raise ToolError(f"The tool {self.name} returned data that does not go into JSON: {error}") from error
-        if value.summary is not None:
-            data["summary"] = value.summary
+        if _is_deeper(data, MAX_DATA_DEPTH):
+            raise ToolError(f"The tool {self.name} returned data that is nested deeper than {MAX_DATA_DEPTH}.")
         return _write_result(self.name, value.content), data
 
 
@@ -238,6 +246,8 @@ def tool(
     """
     if once and idempotent:
         raise ToolError("A tool is either once or idempotent.")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ToolError(f"The time of a tool, timeout_s, is {timeout_s} and must be more than 0.")
     effect: Effect = "idempotent" if idempotent else "once"
 
     def decorate(decorated: Callable[..., object]) -> Tool:
@@ -305,7 +315,7 @@ def _make_tool(
         if inspect.iscoroutinefunction(function):
             result = function(**given)
         else:
-            result = await run_in_thread(lambda: function(**given), name)
+            result = await run_in_thread(lambda: _draw(function(**given)), name)
         return await result if inspect.isawaitable(result) else result
 
     parse = partial(read_arguments, name, model, parameters)
@@ -315,13 +325,36 @@ def _make_tool(
 async def _collect(context: ToolContext, pieces: AsyncGenerator[object, None]) -> object:
     """Show what a tool yields as it comes, and give the whole."""
     texts: list[str] = []
+    chars = 0
     async with aclosing(pieces) as running:
         async for piece in running:
             if isinstance(piece, Output):
                 return piece
             texts.append(piece if isinstance(piece, str) else to_json(piece, inf_nan_mode="strings").decode())
             context.stream(texts[-1])
+            if (chars := chars + len(texts[-1])) > MAX_STREAMED_CHARS:
+                raise ToolError(f"The tool streamed more than {MAX_STREAMED_CHARS} characters and was stopped.")
+            await asyncio.sleep(0)  # a generator need not wait for anything, and would hold up all others
     return "".join(texts)
+
+
+def _draw(value: object) -> object:
+    """Give what a generator yields as a list, in the thread of its tool: one without an end would hold up all others."""
+    if not inspect.isgenerator(value):
+        return value
+    items = list(islice(value, MAX_ITEMS + 1))
+    if len(items) > MAX_ITEMS:
+        raise ToolError(f"The tool yielded more than {MAX_ITEMS} items and was stopped.")
+    return items
+
+
+def _is_deeper(value: JsonValue, levels: int) -> bool:
+    match value:
+        case dict() | list():
+            inner = value.values() if isinstance(value, dict) else value
+            return levels == 0 or any(_is_deeper(it, levels - 1) for it in inner)
+        case _:
+            return False
 
 
 def _write_result(name: str, value: object) -> str:

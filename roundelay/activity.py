@@ -12,6 +12,8 @@ from roundelay.terminal import clean
 TYPING_SHOWN_S = 6.0
 MAX_REACTIONS = 1000
 """Signals are anybody's to send; further reactions are not remembered."""
+MAX_TOOLS = 32
+"""Likewise of one agent."""
 
 
 class Activity:
@@ -22,7 +24,7 @@ class Activity:
         """Every reaction that was heard of: its id and its agent's."""
         self.on_change: Callable[[], None] = lambda: None
         self._thinking: dict[tuple[str, str], str] = {}  # agent and reaction -> its thread
-        self._tools: dict[str, str] = {}  # agent -> the tool that it uses
+        self._tools: dict[str, dict[object, str]] = {}  # agent -> the tools that it uses, by their calls
         self._typing: dict[str, float] = {}  # person -> when the line says so no more
         self._news = asyncio.Event()
         self._is_connected = True
@@ -38,7 +40,7 @@ class Activity:
                 if len(self.reactions) < MAX_REACTIONS:
                     self.reactions.add((reaction, event.sender_id))
                 if event.kind == "tool":
-                    self._take_tool(event.sender_id, event.body.get("tool"), is_active=is_active)
+                    self._take_tool(event.sender_id, event.body, is_active=is_active)
                 elif is_active and len(self._thinking) < MAX_REACTIONS:
                     self._thinking[key] = event.thread_id
                 else:
@@ -67,7 +69,10 @@ class Activity:
             return "not connected"
         now = time.monotonic()
         agents = sorted({agent_id for agent_id, _ in self._thinking})
-        parts = [f"{clean(agent)} uses {clean(self._tools[agent])}" for agent in agents if agent in self._tools]
+        tools = {
+            agent: ", ".join(dict.fromkeys(self._tools[agent].values())) for agent in agents if agent in self._tools
+        }
+        parts = [f"{clean(agent)} uses {clean(named)}" for agent, named in tools.items()]
         thinking = [clean(agent) for agent in agents if agent not in self._tools]
         typing = sorted(clean(person) for person, until in self._typing.items() if until > now)
         parts += [f"{', '.join(names)} {verb}" for names, verb in ((thinking, "thinking"), (typing, "typing")) if names]
@@ -84,8 +89,12 @@ class Activity:
                 if not self._thinking and self._is_connected:
                     return
 
-    def _take_tool(self, agent_id: str, tool: object, *, is_active: bool) -> None:
-        if is_active:
-            self._tools[agent_id] = str(tool)[:64]
-        else:
-            self._tools.pop(agent_id, None)
+    def _take_tool(self, agent_id: str, body: dict[str, object], *, is_active: bool) -> None:
+        call = (str(body["reaction"]), str(body.get("path", "")), str(body.get("turn")), str(body.get("call")))
+        tools = self._tools.setdefault(agent_id, {})
+        if not is_active:
+            tools.pop(call, None)
+        elif len(tools) < MAX_TOOLS:
+            tools[call] = str(body.get("tool"))[:64]
+        if not tools:
+            del self._tools[agent_id]

@@ -22,7 +22,7 @@ from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RequestError
 from roundelay.patience import PIPE_PATIENCE_S, Patience
-from roundelay.terminal import Paint, Screen, display_width, terminal_height, terminal_width, wants_color
+from roundelay.terminal import Paint, Screen, clean, display_width, fit, terminal_height, terminal_width, wants_color
 
 QUIET_S = 2.0
 """After the end of a pipe the chat leaves when nothing has happened for so long and nobody is at work."""
@@ -31,6 +31,8 @@ MAX_KEYS = 1000
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 CLEAR_LINE = "\r\x1b[2K"
 MAX_LIVE_ROWS = 10
+MAX_LABEL, MIN_STATE, MIN_TYPING = 40, 8, 20
+"""Columns of the prompt: of who is at work and of the place, each, at most; of the former, at least; what is left to type in."""
 
 
 async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: float | None = None) -> bool:
@@ -44,7 +46,7 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
             chat = Chat(client, Screen(prompt, paint=prompt.paint), shows_activity=False)
             prompt.follow(chat)
             await chat.begin(to)
-            chat.screen.note("Type a line to send it. /help lists the commands, Ctrl-D leaves.")
+            chat.screen.note("Type a line to send it; /help tells more, Ctrl-D leaves.")
             await _converse(chat, prompt.lines(), wait_s=0.0)
     else:
         chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr), patience=Patience(PIPE_PATIENCE_S))
@@ -215,7 +217,7 @@ class PromptLine:
         if not self._is_at_work:
             return
         width = terminal_width(self._stream) or 80
-        label, plain = self._describe()
+        label, plain = self._describe(width)
         text, cursor = self._editor.view(max(width - display_width(plain) - 1, 10))
         column = display_width(plain) + cursor
         erased, live = self._erase(), self._view_live(width)
@@ -237,11 +239,12 @@ class PromptLine:
         place = self._chat.place.thread_id
         return self._chat.live.lines(place, width=width - 1, rows=min(MAX_LIVE_ROWS, height // 2 - 1), paint=self.paint)
 
-    def _describe(self) -> tuple[str, str]:
-        """The prompt, in colours and without."""
+    def _describe(self, width: int) -> tuple[str, str]:
+        """The prompt, in colours and without. It leaves room to type in: a line that the terminal breaks cannot be drawn over."""
         if self._chat is None:
             return "", ""
-        busy = self._chat.activity.describe()
-        state = f"({busy[:40]}) " if busy else ""
-        place = f"{self._chat.place.describe()[:40]}> "
+        place = f"{fit(clean(self._chat.place.describe()), min(MAX_LABEL, width // 3))}> "
+        room = min(MAX_LABEL, width - display_width(place) - len("() ") - MIN_TYPING)
+        busy = fit(self._chat.activity.describe(), room) if room >= MIN_STATE else ""
+        state = f"({busy}) " if busy else ""
         return self.paint.dim(state) + self.paint.bold(place), state + place

@@ -18,7 +18,8 @@ from roundelay.network.errors import RoundelayError
 from roundelay.run_record import RunRecord
 from roundelay.scenario_file import Scenario
 from roundelay.scenario_steps import StepFailed, Steps, Variables
-from roundelay.simulation import MakeAgent, Person, SimulationError
+from roundelay.simulated_person import Person
+from roundelay.simulation import MakeAgent, SimulationError
 
 
 class LiveStage:

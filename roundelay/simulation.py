@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +32,7 @@ from roundelay.network.messages import message_from_wire
 from roundelay.network.mod import Mod, load_mods
 from roundelay.network.visibility import Visibility
 from roundelay.simulated_links import Delay, SimulatedTransport, Traffic
+from roundelay.simulated_person import Person
 from roundelay.virtual_time import HORIZON_S, SimulationLoop, run
 from roundelay.watched import Asked, ModelWatch, WatchedLedger, watch_models
 
@@ -45,8 +45,6 @@ LINK_DELAY, MODEL_DELAY = Delay(0, 5), Delay(50, 500)
 
 GARBAGE_THRESHOLD = 50_000
 """How many new objects the garbage collector waits for while a simulation runs: it makes many that stay, and looking through them took a fifth."""
-
-_logger = logging.getLogger(__name__)
 
 MakeAgent = Callable[[], AgentRunner]
 """Makes an agent's runner, anew for each start."""
@@ -86,6 +84,10 @@ def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None
         async with open_simulation(chosen) as simulation:
             return await main(simulation)
 
+    if asyncio._get_running_loop() is not None:
+        raise SimulationError(
+            "A simulation has an event loop of its own: call it from a plain function, not from a coroutine."
+        )
     thresholds = gc.get_threshold()
     gc.set_threshold(GARBAGE_THRESHOLD, *thresholds[1:])
     try:
@@ -140,27 +142,6 @@ class Member:
     transport: SimulatedTransport
     work: asyncio.Task[None]
     runner: AgentRunner | None = None
-
-
-class Person:
-    """Somebody at the network: writes, and hears what is delivered, in order, without having to ask for it."""
-
-    def __init__(self, client: NetworkClient) -> None:
-        self.client = client
-        self.heard: list[AnyMessage] = []
-        self.listening = asyncio.create_task(self._listen(), name=f"person-{client.agent_id}")
-
-    async def leave(self) -> None:
-        """Go away in good order."""
-        await self.client.close()
-        await asyncio.gather(self.listening, return_exceptions=True)
-
-    async def _listen(self) -> None:
-        try:
-            async for message in self.client:
-                self.heard.append(message)
-        except RoundelayError as error:
-            _logger.debug("a person has left", extra={"agent_id": self.client.agent_id, "code": error.code})
 
 
 class Simulation:

@@ -216,6 +216,13 @@ def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint 
     return format_table(("ID", "KIND", "STATE", "DESCRIPTION"), rows, paint=paint)
 
 
+def fit(text: str, width: int) -> str:
+    """Give as much of a clean text as ``width`` columns hold, with a sign if that is not all."""
+    if display_width(text) <= width:
+        return text
+    return f"{text[: _find_end(text, 0, width - 1)]}…" if width > 1 else ""
+
+
 def display_width(text: str) -> int:
     """How many columns a clean text takes on a terminal."""
     if text.isascii():
@@ -243,6 +250,52 @@ def _terminal_size(stream: object) -> os.terminal_size | None:
         return None
 
 
+class StreamedText:
+    """A text that comes in pieces, as lines of at most ``width`` columns, each begun by `CONTINUED`; None for lines of any length.
+
+    A word that has begun is held back until it is known whether it fits, but for a line's first one.
+    """
+
+    def __init__(self, width: int | None) -> None:
+        self._width = None if width is None else width - len(CONTINUED)
+        self._line = ""
+        self._shown = 0  # of the line
+        self._has_begun = False
+
+    def add(self, text: str) -> str:
+        """Give what to write for a further piece."""
+        out = "" if self._has_begun else CONTINUED
+        self._has_begun = True
+        first, *others = clean_lines(text)
+        out += self._extend(first)
+        for line in others:
+            out += self.end() + f"\n{CONTINUED}"
+            self._line, self._shown = "", 0
+            out += self._extend(line)
+        return out
+
+    def end(self) -> str:
+        """Give what was held back."""
+        held, self._shown = self._line[self._shown :], len(self._line)
+        return held
+
+    def _extend(self, more: str) -> str:
+        self._line += more
+        if self._width is None:
+            return self.end()
+        *full, self._line = break_lines([self._line], self._width)
+        out = ""
+        for line in full:
+            out += f"{line[self._shown :]}\n{CONTINUED}"
+            self._shown = 0
+        known = self._line.rfind(" ") + 1
+        sure = known if known > 1 else len(self._line)
+        held_from = max(self._shown, sure)
+        out += self._line[self._shown : held_from]
+        self._shown = held_from
+        return out
+
+
 class Screen:
     """Writes lines for a reader, each flushed; on a terminal in colours and broken at its width."""
 
@@ -265,11 +318,19 @@ class Screen:
 
     def note(self, text: str) -> None:
         """A line of ours: what happened beside the messages."""
-        self.write(self.paint.dim(f"* {text}"))
+        self.write("\n".join(map(self.paint.dim, self.fold(f"* {text}"))))
 
     def error(self, text: str) -> None:
         """What went wrong, in a sentence."""
-        self.write(self.paint.red(f"! {clean(text)}"))
+        self.write("\n".join(map(self.paint.red, self.fold(f"! {clean(text)}"))))
+
+    def fold(self, line: str) -> list[str]:
+        """Break a clean line at the terminal's width, so that what a participant wrote in it cannot begin a line."""
+        width = self.width
+        if width is None:
+            return [line]
+        first, *others = break_lines([line], width - len(CONTINUED), first_width=width)
+        return [first, *(CONTINUED + it for it in others)]
 
     def event(self, event: Event) -> None:
         line = format_event(event)

@@ -26,8 +26,9 @@ from roundelay.scenario_agents import plan_agent
 from roundelay.scenario_expectations import Judge
 from roundelay.scenario_file import PlacedExpectation, as_node
 from roundelay.scenario_spec import AgentChoice, Expectation, MessageFilter
+from roundelay.simulated_person import Person
 from roundelay.simulated_stage import describe_simulation
-from roundelay.simulation import MakeAgent, Person, Setting, Simulation, SimulationError, open_simulation
+from roundelay.simulation import MakeAgent, Setting, Simulation, SimulationError, open_simulation
 from roundelay.virtual_time import SimulationLoop
 
 T = TypeVar("T")

@@ -43,7 +43,7 @@ from roundelay.app import Network
 from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError, RoundelayError
 from roundelay.network.messages import message_from_wire
-from roundelay.terminal import CONTINUED, Screen, clean, clean_lines
+from roundelay.terminal import CONTINUED, Screen, StreamedText, break_lines, clean, clean_lines
 
 LOOK_AGAIN_S = 0.02
 """The last record follows the last event: how often it is looked for."""
@@ -200,11 +200,11 @@ class ShowJson:
 
 
 class ShowText:
-    """Lines for a reader; the text of a reply stands there as it comes."""
+    """Lines for a reader; the text of a reply stands there as it comes. On a terminal they are broken here, so that no text forges one."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._is_in_text = False
+        self._text: StreamedText | None = None
 
     def event(self, event: Event) -> None:
         if isinstance(event, ModelOutput | ToolOutput):
@@ -214,8 +214,7 @@ class ShowText:
         line = describe_event(event)
         if line:
             path = f"[{event.path}] " if event.path else ""
-            first, *others = clean_lines(f"{path}{line}")
-            self._screen.write("\n".join([f"* {first}", *(CONTINUED + it for it in others)]))
+            self._say(f"{path}{line}")
 
     def message(self, message: AnyMessage) -> None:
         self._end_text()
@@ -224,21 +223,28 @@ class ShowText:
     def end(self, finish: Finished, cost: Decimal | None) -> None:
         self._end_text()
         price = f", about {write_dollars(cost)}" if cost is not None else ""
-        first, *others = clean_lines(f"{describe_event(finish)}{price}")
+        self._say(f"{describe_event(finish)}{price}")
+
+    def _say(self, text: str) -> None:
+        width = self._screen.width
+        lines = clean_lines(text)
+        if width is not None:
+            lines = break_lines(lines, width - len(CONTINUED), first_width=width - len("* "))
+        first, *others = lines
         self._screen.write("\n".join([f"* {first}", *(CONTINUED + it for it in others)]))
 
     def _stream(self, text: str) -> None:
         if not text:
             return
-        shown = f"\n{CONTINUED}".join(clean_lines(text))
-        self._screen.stream.write(shown if self._is_in_text else f"{CONTINUED}{shown}")
+        if self._text is None:
+            self._text = StreamedText(self._screen.width)
+        self._screen.stream.write(self._text.add(text))
         self._screen.stream.flush()
-        self._is_in_text = True
 
     def _end_text(self) -> None:
-        if self._is_in_text:
-            self._screen.write("")
-        self._is_in_text = False
+        if self._text is not None:
+            self._screen.write(self._text.end())
+        self._text = None
 
 
 def describe_event(event: Event) -> str | None:

@@ -46,6 +46,10 @@ class DataPolicy(Middleware):
         self._keeps_calls = _as_test(calls)
         self._keeps_results = _as_test(results)
         self._redactions = [_as_redaction(it) for it in redact]
+        self._options = (text, calls, results, tuple(redact))
+
+    def describe(self) -> object:
+        return self._options
 
     def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
         match kind:

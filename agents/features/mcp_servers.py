@@ -84,6 +84,9 @@ class McpServers(Middleware):
 
     # --- hooks
 
+    def describe(self) -> object:
+        return self._options
+
     async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
         await asyncio.gather(*(session.open(now=False) for session in self._sessions.values()))
         return await proceed()

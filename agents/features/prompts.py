@@ -18,6 +18,7 @@ from jinja2 import StrictUndefined, Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from roundelay.agents.agent import Agent
 from roundelay.agents.history import say
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import ChatMessage, Model, SystemMessage, UserMessage
@@ -77,6 +78,9 @@ class Prompts(Middleware):
         self._turn = _Source("" if turn is None else turn)
         self._check()
 
+    def describe(self) -> object:
+        return [it.text for it in (self._system, self._user, self._turn)], self._notes, self._facts
+
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         facts = self._collect(state, step)
         messages: list[ChatMessage] = list(step.messages)
@@ -117,8 +121,6 @@ class Prompts(Middleware):
 
     def _check(self) -> None:
         """Render once, so that a name that does not exist is found when the agent is made, not at its first message."""
-        from roundelay.agents.agent import Agent  # it imports middleware
-
         model: Model = ScriptedModel(lambda request: answer("sample"), name="sample")
         state = TurnState("sample", 1, 2, history=(SystemMessage(""), UserMessage("")), calls={"finish": 1})
         sample = Agent("sample", "sample", model, communication_tools())
@@ -131,8 +133,8 @@ class _Source:
     def __init__(self, given: str | Path) -> None:
         self._path = given if isinstance(given, Path) else None
         try:
-            source = given.read_text(encoding="utf-8") if isinstance(given, Path) else given
-            self._template: Template = _ENVIRONMENT.from_string(source)
+            self.text = given.read_text(encoding="utf-8") if isinstance(given, Path) else given
+            self._template: Template = _ENVIRONMENT.from_string(self.text)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the prompt's template cannot be read: {error}", path=self._path) from error
         except TemplateError as error:

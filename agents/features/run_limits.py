@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from roundelay.agents.agent import Agent, Handoff
+from roundelay.agents.agent import Agent
 from roundelay.agents.policy import AgentPolicy
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
         max_turns=min(policy.max_turns, turns or policy.max_turns),
         max_tool_calls=min((it for it in (policy.max_tool_calls, calls) if it is not None), default=None),
     )
-    handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in agent.handoffs]
-    limited = tuple(replace(it, agent=_limit(it.agent, turns, calls)) for it in handoffs)
+    limited = tuple(replace(it, agent=_limit(it.agent, turns, calls)) for it in agent.all_handoffs)
     return replace(agent, policy=lowered, handoffs=limited)
 
 

@@ -60,6 +60,9 @@ class StructuredAnswer(Middleware, Generic[T]):
         give.__annotations__["answer"] = kind
         self._tools: tuple[Tool] = (tool(name=tool_name, idempotent=True, answers=True)(give),)
 
+    def describe(self) -> object:
+        return self._name, self._adapter.json_schema()
+
     def read(self, message: BaseMessage) -> T:
         """Give the value of an answer. Raises `ValueError` for a message that has none that fits."""
         return self._adapter.validate_python((message.metadata or {}).get(STRUCTURED))

@@ -54,6 +54,8 @@ def load_count(name: str | None) -> Count:
     def count(text: str) -> int:
         return len(encoding.encode(text, disallowed_special=()))
 
+    count.__qualname__ = f"count by {name}"  # what a reaction's config hash sees
+
     return count
 
 

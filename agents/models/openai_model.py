@@ -11,6 +11,8 @@ import asyncio
 import email.utils
 import functools
 import ipaddress
+import json
+import math
 import os
 import ssl
 import time
@@ -240,13 +242,13 @@ def _read_completion(completion: object) -> _Draft:
     choice = completion.choices[0]
     message = choice.message
     draft = _Draft(
-        message.content or "", message.refusal or "", model=completion.model or "", usage=_read_usage(completion.usage)
+        _text(message.content), _text(message.refusal), model=_text(completion.model), usage=_read_usage(completion.usage)
     )
-    draft.finish_reason = getattr(choice, "finish_reason", None) or "stop"
+    draft.finish_reason = _text(getattr(choice, "finish_reason", None)) or "stop"
     for call in message.tool_calls or ():
         function = getattr(call, "function", None)  # by shape: some servers leave the type out
         if function is not None:
-            draft.calls.append(_CallDraft(call.id or "", function.name or "", function.arguments or ""))
+            draft.calls.append(_CallDraft(_text(call.id), _text(function.name), _text(function.arguments)))
     return draft
 
 
@@ -257,16 +259,16 @@ async def _read_stream(stream: AsyncIterator[ChatCompletionChunk], draft: _Draft
         if chunk.usage is not None:
             draft.usage = _read_usage(chunk.usage)
         for choice in chunk.choices or ():
-            draft.finish_reason = choice.finish_reason or draft.finish_reason
+            draft.finish_reason = _text(choice.finish_reason) or draft.finish_reason
             delta = choice.delta
-            draft.text += delta.content or ""
-            draft.refusal += delta.refusal or ""
+            draft.text += _text(delta.content)
+            draft.refusal += _text(delta.refusal)
             for part in delta.tool_calls or ():
                 _add_call_part(draft.calls, positions, part)
             if on_delta is not None:
                 extra = delta.model_extra or {}
                 reasoning = extra.get("reasoning_content") or extra.get("reasoning")  # two spellings, no standard
-                piece = ModelDelta(delta.content or "", reasoning if isinstance(reasoning, str) else "")
+                piece = ModelDelta(_text(delta.content), reasoning if isinstance(reasoning, str) else "")
                 if piece.text or piece.reasoning:
                     on_delta(piece)
 
@@ -279,10 +281,10 @@ def _add_call_part(calls: list[_CallDraft], positions: dict[int, int], part: Cho
         calls.append(_CallDraft())
         positions[part.index] = at
     call = calls[at]
-    call.id = call.id or part.id or ""
+    call.id = call.id or _text(part.id)
     if part.function is not None:
-        call.name = call.name or part.function.name or ""
-        call.arguments += part.function.arguments or ""
+        call.name = call.name or _text(part.function.name)
+        call.arguments += _text(part.function.arguments)
 
 
 def _finish_calls(request: ModelRequest, drafts: Iterable[_CallDraft]) -> Iterable[ToolCall]:
@@ -296,16 +298,32 @@ def _finish_calls(request: ModelRequest, drafts: Iterable[_CallDraft]) -> Iterab
         yield ToolCall(call_id, draft.name, draft.arguments)
 
 
-def _read_usage(usage: CompletionUsage | None) -> Usage:
-    if usage is None:
-        return Usage()
-    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+def _text(value: object) -> str:
+    """Give a text, whatever a server wrote in its place: the parts of one, arguments as an object rather than its JSON."""
+    match value:
+        case str():
+            return value
+        case None:
+            return ""
+        case [{"text": str()}, *_] as parts:
+            return "".join(_text(part.get("text")) for part in parts if isinstance(part, dict))
+        case _:
+            return json.dumps(value, default=str)
+
+
+def _read_usage(usage: object) -> Usage:
+    prompt, completion = (getattr(usage, f"{kind}_tokens_details", None) for kind in ("prompt", "completion"))
     return Usage(
-        usage.prompt_tokens or 0,
-        usage.completion_tokens or 0,
-        (prompt.cached_tokens or 0) if prompt is not None else 0,
-        (completion.reasoning_tokens or 0) if completion is not None else 0,
+        _count(usage, "prompt_tokens"),
+        _count(usage, "completion_tokens"),
+        _count(prompt, "cached_tokens"),
+        _count(completion, "reasoning_tokens"),
     )
+
+
+def _count(where: object, name: str) -> int:
+    value = getattr(where, name, None)
+    return max(0, int(value)) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 def _encode_message(message: ChatMessage) -> ChatCompletionMessageParam:

@@ -22,9 +22,11 @@ from roundelay.agents.models.model import ToolCall
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.steps import TurnState
+from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import ToolContext, ToolResult, tool
 from roundelay.app import Network
-from tests.support.agents import Heard, Person, Provider, running
+from roundelay.network.config import load_yaml
+from tests.support.agents import Heard, Person, Provider, make_runner, running
 from tests.support.fake_openai import FakeOpenAI, Reply, text
 from tests.support.loops import Body, Loop, by_turn, results_of, survives_kills, system_of, tools_of, turn_of, use
 
@@ -93,7 +95,7 @@ async def test_what_postprocessors_add_is_out_of_later_prompts() -> None:
             return use(("suggest", {"questions": ["And how deep is it?"]}))
         return text("The Rhine is 1,233 km long.")
 
-    async with Provider(script) as provider, Network.open() as network:
+    async with asyncio.timeout(20), Provider(script) as provider, Network.open() as network:
         layers = [Postprocessors(FollowUps(count=1))]
         bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), middleware=layers)
         async with running(network, bob):
@@ -113,7 +115,7 @@ async def test_text_beside_calls_is_in_the_history_and_in_no_message() -> None:
         return "seen"
 
     script = by_turn(use(("look", {}), text="Let me look."), "It was seen.")
-    async with Provider(script) as provider, Network.open() as network:
+    async with asyncio.timeout(20), Provider(script) as provider, Network.open() as network:
         bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[look])
         async with running(network, bob):
             mia = await Person.join(network, "mia")
@@ -153,7 +155,7 @@ async def test_what_a_tool_asks_of_a_model_counts_in_its_reaction() -> None:
             else text("Done.", usage=(30, 4))
         )
 
-    async with Provider(script) as provider, Network.open() as network:
+    async with asyncio.timeout(20), Provider(script) as provider, Network.open() as network:
         model, heard = provider.model(), Heard()
 
         @tool(idempotent=True)
@@ -186,7 +188,7 @@ async def test_what_a_message_carries_may_force_a_tool() -> None:
         incoming = str(state.history[1].content).partition("<incoming_message")[2]
         return "read_file" if state.turn == 1 and "[file " in incoming else None
 
-    async with Provider(by_turn("So.")) as provider, Network.open() as network:
+    async with asyncio.timeout(20), Provider(by_turn("So.")) as provider, Network.open() as network:
         policy = AgentPolicy(choose_tool=choose)
         bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[read_file], policy=policy)
         async with running(network, bob):
@@ -269,6 +271,32 @@ async def test_the_deep_research_team_works_on_a_model_and_its_report_is_forced_
     assert choices == [None, None, None, {"type": "function", "function": {"name": "write_report"}}]
 
 
+async def test_the_supervisor_keeps_its_research_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RESEARCH.parent))
+
+    def supervise(body: Body) -> Reply:
+        return (
+            use(("channels_list", {}), ("researcher-1", {"task": "bees"}), text="Let me see.")
+            if turn_of(body) == 1
+            else use(("write_report", {"title": "The report", "findings": results_of(body)[1:]}))
+        )
+
+    team = load_yaml(RESEARCH.with_name("team.yaml")).value["agents"].value
+    [spec] = [it for it in load_agents(team) if it.id == "supervisor"]
+    async with asyncio.timeout(20), Provider(supervise) as provider, Network.open() as network:
+        heard = Heard()
+        supervisor = build_runner(spec, model=provider.model(), on_event=heard)
+        async with running(network, supervisor, make_runner("researcher-1", lambda request: "They dance.")):
+            mia = await Person.join(network, "mia")
+            assert (await mia.ask("supervisor", "What do bees do?")).text == "The report\n\n- They dance."
+            [end] = await heard.finished()
+            records = await mia.records(end.reaction)
+    kept = {it["body"]["tool"]: it["body"]["content"] for it in records if it["kind"] == "tool_result"}
+    assert kept["researcher-1"] == "They dance."
+    assert kept["write_report"].startswith("The report")
+    assert "was not kept" in kept["channels_list"]
+
+
 async def test_a_summary_stays_in_its_reaction() -> None:
     """The next message's prompt has what was said, and nothing that was made of results."""
 
@@ -284,7 +312,7 @@ async def test_a_summary_stays_in_its_reaction() -> None:
             return text("Nothing new.")
         return use(("look", {})) if turn_of(body) < 5 else text("I have looked.")
 
-    async with Provider(script) as provider, Network.open() as network:
+    async with asyncio.timeout(20), Provider(script) as provider, Network.open() as network:
         layers = [ContextEngine(1900, reserve_tokens=100, summary_tokens=100)]
         policy = AgentPolicy(max_same_calls=9)
         bob = SimpleAgentRunner(
@@ -335,7 +363,7 @@ SEED_TEMPLATE = """
 
 async def test_the_seeds_own_template_is_a_template_here(tmp_path: Path) -> None:
     (tmp_path / "seed.jinja").write_text(SEED_TEMPLATE, encoding="utf-8")
-    async with Provider(by_turn("Fine.")) as provider, Network.open() as network:
+    async with asyncio.timeout(20), Provider(by_turn("Fine.")) as provider, Network.open() as network:
         bob = SimpleAgentRunner(
             "bob", instruction="x", model=provider.model(), template=tmp_path / "seed.jinja", channels=["dev"]
         )
@@ -352,7 +380,7 @@ async def test_the_seeds_own_template_is_a_template_here(tmp_path: Path) -> None
 
 
 async def test_the_runner_for_openai_makes_its_own_model() -> None:
-    async with FakeOpenAI([text("Fine.")]) as server, Network.open() as network:
+    async with asyncio.timeout(20), FakeOpenAI([text("Fine.")]) as server, Network.open() as network:
         bob = SimpleOpenAIAgentRunner("bob", instruction="Be kind.", model_name="small", base_url=server.base_url)
         async with running(network, bob):
             mia = await Person.join(network, "mia")
@@ -372,7 +400,11 @@ async def test_guardrails_of_ones_own_stand_around_what_is_asked_and_what_is_ans
         """Look."""
         return "seen"
 
-    async with Provider(by_turn("It costs 3 EUR.", "Ask the desk.")) as provider, Network.open() as network:
+    async with (
+        asyncio.timeout(20),
+        Provider(by_turn("It costs 3 EUR.", "Ask the desk.")) as provider,
+        Network.open() as network,
+    ):
         layers = [Evaluations(always=[Rule("no_prices", r"EUR", "Name no prices.", forbids=True)])]
         bob = SimpleAgentRunner(
             "bob", instruction="x", model=provider.model(), tools=[look], policy=policy, middleware=layers

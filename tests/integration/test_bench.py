@@ -81,3 +81,14 @@ def test_what_a_replay_costs_is_measured_and_told(tmp_path: Path) -> None:
     assert all(line["median"] > 0 for line in lines.values())
     assert "24 turns" in lines["replay_cpu"]["beside"]  # four requests, three reactions each, two turns each
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_what_simulating_costs_is_measured_and_told(tmp_path: Path) -> None:
+    kept = tmp_path / "results.json"
+    done = _bench(tmp_path, "--size", "tiny", "--rounds", "1", "--json", str(kept), script=BENCH / "simulation.py")
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(kept.read_text())
+    lines = {line["name"]: line for line in results["table"]}
+    assert set(lines) == {"plain", "prompts", "plain_memory", "prompts_memory", "turns", "scenario"}
+    assert all(line["median"] > 0 for line in lines.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]

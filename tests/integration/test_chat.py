@@ -490,6 +490,18 @@ async def test_the_prompt_tells_who_is_at_work(node: Node, bob: WireSession) -> 
         await terminal.shows(r"\r\x1b\[2K(\x1b\[[0-9;]*m)*bob> ")
 
 
+async def test_the_prompt_leaves_room_to_type_in(node: Node, bob: WireSession) -> None:
+    async with at_terminal("--to", f"channel:{'c' * 50}") as terminal:
+        await bob.call("network.watch", {"signals": True})
+        thread = (await bob.send("agent:mia", "hi"))["thread_id"]
+        await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r", "active": True}})
+        body = {"reaction": "r", "turn": 1, "call": 0, "tool": "t" * 64, "active": True}
+        await bob.send_frame({"type": "signal", "kind": "tool", "thread_id": thread, "body": body})
+        terminal.type("0123456789")
+        await terminal.shows(r"\r\x1b\[2K(?:\x1b\[\d+m)*(?=[^\r]*bob uses t)")
+        await terminal.shows(r"0123456789\r\x1b\[(?=[0-5]?\dC)")  # the cursor stands in the same row of 60 columns
+
+
 async def test_others_see_that_one_types(node: Node, bob: WireSession) -> None:
     await bob.call("network.watch", {"signals": True})
     async with at_terminal() as terminal:

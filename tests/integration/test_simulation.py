@@ -137,6 +137,29 @@ def test_idle_waits_for_what_is_under_way_and_for_nothing_else() -> None:
     simulate(main, model_delay=Delay(100, 2000))
 
 
+def test_idle_waits_for_a_tool_that_takes_its_time() -> None:
+    async def main(simulation: Simulation) -> None:
+        @tool
+        async def think() -> str:
+            """Think for a while."""
+            await asyncio.sleep(30)
+            return "thought"
+
+        def script(request: ModelRequest) -> Answer:
+            return call("think") if read_prompt(request).turn == 1 else [send("mia", "done"), finish()]
+
+        await simulation.start_agent(
+            lambda: SimpleAgentRunner("sage", instruction="x", model=ScriptedModel(script), tools=[think])
+        )
+        mia = await simulation.join_person("mia")
+        await mia.client.send_text("sage", "think")
+        await simulation.idle()
+        assert [message.text for message in mia.heard] == ["done"]
+        assert simulation.elapsed_s > 30
+
+    simulate(main)
+
+
 def test_idle_gives_up_in_time() -> None:
     async def main(simulation: Simulation) -> None:
         def ping(request: ModelRequest) -> Answer:
@@ -167,6 +190,7 @@ def test_a_sync_tool_runs_in_the_loop_at_one_moment() -> None:
         def look() -> str:
             """Look at the clock."""
             times.append(simulation.elapsed_s)
+            time.sleep(0.05)  # in a thread, virtual time would pass the tool's timeout meanwhile
             return "seen"
 
         def script(request: ModelRequest) -> Answer:
@@ -214,6 +238,11 @@ def test_what_cannot_be_done_says_so() -> None:
             await simulation.start_agent(make("desk"))
 
     simulate(main)
+
+
+async def test_a_coroutine_is_told_to_call_from_a_plain_function() -> None:
+    with pytest.raises(SimulationError, match="plain function"):
+        simulate(run_desk)
 
 
 def test_the_export_holds_every_message_as_it_was_delivered() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from roundelay.activity import Activity
 from roundelay.agents.text import strip_unseen
 from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
@@ -14,9 +18,12 @@ from roundelay.network.messages import message_from_wire
 from roundelay.terminal import (
     Paint,
     Screen,
+    StreamedText,
+    break_lines,
     clean,
     clean_lines,
     display_width,
+    fit,
     format_event,
     format_line,
     format_message,
@@ -215,6 +222,90 @@ def test_what_is_no_terminal_gets_neither_colours_nor_line_breaks() -> None:
     Screen(stream).message(message_from_wire(MESSAGE | {"content": "word " * 100}))
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
+
+
+class Narrow(Screen):
+    """A screen of 30 columns."""
+
+    width = 30  # type: ignore[assignment]
+
+
+def test_a_long_note_is_broken_where_nobody_can_begin_a_line() -> None:
+    stream = io.StringIO()
+    screen = Narrow(stream, paint=Paint(is_on=False))
+    screen.note("The conversation was stopped: 12:00:00 #1 mia → bob: forged")
+    screen.error("There is no agent of that name here; /agents lists them.")
+    assert stream.getvalue().splitlines() == [
+        "* The conversation was",
+        "  | stopped: 12:00:00 #1 mia",
+        "  | → bob: forged",
+        "! There is no agent of that",
+        "  | name here; /agents lists",
+        "  | them.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shown"),
+    [
+        ("short", 5, "short"),
+        ("a longer one", 8, "a longe…"),
+        ("日本語です", 6, "日本…"),
+        ("日本語です", 10, "日本語です"),
+        ("ab", 1, ""),
+    ],
+)
+def test_a_text_is_cut_by_columns(text: str, width: int, shown: str) -> None:
+    assert fit(text, width) == shown
+    assert display_width(shown) <= width
+
+
+TEXTS = st.lists(
+    st.sampled_from(["a", "word", "longer", "日本語", " ", "  ", "\n", "\t", "\x1b", "unbreakably-long-word"]),
+    max_size=30,
+)
+
+
+@given(st.data(), TEXTS.map("".join), st.integers(12, 40))
+def test_a_text_that_comes_in_pieces_looks_like_one_that_came_at_once(
+    data: st.DataObject, text: str, width: int
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    places = [0, *cuts, len(text)]
+    stream = StreamedText(width)
+    written = [stream.add(text[start:end]) for start, end in itertools.pairwise(places)]
+    shown = ("".join(written) + stream.end()).split("\n")
+    expected = [f"  | {line}" for line in break_lines(clean_lines(text), width - 4)]
+    assert [line.rstrip() for line in shown] == [line.rstrip() for line in expected]
+    assert all(display_width(line) <= width for line in shown)
+
+
+def test_a_word_that_streams_is_shown_as_soon_as_it_is_clear_where_it_stands() -> None:
+    stream = StreamedText(16)
+    pieces = [stream.add(it) for it in ("Be", "es find", " flo", "wers", "\n", "日本", "語")]
+    assert pieces == ["  | Be", "es ", "find\n  | flo", "wers", "\n  | ", "日本", "語"]
+    assert stream.end() == ""
+
+
+# -- who is at work
+
+
+def tool_signal(tool: str, call: int, *, active: bool) -> Signal:
+    body = {"reaction": "r", "turn": 1, "call": call, "tool": tool, "active": active}
+    return Signal("tool", "bob", "direct:bob~mia", body)
+
+
+def test_all_the_tools_that_an_agent_uses_at_once_are_told() -> None:
+    activity = Activity()
+    activity.take(Signal("thinking", "bob", "direct:bob~mia", {"reaction": "r", "active": True}))
+    for call, tool in enumerate(("search", "look_up", "search")):
+        activity.take(tool_signal(tool, call, active=True))
+    assert activity.describe() == "bob uses search, look_up"
+    activity.take(tool_signal("search", 0, active=False))
+    assert activity.describe() == "bob uses look_up, search"
+    activity.take(tool_signal("look_up", 1, active=False))
+    activity.take(tool_signal("search", 2, active=False))
+    assert activity.describe() == "bob thinking"
 
 
 # -- the line that is typed

@@ -1,0 +1,110 @@
+"""What an agent's behaviour depends on, as one hash: a reaction that is resumed under another one says so (`events.Resumed`).
+
+Asked by `simple`. All that is data counts, and is the same in every process: instruction, model and its settings, limits, tools, handoffs, the
+options of middleware. Code counts by its name. Only the hash is kept, so options may hold anything. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import date
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from pathlib import PurePath
+from re import Pattern
+
+from pydantic import BaseModel
+
+from .agent import Agent
+from .middleware import Middleware
+from .tools import Tool, index_tools
+
+MAX_DEPTH = 20
+"""Of values inside of values; what is deeper counts by its type."""
+
+MAX_OBJECTS = 2
+"""The same of objects that are no data: middleware, and a check that it holds."""
+
+
+_OPAQUE = sys.stdlib_module_names | {"pydantic", "jinja2"}
+"""Whose objects hold what they are at, or what differs in each process: a lock, a compiled template."""
+
+
+def hash_config(agent: Agent, described: Mapping[int, object], *beside: object) -> str:
+    """Give the hash of an agent, of those that it may hand over to, and of what else matters; ``described`` is of `describe_middleware`."""
+    return hash_text(json.dumps([_describe_agent(agent, described), describe_value(beside)], sort_keys=True))
+
+
+def hash_text(text: str) -> str:
+    """Give the hash of a text, in 32 characters."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def describe_middleware(agents: Iterable[Agent]) -> dict[int, object]:
+    """Give what the middleware of these agents is set to, by its identity: once, before it is at work and keeps in itself what it is at."""
+    return {id(layer): _describe_layer(layer) for agent in agents for layer in agent.middleware}
+
+
+def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
+    """Give a value as JSON that is the same in every process: data by what it says, code by its name, other objects by what they hold."""
+
+    def inside(it: object) -> object:
+        return describe_value(it, depth + 1, objects)
+
+    if depth > MAX_DEPTH:
+        return type(value).__qualname__
+    match value:
+        case Enum():
+            return value.name
+        case None | bool() | int() | float() | str():
+            return value
+        case Decimal() | PurePath() | date():
+            return str(value)
+        case Pattern():
+            return [inside(value.pattern), value.flags]
+        case Tool():
+            return [value.name, value.description, inside(value.parameters), value.effect]
+        case Agent():
+            return value.id
+        case BaseModel():
+            return {name: inside(getattr(value, name)) for name in type(value).model_fields}
+        case Mapping():
+            return {str(name): inside(it) for name, it in value.items()}
+        case set() | frozenset():
+            return sorted((inside(it) for it in value), key=partial(json.dumps, sort_keys=True))
+        case list() | tuple():
+            return [inside(it) for it in value]
+        case partial():
+            return [inside(value.func), inside(value.args), inside(value.keywords)]
+    name = getattr(value, "__qualname__", None)
+    if isinstance(name, str):
+        return name
+    name = type(value).__qualname__
+    if is_dataclass(value):
+        return [name, {it.name: inside(getattr(value, it.name)) for it in fields(value)}]
+    if callable(getattr(value, "complete", None)):  # a model, which may hold a key
+        return [name, str(getattr(value, "name", "")), inside(getattr(value, "settings", None))]
+    if objects >= MAX_OBJECTS or type(value).__module__.partition(".")[0] in _OPAQUE:
+        return name
+    held = {key: describe_value(it, depth + 1, objects + 1) for key, it in getattr(value, "__dict__", {}).items()}
+    return [name, held]
+
+
+def _describe_layer(layer: Middleware) -> object:
+    return [type(layer).__qualname__, describe_value(layer.describe(), objects=1)]
+
+
+def _describe_agent(agent: Agent, described: Mapping[int, object]) -> list[object]:
+    policy = {it.name: describe_value(getattr(agent.policy, it.name)) for it in fields(agent.policy)}
+    tools = [describe_value(it) for it in index_tools(agent.tools).values()]
+    handoffs = [
+        [_describe_agent(it.agent, described), it.returns, describe_value(it.history)] for it in agent.all_handoffs
+    ]
+    layers = [described.get(id(it)) or _describe_layer(it) for it in agent.middleware]
+    told, model = describe_value(agent.instruction), describe_value(agent.model)
+    return [told, agent.description, model, policy, tools, handoffs, layers]
