@@ -7,7 +7,7 @@ starts a reaction. Memory is bounded by what the hub leaves unacknowledged (`max
 from __future__ import annotations
 
 import re
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from enum import Enum
 from typing import Literal
 
@@ -89,7 +89,7 @@ class Inbox:
         self.max_parallel = max_parallel
         self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
         self._working: dict[str, deque[BaseMessage]] = {}  # threads in a reaction, with what arrived meanwhile
-        self._paused = 0  # of those in work, how many wait for others
+        self._waits: Counter[str] = Counter()  # of reactions that wait for others: in how many of their calls
         self._known: set[int] = set()  # seqs that wait or are in work
         self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
 
@@ -118,7 +118,7 @@ class Inbox:
 
     def next_message(self) -> BaseMessage | None:
         """Give the next message to react to and mark its thread as in work; None when none can start now."""
-        if not self._waiting or len(self._working) - self._paused >= self.max_parallel:
+        if not self._waiting or len(self._working) - len(self._waits) >= self.max_parallel:
             return None
         thread_id, messages = self._waiting.popitem(last=False)
         self._working[thread_id] = messages
@@ -142,15 +142,17 @@ class Inbox:
     @property
     def at_work(self) -> int:
         """How many reactions run; not those that only wait for others."""
-        return len(self._working) - self._paused
+        return len(self._working) - len(self._waits)
 
-    def pause(self) -> None:
-        """A reaction waits for others: it holds its thread, and nobody else's place."""
-        self._paused += 1
+    def pause(self, reaction: str) -> None:
+        """A reaction waits for others in one of its calls: it holds its thread, and nobody else's place."""
+        self._waits[reaction] += 1
 
-    def resume(self) -> None:
+    def resume(self, reaction: str) -> None:
         """It goes on, at once: for a while there may be more at work than ``max_parallel``."""
-        self._paused -= 1
+        self._waits[reaction] -= 1
+        if not self._waits[reaction]:
+            del self._waits[reaction]
 
     def finish(self, message: BaseMessage) -> None:
         """The reaction to this message has ended, well or not; its thread goes on with the next one."""

@@ -46,7 +46,7 @@ class Wait(BaseModel):
 
 
 class Replies:
-    """The questions of one agent that are open. ``pause`` and ``resume`` are called around each wait: it takes no place of others.
+    """The questions of one agent that are open. ``pause`` and ``resume`` are called around each wait, with the reaction: it takes no place of others.
 
     ``clock`` gives the time until which somebody waits.
     """
@@ -55,8 +55,8 @@ class Replies:
         self,
         client: NetworkClient,
         *,
-        pause: Callable[[], None],
-        resume: Callable[[], None],
+        pause: Callable[[str], None],
+        resume: Callable[[str], None],
         clock: Clock = system_clock,
     ) -> None:
         self.clock = clock
@@ -94,7 +94,7 @@ class Replies:
             self._taken.popitem(last=False)
         return True
 
-    async def wait(self, wait: Wait, *, look_first: bool) -> dict[str, BaseMessage]:
+    async def wait(self, wait: Wait, *, reaction: str, look_first: bool) -> dict[str, BaseMessage]:
         """Wait for the reply to each question, by whom it was put to. ``look_first``: some may have come before."""
         for question in wait.questions.values():
             self.expect(question, is_approval=wait.is_approval)
@@ -102,11 +102,11 @@ class Replies:
         try:
             if look_first:
                 await self._look_up(wait)
-            self._pause()
+            self._pause(reaction)
             try:
                 await asyncio.wait(replies.values(), timeout=max(0.0, (wait.until - self.clock()) / 1000))
             finally:
-                self._resume()
+                self._resume(reaction)
             await self._look_up(wait)
         finally:
             for question in wait.questions.values():  # what comes from now on is a message like any other
@@ -155,12 +155,14 @@ class Waiter:
         replies: Replies,
         *,
         known: Wait | None,
+        reaction: str,
         is_resumed: bool,
         prepare: Callable[[Mapping[str, str]], Awaitable[None]],
         record: Callable[[Wait], Awaitable[None]],
     ) -> None:
         self._replies = replies
         self._known = known
+        self._reaction = reaction
         self._is_resumed = is_resumed or known is not None
         self._prepare = prepare
         self._record = record
@@ -190,7 +192,7 @@ class Waiter:
             )
             await self._record(wait)
         # Whoever approves may be quick, or have done it while nobody was there to hear.
-        return await self._replies.wait(wait, look_first=self._is_resumed or is_approval)
+        return await self._replies.wait(wait, reaction=self._reaction, look_first=self._is_resumed or is_approval)
 
 
 async def put_question(

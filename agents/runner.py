@@ -34,12 +34,11 @@ from .models.model import Usage
 from .ongoing import Ongoing, ReactionResult, conclude
 from .policy import AgentPolicy
 from .records import Recorded
-from .reaction import State
 from .reopen import expect_replies, read_open_reaction
 from .replies import Replies, read_waiting
 from .retry import retry_later
 from .signals import Signals
-from .steps import Finish
+from .steps import Finish, State
 from .text import replace_surrogates
 
 _logger = logging.getLogger(__name__)
@@ -235,8 +234,8 @@ class AgentRunner(ABC):
             )
         return error
 
-    def _pause(self, group: asyncio.TaskGroup) -> None:
-        self._inbox.pause()
+    def _pause(self, group: asyncio.TaskGroup, reaction: str) -> None:
+        self._inbox.pause(reaction)
         self._start_reactions(group)
 
     async def _take(self, delivery: Delivery) -> None:

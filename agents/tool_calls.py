@@ -31,7 +31,7 @@ from .replies import Wait, Waiter
 from .retry import retry_later
 from .run import Run
 from .stand_in import STAND_IN
-from .steps import DISABLED, AnsweredCall, CallTools, Finish, PlannedCall
+from .steps import DISABLED, NOT_RUN, AnsweredCall, CallTools, Finish, PlannedCall
 from .text import cut, replace_surrogates
 from .tools import ToolContext, ToolResult
 
@@ -233,7 +233,7 @@ class ToolCalls:
         known = run.recorded.waits.get((turn, call))
         is_resumed = (turn, call) in run.recorded.begun_calls
         prepare = partial(run.journal.record_asking, turn, call)
-        return Waiter(run.replies, known=known, is_resumed=is_resumed, prepare=prepare, record=record)
+        return Waiter(run.replies, known=known, reaction=run.id, is_resumed=is_resumed, prepare=prepare, record=record)
 
 
 async def _ask(should_use: Callable[[ToolContext], bool | Awaitable[bool]], context: ToolContext) -> bool:

@@ -217,12 +217,27 @@ def test_a_reaction_that_waits_gives_its_place_to_another_thread() -> None:
         inbox.offer(make_message(seq, thread_id=thread))
     assert inbox.next_message() is not None
     assert inbox.next_message() is None
-    inbox.pause()
+    inbox.pause("r1")
     other = inbox.next_message()
     assert other is not None
-    inbox.resume()
+    inbox.resume("r1")
     inbox.finish(other)
     assert inbox.next_message() is None
+
+
+def test_a_reaction_that_waits_in_two_calls_gives_one_place() -> None:
+    inbox = Inbox("bob", max_parallel=1)
+    for seq in (1, 2, 3):
+        inbox.offer(make_message(seq, thread_id=f"direct:bob~p{seq}"))
+    assert inbox.next_message() is not None
+    for _ in range(2):
+        inbox.pause("r1")
+    assert inbox.next_message() is not None
+    assert inbox.next_message() is None
+    inbox.resume("r1")  # the other call waits on
+    assert inbox.at_work == 1
+    inbox.resume("r1")
+    assert inbox.at_work == 2
 
 
 @pytest.mark.parametrize(
