@@ -39,6 +39,15 @@ class BareClient:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if receive_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        try:
+            return await cls._greet(sock, node, agent_id)
+        except BaseException:  # cancelled too
+            sock.close()
+            raise
+
+    @classmethod
+    async def _greet(cls, sock: socket.socket, node: Node, agent_id: str) -> Self:
+        target = urlsplit(node.url)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (target.hostname, target.port))
         handshake = (
