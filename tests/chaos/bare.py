@@ -33,7 +33,6 @@ class BareClient:
     @classmethod
     async def open(cls, node: Node, agent_id: str, *, receive_buffer_bytes: int | None = None) -> Self:
         """Connect and say hello; the welcome is not read."""
-        target = urlsplit(node.url)
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
