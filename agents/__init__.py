@@ -1,8 +1,10 @@
 """Agents: runners that react to messages by asking a model and running tools, each reaction journaled and resumable.
 
-The way in is `simple` (`SimpleAgentRunner`), for agents in YAML `team`. A reaction's path: `runner` -> `inbox` -> `context` -> `prompt` -> `reaction`
-and `driver`, with `models` and `tools`, written down by `journal`, told by `events`. Imports only `roundelay.network` and
-`roundelay.templates`; no model provider is loaded until one is built.
+The way in is `simple` (`SimpleAgentRunner`), for agents in YAML `team`. A reaction's path: `runner` -> `inbox` ->
+`context` -> `prompt` -> `reaction` (what to do next) and `driver` (does it), with `models` and `tools`, written down by
+`journal`, told by `events`. What can be added to the loop is `middleware`, one module each under `features`;
+docs/design.md lists them all. Imports only `roundelay.network` and `roundelay.templates`; no model provider is loaded
+until one is built.
 """
 
 from .agent import Agent, Handoff, Instruction, Returns

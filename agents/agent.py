@@ -1,6 +1,8 @@
-"""An agent of a reaction as one value: who it is, what it is told, its model, tools and policy, and to whom it may hand over.
+"""An agent of a reaction as one value: who it is, what it is told, its model, tools and policy, and to whom it may hand
+over.
 
-A runner's own agent is one, and so is each that it hands over to or calls as a tool (`compose`). Plain data; it holds no state of a run.
+A runner's own agent is one, and so is each that it hands over to or calls as a tool (`compose`). Plain data; it holds
+no state of a run.
 """
 
 from __future__ import annotations
@@ -22,23 +24,28 @@ from .tools import FINISH, Tool, ToolError, index_tools, tool_name
 _logger = logging.getLogger(__name__)
 
 Returns = Literal["to_caller", "to_person", "never"]
-"""Where control goes when the agent that took over has finished: back to the one that handed over, which goes on with what was said; to
-the person, whose next message goes to the first agent again; or nowhere, so that the thread stays with it."""
+"""Where control goes when the agent that took over has finished: back to the one that handed over, which goes on with
+what was said; to the person, whose next message goes to the first agent again; or nowhere, so that the thread stays
+with it."""
 
 
 KEEPER = "agent"
-"""In the metadata of an answer, and in the data of a tool's result that is one: the agent that the thread stays with."""
+"""In the metadata of an answer, and in the data of a tool's result that is one: the agent that the thread stays
+with."""
 
 REFERENCES, SOURCES = "references", "sources"
-"""In the data of a tool's result: what may be cited. In the metadata of an answer: what it cites (`features.references`)."""
+"""In the data of a tool's result: what may be cited. In the metadata of an answer: what it cites
+(`features.references`)."""
 
 Instruction = str | Callable[[TurnState], str]
-"""What an agent is told: a text, or a callable that gives it for each turn (`template_instruction` makes one of a jinja template)."""
+"""What an agent is told: a text, or a callable that gives it for each turn (`template_instruction` makes one of a jinja
+template)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent. ``tools`` may be plain functions; two of one name are refused with `ToolError`. The first of ``middleware`` is outermost."""
+    """One agent. ``tools`` may be plain functions; two of one name are refused with `ToolError`. The first of
+    ``middleware`` is outermost."""
 
     id: str
     instruction: Instruction
@@ -69,7 +76,8 @@ class Agent:
         object.__setattr__(self, "_tools", self._collect_tools() if self.chain.brings_tools else tools)
 
     def refresh(self, state: TurnState | None = None) -> Agent:
-        """Give the agent with the tools that its middleware brings now; itself while they are the same. Once before each turn."""
+        """Give the agent with the tools that its middleware brings now; itself while they are the same. Once before
+        each turn."""
         if not self.chain.brings_tools:
             return self
         tools = self._collect_tools(state)
@@ -119,9 +127,11 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Leave to let ``agent`` take the conversation over, with its own instruction and tools, by a tool named `hand_over_to_ID`.
+    """Leave to let ``agent`` take the conversation over, with its own instruction and tools, by a tool named
+    `hand_over_to_ID`.
 
-    ``history`` says what it sees of the turns before, beside the conversation itself; tool traffic is left out unless said otherwise.
+    ``history`` says what it sees of the turns before, beside the conversation itself; tool traffic is left out unless
+    said otherwise.
     """
 
     agent: Agent

@@ -1,7 +1,8 @@
 """A person's approval of a call: the request in the thread, and what the decision makes of the call.
 
-Used by `driver` before a tool that needs it is begun. The request is a message in the incoming thread; only a reply to it, by a person,
-decides, and readers of the thread are the only ones who can reply. The wait is `replies`'s: it survives restarts of everybody.
+Used by `tool_calls` before a tool that needs it is begun. The request is a message in the incoming thread; only a reply
+to it, by a person, decides, and readers of the thread are the only ones who can reply. The wait is `replies`'s: it
+survives restarts of everybody.
 """
 
 from __future__ import annotations

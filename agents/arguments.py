@@ -1,8 +1,8 @@
 """What a tool's function takes: its parameters as a JSON Schema, and precise words for arguments that do not fit.
 
-`tools` builds on this: `read_signature` makes a pydantic model of a signature, `read_arguments` validates a model's text with it,
-`read_object` does what can be done with a schema alone. The texts of `ToolArgumentsError` are read by a model, which then corrects
-itself: they name the place and the parameters that there are. Pure.
+`tools` builds on this: `read_signature` makes a pydantic model of a signature, `read_arguments` validates a model's
+text with it, `read_object` does what can be done with a schema alone. The texts of `ToolArgumentsError` are read by a
+model, which then corrects itself: they name the place and the parameters that there are. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class ToolArgumentsError(ToolError):
 
 
 def read_signature(function: Callable[..., object], name: str, context_type: type) -> tuple[type[BaseModel], list[str]]:
-    """Give the model of the parameters, and the names of those that are annotated with the context type. Raises `ToolError`."""
+    """Give the model of the parameters, and the names of those that are annotated with the context type. Raises
+    `ToolError`."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
@@ -79,7 +80,8 @@ def read_arguments(name: str, model: type[BaseModel], parameters: JsonSchema, te
 
 
 def read_object(name: str, parameters: JsonSchema, text: str) -> dict[str, object]:
-    """Read arguments of which only the schema is known: an object, with all that is required and no stranger. Raises `ToolArgumentsError`."""
+    """Read arguments of which only the schema is known: an object, with all that is required and no stranger. Raises
+    `ToolArgumentsError`."""
     properties = read_properties(parameters)
     try:
         value: object = json.loads(text.strip() or "{}")
@@ -96,7 +98,8 @@ def read_object(name: str, parameters: JsonSchema, text: str) -> dict[str, objec
 
 
 def tidy_schema(schema: Mapping[str, object]) -> dict[str, object]:
-    """Give an object schema as strict servers want it: all four keys, arrays with items, without pydantic's titles (tokens for nothing)."""
+    """Give an object schema as strict servers want it: all four keys, arrays with items, without pydantic's titles
+    (tokens for nothing)."""
     tidy = _tidy(schema)
     return {
         **tidy,

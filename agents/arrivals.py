@@ -1,4 +1,5 @@
-"""Messages that arrive in a thread while a reaction runs there, when the model is to read them in it (``on_new_message="inject"``).
+"""Messages that arrive in a thread while a reaction runs there, when the model is to read them in it
+(``on_new_message="inject"``).
 
 Stands between the inbox, where they wait, and the driver, which tells them to the model before its next turn.
 """
@@ -21,7 +22,8 @@ from .steps import Finish, NewMessages
 
 
 class ThreadArrivals:
-    """What waits behind one reaction. ``withdraw`` takes it out of the inbox, ``put_back`` one of it in again, ``settle`` says of one message that it was read."""
+    """What waits behind one reaction. ``withdraw`` takes it out of the inbox, ``put_back`` one of it in again,
+    ``settle`` says of one message that it was read."""
 
     def __init__(
         self,
@@ -66,7 +68,8 @@ class ThreadArrivals:
 async def record_as_read(
     client: NetworkClient, make_journal: Callable[[NetworkClient, str], Journal], seq: int, thread_id: str, reader: str
 ) -> None:
-    """Give a message that was read in the reaction ``reader`` one of its own that says so, for the hub and for a restarted agent."""
+    """Give a message that was read in the reaction ``reader`` one of its own that says so, for the hub and for a
+    restarted agent."""
     journal = make_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
     await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))
     await journal.record_finished(Finish("finished", f"read in reaction {reader}", None, 0, Usage()))

@@ -1,7 +1,7 @@
 """The hooks of an agent, its policy's callables and its middleware together, as the loop asks them.
 
-Made by `agent`. The pure ones are asked by `reaction`, the ones around what is done by `driver`, `model_calls` and `tool_calls`. Hooks that
-nobody overrides are not called.
+Made by `agent`. The pure ones are asked by `reaction`, the ones around what is done by `driver`, `model_calls` and
+`tool_calls`. Hooks that nobody overrides are not called.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class Chain:
         return await _pass(self._around_tool, around, call, proceed)
 
     async def review(self, around: Around, answer: str, *, can_correct: bool) -> Reviewed:
-        """Give the answer as the reviewers leave it, or what they find wrong; each looks at what the one before it left. An answer that goes
-        out is then finished."""
+        """Give the answer as the reviewers leave it, or what they find wrong; each looks at what the one before it
+        left. An answer that goes out is then finished."""
         found: list[Correction] = []
         metadata: dict[str, JsonValue] = {}
         notes: list[str] = []

@@ -1,8 +1,8 @@
 """Agents that other agents call: an agent as a tool of another one, and instructions that are templates.
 
-An agent as a tool has a fresh run with the tool's input as its only message: its turns are its own, what it used counts in its caller's
-reaction, its records stand there under the call's path, and it is cancelled with it. Handing over is `Handoff` in `agent`; asking agents
-elsewhere on the network is `ask`.
+An agent as a tool has a fresh run with the tool's input as its only message: its turns are its own, what it used counts
+in its caller's reaction, its records stand there under the call's path, and it is cancelled with it. Handing over is
+`Handoff` in `agent`; asking agents elsewhere on the network is `ask`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def agent_tool(
     max_turns: int = CHILD_TURNS,
     max_tool_calls: int | None = None,
 ) -> Tool:
-    """Make a tool of an agent: called with a text, it gives the agent's answer. Its own limits hold, with ``max_turns`` turns; each run of
-    it may make ``max_tool_calls`` calls, None leaves that to its policy.
+    """Make a tool of an agent: called with a text, it gives the agent's answer. Its own limits hold, with ``max_turns``
+    turns; each run of it may make ``max_tool_calls`` calls, None leaves that to its policy.
 
     It may be repeated after a restart: what the agent inside had done is in the journal.
     """
@@ -67,9 +67,10 @@ def remote_handoff(
 ) -> Tool:
     """Make a tool that hands a request over to an agent elsewhere on the network and waits, durably, for its answer.
 
-    ``to_person``: the answer goes out as it is, and the reaction ends; ``never``: further messages of the thread go to the other as well, without asking
-    a model (`relay`); ``to_caller``: the agent that handed over reads the answer and goes on. When the other declines, or does not answer in time, the
-    agent that handed over goes on, and the thread is its own again.
+    ``to_person``: the answer goes out as it is, and the reaction ends; ``never``: further messages of the thread go to
+    the other as well, without asking a model (`relay`); ``to_caller``: the agent that handed over reads the answer and
+    goes on. When the other declines, or does not answer in time, the agent that handed over goes on, and the thread is
+    its own again.
     """
 
     async def run(
@@ -89,7 +90,8 @@ def remote_handoff(
 def remote_agent_tool(
     agent_id: str, *, name: str | None = None, description: str = "", timeout_s: float = 3600.0
 ) -> Tool:
-    """Make a tool of an agent elsewhere on the network: called with a text, it waits, durably, for that agent's answer, and gives it.
+    """Make a tool of an agent elsewhere on the network: called with a text, it waits, durably, for that agent's answer,
+    and gives it.
 
     What it costs there counts there. Its sources can be cited here, with `references` on both sides.
     """
@@ -119,8 +121,8 @@ def _pass_on(metadata: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def relay(agent: Agent, keeper: str) -> Agent | None:
-    """Give the agent as it is in a thread that stays with one elsewhere: it hands each message over at once, and speaks for itself only
-    if that fails. None if it has no way to that one any more."""
+    """Give the agent as it is in a thread that stays with one elsewhere: it hands each message over at once, and speaks
+    for itself only if that fails. None if it has no way to that one any more."""
     name = handoff_name(keeper)
     if agent.find_tool(name) is None:
         return None
@@ -130,7 +132,8 @@ def relay(agent: Agent, keeper: str) -> Agent | None:
 
 
 def template_instruction(source: str) -> Instruction:
-    """Make an instruction of a jinja template over the turn's state: ``agent_id``, ``turn``, ``max_turns``, ``path``, ``usage``, ``calls``, ``values``.
+    """Make an instruction of a jinja template over the turn's state: ``agent_id``, ``turn``, ``max_turns``, ``path``,
+    ``usage``, ``calls``, ``values``.
 
     Raises `ConfigError` for one that is wrong, before any turn.
     """

@@ -1,7 +1,9 @@
-"""What an agent's behaviour depends on, as one hash: a reaction that is resumed under another one says so (`events.Resumed`).
+"""What an agent's behaviour depends on, as one hash: a reaction that is resumed under another one says so
+(`events.Resumed`).
 
-Asked by `simple`. All that is data counts, and is the same in every process: instruction, model and its settings, limits, tools, handoffs, the
-options of middleware. Code counts by its name. Only the hash is kept, so options may hold anything. Pure.
+Asked by `simple`. All that is data counts, and is the same in every process: instruction, model and its settings,
+limits, tools, handoffs, the options of middleware. Code counts by its name. Only the hash is kept, so options may hold
+anything. Pure.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _OPAQUE = sys.stdlib_module_names | {"pydantic", "jinja2"}
 
 
 def hash_config(agent: Agent, described: Mapping[int, object], *beside: object) -> str:
-    """Give the hash of an agent, of those that it may hand over to, and of what else matters; ``described`` is of `describe_middleware`."""
+    """Give the hash of an agent, of those that it may hand over to, and of what else matters; ``described`` is of
+    `describe_middleware`."""
     return hash_text(json.dumps([_describe_agent(agent, described), describe_value(beside)], sort_keys=True))
 
 
@@ -46,12 +49,14 @@ def hash_text(text: str) -> str:
 
 
 def describe_middleware(agents: Iterable[Agent]) -> dict[int, object]:
-    """Give what the middleware of these agents is set to, by its identity: once, before it is at work and keeps in itself what it is at."""
+    """Give what the middleware of these agents is set to, by its identity: once, before it is at work and keeps in
+    itself what it is at."""
     return {id(layer): _describe_layer(layer) for agent in agents for layer in agent.middleware}
 
 
 def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
-    """Give a value as JSON that is the same in every process: data by what it says, code by its name, other objects by what they hold."""
+    """Give a value as JSON that is the same in every process: data by what it says, code by its name, other objects by
+    what they hold."""
 
     def inside(it: object) -> object:
         return describe_value(it, depth + 1, objects)

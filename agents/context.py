@@ -1,7 +1,7 @@
 """Which messages a model reads for a trigger: the window that the hub allows, bounded and ordered for the prompt.
 
-Stands between the runner and `prompt`. What an agent may see is decided by the hub (``network.window``, under the agent's visibility); this
-module only leaves out. `select_threads` is pure, `build_context` asks the hub.
+Stands between the runner and `prompt`. What an agent may see is decided by the hub (``network.window``, under the
+agent's visibility); this module only leaves out. `select_threads` is pure, `build_context` asks the hub.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 async def build_context(
     client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy, visibility: Visibility
 ) -> dict[str, MessageThread]:
-    """Read the conversation that the agent may see for this trigger, as it stood at the trigger: threads in the prompt's order.
+    """Read the conversation that the agent may see for this trigger, as it stood at the trigger: threads in the
+    prompt's order.
 
     ``visibility`` holds whatever the card of the connection says: the hub admits what both allow.
     """
@@ -51,8 +52,8 @@ def select_threads(
 
     Messages that ``chosen`` does not admit are left out as well, and not counted among those omitted.
 
-    The order is by newest message, the trigger's thread last, a function of the ledger alone: threads that rest stay where they are,
-    in front, so that prompts of one conversation begin alike and providers' caches hold.
+    The order is by newest message, the trigger's thread last, a function of the ledger alone: threads that rest stay
+    where they are, in front, so that prompts of one conversation begin alike and providers' caches hold.
     """
     kept: list[MessageThread] = []
     for thread in threads:
@@ -69,7 +70,8 @@ def select_threads(
 def keep_recorded(
     threads: Mapping[str, MessageThread], trigger: BaseMessage, manifest: Collection[int]
 ) -> dict[str, MessageThread]:
-    """Leave out what was not in the prompt when it was first made: a resumed reaction reads nothing that it had not read before."""
+    """Leave out what was not in the prompt when it was first made: a resumed reaction reads nothing that it had not
+    read before."""
     known = set(manifest)
     kept = [
         MessageThread(

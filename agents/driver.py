@@ -1,9 +1,9 @@
 """Performs the steps of a reaction, turn by turn: models and tools are asked, each outcome is recorded and told.
 
-Stands between `reaction` (what to do next) and the world: `model_calls`, `tool_calls`, `journal`. It never decides how a reaction goes on.
-What was recorded is taken from there: no reply is asked again, no result made again. Cancelling the driver's task ends whatever is under way,
-at any await. Events go to a callback rather than out of an async generator: tasks and timeouts do not survive a generator that its consumer
-leaves alone (PEP 789).
+Stands between `reaction` (what to do next) and the world: `model_calls`, `tool_calls`, `journal`. It never decides how
+a reaction goes on. What was recorded is taken from there: no reply is asked again, no result made again. Cancelling the
+driver's task ends whatever is under way, at any await. Events go to a callback rather than out of an async generator:
+tasks and timeouts do not survive a generator that its consumer leaves alone (PEP 789).
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Arrivals(Protocol):
 
 
 class Driver:
-    """Drives one run, a reaction or an agent inside of one, from its beginning, or from what it has recorded, to its end."""
+    """Drives one run, a reaction or an agent inside of one, from its beginning, or from what it has recorded, to its
+    end."""
 
     def __init__(
         self,
@@ -109,7 +110,8 @@ class Driver:
         return await chain.around_reaction(lambda: self._models.describe(0, "reaction", []), self._perform)
 
     def cancel(self, reason: str) -> Finish:
-        """End the reaction after `run` was cancelled in the middle of a step, or in what middleware does after the last one."""
+        """End the reaction after `run` was cancelled in the middle of a step, or in what middleware does after the last
+        one."""
         if self._reaction.state is State.FINISHED:  # and told: middleware was still at it
             done = self._reaction
             return Finish("cancelled", reason, None, done.turn, done.usage, done.tool_calls)
@@ -155,7 +157,9 @@ class Driver:
             around = self._reaction.agent.chain.around_turn
             await around(lambda: self._models.describe(turn, "turn", []), perform)
             if not is_done:
-                raise RoundelayError(f"Middleware around turn {turn} of {self._id} did not let it go on to its end.")
+                raise RoundelayError(
+                    f"Middleware around turn {turn} of {self._id} did not let it go on to its end: it has to await proceed() once."
+                )
         if turn == self._run.live_turn:
             self._emit(TurnEnd(self._id, turn, text, self._reaction.usage, self._path))
         return step
@@ -216,7 +220,8 @@ class Driver:
         return reviewed
 
     async def _run_agent(self, turn: int, call: int, ends: list[Finish], agent: Agent, text: str) -> Finish:
-        """Run an agent inside of a call, on a text and nothing else: its turns are its own, its records stand under the call's path."""
+        """Run an agent inside of a call, on a text and nothing else: its turns are its own, its records stand under the
+        call's path."""
         run = self._run
         journal = self._journal.descend(turn, call, len(ends))
         if journal.depth > self._reaction.agent.policy.max_depth:

@@ -1,7 +1,8 @@
 """What happens in a reaction, as typed events: the same objects for the terminal, traces and tests.
 
-`driver` makes them and hands them to a callback, in order; they are frozen and go to plain JSON (`event_to_json`). ``path`` is empty but
-for an agent that runs as a tool of another one: then it names the call (``turn.call``, one after the other for deeper ones). No IO, no clock.
+`driver` and its parts make them and hand them to a callback, in order; they are frozen and go to plain JSON
+(`event_to_json`). ``path`` is empty but for an agent that runs as a tool of another one: then it names the call
+(``turn.call``, one after the other for deeper ones). No IO, no clock.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from .steps import Status
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A reaction goes on that was begun earlier; ``turns`` are replayed from its records, without events of their own."""
+    """A reaction goes on that was begun earlier; ``turns`` are replayed from its records, without events of their
+    own."""
 
     reaction: str
     turns: int
@@ -36,8 +38,8 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """A piece of the reply, while it streams. ``index`` counts the pieces of a reaction, those of agents inside of it included. ``is_held``: somebody
-    reviews the answer before it goes out, so that it is not for people's eyes yet."""
+    """A piece of the reply, while it streams. ``index`` counts the pieces of a reaction, those of agents inside of it
+    included. ``is_held``: somebody reviews the answer before it goes out, so that it is not for people's eyes yet."""
 
     reaction: str
     turn: int
@@ -97,8 +99,8 @@ class ToolOutput:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the work is at, for people. A step ends with the next one of its call, or with ``is_done``, which comes before the call's end at the
-    latest; ``call`` is None outside of calls."""
+    """What the work is at, for people. A step ends with the next one of its call, or with ``is_done``, which comes
+    before the call's end at the latest; ``call`` is None outside of calls."""
 
     reaction: str
     turn: int
@@ -124,7 +126,8 @@ class ToolCallEnd:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """Model call and tool calls of the turn are done. ``text`` is the model's own, ``usage`` that of the reaction so far."""
+    """Model call and tool calls of the turn are done. ``text`` is the model's own, ``usage`` that of the reaction so
+    far."""
 
     reaction: str
     turn: int
@@ -147,7 +150,8 @@ class AnswerReviewed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A call waits for replies of these agents, or for a person's approval, until a time in milliseconds since the Unix epoch."""
+    """A call waits for replies of these agents, or for a person's approval, until a time in milliseconds since the Unix
+    epoch."""
 
     reaction: str
     turn: int

@@ -1,7 +1,8 @@
 """Runs code that is not ours, a tool's or a model's, so that whatever it does ends the call and nothing else.
 
-Each call has a task of its own: one that exits, panics, is cancelled by itself or swallows its cancellation reaches neither the
-reaction nor the runner. Used by `driver`; sync tools run in the bounded threads of `threads`.
+Each call has a task of its own: one that exits, panics, is cancelled by itself or swallows its cancellation reaches
+neither the reaction nor the runner. Used by `model_calls`, `tool_calls` and the features that run checks; sync tools
+run in the bounded threads of `threads`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Overdue(Exception):
 
 
 class Broken(Exception):
-    """The code ended with what is no `Exception`: it exited, was cancelled by itself, or panicked. ``error`` is that."""
+    """The code ended with what is no `Exception`: it exited, was cancelled by itself, or panicked. ``error`` is
+    that."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(describe_error(error))
@@ -34,7 +36,8 @@ class Broken(Exception):
 
 
 async def run_foreign(work: Callable[[], Awaitable[T]], *, name: str, timeout_s: float = math.inf) -> T:
-    """Await ``work()`` apart. Raises its `Exception` as it is, `Broken` for anything else, `Overdue` when its time is over.
+    """Await ``work()`` apart. Raises its `Exception` as it is, `Broken` for anything else, `Overdue` when its time is
+    over.
 
     Cancelling the caller cancels the work and waits for it, for `GRACE_S` at most.
     """

@@ -1,6 +1,8 @@
-"""A reaction's history as a provider accepts it: calls and results paired, ids unique, arguments well formed; and how it is shortened.
+"""A reaction's history as a provider accepts it: calls and results paired, ids unique, arguments well formed; and how
+it is shortened.
 
-Used by `reaction` before every model call and at a handoff. Pure: each function gives a new list, but `say`, which appends.
+Used by `reaction` before every model call and at a handoff. Pure: each function gives a new list, but `say`, which
+appends.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from .models.model import AssistantMessage, ChatMessage, SystemMessage, ToolCall
 from .text import cut
 
 HistoryFilter = Literal["texts", "all", "none"] | int | Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
-"""What an agent that takes over sees of the turns before it: their texts without tool traffic, all, nothing, the last N messages, or
-what a callable makes of them."""
+"""What an agent that takes over sees of the turns before it: their texts without tool traffic, all, nothing, the last N
+messages, or what a callable makes of them."""
 
 COMPACT_RESULT_CHARS = 400
 
@@ -30,8 +32,21 @@ def say(messages: list[ChatMessage], text: str) -> None:
         messages.append(UserMessage(text))
 
 
+def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage]) -> int | None:
+    """Give the place of a run's prompt in a request made of its history: examples may stand before it, and more text
+    behind it."""
+    prompt = history[1] if len(history) > 1 else None
+    users = [place for place, it in enumerate(messages) if isinstance(it, UserMessage)]
+    if isinstance(prompt, UserMessage):
+        for place in users:
+            if str(messages[place].content).startswith(prompt.content):
+                return place
+    return users[0] if users else None
+
+
 def repair(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Pair calls and results: each call is answered right after its message, in order, and no result stands without its call."""
+    """Pair calls and results: each call is answered right after its message, in order, and no result stands without its
+    call."""
     results = {it.tool_call_id: it for it in messages if isinstance(it, ToolMessage)}
     repaired: list[ChatMessage] = []
     for message in messages:

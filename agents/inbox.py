@@ -1,7 +1,7 @@
 """What wakes an agent, and in which order it reacts: one reaction at a time per thread, threads in parallel, bounded.
 
-Stands between the client's deliveries and the runner. Pure: no IO, no clock, no tasks; the runner asks `next_message` and
-starts a reaction. Memory is bounded by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`.
+Stands between the client's deliveries and the runner. Pure: no IO, no clock, no tasks; the runner asks `next_message`
+and starts a reaction. Memory is bounded by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _MENTION = re.compile(r"(?<![A-Za-z0-9._%+@-])@([a-z0-9][a-z0-9._-]*)", re.IGNOR
 
 
 def mentions(text: str, agent_id: str) -> bool:
-    """Tell whether ``@agent_id`` stands in the text. ``@bob.`` ends a sentence, ``@bob.smith`` is another participant."""
+    """Tell whether ``@agent_id`` stands in the text. ``@bob.`` ends a sentence, ``@bob.smith`` is another
+    participant."""
     for found in _MENTION.finditer(text):
         name = found[1].lower()
         if name == agent_id or (name.startswith(agent_id) and not name[len(agent_id) :].strip("._-")):
@@ -43,9 +44,9 @@ def requires_response_from(message: BaseMessage, agent_id: str) -> bool:
 def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -> bool:
     """Tell whether the message starts a reaction; one that does not is context for later ones.
 
-    A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts a person's message does, an @mention
-    and a required response; with ``react_to="all"`` every message. The agent's own never do, nor that somebody declines to answer, nor what
-    a person decides on a call.
+    A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts a person's message
+    does, an @mention and a required response; with ``react_to="all"`` every message. The agent's own never do, nor that
+    somebody declines to answer, nor what a person decides on a call.
     """
     if is_declined(message) or (message.reply_to is not None and read_decision(message) is not None):
         return False
@@ -79,8 +80,8 @@ class Arrival(Enum):
 class Inbox:
     """The messages that wait for a reaction, by thread.
 
-    ``offer`` each delivery; start a reaction for each ``next_message`` until it gives none; tell ``finish`` when one has ended. After
-    ``release`` a message may come again (it was handed back to the hub).
+    ``offer`` each delivery; start a reaction for each ``next_message`` until it gives none; tell ``finish`` when one
+    has ended. After ``release`` a message may come again (it was handed back to the hub).
     """
 
     def __init__(self, agent_id: str, *, react_to: ReactTo = "mentions", max_parallel: int = 8) -> None:

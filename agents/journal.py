@@ -1,9 +1,10 @@
 """The turn journal of a reaction: what it wrote into the ledger, and what it reads back to go on after a restart.
 
-Stands between `driver` and the client's ``record`` frames. Every id is derived, so that a reaction resumed on any machine repeats itself
-under the same ids and the hub recognises the repeats. Order is the contract: a reply before its tools run, a call's intent before it
-starts, its result after. A busy hub is waited for without bound: a reaction that has begun never fails of it. An agent that runs as a
-tool of another one keeps its records in the same reaction, under its ``path``.
+Stands between `driver` and the client's ``record`` frames. Every id is derived, so that a reaction resumed on any
+machine repeats itself under the same ids and the hub recognises the repeats. Order is the contract: a reply before its
+tools run, a call's intent before it starts, its result after. A busy hub is waited for without bound: a reaction that
+has begun never fails of it. An agent that runs as a tool of another one keeps its records in the same reaction, under
+its ``path``.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Journal:
         return derived_id(self.reaction, self.path, turn, call)
 
     async def record_started(self, started: Started) -> bool:
-        """Begin the reaction; its trigger counts as handled from here on. False when it was begun earlier, by whomever."""
+        """Begin the reaction; its trigger counts as handled from here on. False when it was begun earlier, by
+        whomever."""
         try:
             fresh = not await self._record("started", 0, 0, started.model_dump())
         except IdConflict:  # begun under another configuration
@@ -108,7 +110,8 @@ class Journal:
         is_last: bool,
         request: Mapping[str, object] | None = None,
     ) -> None:
-        """Keep a reply, with the print of the request that it answers (`request_print`), by which a replay notices another one."""
+        """Keep a reply, with the print of the request that it answers (`request_print`), by which a replay notices
+        another one."""
         body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": reply.to_json()}
         if request is not None:
             body["request"] = dict(request)

@@ -1,8 +1,10 @@
-"""What streams in an agent's reactions, gathered for the people who watch: pieces of text, reasoning, tool output and progress.
+"""What streams in an agent's reactions, gathered for the people who watch: pieces of text, reasoning, tool output and
+progress.
 
-Stands between `runner`, which passes its events on, and `signals`. Pieces wait a tenth of a second for more, and an agent sends at most ten signals
-of them a second, one for each thread that has some; what ends sooner is not worth showing and is dropped. Signals may be lost, so each
-piece says where in its stream it stands. Nothing here is recorded, and nobody waits for it.
+Stands between `runner`, which passes its events on, and `signals`. Pieces wait a tenth of a second for more, and an
+agent sends at most ten signals of them a second, one for each thread that has some; what ends sooner is not worth
+showing and is dropped. Signals may be lost, so each piece says where in its stream it stands. Nothing here is recorded,
+and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class LivePieces:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, event: Event, thread_id: str, *, shows_text: bool) -> None:
-        """Take note of an event. ``shows_text``: the model's own text and reasoning may be seen, before it is an answer."""
+        """Take note of an event. ``shows_text``: the model's own text and reasoning may be seen, before it is an
+        answer."""
         match event:
             case ModelOutput(is_held=False) if shows_text:
                 for kind, text in (("reasoning", event.reasoning), ("text", event.text)):

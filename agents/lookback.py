@@ -1,6 +1,8 @@
-"""Tools by which an agent looks back: why it got its message, and what was said before. For the ``tools`` of an agent that needs them.
+"""Tools by which an agent looks back: why it got its message, and what was said before. For the ``tools`` of an agent
+that needs them.
 
-They read what the reaction's prompt may hold and nothing else (`ToolClient`): a model that is talked into looking finds no more than it was shown.
+They read what the reaction's prompt may hold and nothing else (`ToolClient`): a model that is talked into looking finds
+no more than it was shown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Which messages of the conversation enter an agent's prompt, beyond what it may see: by kind, by sender, and how many of each thread. Pure.
+"""Which messages of the conversation enter an agent's prompt, beyond what it may see: by kind, by sender, and how many
+of each thread. Pure.
 
-A choice of the agent's author, applied to the window that the hub gave (`context`). The incoming message is always shown, whoever wrote it.
+A choice of the agent's author, applied to the window that the hub gave (`context`). The incoming message is always
+shown, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ SPARE = 4
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Empty ``kinds`` and ``senders`` mean all of them; a sender is an id or a pattern (``build-*``). ``exclude_senders`` goes first.
+    """Empty ``kinds`` and ``senders`` mean all of them; a sender is an id or a pattern (``build-*``).
+    ``exclude_senders`` goes first.
 
-    ``per_thread`` says how many messages of threads whose id fits a pattern (``channel:*``) are shown, 0 for none of them; the first pattern that
-    fits counts, and where none does the agent's own ``per_thread``.
+    ``per_thread`` says how many messages of threads whose id fits a pattern (``channel:*``) are shown, 0 for none of
+    them; the first pattern that fits counts, and where none does the agent's own ``per_thread``.
     """
 
     kinds: Collection[str] = ()

@@ -1,8 +1,9 @@
 """Middleware: one concern around the loop, in a class of its own.
 
-Stands between `agent`, which lists it, and the two that ask it through `chain`: `reaction` (the pure hooks) and `driver` (the ones around a reaction, a turn, a
-model call, a tool call, and the review of an answer). The pure hooks are asked again when a reaction is resumed, so they must depend on
-their arguments alone; what the others give is recorded, so they are asked only for what is not recorded yet.
+Stands between `agent`, which lists it, and those that ask it through `chain`: `reaction` (the pure hooks), and
+`driver`, `model_calls` and `tool_calls` (the ones around a reaction, a turn, a model call, a tool call, and the review
+of an answer). The pure hooks are asked again when a reaction is resumed, so they must depend on their arguments and
+`state.values` alone; what the others give is recorded, so they are asked only for what is not recorded yet.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from .events import OnEvent
 
 NoCallsReason = Literal["no_calls", "limit_reached", "tools_disabled"]
-"""Why no tools are called: the model called none; a limit makes the next turn the last one; a call was to a disabled tool."""
+"""Why no tools are called: the model called none; a limit makes the next turn the last one; a call was to a disabled
+tool."""
 
 
 FAILED_CHECKS = "failed_checks"
@@ -43,8 +45,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class AfterTool:
-    """What becomes of a result: the ``content`` that the model reads instead, ``messages`` in place of the history before this turn, the
-    tool that the next turn must call."""
+    """What becomes of a result: the ``content`` that the model reads instead, ``messages`` in place of the history
+    before this turn, the tool that the next turn must call."""
 
     content: str | None = None
     messages: Sequence[ChatMessage] | None = None
@@ -53,7 +55,8 @@ class AfterTool:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a reviewer gives for an answer that must not go out: what the model is told. ``name`` says which check it was."""
+    """What a reviewer gives for an answer that must not go out: what the model is told. ``name`` says which check it
+    was."""
 
     instruction: str
     name: str = ""
@@ -61,7 +64,8 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it goes out, when it is more than a text: ``metadata`` of its message, and ``notes`` that the record of the review keeps."""
+    """An answer as it goes out, when it is more than a text: ``metadata`` of its message, and ``notes`` that the record
+    of the review keeps."""
 
     text: str
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -69,9 +73,9 @@ class Answer:
 
 
 class Keep(Protocol):
-    """Puts a value into ``state.values`` and into the ledger, under a name of this turn's: it is there again from this turn on when the
-    reaction is resumed, so that what it took to make it is not done twice. ``of`` are the tools whose results it holds, for a policy that
-    does not keep those."""
+    """Puts a value into ``state.values`` and into the ledger, under a name of this turn's: it is there again from this
+    turn on when the reaction is resumed, so that what it took to make it is not done twice. ``of`` are the tools whose
+    results it holds, for a policy that does not keep those."""
 
     async def __call__(self, name: str, value: JsonValue, *, of: Collection[str] = ()) -> None: ...
 
@@ -80,13 +84,16 @@ class Keep(Protocol):
 class Around:
     """What middleware may know of the run that it is around.
 
-    ``complete`` asks a model, with the agent's retries; what that costs counts in the reaction. ``context`` is that of a call of this run: its
-    client sends and reads under ids derived for it.
+    ``complete`` asks a model, with the agent's retries; what that costs counts in the reaction. ``context`` is that of
+    a call of this run: its client sends and reads under ids derived for it.
     """
 
     reaction: str
     path: str
     agent: Agent
+    model: Model
+    """The one that is asked, around a model call; the agent's own elsewhere."""
+
     state: TurnState
     context: ToolContext
     emit: OnEvent
@@ -106,7 +113,8 @@ class Around:
 
 
 class Middleware:
-    """One concern around the loop. Override what it needs: a hook that is left alone costs nothing. The first in the list is outermost."""
+    """One concern around the loop. Override what it needs: a hook that is left alone costs nothing. The first in the
+    list is outermost."""
 
     # --- pure: asked again when a reaction is resumed
 
@@ -115,8 +123,9 @@ class Middleware:
         return {}
 
     def list_tools(self, state: TurnState) -> Sequence[Tool]:
-        """Give the tools that it brings, beside the agent's own. Asked once before each turn, without IO: a change holds from the next turn on.
-        The same objects while nothing changes. Of two with one name the agent's own, or the one of earlier middleware, holds."""
+        """Give the tools that it brings, beside the agent's own. Asked once before each turn, without IO: a change
+        holds from the next turn on. The same objects while nothing changes. Of two with one name the agent's own, or
+        the one of earlier middleware, holds."""
         return ()
 
     def select_messages(
@@ -138,8 +147,8 @@ class Middleware:
         return reply.usage
 
     def process_tool_calls(self, state: TurnState, calls: Sequence[ToolCall]) -> End | None:
-        """Look at the calls of a reply before any is run; `End` runs none of them. (A policy's callable may give True: the text beside them is
-        the answer.)"""
+        """Look at the calls of a reply before any is run; `End` runs none of them. (A policy's callable may give True:
+        the text beside them is the answer.)"""
         return None
 
     def preprocess_arguments(self, state: TurnState, call: ToolCall) -> str:
@@ -147,7 +156,8 @@ class Middleware:
         return call.arguments
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        """Change what a result does; in the order of the calls, when all of the turn are done. Not asked for calls that were not run."""
+        """Change what a result does; in the order of the calls, when all of the turn are done. Not asked for calls that
+        were not run."""
         return None
 
     def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
@@ -179,7 +189,8 @@ class Middleware:
         return answer
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        """Add to an answer that goes out now. ``is_accepted``: no reviewer found anything wrong with it; else it goes out for want of a better one."""
+        """Add to an answer that goes out now. ``is_accepted``: no reviewer found anything wrong with it; else it goes
+        out for want of a better one."""
         return answer
 
     def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
@@ -189,8 +200,8 @@ class Middleware:
     # --- beside the reactions
 
     def describe(self) -> object:
-        """Give what it is set to: a reaction that is resumed while that is something else says so. By default all that it holds when its runner
-        is made, of which data counts and code by its name."""
+        """Give what it is set to: a reaction that is resumed while that is something else says so. By default all that
+        it holds when its runner is made, of which data counts and code by its name."""
         return vars(self)
 
     async def close(self) -> None:

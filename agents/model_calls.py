@@ -1,6 +1,7 @@
 """Asks models for a run: middleware around the call, attempts within it, each in a task of its own and within its time.
 
-Part of `driver`. A failure that may pass is tried again here; what is left over is a `ModelFailed` for the reaction to end with.
+Part of `driver`. A failure that may pass is tried again here; what is left over is a `ModelFailed` for the reaction to
+end with.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import fields, replace
 from pydantic import JsonValue
 
 from .events import ModelOutput, ModelRetry
-from .foreign import Broken, Overdue, describe_error, run_foreign
+from .foreign import Overdue, describe_error, run_foreign
 from .middleware import Around
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ToolCall, Usage
 from .retry import retry
@@ -34,8 +35,8 @@ class ModelCalls:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.asked: tuple[Model, ModelRequest] | None = None
-        """What the turn's own request came to, middleware included, and which model got it; of several (`features.forced_tools`) the first.
-        None if none did."""
+        """What the turn's own request came to, middleware included, and which model got it; of several
+        (`features.forced_tools`) the first. None if none did."""
 
     async def ask(self, step: CallModel) -> ModelReply | ModelFailed:
         """Ask until there is a reply or nothing more to try."""
@@ -60,21 +61,24 @@ class ModelCalls:
             return await self.complete(model, asked, is_own=is_first)
 
         try:
-            reply = await agent.chain.around_model(lambda: self.describe(step.turn, "model", spent), request, proceed)
+            reply = await agent.chain.around_model(
+                lambda: self.describe(step.turn, "model", spent, model), request, proceed
+            )
             reply = _check(reply, model.name)
         except ModelError as error:
             told = {"reaction": run.id, "reason": error.reason, "error": str(error)}
             _logger.warning("model failed", extra=told)
             return ModelFailed(replace_surrogates(str(error)), error.reason)
-        except (Exception, Broken) as error:  # of a model or of middleware: this call's end, never the runner's
+        except Exception as error:  # of a model or of middleware: this call's end, never the runner's
             _logger.exception("model failed", extra={"reaction": run.id, "agent_id": agent.id})
             return ModelFailed(replace_surrogates(describe_error(error)))
         if spent:
             reply = replace(reply, usage=sum(spent, reply.usage))
         return reply
 
-    def describe(self, turn: int, call: int | str, spent: list[Usage]) -> Around:
-        """Give what middleware may know; what it spends by ``complete`` is added to ``spent``."""
+    def describe(self, turn: int, call: int | str, spent: list[Usage], asked: Model | None = None) -> Around:
+        """Give what middleware may know; what it spends by ``complete`` is added to ``spent``. ``asked``: the model, if
+        one is."""
         run = self._run
 
         async def complete(model: Model, request: ModelRequest) -> ModelReply:
@@ -92,6 +96,7 @@ class ModelCalls:
             run.id,
             run.path,
             reaction.agent,
+            asked or reaction.agent.model,
             reaction.describe(),
             context,
             run.emit,
@@ -103,7 +108,8 @@ class ModelCalls:
     async def complete(
         self, model: Model, request: ModelRequest, *, is_shown: bool = True, is_own: bool = True
     ) -> ModelReply:
-        """Ask a model, with the agent's attempts. ``is_own``: it is the request that is recorded with the turn's reply. Raises `ModelError`."""
+        """Ask a model, with the agent's attempts. ``is_own``: it is the request that is recorded with the turn's reply.
+        Raises `ModelError`."""
         run, policy = self._run, self._run.reaction.agent.policy
         made = 0
 
@@ -163,7 +169,8 @@ def _spread(reaction: str, turn: int, made: int) -> float:
 
 
 def _check(reply: ModelReply, name: str) -> ModelReply:
-    """Give the reply of a model, or of middleware, as it can be recorded and sent. Raises `ModelError` for what cannot."""
+    """Give the reply of a model, or of middleware, as it can be recorded and sent. Raises `ModelError` for what
+    cannot."""
     odd = _find_odd(reply)
     if odd:
         raise ModelError(f"The model {name} gave a reply that cannot be used: {odd}.", reason="broken_reply")
@@ -176,7 +183,8 @@ def _check(reply: ModelReply, name: str) -> ModelReply:
 
 
 def _find_odd(reply: object) -> str:
-    """Say what in a reply is of another kind than it should be: servers and models of one's own are not checked before."""
+    """Say what in a reply is of another kind than it should be: servers and models of one's own are not checked
+    before."""
     if not isinstance(reply, ModelReply):
         return f"it is a {type(reply).__name__}"
     texts = {"text": reply.text or "", "finish_reason": reply.finish_reason, "model": reply.model}

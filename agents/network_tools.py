@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 
 def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
-    """Make a tool of each operation that the hub's mods announced in ``welcome``. `channels.join` becomes ``channels_join``.
+    """Make a tool of each operation that the hub's mods announced in ``welcome``. `channels.join` becomes
+    ``channels_join``.
 
-    The hub validates the arguments' types and answers a repeated ``call_id`` with the first result, so these are idempotent. A model
-    sees no seqs, so two parameters mean the incoming message: ``cause`` is filled in and hidden, ``reply_to`` may be left out.
+    The hub validates the arguments' types and answers a repeated ``call_id`` with the first result, so these are
+    idempotent. A model sees no seqs, so two parameters mean the incoming message: ``cause`` is filled in and hidden,
+    ``reply_to`` may be left out.
     """
     return list(_make_operation_tools(json.dumps(msgspec.to_builtins(mods))))
 
@@ -72,7 +74,8 @@ def _name_operation(op: str, taken: set[str]) -> str:
 
 
 def _require_all(made: Tool) -> Tool:
-    """Name every parameter as required, which strict servers ask for; one that is left out nevertheless still has its default."""
+    """Name every parameter as required, which strict servers ask for; one that is left out nevertheless still has its
+    default."""
     properties = {
         name: {key: value for key, value in inner.items() if key != "default"} if isinstance(inner, dict) else inner
         for name, inner in read_properties(made.parameters).items()

@@ -1,6 +1,7 @@
 """A reaction that a runner is at, and how it ends: the answer to the incoming thread, then the last record.
 
-Used by `runner`, which begins reactions and breaks them off, and by the `react` of its subclasses. Holds nothing that must survive.
+Used by `runner`, which begins reactions and breaks them off, and by the `react` of its subclasses. Holds nothing that
+must survive.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Ongoing:
 
 
 async def conclude(ongoing: Ongoing, finish: Finish) -> ReactionResult:
-    """Send the answer, if there is one, to the incoming thread, and record the end. An answer that the hub refuses is the end's reason.
+    """Send the answer, if there is one, to the incoming thread, and record the end. An answer that the hub refuses is
+    the end's reason.
 
     A busy hub is waited for without bound. A reaction has one answer: once it is sent, no other one is.
     """

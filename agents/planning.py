@@ -1,7 +1,8 @@
-"""Which calls of a reply are run: the limit of a turn, unknown tools, arguments that do not fit, the same call again and again.
+"""Which calls of a reply are run: the limit of a turn, unknown tools, arguments that do not fit, the same call again
+and again.
 
-Part of `reaction`, which asks it once for each reply with tool calls. What the records say of a call holds, whatever the agent's tools and
-limits are now. Pure.
+Part of `reaction`, which asks it once for each reply with tool calls. What the records say of a call holds, whatever
+the agent's tools and limits are now. Pure.
 """
 
 from __future__ import annotations

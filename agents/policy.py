@@ -1,4 +1,5 @@
-"""What shapes a reaction: limits, and the choices that an agent's author makes. Plain data and small callables, no IO."""
+"""What shapes a reaction: limits, and the choices that an agent's author makes. Plain data and small callables, no
+IO."""
 
 from __future__ import annotations
 
@@ -15,15 +16,16 @@ if TYPE_CHECKING:
     from .tools import ToolResult
 
 OnText = Literal["auto", "reply", "nudge", "record"]
-"""What happens to text without a tool call: it is sent to the incoming thread when a person wrote the trigger or a response is
-required of this agent, else only recorded (``auto``); always sent (``reply``); the model is told to use a tool, and the closing
-answer is treated as by ``auto`` (``nudge``); only recorded (``record``)."""
+"""What happens to text without a tool call: it is sent to the incoming thread when a person wrote the trigger or a
+response is required of this agent, else only recorded (``auto``); always sent (``reply``); the model is told to use a
+tool, and the closing answer is treated as by ``auto`` (``nudge``); only recorded (``record``)."""
 
 OnNewMessage = Literal["queue", "inject"]
 
 
 def describe_turn(turn: int, max_turns: int) -> str:
-    """Give the facts of a turn that trail the history of a model call. They change every turn, so they never stand before it."""
+    """Give the facts of a turn that trail the history of a model call. They change every turn, so they never stand
+    before it."""
     if turn < max_turns:
         return f"Turn {turn} of {max_turns}."
     return f"Turn {turn} of {max_turns}, the last one: no tools any more. Write your closing answer as plain text now."
@@ -33,7 +35,8 @@ def describe_turn(turn: int, max_turns: int) -> str:
 class AgentPolicy:
     """Limits and choices of an agent; the defaults suit a conversation. Counts are at least 1, times are in seconds.
 
-    The callables are pure: a resumed reaction asks them again. What each may give stands at the method of that name in `Middleware`.
+    The callables are pure: a resumed reaction asks them again. What each may give stands at the method of that name in
+    `Middleware`.
     """
 
     max_turns: int = 10
@@ -76,8 +79,8 @@ class AgentPolicy:
     """How deep agents may call each other as tools."""
 
     on_new_message: OnNewMessage = "queue"
-    """What becomes of messages that arrive in a thread while a reaction to an earlier one runs: each gets its own after it (``queue``), or the
-    model reads them before its next turn, and they get none (``inject``)."""
+    """What becomes of messages that arrive in a thread while a reaction to an earlier one runs: each gets its own after
+    it (``queue``), or the model reads them before its next turn, and they get none (``inject``)."""
 
     on_text: OnText = "auto"
     max_threads: int = 20

@@ -1,9 +1,9 @@
 """Renders what a model reads: the system prompt and the conversation prompt.
 
-Stands between `context` (which messages) and `reaction` (the model call). Everything that comes out of a message or an id is
-stripped of what a reader cannot see and escaped, whatever the template does, so that no payload forges or breaks an element.
-A template is the user's to replace; it is checked when it is loaded, not at the first message. Reads the template's file, does no
-other IO.
+Stands between `context` (which messages) and `reaction` (the model call). Everything that comes out of a message or an
+id is stripped of what a reader cannot see and escaped, whatever the template does, so that no payload forges or breaks
+an element. A template is the user's to replace; it is checked when it is loaded, not at the first message. Reads the
+template's file, does no other IO.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 from roundelay.templates import CONVERSATION, read_template
 
-from .text import strip_unseen
+from .text import escape_text, strip_unseen
 
 
 def render_system_prompt(instruction: str, agent_id: str) -> str:
@@ -91,12 +91,14 @@ class ConversationPrompt:
 
 @lru_cache(maxsize=64)
 def _compile(source: str) -> Template:
-    """Compile a template: once for all agents that have it, which in a process with hundreds is a second less, and 8 KB less for each."""
+    """Compile a template: once for all agents that have it, which in a process with hundreds is a second less, and 8 KB
+    less for each."""
     return _ENVIRONMENT.from_string(source)
 
 
 def _output(value: object) -> Markup:
-    """Turn the value of any ``{{ }}`` into escaped text; jinja calls it for each of them, inside ``autoescape false`` too."""
+    """Turn the value of any ``{{ }}`` into escaped text; jinja calls it for each of them, inside ``autoescape false``
+    too."""
     if isinstance(value, Markup):  # made by a macro or an escaping filter: its parts went through here
         return value
     if isinstance(value, Undefined):
@@ -109,9 +111,10 @@ def _output(value: object) -> Markup:
 
 
 def _element_text(value: object) -> Markup:
-    """Escape a text that stands between tags: quotes stay as they are there, which reads better and costs fewer tokens."""
+    """Escape a text that stands between tags: quotes stay as they are there, which reads better and costs fewer
+    tokens."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return Markup(strip_unseen(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    return Markup(escape_text(text))
 
 
 class _PromptEnvironment(ImmutableSandboxedEnvironment):

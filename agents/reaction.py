@@ -1,12 +1,12 @@
 """The loop of a reaction, without IO: what to do next, given what came of the last step.
 
-`driver` performs each step and hands its outcome to `Reaction.advance`, until that gives `Finish`. A *turn* is one model call, the tool
-calls it asked for and their results; a reply without tool calls is a turn too. Whatever a model writes is answered here: an unknown
-tool, broken arguments, too many calls, the same call again and again, an empty reply. Before every model call the history is one that
-a provider accepts (`history.repair`).
+`driver` performs each step and hands its outcome to `Reaction.advance`, until that gives `Finish`. A *turn* is one
+model call, the tool calls it asked for and their results; a reply without tool calls is a turn too. Whatever a model
+writes is answered here: an unknown tool, broken arguments, too many calls, the same call again and again, an empty
+reply. Before every model call the history is one that a provider accepts (`history.repair`).
 
-No IO, no clock, no randomness: the same outcomes lead through the same steps, which is how a reaction is resumed. What was recorded
-(`Replayed`) is taken as it was, whatever the agent's tools and limits are now.
+No IO, no clock, no randomness: the same outcomes lead through the same steps, which is how a reaction is resumed. What
+was recorded (`Replayed`) is taken as it was, whatever the agent's tools and limits are now.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ class _Caller:
 class Reaction:
     """The turns from one incoming message to `finish`.
 
-    ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's response; ``threads`` are
-    the ids under which the answer would appear, ``keeper`` the agent that the thread stays with already. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a
-    shorter prompt for a model that finds this one too long.
+    ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's
+    response; ``threads`` are the ids under which the answer would appear, ``keeper`` the agent that the thread stays
+    with already. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a shorter prompt
+    for a model that finds this one too long.
     """
 
     def __init__(
@@ -269,7 +270,8 @@ class Reaction:
 
     @property
     def _is_text_lost(self) -> bool:
-        """Whether the text of this turn, which no other turn followed yet, is not as the model wrote it; another turn can give it."""
+        """Whether the text of this turn, which no other turn followed yet, is not as the model wrote it; another turn
+        can give it."""
         return (
             self._replay is not None and self._replay.altered.text and not self._goes_on and self.turn < self.max_turns
         )
@@ -306,7 +308,8 @@ class Reaction:
         return self._close(text) if self._is_last and not goes_on else self._ask()
 
     def _count(self, results: Mapping[int, ToolResult]) -> dict[int, ToolResult]:
-        """Take note of the calls that were run: what they cost, where they spoke, what came of them. Give the results as the hooks leave them."""
+        """Take note of the calls that were run: what they cost, where they spoke, what came of them. Give the results
+        as the hooks leave them."""
         left = dict(results)
         run = {it.index for it in self._plan.planned}
         if self._replay is not None:

@@ -1,6 +1,7 @@
-"""The records of a reaction: their bodies, how they are fetched, and what a run has done by them (`Recorded`), from which it goes on.
+"""The records of a reaction: their bodies, how they are fetched, and what a run has done by them (`Recorded`), from
+which it goes on.
 
-`journal` writes them; `reopen`, `run` and whoever explains or replays a reaction reads them here.
+`journal` writes them; `driver`, `reopen` and whoever explains or replays a reaction read them here.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class FinishedBody(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run has recorded so far; turns count from 1, calls by their place in the turn. ``children`` are runs inside of it, by path."""
+    """What a run has recorded so far; turns count from 1, calls by their place in the turn. ``children`` are runs
+    inside of it, by path."""
 
     started: Started | None = None
     replies: Mapping[int, ModelReply] = field(default_factory=dict)
@@ -83,7 +85,8 @@ class Recorded:
         return [seq for new in self.new_messages.values() for seq in new.seqs]
 
     def open_askings(self) -> list[Mapping[str, str]]:
-        """Give the questions that may have been sent before a wait for them was recorded: message ids, by whom they are to."""
+        """Give the questions that may have been sent before a wait for them was recorded: message ids, by whom they are
+        to."""
         runs = (self, *self.children.values())
         return [it for run in runs for place, it in run.askings.items() if place not in {*run.waits, *run.results}]
 
@@ -182,7 +185,8 @@ async def fetch_records(
 
 
 def read_records(records: Sequence[Mapping[str, Any]]) -> Recorded:
-    """Build what a reaction has done from its records, as ``network.records`` gives them. Kinds of a newer version are passed over."""
+    """Build what a reaction has done from its records, as ``network.records`` gives them. Kinds of a newer version are
+    passed over."""
     by_path: dict[str, list[Mapping[str, Any]]] = {"": []}
     for record in records:
         path = record["body"].get("path", "") if isinstance(record["body"], Mapping) else ""

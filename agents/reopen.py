@@ -1,4 +1,5 @@
-"""Takes up what an agent had begun before it was stopped: its open reactions, read back from the ledger before anything new."""
+"""Takes up what an agent had begun before it was stopped: its open reactions, read back from the ledger before anything
+new."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ _logger = logging.getLogger(__name__)
 async def read_open_reaction(
     client: NetworkClient, opened: OpenReactionInfo, journal: Journal
 ) -> tuple[BaseMessage, Recorded] | None:
-    """Give the message that a reaction was begun for, and what it had recorded; None, and it is ended, if these can no longer be read."""
+    """Give the message that a reaction was begun for, and what it had recorded; None, and it is ended, if these can no
+    longer be read."""
     try:
         recorded = await journal.load()
         return await _find_trigger(client, opened.trigger, recorded), recorded
     except (UnknownMessage, ValidationError, LookupError) as error:
-        # Written by another program under this agent's id, or no longer to be read. It must not keep the agent from starting.
+        # Written by another program under this agent's id, or no longer to be read. It must not keep the agent from
+        # starting.
         _logger.error(
             "open reaction cannot be resumed",
             extra={"reaction": opened.reaction, "seq": opened.trigger, "error": type(error).__name__},

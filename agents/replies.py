@@ -1,8 +1,8 @@
 """Replies that reactions wait for: to what `ask` sent, and to a request for a person's approval.
 
-Stands between the runner's deliveries, of which it takes the replies before the wake rule is asked, and the calls that wait. Durable: what is
-waited for, and until when, is recorded (``waiting``), so that a restarted agent goes on waiting; a reply that came meanwhile, or that the
-hub holds back behind others, is looked up in its thread.
+Stands between the runner's deliveries, of which it takes the replies before the wake rule is asked, and the calls that
+wait. Durable: what is waited for, and until when, is recorded (``waiting``), so that a restarted agent goes on waiting;
+a reply that came meanwhile, or that the hub holds back behind others, is looked up in its thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .tools import ToolContext
 
 ASK, DECLINED = "ask", "declined"
-"""In a message's metadata: a question of `ask` ({``waiting``: who waits for the answer, and for its asker's}), and that there is no answer."""
+"""In a message's metadata: a question of `ask` ({``waiting``: who waits for the answer, and for its asker's}), and that
+there is no answer."""
 
 REMEMBERED = 1024
 PAGE = 100
@@ -46,7 +47,8 @@ class Wait(BaseModel):
 
 
 class Replies:
-    """The questions of one agent that are open. ``pause`` and ``resume`` are called around each wait, with the reaction: it takes no place of others.
+    """The questions of one agent that are open. ``pause`` and ``resume`` are called around each wait, with the
+    reaction: it takes no place of others.
 
     ``clock`` gives the time until which somebody waits.
     """
@@ -73,9 +75,9 @@ class Replies:
         if is_approval:
             self._approvals.add(question)
 
-    def forget(self, waits: Iterable[Wait]) -> None:
+    def forget(self, questions: Iterable[int]) -> None:
         """Expect no reply to these any more, if that was never waited for: it is a message like any other."""
-        for question in (it for wait in waits for it in wait.questions.values()):
+        for question in questions:
             self._open.pop(question, None)
             self._approvals.discard(question)
 
@@ -168,13 +170,18 @@ class Waiter:
         self._record = record
 
     async def prepare(self, messages: Mapping[str, str]) -> None:
-        """Record to whom questions are about to go, under which message ids: a restarted agent finds by it what it had sent."""
+        """Record to whom questions are about to go, under which message ids: a restarted agent finds by it what it had
+        sent."""
         if self._known is None:  # an earlier run may have ended before it did this; to the hub a repeat is one record
             await self._prepare(messages)
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:
         """Say so as soon as the question is sent: a reply may come before the wait begins."""
         self._replies.expect(question, is_approval=is_approval)
+
+    def forget(self, questions: Iterable[int]) -> None:
+        """Expect nothing any more, where the wait does not come to pass."""
+        self._replies.forget(questions)
 
     async def wait(
         self, questions: Mapping[str, Stored], timeout_s: float, *, is_approval: bool = False
@@ -206,24 +213,28 @@ async def put_question(
     problems: dict[str, str] = {}
     ids = {agent_id: f"{context.call_id}-{number}" for number, agent_id in enumerate(asked)}
     await context.waiter.prepare(ids)
-    for agent_id, message_id in ids.items():
-        if agent_id == context.agent_id:
-            problems[agent_id] = "that is you."
-            continue
-        if agent_id in waiting:
-            problems[agent_id] = "it waits for your answer itself; give that instead."
-            continue
-        try:
-            stored = await context.client.send_text(
-                agent_id, text, requires_response=[agent_id], metadata={ASK: {"waiting": waiting}},
-                message_id=message_id,
-            )  # fmt: skip
-        except RequestError as error:
-            problems[agent_id] = f"{error.code}: {error}"
-            continue
-        context.waiter.expect(stored.seq)
-        questions[agent_id] = stored
-    return await context.waiter.wait(questions, timeout_s), problems
+    try:
+        for agent_id, message_id in ids.items():
+            if agent_id == context.agent_id:
+                problems[agent_id] = "that is you."
+                continue
+            if agent_id in waiting:
+                problems[agent_id] = "it waits for your answer itself; give that instead."
+                continue
+            try:
+                stored = await context.client.send_text(
+                    agent_id, text, requires_response=[agent_id], metadata={ASK: {"waiting": waiting}},
+                    message_id=message_id,
+                )  # fmt: skip
+            except RequestError as error:
+                problems[agent_id] = f"{error.code}: {error}"
+                continue
+            context.waiter.expect(stored.seq)
+            questions[agent_id] = stored
+        return await context.waiter.wait(questions, timeout_s), problems
+    except BaseException:  # stopped before it waited: a reply is for nobody here
+        context.waiter.forget(stored.seq for stored in questions.values())
+        raise
 
 
 class Decision(NamedTuple):
@@ -235,7 +246,8 @@ class Decision(NamedTuple):
 
 
 def read_decision(message: BaseMessage) -> Decision | None:
-    """Give a person's ``/approve``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody else."""
+    """Give a person's ``/approve``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody
+    else."""
     if message.sender_kind != "human":
         return None
     word, *said = message.said.strip().split(maxsplit=1) or [""]

@@ -1,7 +1,7 @@
 """Repeats what failed in a way that may pass, by `stamina`; each caller has a budget of its own.
 
-Used wherever an agent asks the hub (`retry_later`) or its model (`retry`). Waits as long as the other side asks; every other error passes
-through.
+Used wherever an agent asks the hub (`retry_later`) or its model (`retry`). Waits as long as the other side asks; every
+other error passes through.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ T = TypeVar("T")
 async def retry(
     attempt: Callable[[], Awaitable[T]], *, judge: Callable[[Exception], bool | float], attempts: int | None
 ) -> T:
-    """Await ``attempt()`` up to ``attempts`` times, or without bound. ``judge`` gives the seconds before the next one, or False for none."""
+    """Await ``attempt()`` up to ``attempts`` times, or without bound. ``judge`` gives the seconds before the next one,
+    or False for none."""
     try:
         return await attempt()  # nearly always the last: what follows is not for the hot path
     except Exception as error:

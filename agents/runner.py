@@ -1,8 +1,9 @@
-"""Keeps one agent alive on the network: takes deliveries in, starts reactions, resumes those begun earlier, stops those that a person stops.
+"""Keeps one agent alive on the network: takes deliveries in, starts reactions, resumes those begun earlier, stops those
+that a person stops.
 
-Stands between `roundelay.network.client` and `react`, which a subclass gives (`simple` for one that asks a model). It decides nothing about
-the conversation and holds nothing that must survive: what was begun stands in the ledger, and a runner that ends without having
-finished a reaction, by `stop` or by `kill -9`, leaves it open for the next one.
+Stands between `roundelay.network.client` and `react`, which a subclass gives (`simple` for one that asks a model). It
+decides nothing about the conversation and holds nothing that must survive: what was begun stands in the ledger, and a
+runner that ends without having finished a reaction, by `stop` or by `kill -9`, leaves it open for the next one.
 """
 
 from __future__ import annotations
@@ -109,10 +110,12 @@ class AgentRunner(ABC):
         return {"description": self.description, "tags": list(self.tags), "visibility": self.visibility}
 
     async def run(self, client: NetworkClient | None = None) -> None:
-        """Connect as the agent's reactor and react until cancelled or stopped. A client that is given is used as it is and left open.
+        """Connect as the agent's reactor and react until cancelled or stopped. A client that is given is used as it is
+        and left open.
 
-        Raises `ConfigError` for a client that is not this agent's reactor: without a fence two runners would both answer. Raises `Superseded` when another runner of the same agent took over, `ConnectError` when the hub is gone for good. A `stop` that
-        came before makes it end at once.
+        Raises `ConfigError` for a client that is not this agent's reactor: without a fence two runners would both
+        answer. Raises `Superseded` when another runner of the same agent took over, `ConnectError` when the hub is gone
+        for good. A `stop` that came before makes it end at once.
         """
         if not self._ended.is_set():
             raise RuntimeError(f"agent {self.agent_id} runs already")
@@ -158,7 +161,8 @@ class AgentRunner(ABC):
             readiness.exception()  # retrieved: perhaps nobody waits
 
     async def stop(self) -> None:
-        """End `run` and wait for that. Reactions under way are broken off and stay open: the next runner goes on with them."""
+        """End `run` and wait for that. Reactions under way are broken off and stay open: the next runner goes on with
+        them."""
         self._stopping.set()
         await self._ended.wait()
 
@@ -193,7 +197,8 @@ class AgentRunner(ABC):
                 _logger.warning("the ledger was replaced; starting over", extra={"agent_id": self.agent_id})
 
     async def _serve_epoch(self, client: NetworkClient, group: asyncio.TaskGroup) -> None:
-        """Serve as long as the ledger is the same one. In another one the seqs and reactions known here mean nothing."""
+        """Serve as long as the ledger is the same one. In another one the seqs and reactions known here mean
+        nothing."""
         epoch = client.welcome.network.epoch
         self._inbox = Inbox(self.agent_id, react_to=self.react_to, max_parallel=self.policy.max_parallel_reactions)
         replies = self._replies = Replies(
@@ -284,7 +289,8 @@ class AgentRunner(ABC):
         finally:
             del self._ongoing[message.seq]
             if ongoing.recorded is not None and self._replies is not None:
-                self._replies.forget(ongoing.recorded.open_waits())
+                waits = ongoing.recorded.open_waits()
+                self._replies.forget(question for it in waits for question in it.questions.values())
         for left in ongoing.taken.values():  # it ended in the middle of taking them in
             self._inbox.admit(left)
         if is_handled:
@@ -333,7 +339,8 @@ class AgentRunner(ABC):
         return True
 
     def _is_ending(self, error: BaseException) -> bool:
-        """Whether an error ends the runner rather than one reaction: it is cancelled, or its own connection is lost for good."""
+        """Whether an error ends the runner rather than one reaction: it is cancelled, or its own connection is lost for
+        good."""
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError):
             return task is None or task.cancelling() > 0
@@ -389,18 +396,21 @@ class AgentRunner(ABC):
     # --- for `react` of subclasses
 
     def find_ongoing(self, message: BaseMessage) -> Ongoing:
-        """Give the reaction to this message that the runner has begun, or a new one when `react` was called from elsewhere."""
+        """Give the reaction to this message that the runner has begun, or a new one when `react` was called from
+        elsewhere."""
         if message.seq in self._ongoing:
             return self._ongoing[message.seq]
         reaction = reaction_id(self.agent_id, message.seq, self.client.welcome.network.epoch)
         return Ongoing(self.client, _narrow(message), self._make_journal(self.client, reaction))
 
     def should_answer(self, message: BaseMessage) -> bool:
-        """Tell whether somebody waits for an answer of this agent: a person wrote the message, or it requires the agent's response."""
+        """Tell whether somebody waits for an answer of this agent: a person wrote the message, or it requires the
+        agent's response."""
         return message.sender_kind == "human" or requires_response_from(message, self.agent_id)
 
     def observe(self, ongoing: Ongoing, event: Event) -> None:
-        """Pass an event on to whoever listens; tool calls, and what streams while a person waits, to the thread's readers as signals."""
+        """Pass an event on to whoever listens; tool calls, and what streams while a person waits, to the thread's
+        readers as signals."""
         thread_id = ongoing.message.thread_id
         if isinstance(event, ToolCallStart | ToolCallEnd):
             body: dict[str, object] = {

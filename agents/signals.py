@@ -1,4 +1,5 @@
-"""What an agent lets others see while it works: that it thinks, that it uses a tool. Sent beside the reactions, and dropped when it gets too much."""
+"""What an agent lets others see while it works: that it thinks, that it uses a tool. Sent beside the reactions, and
+dropped when it gets too much."""
 
 from __future__ import annotations
 

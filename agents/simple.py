@@ -1,13 +1,15 @@
 """Agents that react by asking a model: `SimpleAgentRunner`, and the one for OpenAI-compatible servers.
 
-Stands at the end of the inbound dataflow: `react` renders the conversation prompt, drives the reaction and sends the closing answer. The loop
-itself is `reaction`, what it does is `driver`; this module puts them together for one agent. It imports no model provider.
+Stands at the end of the inbound dataflow: `react` renders the conversation prompt, drives the reaction and sends the
+closing answer. The loop itself is `reaction`, what it does is `driver`; this module puts them together for one agent.
+It imports no model provider.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,9 +46,9 @@ if TYPE_CHECKING:
 class SimpleAgentRunner(AgentRunner):
     """An agent with an instruction, a model and tools.
 
-    Beside ``tools`` it has those of every agent (`communication_tools`) and the operations of the hub's mods; so have the agents in
-    ``handoffs``, to which it may hand a conversation over. ``template`` is the path of a conversation template of one's own.
-    ``owns_model`` closes the model at the end of every `run`.
+    Beside ``tools`` it has those of every agent (`communication_tools`) and the operations of the hub's mods; so have
+    the agents in ``handoffs``, to which it may hand a conversation over. ``template`` is the path of a conversation
+    template of one's own. ``owns_model`` closes the model at the end of every `run`.
     """
 
     def __init__(
@@ -129,7 +131,8 @@ class SimpleAgentRunner(AgentRunner):
     async def react(
         self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
     ) -> ReactionResult:
-        """Ask the model about a message until it finishes, and send its answer to the incoming thread if somebody waits for one.
+        """Ask the model about a message until it finishes, and send its answer to the incoming thread if somebody waits
+        for one.
 
         A reaction that was begun earlier goes on where it was.
         """
@@ -184,14 +187,14 @@ class SimpleAgentRunner(AgentRunner):
         return await conclude(ongoing, finish)
 
     async def close(self) -> None:
-        """Close the middleware, and the model where it is the runner's own."""
-        await super().close()
-        for agent in list_agents(self.agent):
-            for layer in agent.middleware:
-                await layer.close()
-        close = getattr(self.model, "close", None)
-        if self._owns_model and close is not None:
-            await close()
+        """Close the middleware, and the model where it is the runner's own: all of them, whatever one of them raises."""
+        layers = {id(layer): layer for agent in list_agents(self.agent) for layer in agent.middleware}
+        async with AsyncExitStack() as held:
+            if self._owns_model and (close := getattr(self.model, "close", None)) is not None:
+                held.push_async_callback(close)
+            for layer in layers.values():
+                held.push_async_callback(layer.close)
+            await super().close()
 
     async def _drive(self, ongoing: Ongoing, driver: Driver, config_hash: str, prompt_hash: str) -> Finish:
         """Drive the reaction in a task of its own, so that a person's stop ends it and nothing else."""
@@ -223,7 +226,7 @@ class SimpleAgentRunner(AgentRunner):
     def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
         """Give the agent that the thread stays with, after a handoff for good."""
         for message in reversed(thread.messages if thread is not None else ()):
-            if message.sender_id == self.agent_id:
+            if message.sender_id == self.agent_id and message.kind != "mod":
                 keeper = (message.metadata or {}).get(KEEPER)
                 return (find_agent(agent, keeper) or relay(agent, keeper)) if isinstance(keeper, str) else None
         return None
@@ -252,8 +255,8 @@ def _equip(agent: Agent, everybodys: Sequence[Tool], offered: Sequence[Tool]) ->
 class SimpleOpenAIAgentRunner(SimpleAgentRunner):
     """A `SimpleAgentRunner` on an OpenAI-compatible server.
 
-    The key is read from the environment variable ``api_key_env``; ``tool_mode="json_schema"`` is for servers without tool calls. Raises
-    `ModelError` when the key is missing.
+    The key is read from the environment variable ``api_key_env``; ``tool_mode="json_schema"`` is for servers without
+    tool calls. Raises `ModelError` when the key is missing.
     """
 
     def __init__(

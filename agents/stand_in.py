@@ -1,6 +1,9 @@
-"""What may stand in for models and tools while a recorded run is replayed: set for a task and all that it starts, asked by the driver.
+"""What stands in for models, tools and reviewers while a recorded run is replayed: set for a task and all that it
+starts.
 
-`Driver` asks it before each model call and each tool call. Outside of a replay there is none, and nothing is asked.
+`model_calls`, `tool_calls` and `driver` ask it in place of each. It is no middleware: it has to reach what middleware
+itself asks of a model (`Around.complete`), to take the place of reviewers, and to hold in runners that are made by
+others' code. Outside of a replay there is none.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from .tools import ToolResult
 
 
 class StandIn(Protocol):
-    """Answers in place of models, tools and reviewers. ``path`` tells runs inside of a reaction apart, as in the journal."""
+    """Answers in place of models, tools and reviewers. ``path`` tells runs inside of a reaction apart, as in the
+    journal."""
 
     async def complete(self, model: Model, request: ModelRequest, path: str, *, is_own: bool) -> ModelReply:
-        """Answer a request that would go to ``model``; not the turn's own one but one of middleware's, if not ``is_own``. Raises `ModelError`."""
+        """Answer a request that would go to ``model``; not the turn's own one but one of middleware's, if not
+        ``is_own``. Raises `ModelError`."""
         ...
 
     def settle(

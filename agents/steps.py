@@ -1,9 +1,10 @@
-"""What a reaction asks for next (steps) and what came of it (outcomes): the words that `reaction` and `driver` share. Plain values."""
+"""What a reaction asks for next (steps) and what came of it (outcomes): the words that `reaction` and `driver` share.
+Plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +12,19 @@ from pydantic import JsonValue
 
 from roundelay.network.errors import RoundelayError
 
-from .models.model import ChatMessage, Model, ModelFailure, ModelReply, NamedTool, ToolCall, ToolChoice, ToolSpec, Usage
+from .history import say
+from .models.model import (
+    ChatMessage,
+    Model,
+    ModelFailure,
+    ModelReply,
+    NamedTool,
+    SystemMessage,
+    ToolCall,
+    ToolChoice,
+    ToolSpec,
+    Usage,
+)
 from .tools import Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -23,11 +36,13 @@ Status = Literal["finished", "stopped", "cancelled", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """What a reaction knows at a turn: for instructions and hooks. ``path`` is empty but for an agent that another one calls as a tool.
+    """What a reaction knows at a turn: for instructions and hooks. ``path`` is empty but for an agent that another one
+    calls as a tool.
 
-    ``calls`` counts the tool calls that were run so far, by the tool's name. ``values`` is for the hooks: one dictionary for the whole
-    reaction, made anew when that is resumed. ``history`` is the run's own, system message and prompt first: to be read only. ``sent_at`` is the
-    time of the incoming message, in milliseconds since the Unix epoch: the only one that a resumed reaction finds again.
+    ``calls`` counts the tool calls that were run so far, by the tool's name. ``values`` is for the hooks: one
+    dictionary for the whole reaction, made anew when that is resumed. ``history`` is the run's own, system message and
+    prompt first: to be read only. ``sent_at`` is the time of the incoming message, in milliseconds since the Unix
+    epoch: the only one that a resumed reaction finds again.
     """
 
     agent_id: str
@@ -56,6 +71,20 @@ class CallModel:
     is_last: bool = False
     model: Model | None = None
     tool_choice: ToolChoice | NamedTool = "auto"
+
+    def tell(self, text: str) -> CallModel:
+        """Give it with a text at its very end, which is not kept."""
+        messages = list(self.messages)
+        say(messages, text)
+        return replace(self, messages=tuple(messages))
+
+    def instruct(self, text: str) -> CallModel:
+        """Give it with a text at the end of the system message."""
+        match self.messages:
+            case (SystemMessage(content), *others):
+                return replace(self, messages=(SystemMessage(f"{content}\n\n{text}"), *others))
+            case _:  # a hook left that out
+                return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +122,11 @@ class CallTools:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to send.
+    """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to
+    send.
 
-    ``reason`` is for records and logs and may hold a provider's own words; ``answer`` never does. ``keeper``: the agent that the
-    thread stays with; ``read_meanwhile`` the messages that arrived while it ran and were read in it.
+    ``reason`` is for records and logs and may hold a provider's own words; ``answer`` never does. ``keeper``: the agent
+    that the thread stays with; ``read_meanwhile`` the messages that arrived while it ran and were read in it.
     """
 
     status: Status
@@ -113,7 +143,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Look at the answer before it is given: `Reviewed` says what becomes of it. ``can_correct``: the model can be asked once more."""
+    """Look at the answer before it is given: `Reviewed` says what becomes of it. ``can_correct``: the model can be
+    asked once more."""
 
     turn: int
     proposed: Finish
@@ -144,10 +175,12 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration is now.
+    """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration
+    is now.
 
-    ``begun`` are the calls that were begun, with a result or without; ``is_last`` that the turn had no tools, ``goes_on`` that another one
-    followed, ``is_corrected`` that it did because of a review; ``altered`` what of the reply was not kept as it was.
+    ``begun`` are the calls that were begun, with a result or without; ``is_last`` that the turn had no tools,
+    ``goes_on`` that another one followed, ``is_corrected`` that it did because of a review; ``altered`` what of the
+    reply was not kept as it was.
     """
 
     reply: ModelReply
@@ -173,7 +206,8 @@ class NewMessages:
 
 @dataclass(frozen=True, slots=True)
 class ModelFailed:
-    """The model gave no reply. ``reason`` is a sentence for the record; ``is_recorded`` that it was the end once and is so again."""
+    """The model gave no reply. ``reason`` is a sentence for the record; ``is_recorded`` that it was the end once and is
+    so again."""
 
     reason: str
     kind: ModelFailure = "server"
@@ -189,9 +223,11 @@ class ToolsDone:
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """What the reviewers made of an answer: the one to give, or a correction for the model to write another. ``usage`` is their own.
+    """What the reviewers made of an answer: the one to give, or a correction for the model to write another. ``usage``
+    is their own.
 
-    ``is_accepted``: nothing was found wrong; without it, and without a correction, the answer is given for want of a better one.
+    ``is_accepted``: nothing was found wrong; without it, and without a correction, the answer is given for want of a
+    better one.
     """
 
     answer: str

@@ -1,6 +1,7 @@
 """Agents written in YAML: read strictly, then built into runners.
 
-One agent to a file (a mapping with ``id``), or several (a list under ``agents``, whose items are agents or paths of agent files)::
+One agent to a file (a mapping with ``id``), or several (a list under ``agents``, whose items are agents or paths of
+agent files)::
 
     id: ann
     description: Adds numbers
@@ -11,8 +12,9 @@ One agent to a file (a mapping with ``id``), or several (a list under ``agents``
     channels: [dev]
     limits: {max_turns: 6}
 
-Stands before everything that runs: `load_agents` reads and checks, `build_runner` imports tools and makes the model. An unknown key or a wrong
-value is a `ConfigError` with file, line and the nearest known key. It never connects to anything.
+Stands before everything that runs: `load_agents` reads and checks, `build_runner` imports tools and makes the model. An
+unknown key or a wrong value is a `ConfigError` with file, line and the nearest known key. It never connects to
+anything.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from .models.script_rules import Rule, RuleSet, load_rules
 from .models.scripted import ScriptedModel, load_script
 from .models.tape import NamedModel, TapeModel
 from .policy import AgentPolicy, OnNewMessage, OnText
+from .prompt import ConversationPrompt
 from .simple import SimpleAgentRunner
 from .team_middleware import MiddlewareChoice, build_middleware
 from .tools import Tool, load_tool
@@ -71,8 +74,8 @@ class LocalChoice(_Strict):
 
 
 class ModelChoice(_Strict):
-    """Which model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are those rules, inline;
-    ``replay`` is a tape, the recorded replies of a model."""
+    """Which model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are those
+    rules, inline; ``replay`` is a tape, the recorded replies of a model."""
 
     openai: OpenAIChoice | None = None
     script: _Text | None = None
@@ -187,7 +190,8 @@ def build_runner(
     on_event: OnEvent | None = None,
     model: Model | None = None,
 ) -> SimpleAgentRunner:
-    """Build the runner of an agent; importing its tools runs their modules. Raises `ConfigError` with the place in the file.
+    """Build the runner of an agent; importing its tools runs their modules. Raises `ConfigError` with the place in the
+    file.
 
     ``model`` takes the place of the one that the file names.
 
@@ -197,6 +201,11 @@ def build_runner(
     if folder not in sys.path:
         sys.path.append(folder)
     template = spec.path.parent / spec.template if spec.template is not None else None
+    if template is not None:
+        try:
+            ConversationPrompt(template)
+        except (ConfigError, OSError, ValueError) as error:
+            raise spec.find_node("template").error(f"agent {spec.id}: {error}") from error
     try:
         return SimpleAgentRunner(
             spec.id,
@@ -271,7 +280,7 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
     for choice, line in zip(spec.middleware, lines, strict=True):
         try:
             made.append(build_middleware(choice, spec.path.parent))
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             raise line.error(f"agent {spec.id}: {error}") from error
     return made
 
@@ -283,12 +292,13 @@ def _build_model(spec: AgentSpec) -> Model:
     try:
         models = [_build_choice(spec, choice) for choice in choices]
         return FallbackModel(*models) if len(models) > 1 else models[0]
-    except ModelError as error:
+    except (ModelError, OSError, ValueError) as error:
         raise spec.find_node("model").error(f"agent {spec.id}: {error}") from error
 
 
 def name_model(spec: AgentSpec) -> NamedModel:
-    """Give what the agent's model is called and how it is set, and never ask it: for a replay, without keys and weights."""
+    """Give what the agent's model is called and how it is set, and never ask it: for a replay, without keys and
+    weights."""
     choices = [spec.model]
     while (fallback := choices[-1].fallback) is not None:
         choices.append(fallback)

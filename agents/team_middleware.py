@@ -1,11 +1,12 @@
-"""The ``middleware`` of an agent's file: one item each, by name with its options, built in order; the first is outermost.
+"""The ``middleware`` of an agent's file: one item each, by name with its options, built in order; the first is
+outermost.
 
-Part of `team`. An item names exactly one; ``custom`` is ``module:callable``, which is called without arguments and gives a `Middleware`.
+Part of `team`. An item names exactly one; ``custom`` is ``module:callable``, which is called without arguments and
+gives a `Middleware`.
 """
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -31,6 +32,7 @@ from .features.references import ReferencesOptions
 from .features.registry import RegistryOptions
 from .features.shown_results import ShownResultsOptions
 from .features.structured import StructuredOptions
+from .import_path import import_callable
 from .middleware import Middleware
 
 
@@ -99,13 +101,11 @@ class _Options(Protocol):
 
 
 def _load(spec: str) -> Middleware:
-    module_name, colon, attribute = spec.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"the middleware {spec!r} is no import path: write package.module:callable")
+    make = import_callable(spec, "middleware")
     try:
-        made = getattr(importlib.import_module(module_name), attribute)()
-    except Exception as error:  # importing and calling run the user's module, which may raise anything
+        made = make()
+    except Exception as error:  # whatever the user's code raises
         raise ConfigError(f"the middleware {spec!r} cannot be made ({type(error).__name__}: {error})") from error
     if not isinstance(made, Middleware):
-        raise ConfigError(f"the middleware {spec!r} is a {type(made).__name__}, no Middleware")
+        raise ConfigError(f"the middleware {spec!r} makes a {type(made).__name__}, no Middleware")
     return made

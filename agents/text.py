@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-# What is removed: the control characters but newline and tab (no XML parser takes most of them, and terminals obey them), lone
-# surrogates and noncharacters, and what steers a reader without being seen: bidi overrides and isolates, zero-width space and
-# joiners of words, invisible operators, interlinear annotation, tags and the supplementary variation selectors (both used to
-# smuggle text). Kept, because languages and emoji are written with them: ZWNJ, ZWJ, LRM, RLM, ALM, variation selectors 1-16.
+# What is removed: the control characters but newline and tab (no XML parser takes most of them, and terminals obey
+# them), lone surrogates and noncharacters, and what steers a reader without being seen: bidi overrides and isolates,
+# zero-width space and joiners of words, invisible operators, interlinear annotation, tags and the supplementary
+# variation selectors (both used to smuggle text). Kept, because languages and emoji are written with them: ZWNJ, ZWJ,
+# LRM, RLM, ALM, variation selectors 1-16.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff"
     "\U000e0000-\U000e0fff"
@@ -26,6 +27,11 @@ def strip_unseen(text: str) -> str:
     if _ORDINARY.fullmatch(text):
         return text
     return _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
+
+
+def escape_text(text: str) -> str:
+    """Give a text as it may stand between tags: without what a reader does not see. Quotes stay as they are."""
+    return strip_unseen(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def replace_surrogates(text: str) -> str:

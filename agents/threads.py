@@ -1,7 +1,7 @@
 """Threads for sync tools: one for each call, bounded in number, dying with the process.
 
-Not the event loop's executor: its few threads are shared, and it waits for them at the end, so one hung tool would stop the others and the
-exit.
+Not the event loop's executor: its few threads are shared, and it waits for them at the end, so one hung tool would stop
+the others and the exit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from collections import deque
 from collections.abc import Callable
 
 run_inline: contextvars.ContextVar[bool] = contextvars.ContextVar("run_inline", default=False)
-"""Set in a simulation: a sync tool then runs at once, in the event loop. A thread would end at a moment that no other run repeats."""
+"""Set in a simulation: a sync tool then runs at once, in the event loop. A thread would end at a moment that no other
+run repeats."""
 
 MAX_THREADS = 128
 """Calls of sync tools that run at once in this process; further ones wait, within their own time."""
 
 
 async def run_in_thread(function: Callable[[], object], name: str) -> object:
-    """Run a blocking function. Cancelling stops the waiting; the thread goes on to its end unheard, and holds its place until then."""
+    """Run a blocking function. Cancelling stops the waiting; the thread goes on to its end unheard, and holds its place
+    until then."""
     if run_inline.get():
         return function()
     loop = asyncio.get_running_loop()

@@ -1,7 +1,8 @@
-"""Runs the tool calls of a turn, all at once: approval, middleware, the tool itself in its time, and the record of each.
+"""Runs the tool calls of a turn, all at once: approval, middleware, the tool itself in its time, and the record of
+each.
 
-Part of `driver`. Whatever a tool does ends as a result that the model can read. A hub that is lost for good is told as a result too: to
-record that fails, and the reaction stays open.
+Part of `driver`. Whatever a tool does ends as a result that the model can read. A hub that is lost for good is told as
+a result too: to record that fails, and the reaction stays open.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from roundelay.network.errors import BudgetExhausted, LoopStopped, RequestError,
 from .agent import Agent
 from .approval import apply_approval, read_approval, request_approval
 from .events import Progress, ToolCallEnd, ToolCallStart, ToolOutput, ToolRequests, Waiting
-from .foreign import Broken, Overdue, describe_error, first_error, is_told_to_end, run_foreign
+from .foreign import Overdue, describe_error, first_error, is_told_to_end, run_foreign
 from .model_calls import ModelCalls
 from .models.model import Usage
 from .records import Approval
@@ -41,7 +42,8 @@ MAX_KEY_CHARS, MAX_NAMED = 200, 20
 """Of the keys of dropped data that are named in its place."""
 
 RunInside = Callable[[int, int, list[Finish], Agent, str], Awaitable[Finish]]
-"""Runs an agent inside of a call: the call's turn and place, the ends of those that ran in it, the agent and its text."""
+"""Runs an agent inside of a call: the call's turn and place, the ends of those that ran in it, the agent and its
+text."""
 
 
 class ToolCalls:
@@ -166,14 +168,15 @@ class ToolCalls:
             )
         except RoundelayError as error:
             content = f"{error.code}: {error}"
-        except (Exception, Broken) as error:  # whatever the tool's code raises is its call's result
+        except Exception as error:  # whatever the tool's code raises is its call's result
             _logger.exception("tool failed", extra={"tool": tool.name, "reaction": run.id, "turn": turn})
             content = describe_error(error)
         finally:
             is_heard = False  # a call that was given up may go on for a while
             if has_step:
                 run.emit(Progress(run.id, turn, "", planned.index, is_done=True, path=run.path, index=next(run.pieces)))
-        # A character takes at most 6 bytes of a record, as an escape; the other half is for the data and the rest of the frame.
+        # A character takes at most 6 bytes of a record, as an escape; the other half is for the data and the rest of
+        # the frame.
         limit = min(policy.max_result_chars, run.journal.max_body_bytes // 12)
         usage = sum((end.usage for end in ends), Usage())
         calls = sum(end.tool_calls for end in ends)

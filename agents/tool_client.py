@@ -1,8 +1,10 @@
-"""The agent's connection as a tool has it: what the call sends follows from the incoming message and is sent once, whatever is repeated.
+"""The agent's connection as a tool has it: what the call sends follows from the incoming message and is sent once,
+whatever is repeated.
 
-Stands between `tools` and `NetworkClient`. Ids that the tool does not choose are derived from the call's, in the order of its sends;
-where its messages went is remembered, since a reaction that has spoken in the incoming thread answers there no second time. What it
-reads of the conversation is what the reaction's own prompt may hold: the hub judges it for the incoming message.
+Stands between `tools` and `NetworkClient`. Ids that the tool does not choose are derived from the call's, in the order
+of its sends; where its messages went is remembered, since a reaction that has spoken in the incoming thread answers
+there no second time. What it reads of the conversation is what the reaction's own prompt may hold: the hub judges it
+for the incoming message.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _UNFILTERED = frozenset(
 
 
 class ToolClient:
-    """Sends and reads for one call. Methods as in `NetworkClient`, with ``message_id``, ``call_id`` and ``cause`` filled in."""
+    """Sends and reads for one call. Methods as in `NetworkClient`, with ``message_id``, ``call_id`` and ``cause``
+    filled in."""
 
     def __init__(
         self, client: NetworkClient, *, call_id: str, cause: int, visibility: Visibility | None = None
@@ -100,7 +103,8 @@ class ToolClient:
         await self._client.signal(kind, body, thread_id=thread_id)
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
-        """Messages of a thread, as far as they may enter the prompt of this reaction: nothing later than the incoming message."""
+        """Messages of a thread, as far as they may enter the prompt of this reaction: nothing later than the incoming
+        message."""
         from roundelay.network.client import History
 
         args: dict[str, Any] = {"thread_id": thread_id, "limit": limit, **self._view()}

@@ -1,8 +1,9 @@
-"""Tools: typed functions that a model may call, with a JSON Schema for the model and precise answers to wrong arguments.
+"""Tools: typed functions that a model may call, with a JSON Schema for the model and precise answers to wrong
+arguments.
 
-`@tool` makes a `Tool` of a function; `mod_tools` makes one of each operation that the hub's mods offer, `communication_tools` are those
-that every agent has. The reaction's driver looks a call up by name, lets the tool parse the model's arguments and awaits it; timeouts, size
-limits and the answer to an unknown name are the driver's. Nothing here knows a model or keeps state.
+`@tool` makes a `Tool` of a function; those that every agent has, and those of the hub's mods, are made in
+`network_tools`. `planning` looks a call up by name and lets the tool parse the model's arguments, `tool_calls` awaits
+it; timeouts, size limits and the answer to an unknown name are theirs. Nothing here knows a model or keeps state.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # what OpenAI-compa
 class ToolContext:
     """What a tool may know about the call; a parameter annotated with it is filled in and hidden from the model.
 
-    ``call_id`` is the same when the call is repeated after a restart: use it as the key of an effect that must happen once. What is sent
-    by ``client`` has ids derived from it. ``run_agent`` runs another agent on a text, as part of this call (`compose.agent_tool`), ``waiter``
-    waits for replies (`ask`); both are there inside of a reaction only.
+    ``call_id`` is the same when the call is repeated after a restart: use it as the key of an effect that must happen
+    once. What is sent by ``client`` has ids derived from it. ``run_agent`` runs another agent on a text, as part of
+    this call (`compose.agent_tool`), ``waiter`` waits for replies (`ask`); both are there inside of a reaction only.
     """
 
     agent_id: str
@@ -96,7 +97,8 @@ class ToolContext:
             self.tell("progress", text)
 
     def stream(self, text: str) -> None:
-        """Show people a piece of the result as it comes. The model reads the result as a whole, when the tool has returned it."""
+        """Show people a piece of the result as it comes. The model reads the result as a whole, when the tool has
+        returned it."""
         if self.tell is not None:
             self.tell("piece", text)
 
@@ -105,8 +107,9 @@ class ToolContext:
 class Output:
     """What a tool may return instead of a plain value: ``content`` for the model, and what is for others.
 
-    ``data`` goes into the record of the result, by the name of what it is for, as JSON: ``references``, ``fragments``, ``debug``, ... (the
-    middleware of that name says what it takes). ``summary`` is what later turns keep of a long result, once there is no room for it.
+    ``data`` goes into the record of the result, by the name of what it is for, as JSON: ``references``, ``fragments``,
+    ``debug``, ... (the middleware of that name says what it takes). ``summary`` is what later turns keep of a long
+    result, once there is no room for it.
     """
 
     content: object
@@ -118,8 +121,8 @@ class Output:
 class ToolResult:
     """What the model reads as the result of a call.
 
-    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of it. ``is_answer``: it
-    is the reaction's own answer, which ends with it.
+    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of
+    it. ``is_answer``: it is the reaction's own answer, which ends with it.
     """
 
     content: str
@@ -141,10 +144,11 @@ _Run = Callable[[ToolContext, Mapping[str, object]], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool; made by `tool`, `mod_tools` and `communication_tools`. ``timeout_s`` None leaves the time to the agent's policy.
+    """One tool; made by `tool`, or of an operation (`network_tools`) or what an MCP server offers. ``timeout_s`` None
+    leaves the time to the agent's policy.
 
-    Those that only ask the hub have no limit of time: it answers a repeat with the first result, so the answer is waited for, even over
-    a restart of the hub, rather than called unknown.
+    Those that only ask the hub have no limit of time: it answers a repeat with the first result, so the answer is
+    waited for, even over a restart of the hub, rather than called unknown.
     """
 
     name: str
@@ -167,7 +171,8 @@ class Tool:
     """Asked before each call; False answers it as one to a tool that is disabled here and now."""
 
     selection_rule: str = ""
-    """When a model should choose it, in a sentence: `features.registry` puts those of a turn's tools into the system message."""
+    """When a model should choose it, in a sentence: `features.registry` puts those of a turn's tools into the system
+    message."""
 
     @property
     def spec(self) -> ToolSpec:
@@ -175,7 +180,8 @@ class Tool:
         return ToolSpec(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, object]:
-        """Validate what the model wrote. Raises `ToolArgumentsError` with a text for the model, whatever a validator of the tool's raises."""
+        """Validate what the model wrote. Raises `ToolArgumentsError` with a text for the model, whatever a validator of
+        the tool's raises."""
         try:
             return self._parse(arguments)
         except ToolArgumentsError:
@@ -186,10 +192,11 @@ class Tool:
             ) from error
 
     async def call(self, context: ToolContext, kwargs: Mapping[str, object]) -> str:
-        """Run the tool on parsed arguments: text as it is, anything else as compact JSON. Lets the function's own errors through.
+        """Run the tool on parsed arguments: text as it is, anything else as compact JSON. Lets the function's own
+        errors through.
 
-        A sync function runs in a thread of its own (`threads`). Cancelling stops the waiting, and an async function; a thread goes on to
-        its end unheard, and does not keep the process from ending.
+        A sync function runs in a thread of its own (`threads`). Cancelling stops the waiting, and an async function; a
+        thread goes on to its end unheard, and does not keep the process from ending.
         """
         return (await self.run(context, kwargs))[0]
 
@@ -237,12 +244,14 @@ def tool(
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
     selection_rule: str = "",
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
-    """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``) the parameters.
+    """Make a `Tool` of a typed function: its docstring is the description, its annotations (with pydantic's ``Field``)
+    the parameters.
 
-    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake. With ``answers`` the
-    result of a call that went well is the reaction's answer, and ends it; with ``needs_approval`` a person must approve each call; ``should_use``
-    may disable it for a call. An async generator streams: what it yields is shown as it comes, the result is all of it, or the `Output` that it
-    yields at last. Raises `ToolError` for a function that cannot be one.
+    A tool is ``once`` unless it says ``idempotent``: repeating an effect that nobody vouched for is the worse mistake.
+    With ``answers`` the result of a call that went well is the reaction's answer, and ends it; with ``needs_approval``
+    a person must approve each call; ``should_use`` may disable it for a call. An async generator streams: what it
+    yields is shown as it comes, the result is all of it, or the `Output` that it yields at last. Raises `ToolError` for
+    a function that cannot be one.
     """
     if once and idempotent:
         raise ToolError("A tool is either once or idempotent.")
@@ -280,7 +289,8 @@ def tool_name(text: str) -> str:
 
 
 def load_tool(spec: str) -> Tool:
-    """Import the tool that ``package.module:function`` names; the function need not be decorated. Raises `ToolError`."""
+    """Import the tool that ``package.module:function`` names; the function need not be decorated. Raises
+    `ToolError`."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise ToolError(f"The tool {spec!r} is no import path: write package.module:function.")
@@ -339,7 +349,8 @@ async def _collect(context: ToolContext, pieces: AsyncGenerator[object, None]) -
 
 
 def _draw(value: object) -> object:
-    """Give what a generator yields as a list, in the thread of its tool: one without an end would hold up all others."""
+    """Give what a generator yields as a list, in the thread of its tool: one without an end would hold up all
+    others."""
     if not inspect.isgenerator(value):
         return value
     items = list(islice(value, MAX_ITEMS + 1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -310,10 +311,11 @@ class FeatureCost:
     async def _compare(self, loops: Mapping[str, OurReaction], number: int) -> None:
         names = list(loops)
         used_s = dict.fromkeys(names, 0.0)
+        order = random.Random(number)
         gc.collect()
         for batch in range(-1, self._runs):  # the first one warms up: connections, caches of the SDK
-            turn = (number + batch) % len(names)  # so that each comes after each
-            for name in names[turn:] + names[:turn]:
+            order.shuffle(names)  # what one leaves behind (garbage, late frames) is not always the same one's to bear
+            for name in names:
                 started_s = time.process_time()
                 await loops[name].run()
                 used_s[name] += time.process_time() - started_s if batch >= 0 else 0.0

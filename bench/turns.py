@@ -48,7 +48,7 @@ class Size:
 
 
 SIZES = {
-    "full": Size(5, 200, 50, 50, 100, 500, 10),
+    "full": Size(5, 200, 50, 30, 100, 500, 10),
     "quick": Size(1, 20, 10, 10, 20, 100, 10),
     "tiny": Size(1, 2, 2, 1, 2, 20, 3),
 }
@@ -87,11 +87,12 @@ def describe_run(results: dict[str, Any]) -> str:
     """The machine and the run."""
     facts, size = MachineFacts(**results["machine"]), results["size"]
     versions = ", ".join(f"{name} {facts.libraries[name]}" for name in ("openai", "pydantic", "jinja2", "websockets"))
+    featured = f", {size['feature_runs']} with each feature" if "feature_runs" in size else ""
     return "\n".join(
         [
             f"{facts.cpu_model}, {facts.cores} cores, {facts.kernel}, {facts.python}",
             versions,
-            f"{results['rounds']} rounds, {size['runs']} runs of six turns each, {results['took_s']} s",
+            f"{results['rounds']} rounds, {size['runs']} runs of six turns each{featured}, {results['took_s']} s",
         ]
     )
 

@@ -89,6 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
+    # A `python -m` has the folder where one stands in its import path, and the agents of `up` run so; the script has not.
+    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.append(here)
     try:
         code = cli.main(args=arguments, prog_name="roundelay", standalone_mode=False)
         sys.stdout.flush()

@@ -45,12 +45,19 @@ class DemoScreen(Screen):
 
     def node(self, url: str) -> None:
         """The node is up."""
-        self.write(f"{self.paint.bold('Roundelay')}: a node at {url} and three agents on WebSockets")
+        name = "Roundelay"
+        first, *others = self._break([f"{name}: a node at {url} and three agents on WebSockets"], 0)
+        self.write("\n".join([self.paint.bold(name) + first.removeprefix(name), *others]))
 
     def member(self, agent_id: str, pid: int, description: str) -> None:
         """An agent is there."""
         padding = " " * (8 - len(agent_id))
-        self.write(f"  {self.paint.name(agent_id)}{padding} {self.paint.dim(f'process {pid:<8}')} {description}")
+        process = f"process {pid:<8}"
+        indent = len(f"  {agent_id}{padding} {process} ")
+        first, *others = self._break([description], indent)
+        self.write(f"  {self.paint.name(agent_id)}{padding} {self.paint.dim(process)} {first}")
+        for line in others:
+            self.write(" " * indent + line)
 
     def message(self, message: BaseMessage) -> None:
         """A message with its thread, its text behind a bar so that no text can pass for another message."""
@@ -95,8 +102,10 @@ class DemoScreen(Screen):
         """Commands to try: what each does, and the command."""
         self.write(self.paint.bold(title))
         width = max(len(purpose) for purpose, _ in commands)
+        fits = all(len(f"  {' ' * width}   {command}") <= self.columns for _, command in commands)
+        between = "   " if fits else "\n      "  # each in one row, where a terminal lets one copy it
         for purpose, command in commands:
-            self.write(f"  {self.paint.dim(purpose.ljust(width))}   {command}")
+            self.write(f"  {self.paint.dim(purpose.ljust(width) if fits else purpose)}{between}{command}")
 
     def _break(self, lines: Iterable[str], indent: int, hanging: str = "") -> list[str]:
         width = max(self.columns - indent, 20)

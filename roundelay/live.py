@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from roundelay.network.client import Signal
-from roundelay.terminal import CONTINUED, Paint, break_lines, clean, clean_lines
+from roundelay.terminal import CONTINUED, Paint, break_lines, clean, clean_lines, fit
 
 MAX_REACTIONS = 32
 MAX_STREAMS = 64
@@ -183,7 +183,7 @@ def _line_of(writing: _Writing, stream: _Stream, width: int, paint: Paint) -> st
     flat = clean(" ".join(stream.text.split()))
     room = max(width - len(head), 8)
     if stream.kind == "progress":
-        tail = break_lines([flat], room)[0]
+        tail = fit(flat, room)
     else:
         tail = flat if len(flat) <= room else f"…{_last_words(flat, room - 1)}"
     return paint.dim(break_lines([f"{head}{tail}"], width)[0])

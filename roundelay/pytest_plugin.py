@@ -44,13 +44,21 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkUnderTest]:
     """A network of this test's own: `agent`, `person`, `idle`, `transcript`, `why`. In-process and in virtual time unless a mark says otherwise."""
+    from dataclasses import fields
+
     from roundelay.simulation import Setting
     from roundelay.testing import NetworkUnderTest
 
     mark = request.node.get_closest_marker("roundelay")
     given: dict[str, Any] = dict(mark.kwargs) if mark is not None else {}
-    if "clock" in given:
-        given["is_virtual"] = given.pop("clock") == "virtual"
+    known = {"clock", *(it.name for it in fields(Setting))}
+    clock = given.pop("clock", "virtual")
+    if (unknown := sorted(given.keys() - known)) or clock not in ("virtual", "real"):
+        what = f"setting {unknown[0]!r}" if unknown else f"clock {clock!r}, but 'virtual' and 'real'"
+        raise pytest.UsageError(
+            f"the mark roundelay of {request.node.nodeid}: there is no {what}; known are {sorted(known)}"
+        )
+    given.setdefault("is_virtual", clock == "virtual")
     in_processes = request.node.get_closest_marker("roundelay_processes") is not None
     made = NetworkUnderTest(
         Setting(**given),

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from roundelay.agents.journal import derived_id, reaction_id
 from roundelay.agents.models.tape import TapedTurn
 from roundelay.agents.records import Recorded, read_records
 from roundelay.agents.tools import ToolResult
-from roundelay.network.errors import RoundelayError
+from roundelay.network.errors import LedgerError, RoundelayError
 from roundelay.network.ledger import Row
 from roundelay.network.log_lines import LogHead
 from roundelay.network.messages import BaseMessage, message_from_wire
@@ -59,7 +60,10 @@ class Recording:
         self.head = head
         self.rows = rows
         self.by_seq = {row.seq: row for row in rows}
-        self.bodies: dict[int, Any] = {row.seq: json.loads(row.data) for row in rows}
+        self.bodies: dict[int, Any] = {row.seq: _read_body(row) for row in rows}
+        for row, next_row in pairwise(rows):
+            if next_row.seq <= row.seq:
+                raise LedgerError(f"This is no whole log: seq {next_row.seq} comes after {row.seq}; export it anew.")
         self.keys = {(row.actor, row.key) for row in rows if row.key}
         self.answered_calls = {key for actor, key in self.keys if actor.startswith("mod:")}
         """Calls that a mod answered by a message of its own, each as ``c:``, the caller, and its id."""
@@ -73,15 +77,21 @@ class Recording:
         """Tool calls by the id that what they send begins with."""
 
     def message(self, seq: int) -> BaseMessage | None:
-        """Give a message of the log."""
+        """Give a message of the log. Raises `LedgerError` for what is none."""
         row = self.by_seq.get(seq)
-        return message_from_wire(self.bodies[seq]) if row is not None and row.type == "message" else None
+        return self._read_message(row) if row is not None and row.type == "message" else None
 
     def messages(self) -> Iterator[BaseMessage]:
         """Every message, ascending."""
         for row in self.rows:
             if row.type == "message":
-                yield message_from_wire(self.bodies[row.seq])
+                yield self._read_message(row)
+
+    def _read_message(self, row: Row) -> BaseMessage:
+        try:
+            return message_from_wire(self.bodies[row.seq])
+        except (RoundelayError, ValueError, TypeError) as error:
+            raise LedgerError(f"What the log has at seq {row.seq} is no message; export it anew.") from error
 
     def is_ours(self, reaction: Reaction) -> bool:
         """Whether a runner of this package wrote a reaction, under the ledger's epoch: then it can be replayed."""
@@ -100,6 +110,17 @@ class Recording:
     def list_agents(self) -> list[str]:
         """Everybody who has reacted, by id."""
         return sorted({reaction.agent_id for reaction in self.reactions.values()})
+
+    def list_tools(self) -> list[str]:
+        """Every tool that a model called, by name."""
+        replies = [
+            reply
+            for it in self.reactions.values()
+            if it.run is not None
+            for run in (it.run, *it.run.children.values())
+            for reply in run.replies.values()
+        ]
+        return sorted({call.name for reply in replies for call in reply.tool_calls})
 
     def make_tapes(self) -> dict[str, list[TapedTurn]]:
         """Give the tape of each agent that asked a model, runs inside of others included."""
@@ -167,6 +188,19 @@ class Recording:
                 for turn, reply in run.replies.items():
                     for call in range(len(reply.tool_calls)):
                         yield CallPlace(reaction.reaction, path, turn, call)
+
+
+def _read_body(row: Row) -> Any:
+    """Give what a row holds. A message's cause came before it: the way up from it has an end."""
+    try:
+        body = json.loads(row.data)
+    except (ValueError, RecursionError) as error:
+        raise LedgerError(f"What the log has at seq {row.seq} is no JSON; export it anew.") from error
+    if row.type == "message":
+        cause = body.get("cause") if isinstance(body, dict) else None
+        if not isinstance(body, dict) or body.get("seq") != row.seq or (isinstance(cause, int) and cause >= row.seq):
+            raise LedgerError(f"What the log has at seq {row.seq} is not the message of that seq; export it anew.")
+    return body
 
 
 def shorten(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:

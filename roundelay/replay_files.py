@@ -28,6 +28,11 @@ def load_replay(
         runners[runner.agent_id] = runner
     for spec in read_agents(files) if files else []:
         runners[spec.id] = build_runner(spec, model=name_model(spec))
+    called = recording.list_tools()
+    for name in sorted(run_tools.difference(called)):
+        raise ConfigError(
+            f"--run-tool {name}: nobody called that in {ledger}; called were: {', '.join(called) or 'none'}"
+        )
     options = ReplayOptions(run_tools=run_tools, is_lenient=is_lenient)
     for file in files:
         root = load_yaml(file)

@@ -81,7 +81,7 @@ def _refuser(agent_id: str, node: YamlNode) -> MakeRunner:
     def refuse() -> SimpleAgentRunner:
         raise node.error(
             f"the agent {agent_id} would ask a real model; give it another one here "
-            "(model: {rules: ...} or model: {replay: TAPE}), or allow it with --real-models"
+            "(model: {rules: ...} or model: {replay: TAPE}), or allow it with --real-models (in pytest: the mark roundelay_real_models)"
         )
 
     return refuse

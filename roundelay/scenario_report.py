@@ -5,6 +5,7 @@ A failure shows where it stands, what was found instead, what was said, how the 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from roundelay.scenario import ScenarioResult
 
 MAX_TRANSCRIPT = 40
 MAX_PATHS = 2
+_NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def to_junit(results: Sequence[ScenarioResult]) -> str:
     root = ElementTree.Element("testsuites")
     suites: dict[str, list[ScenarioResult]] = {}
     for result in results:
-        suites.setdefault(str(result.scenario.path), []).append(result)
+        suites.setdefault(_xml(str(result.scenario.path)), []).append(result)
     for file, runs in suites.items():
         suite = ElementTree.SubElement(
             root,
@@ -142,7 +144,7 @@ def to_junit(results: Sequence[ScenarioResult]) -> str:
         )
         for run in runs:
             name = f"{run.scenario.name} [seed {run.seed}]" if len(runs) > 1 else run.scenario.name
-            case = ElementTree.SubElement(suite, "testcase", classname=file, name=name, time=f"{run.took_s:.3f}")
+            case = ElementTree.SubElement(suite, "testcase", classname=file, name=_xml(name), time=f"{run.took_s:.3f}")
             if not run.passed:
                 first = list_failures(run)[0]
                 told = f"{first.file}:{first.line}: {first.what}: {first.found}".split("\n")[0]
@@ -154,4 +156,4 @@ def to_junit(results: Sequence[ScenarioResult]) -> str:
 
 def _xml(text: str) -> str:
     """Leave out what XML 1.0 has no place for (https://www.w3.org/TR/xml/#charsets)."""
-    return "".join(it if it in "\t\n\r" or (it >= " " and not 0xD800 <= ord(it) <= 0xDFFF) else "\ufffd" for it in text)
+    return _NO_XML.sub("\ufffd", text)

@@ -30,11 +30,19 @@ from roundelay.agents.team import AgentLimits, ModelChoice
 HUB = "hub"
 """In `kill` and `restart`: not a participant, the hub itself."""
 
+MAX_SECONDS = 366 * 86_400
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def _read_duration(value: object) -> object:
+    seconds = _parse_duration(value)
+    if isinstance(seconds, int | float) and not 0 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"must be a time from 0 to {MAX_SECONDS // 86_400} days, not {value}")
+    return seconds
+
+
+def _parse_duration(value: object) -> object:
     if isinstance(value, str):
         found = _DURATION.fullmatch(value.strip())
         if found is None:
@@ -51,7 +59,7 @@ def _check_pattern(source: str) -> str:
     return source
 
 
-Seconds = Annotated[float, BeforeValidator(_read_duration), Field(ge=0, le=366 * 86_400)]
+Seconds = Annotated[float, BeforeValidator(_read_duration), Field(ge=0, le=MAX_SECONDS)]
 Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Text = Annotated[str, Field(min_length=1)]
 Pattern = Annotated[str, AfterValidator(_check_pattern)]

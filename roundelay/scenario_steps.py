@@ -67,8 +67,8 @@ class Variables:
             return text
         try:
             return _ENVIRONMENT.from_string(text).render(self.values)
-        except TemplateError as error:
-            raise ValueError(f'"{text}" cannot be filled in: {error}') from error
+        except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError, ValueError) as error:
+            raise ValueError(f'"{text}" cannot be filled in: {error}') from error  # what the expressions in it raise
 
     def render_all(self, value: Any) -> Any:
         match value:

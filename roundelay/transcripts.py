@@ -10,7 +10,7 @@ from roundelay.network.messages import BaseMessage
 from roundelay.recording import shorten
 from roundelay.terminal import clean, clean_lines
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>])")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>=$])")
 MAX_ARROW_CHARS = 120
 
 
@@ -69,5 +69,5 @@ def _escape(text: str) -> str:
 
 def _escape_mermaid(text: str) -> str:
     """Nothing in it ends the line, begins a comment or is an entity of theirs (https://mermaid.js.org/syntax/sequenceDiagram.html)."""
-    escaped = "".join(f"#{ord(char)};" if char in "#;<>{}%&\"'`" else char for char in clean(text))
+    escaped = "".join(f"#{ord(char)};" if char in "#;<>{}%&$\"'`" else char for char in clean(text))
     return escaped or " "

@@ -16,6 +16,8 @@ from roundelay.sources import Source
 from roundelay.terminal import PLAIN, Paint, clean, clean_lines, format_message
 
 MAX_TEXT_CHARS = 300
+MAX_DEPTH = 50
+"""How deep a tree of effects is told: below, a line is all indent, and programs that read JSON give up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +186,21 @@ class Effect:
     """Agent, reaction and how that ended; empty where it may not be seen."""
 
     followers: tuple[Effect, ...]
+    followed: int = 0
+    """How many messages followed, at any depth."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
+    def to_json(self, depth: int = 0) -> dict[str, Any]:
+        """Give it as JSON. At `MAX_DEPTH` ``more`` says how many messages follow: ask for what followed from this one."""
+        value: dict[str, Any] = {
             "message": self.message.model_dump(mode="json", exclude_none=True),
             "reactions": [
                 {"agent_id": agent_id, "reaction": reaction, "status": status}
                 for agent_id, reaction, status in self.reactions
             ],
-            "followers": [it.to_json() for it in self.followers],
         }
-
-    def count(self) -> int:
-        """How many messages followed."""
-        return sum(1 + it.count() for it in self.followers)
+        if depth == MAX_DEPTH and self.followed:
+            return {**value, "followers": [], "more": self.followed}
+        return {**value, "followers": [it.to_json(depth + 1) for it in self.followers]}
 
 
 async def follow(source: Source, seq: int) -> Effect:
@@ -219,7 +222,8 @@ async def follow(source: Source, seq: int) -> Effect:
     made: dict[int, Effect] = {}
     for message in sorted((start, *messages), key=lambda it: it.seq, reverse=True):
         followers = tuple(made[it.seq] for it in by_cause.get(message.seq, ()))
-        made[message.seq] = Effect(message, reactions[message.seq], followers)
+        followed = sum(1 + it.followed for it in followers)
+        made[message.seq] = Effect(message, reactions[message.seq], followers, followed)
     return made[seq]
 
 
@@ -236,11 +240,14 @@ async def _read_status(source: Source, reaction: str) -> str:
 def describe_effect(effect: Effect, *, paint: Paint = PLAIN) -> list[str]:
     """Tell it as a tree, in lines that can go to a terminal."""
     lines = [_describe_message(effect.message, paint)]
-    _add_branches(effect, "", lines, paint)
+    _add_branches(effect, "", lines, paint, 0)
     return lines
 
 
-def _add_branches(effect: Effect, indent: str, lines: list[str], paint: Paint) -> None:
+def _add_branches(effect: Effect, indent: str, lines: list[str], paint: Paint, depth: int) -> None:
+    if depth == MAX_DEPTH and effect.followed:
+        lines.append(f"{indent}└─ {effect.followed} more: roundelay impact {effect.message.seq}")
+        return
     groups: list[tuple[str, list[Effect]]] = []
     for agent_id, _, status in effect.reactions:
         sent = [it for it in effect.followers if it.message.sender_id == agent_id]
@@ -254,11 +261,11 @@ def _add_branches(effect: Effect, indent: str, lines: list[str], paint: Paint) -
         lines.append(f"{indent}{'└─ ' if is_last else '├─ '}{told}")
         below = indent + ("   " if is_last else "│  ")
         if leaf is not None:
-            _add_branches(leaf, below, lines, paint)
+            _add_branches(leaf, below, lines, paint, depth + 1)
         for place, it in enumerate(sent):
             ends = place + 1 == len(sent)
             lines.append(f"{below}{'└─ ' if ends else '├─ '}{_describe_message(it.message, paint)}")
-            _add_branches(it, below + ("   " if ends else "│  "), lines, paint)
+            _add_branches(it, below + ("   " if ends else "│  "), lines, paint, depth + 1)
 
 
 def _describe_message(message: BaseMessage, paint: Paint) -> str:

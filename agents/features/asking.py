@@ -1,4 +1,5 @@
-"""How middleware asks a model for something of a certain shape: by a tool that it has to call, whose parameters are a pydantic type."""
+"""How middleware asks a model for something of a certain shape: by a tool that it has to call, whose parameters are a
+pydantic type."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ async def ask_for(
     tool: str,
     model: Model | None = None,
 ) -> T:
-    """Ask ``model``, or the agent's own, to call ``tool`` with what ``kind`` describes; a second time if it gives something else.
+    """Ask ``model``, or the agent's own, to call ``tool`` with what ``kind`` describes; a second time if it gives
+    something else.
 
     ``facts`` go to it as JSON, so that no text in them passes for another. Raises `ModelError`.
     """

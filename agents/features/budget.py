@@ -1,9 +1,10 @@
-"""Budgets of tokens and of money: for a turn, a reaction, a root and a day. Reserved before a call of the model, settled after it.
+"""Budgets of tokens and of money: for a turn, a reaction, a root and a day. Reserved before a call of the model,
+settled after it.
 
-What was spent is the hub's sums of the ledger's records (``network.spent``): they outlive restarts, and hold what other agents, in whatever
-process, spent on the same root. Reservations are this process's: calls that are under way elsewhere are not seen, so that a budget may be
-overrun by those. Exceeding one raises `ModelError` with ``budget``: the reaction ends as `stopped`, whoever waits is told, and the
-hub tells the thread's readers.
+What was spent is the hub's sums of the ledger's records (``network.spent``): they outlive restarts, and hold what other
+agents, in whatever process, spent on the same root. Reservations are this process's: calls that are under way elsewhere
+are not seen, so that a budget may be overrun by those. Exceeding one raises `ModelError` with ``budget``: the reaction
+ends as `stopped`, whoever waits is told, and the hub tells the thread's readers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _NAMES = {"turn": "this turn", "reaction": "this reaction", "root": "this conver
 
 _Key = tuple[object, ...]
 _RESERVED: dict[_Key, Decimal] = {}
-"""What calls under way may take, by unit and what they are for: shared by all agents of the process, as a root's budget is."""
+"""What calls under way may take, by unit and what they are for: shared by all agents of the process, as a root's budget
+is."""
 
 
 class TokenLimits(BaseModel):
@@ -72,8 +74,8 @@ class _Claim:
 class Budget(Middleware):
     """Stops an agent whose ``tokens`` or ``usd`` are spent. ``reserve`` is how many tokens a reply is expected to take.
 
-    A root that was let go on (``network.resume_root``) has its budget once more. An agent that runs as a tool of another one has the
-    middleware of its own; what it used counts in the reaction, the root and the day.
+    A root that was let go on (``network.resume_root``) has its budget once more. An agent that runs as a tool of
+    another one has the middleware of its own; what it used counts in the reaction, the root and the day.
     """
 
     def __init__(
@@ -174,7 +176,11 @@ class Budget(Middleware):
         return cost
 
     def _estimate(self, around: Around, unit: Unit, asked: Usage) -> Decimal:
-        return self._value(around, unit, around.agent.model.name, asked, 1)
+        """Give what a call may take: by the price of the model that is asked or, where none is known, as if it were the
+        agent's own."""
+        name = around.model.name
+        is_known = unit == "tokens" or self._prices.cost(name, asked) is not None
+        return self._value(around, unit, name if is_known else around.agent.model.name, asked, 1)
 
     def _settle(self, around: Around, reply: ModelReply) -> None:
         turn, sums = self._turns.get((around.reaction, around.path), (0, {}))

@@ -1,12 +1,13 @@
 """The context engine: keeps each request of a reaction within a number of tokens, by the first layout that fits.
 
-The size of a request is what the provider counted for the one before it, and an estimate of what has been added since. Layouts, in the order
-in which they are tried (`layouts`): ``full``, every turn as it was; ``tool_summary``, the summaries that tools gave (`Output.summary`) in
-place of old results; ``summary``, the oldest turns summed up by a model, once, and kept in the ledger. When nothing fits, old results are
-cut. What it decides by is in ``state.values``, so that a resumed reaction decides alike.
+The size of a request is what the provider counted for the one before it, and an estimate of what has been added since.
+Layouts, in the order in which they are tried (`layouts`): ``full``, every turn as it was; ``tool_summary``, the
+summaries that tools gave (`Output.summary`) in place of old results; ``summary``, the oldest turns summed up by a
+model, once, and kept in the ledger. When nothing fits, old results are cut. What it decides by is in ``state.values``,
+so that a resumed reaction decides alike.
 
-A summary never leaves its reaction: it is made of what that reaction read, which is what the readers of the incoming message may read
-(``audience`` in the note), and is read by the same reaction alone.
+A summary never leaves its reaction: it is made of what that reaction read, which is what the readers of the incoming
+message may read (``audience`` in the note), and is read by the same reaction alone.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from roundelay.agents.history import compact
 from roundelay.agents.middleware import AfterTool, Around, Middleware
@@ -57,11 +58,12 @@ Layout = Literal["full", "tool_summary", "summary"]
 ALL_LAYOUTS: tuple[Layout, ...] = ("full", "tool_summary", "summary")
 
 SAVE = "save"
-"""In the data of a tool's result: False for one that is to be read once; later turns hold only its summary, or its beginning."""
+"""In the data of a tool's result: False for one that is to be read once; later turns hold only its summary, or its
+beginning."""
 
 SUMMARY = "context.summary"  # a note, and in the values
-# In the values: how results are to be reduced, how many turns the prepared request holds as a summary, its estimated size (0: it does not
-# fit), and the last size that was both estimated and counted.
+# In the values: how results are to be reduced, how many turns the prepared request holds as a summary, its estimated
+# size (0: it does not fit), and the last size that was both estimated and counted.
 _RESULTS, _APPLIED, _ASKED, _COUNTED = "context.results", "context.applied", "context.asked", "context.counted"
 
 SUM_UP = (
@@ -73,7 +75,8 @@ SHARE_AFTER = 0.6
 
 
 class ContextEngine(Middleware):
-    """Keeps requests within ``max_tokens`` less ``reserve_tokens`` for the reply. ``model`` sums up, else the agent's own."""
+    """Keeps requests within ``max_tokens`` less ``reserve_tokens`` for the reply. ``model`` sums up, else the agent's
+    own."""
 
     def __init__(
         self,
@@ -87,7 +90,9 @@ class ContextEngine(Middleware):
     ) -> None:
         if reserve_tokens >= max_tokens:
             raise ValueError(f"reserve_tokens is {reserve_tokens} and must be less than max_tokens ({max_tokens})")
-        self._limit = max_tokens - reserve_tokens
+        self.limit = max_tokens - reserve_tokens
+        """How many tokens a request may have."""
+
         self._layouts = tuple(layouts)
         self._summary_tokens = summary_tokens
         self._model = model
@@ -140,10 +145,11 @@ class ContextEngine(Middleware):
         return await proceed(replace(request, messages=parted.join()))
 
     async def _sum_up(self, around: Around, request: ModelRequest, parted: Split, known: Summary | None) -> Split:
-        """Put a summary in place of the oldest turns, as many as it takes; all as it was if there is none, or the model fails."""
+        """Put a summary in place of the oldest turns, as many as it takes; all as it was if there is none, or the model
+        fails."""
         state = around.state
         done = known.turns if known is not None else 0
-        target = int(self._limit * SHARE_AFTER)
+        target = int(self.limit * SHARE_AFTER)
         turns = 0
         while turns < len(parted.blocks) - 1:
             turns += 1
@@ -170,7 +176,7 @@ class ContextEngine(Middleware):
         self, around: Around, request: ModelRequest, known: Summary | None, blocks: Sequence[Sequence[ChatMessage]]
     ) -> str | None:
         before = f"Summary of the turns before these:\n{known.text}\n\n" if known is not None else ""
-        transcript = write_transcript(blocks, 3 * self._limit)  # about 3 characters to a token, at the least
+        transcript = write_transcript(blocks, 3 * self.limit)  # about 3 characters to a token, at the least
         told = f"{before}The turns:\n{transcript}\n\nSum up all of it in at most {self._summary_tokens} tokens."
         asked = replace(request, messages=(SystemMessage(SUM_UP), UserMessage(told)), tools=(), tool_choice="auto")
         try:
@@ -195,10 +201,11 @@ class ContextEngine(Middleware):
         return parted
 
     def _fits(self, state: TurnState, parted: Split, tools: Sequence[ToolSpec]) -> bool:
-        return self._measure(state, parted, tools) <= self._limit
+        return self._measure(state, parted, tools) <= self.limit
 
     def _measure(self, state: TurnState, parted: Split, tools: Sequence[ToolSpec]) -> int:
-        """The provider's count of the request before, and the estimate of the difference; the estimate alone before there is one."""
+        """The provider's count of the request before, and the estimate of the difference; the estimate alone before
+        there is one."""
         estimate = count_request(parted.join(), tools, self._count)
         match state.values.get(_COUNTED):
             case (int(asked), int(counted)):
@@ -223,18 +230,27 @@ class ContextOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_tokens: Annotated[int, Field(ge=200)]
-    reserve_tokens: Annotated[int, Field(ge=0)] = 1000
+    reserve_tokens: Annotated[int, Field(ge=0)] | None = None
+    """None: 1000, or half of a smaller ``max_tokens``."""
+
     layouts: Annotated[tuple[Layout, ...], Field(min_length=1)] = ALL_LAYOUTS
     summary_tokens: Annotated[int, Field(ge=50)] = 600
     encoding: str | None = None
     """Of `tiktoken`; without one tokens are estimated."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.reserve_tokens is not None and self.reserve_tokens >= self.max_tokens:
+            raise ValueError(f"reserve_tokens must be less than max_tokens ({self.max_tokens})")
+        return self
+
     def build(self) -> ContextEngine:
         """Make it. Raises `ConfigError`."""
+        reserve = self.reserve_tokens
         count = load_count(self.encoding)
         return ContextEngine(
             self.max_tokens,
-            reserve_tokens=min(self.reserve_tokens, self.max_tokens // 2),
+            reserve_tokens=min(1000, self.max_tokens // 2) if reserve is None else reserve,
             layouts=self.layouts,
             summary_tokens=self.summary_tokens,
             count=count,

@@ -1,13 +1,16 @@
-"""What of an agent's work is kept in the ledger: its texts, its calls, their results; by tool, and with parts blacked out.
+"""What of an agent's work is kept in the ledger: its texts, its calls, their results; by tool, and with parts blacked
+out.
 
-Middleware that changes records on their way to the ledger (`Middleware.store`). The live model reads everything as it is. A reaction that is resumed
-has the records alone: where something was left out or changed it is told so, never given an empty result; a call whose arguments
-were not kept is not made, and an answer that was not kept is asked for again. Agents that run inside of this one are covered as well.
+Middleware that changes records on their way to the ledger (`Middleware.store`). The live model reads everything as it
+is. A reaction that is resumed has the records alone: where something was left out or changed it is told so, never given
+an empty result; a call whose arguments were not kept is not made, and an answer that was not kept is asked for again.
+Agents that run inside of this one are covered as well.
 
-What other middleware keeps in notes (`Around.keep`) is kept where texts are, and the results of all the tools that it names.
+What other middleware keeps in notes (`Around.keep`) is kept where texts are, and the results of all the tools that it
+names.
 
-Not covered: messages, which are the conversation itself (the answer, what tools send, a request for approval and its decision), and events,
-which are not stored.
+Not covered: messages, which are the conversation itself (the answer, what tools send, a request for approval and its
+decision), and events, which are not stored.
 """
 
 from __future__ import annotations
@@ -30,14 +33,15 @@ Chosen = bool | Collection[str] | Callable[[str], bool]
 """Of which tools something is kept: of all or none, of those named, or of those that a callable tells by their name."""
 
 Redaction = str | re.Pattern[str] | Callable[[str], str]
-"""What is blacked out: what a regular expression finds, or what a callable makes of a text. It must give the same each time."""
+"""What is blacked out: what a regular expression finds, or what a callable makes of a text. It must give the same each
+time."""
 
 _KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # what the loop itself goes by
 
 
 class DataPolicy(Middleware):
-    """What is kept of an agent's work. ``text`` is what its model writes; ``calls`` their arguments (names are always kept), ``results`` what
-    tools gave, each of the tools chosen. ``redact`` is applied to whatever is kept."""
+    """What is kept of an agent's work. ``text`` is what its model writes; ``calls`` their arguments (names are always
+    kept), ``results`` what tools gave, each of the tools chosen. ``redact`` is applied to whatever is kept."""
 
     def __init__(
         self, *, text: bool = True, calls: Chosen = True, results: Chosen = True, redact: Sequence[Redaction] = ()
@@ -135,7 +139,8 @@ class DataPolicy(Middleware):
 
 
 class DataPolicyOptions(BaseModel):
-    """The policy in an agent's file; ``calls`` and ``results`` are true, false or the tools of which they are kept, ``redact`` regular expressions."""
+    """The policy in an agent's file; ``calls`` and ``results`` are true, false or the tools of which they are kept,
+    ``redact`` regular expressions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -149,7 +154,9 @@ class DataPolicyOptions(BaseModel):
         try:
             return DataPolicy(text=self.text, calls=self.calls, results=self.results, redact=self.redact)
         except re.error as error:
-            raise ConfigError(f"a pattern of the data policy is no regular expression: {error}") from error
+            raise ConfigError(
+                f"the pattern {error.pattern!r} of the data policy is no regular expression: {error}"
+            ) from error
 
 
 def _say(what: str) -> str:

@@ -1,25 +1,26 @@
 """Evaluations: checks of an answer before it goes out, chosen by the tools that were used.
 
-`Evaluations` is middleware that reviews. A check gives what is wrong with an answer, as an instruction to write a better one, or None. What the
-checks found goes back to the model, as often as the policy's ``max_corrections`` says; then the answer goes out with the findings in the record. A
-check that cannot be made (its model is down, its code raises) holds up no answer: that is noted, too. What checks gave is recorded, so a
-resumed reaction does not ask them again.
+`Evaluations` is middleware that reviews. A check gives what is wrong with an answer, as an instruction to write a
+better one, or None. What the checks found goes back to the model, as often as the policy's ``max_corrections`` says;
+then the answer goes out with the findings in the record. A check that cannot be made (its model is down, its code
+raises) holds up no answer: that is noted, too. What checks gave is recorded, so a resumed reaction does not ask them
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import logging
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from roundelay.agents.foreign import describe_error, run_foreign
+from roundelay.agents.import_path import import_callable
 from roundelay.agents.middleware import Answer, Around, Correction, Middleware
 from roundelay.agents.models.model import AssistantMessage, Model, ToolMessage
 from roundelay.agents.text import cut
@@ -32,7 +33,8 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What an answer is held against: the prompt, and each result that the model read, with its tool's name, references and all."""
+    """What an answer is held against: the prompt, and each result that the model read, with its tool's name, references
+    and all."""
 
     prompt: str
     results: Sequence[tuple[str, str]]
@@ -47,7 +49,8 @@ class Check(Protocol):
 
 
 class Evaluations(Middleware):
-    """Leave to make the checks in ``always``, and those of each tool that was used. All of them are made at once, within ``timeout_s``."""
+    """Leave to make the checks in ``always``, and those of each tool that was used. All of them are made at once,
+    within ``timeout_s``."""
 
     def __init__(
         self,
@@ -92,8 +95,8 @@ class Evaluations(Middleware):
 
 
 class Grounding:
-    """Asks a model whether everything in the answer follows from what the tools gave and the conversation says. Without results there is nothing
-    to hold it against."""
+    """Asks a model whether everything in the answer follows from what the tools gave and the conversation says. Without
+    results there is nothing to hold it against."""
 
     name = "grounding"
 
@@ -154,7 +157,7 @@ class CheckOptions(BaseModel):
     def build(self, name: str) -> Check:
         """Make the check. Raises `ConfigError`."""
         if self.call is not None:
-            loaded: Check = load_callable(self.call, "check")
+            loaded: Check = import_callable(self.call, "check")
             return loaded
         try:
             return Rule(name, self.regex or "", self.instruction, forbids=self.forbids)
@@ -163,7 +166,8 @@ class CheckOptions(BaseModel):
 
 
 class EvaluationsOptions(BaseModel):
-    """Evaluations in an agent's file: ``checks`` by name, beside `grounding`, which there always is; the others name them."""
+    """Evaluations in an agent's file: ``checks`` by name, beside `grounding`, which there always is; the others name
+    them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -181,20 +185,6 @@ class EvaluationsOptions(BaseModel):
                 raise ConfigError(f'there is no check named "{name}"; there are: {", ".join(sorted(known))}')
         by_tool = {tool: [known[name] for name in names] for tool, names in self.tools.items()}
         return Evaluations([known[name] for name in self.always], by_tool)
-
-
-def load_callable(spec: str, what: str) -> Any:
-    """Import what ``package.module:name`` names. Raises `ConfigError`."""
-    module_name, colon, attribute = spec.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"the {what} {spec!r} is no import path: write package.module:function")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # importing runs the user's module, which may raise anything
-        raise ConfigError(f"the {what} {spec!r} cannot be loaded ({type(error).__name__}: {error})") from error
-    if not callable(found):
-        raise ConfigError(f"the {what} {spec!r} is a {type(found).__name__}, no function")
-    return found
 
 
 def _collect(around: Around) -> Evidence:

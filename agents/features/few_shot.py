@@ -1,7 +1,8 @@
 """Examples for models that need them: short conversations with calls and answers, put before the real one.
 
-Middleware over `prepare`: which model a turn asks decides which examples it is given, so a turn on another model has its own. They stand right after
-the system message and stay the same from turn to turn, where providers' caches want them. They are in no record and no history.
+Middleware over `prepare`: which model a turn asks decides which examples it is given, so a turn on another model has
+its own. They stand right after the system message and stay the same from turn to turn, where providers' caches want
+them. They are in no record and no history.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Example:
 
 
 class FewShot(Middleware):
-    """Gives ``examples`` to the models whose names match one of ``models`` (``*`` stands for anything); without calls to tools that the agent
-    does not have."""
+    """Gives ``examples`` to the models whose names match one of ``models`` (``*`` stands for anything); without calls
+    to tools that the agent does not have."""
 
     def __init__(self, examples: Sequence[Example], *, models: Sequence[str] = ("*",)) -> None:
         self._models = tuple(models)

@@ -1,8 +1,8 @@
 """Forced tools: the first turn has to call each of them, the turns after it call what they want.
 
-`ForcedTools` is middleware around the model call: it asks once for each forced tool, all at the same time, and merges what comes back into
-the one reply of the turn: calls and texts in the order of the tools, usage added up. Only that reply is recorded, so a reaction that is
-killed before asks for all of them again.
+`ForcedTools` is middleware around the model call: it asks once for each forced tool, all at the same time, and merges
+what comes back into the one reply of the turn: calls and texts in the order of the tools, usage added up. Only that
+reply is recorded, so a reaction that is killed before asks for all of them again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Ask = Callable[[ModelRequest], Awaitable[ModelReply]]
 class ForcedTools(Middleware):
     """Leave to have the first turn call these tools, in this order.
 
-    One that is held back from the turn (`Middleware.prepare`) is left out; one that the agent does not have ends the reaction as misconfigured.
+    One that is held back from the turn (`Middleware.prepare`) is left out; one that the agent does not have ends the
+    reaction as misconfigured.
     """
 
     def __init__(self, *names: str) -> None:

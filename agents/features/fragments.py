@@ -1,35 +1,34 @@
 """Context fragments: what tools gathered, ranked, shown to the model anew before each turn, and citable.
 
-A tool gives ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``; the model reads of the result only the content. The
-best fragments of the whole reaction stand in the trailing message of the next request, which is not kept: the history stays short and the
-provider's cache holds. They are numbered with the references (`features.references`), so both are cited alike. Pure.
+A tool gives ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``; the model reads of the
+result only the content. The best fragments of the whole reaction stand in the trailing message of the next request,
+which is not kept: the history stays short and the provider's cache holds. They are numbered with the references
+(`features.references`), so both are cited alike. Pure.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from roundelay.agents.history import say
 from roundelay.agents.middleware import AfterTool, Middleware
-from roundelay.agents.models.model import ChatMessage, ToolCall
+from roundelay.agents.models.model import ToolCall
 from roundelay.agents.steps import CallModel, TurnState
 from roundelay.agents.text import cut
 from roundelay.agents.tools import ToolResult
 
-from .references import Reference, list_references, number_of
-
-_logger = logging.getLogger(__name__)
+from .references import Reference, list_references, number_of, read_found
 
 FRAGMENTS = "fragments"
-"""In the data of a tool's result, and in the state's values."""
+"""In the data of a tool's result."""
+
+_GATHERED = "fragments.gathered"  # in the state's values: by their keys
 
 
 class Fragment(Reference):
-    """A piece of context. ``score`` is higher for what matters more; tools that are used together should agree on its scale."""
+    """A piece of context. ``score`` is higher for what matters more; tools that are used together should agree on its
+    scale."""
 
     score: float = 0.0
 
@@ -52,12 +51,12 @@ class Fragments(Middleware):
         self._rank = rank
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        for it in _read(result.data.get(FRAGMENTS), call.name):
-            number_of(state, Reference(id=it.id, title=it.title, url=it.url, text=it.text))
-            known = {other.key: other for other in list_fragments(state)}
-            before = known.get(it.key)
-            if before is None or before.score < it.score:
-                state.values[FRAGMENTS] = [*({**known, it.key: it}).values()]
+        known = state.values.setdefault(_GATHERED, {})
+        assert isinstance(known, dict)
+        for it in read_found(Fragment, result.data.get(FRAGMENTS), call.name):
+            number = number_of(state, Reference(id=it.id, title=it.title, url=it.url, text=it.text))
+            if number is not None and (it.key not in known or known[it.key].score < it.score):
+                known[it.key] = it
         return None
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
@@ -66,9 +65,7 @@ class Fragments(Middleware):
             return step
         numbers = {it.key: number for number, it in enumerate(list_references(state), 1)}
         shown = "\n\n".join(it.write(numbers[it.key]) for it in best if it.key in numbers)
-        messages: list[ChatMessage] = list(step.messages)
-        say(messages, f"{_HEAD}\n{cut(shown, self._max_chars)}")
-        return replace(step, messages=tuple(messages))
+        return step.tell(f"{_HEAD}\n{cut(shown, self._max_chars)}")
 
 
 class FragmentsOptions(BaseModel):
@@ -85,17 +82,8 @@ class FragmentsOptions(BaseModel):
 
 def list_fragments(state: TurnState) -> list[Fragment]:
     """Give what was gathered so far, in the order in which it came."""
-    kept = state.values.get(FRAGMENTS)
-    return [it for it in kept if isinstance(it, Fragment)] if isinstance(kept, list) else []
+    known = state.values.get(_GATHERED)
+    return list(known.values()) if isinstance(known, dict) else []
 
 
-def _read(given: JsonValue, tool: str) -> list[Fragment]:
-    try:
-        return _FRAGMENTS.validate_python(given if given is not None else [])
-    except ValidationError as error:
-        _logger.warning("fragments left out", extra={"tool": tool, "error": str(error.errors()[0]["msg"])})
-        return []
-
-
-_FRAGMENTS = TypeAdapter(list[Fragment])
 _HEAD = "What your tools have gathered, the best first; cite a piece by its number in brackets, like [1], right after what it shows:"

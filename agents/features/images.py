@@ -1,7 +1,8 @@
-"""Images of the incoming message, for a model that takes them: what stands in its content under ``images`` goes into the prompt.
+"""Images of the incoming message, for a model that takes them: what stands in its content under ``images`` goes into
+the prompt.
 
-Middleware. An image is an address (``https:``), or the image itself (``data:image/png;base64,...``), which has to fit into a frame. Give it only to
-agents whose model takes images: others refuse the request.
+Middleware. An image is an address (``https:``), or the image itself (``data:image/png;base64,...``), which has to fit
+into a frame. Give it only to agents whose model takes images: others refuse the request.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from roundelay.agents.history import find_prompt
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, UserMessage
 
@@ -40,7 +42,7 @@ class Images(Middleware):
     ) -> ModelReply:
         images = () if around.path else read_images(around.context.trigger.content)[: self._most]
         messages = list(request.messages)
-        place = next((place for place, it in enumerate(messages) if isinstance(it, UserMessage)), None)
+        place = find_prompt(messages, around.state.history)
         if not images or place is None:
             return await proceed(request)
         prompt = messages[place]

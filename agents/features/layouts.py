@@ -1,7 +1,8 @@
-"""How the turns before the newest one stand in a request: as they were, with summaries in place of old results, or summed up. Pure.
+"""How the turns before the newest one stand in a request: as they were, with summaries in place of old results, or
+summed up. Pure.
 
-Part of `context_engine`. A *block* is a message of the model with all that follows it up to its next one: calls and results are never parted.
-The newest block is always as it was.
+Part of `context_engine`. A *block* is a message of the model with all that follows it up to its next one: calls and
+results are never parted. The newest block is always as it was.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 
 from roundelay.agents.history import say
 from roundelay.agents.models.model import AssistantMessage, ChatMessage, ToolMessage, UserMessage
-from roundelay.agents.text import cut, strip_unseen
+from roundelay.agents.text import cut, escape_text
 
 SHORT_CHARS = 200
 """Of a result that was to be read once and has no summary."""
@@ -25,7 +26,8 @@ SHORT_CHARS = 200
 class Summary(BaseModel):
     """What was made of the first ``turns`` blocks of a run, and who may read what it was made of.
 
-    ``audience`` is the message whose readers those are: the one that the reaction answers. ``digest`` is that of the blocks.
+    ``audience`` is the message whose readers those are: the one that the reaction answers. ``digest`` is that of the
+    blocks.
     """
 
     made_in: int
@@ -37,7 +39,8 @@ class Summary(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """How a result stands in later turns, as its tool wants it: its ``summary``; ``save`` False: only that, as soon as it was read."""
+    """How a result stands in later turns, as its tool wants it: its ``summary``; ``save`` False: only that, as soon as
+    it was read."""
 
     summary: str | None
     save: bool
@@ -55,7 +58,8 @@ class Split:
 
 
 def split(messages: Sequence[ChatMessage], own: int) -> Split:
-    """Part the last ``own`` blocks from what is before them: the prompt, and what else was put there (examples, say)."""
+    """Part the last ``own`` blocks from what is before them: the prompt, and what else was put there (examples,
+    say)."""
     places = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     starts = places[len(places) - own :] if 0 < own <= len(places) else []
     first = starts[0] if starts else len(messages)
@@ -76,7 +80,8 @@ def digest_turns(history: Sequence[ChatMessage], turns: int) -> str:
 
 
 def apply_summary(parted: Split, summary: Summary, *, beyond: int = 0) -> Split:
-    """Put a summary in place of the blocks that it is of. ``beyond``: of those an earlier one is in their place already, at the head's end."""
+    """Put a summary in place of the blocks that it is of. ``beyond``: of those an earlier one is in their place
+    already, at the head's end."""
     head = list(parted.head)
     if beyond and head and isinstance(head[-1], UserMessage):
         head[-1] = replace(head[-1], content=head[-1].content.rpartition(f"\n\n{_OPEN}")[0])
@@ -86,8 +91,7 @@ def apply_summary(parted: Split, summary: Summary, *, beyond: int = 0) -> Split:
 
 def write_summary(summary: Summary) -> str:
     """The summary as it stands in the prompt."""
-    text = strip_unseen(summary.text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f'{_OPEN} turns="{summary.turns}">\n{text}\n</earlier_turns>'
+    return f'{_OPEN} turns="{summary.turns}">\n{escape_text(summary.text)}\n</earlier_turns>'
 
 
 _OPEN = "<earlier_turns"
@@ -131,7 +135,8 @@ def write_reduced(content: str, reduced: Reduced) -> str:
 
 
 def write_transcript(blocks: Sequence[Sequence[ChatMessage]], max_chars: int) -> str:
-    """Blocks as lines of JSON, which nothing in them can forge, for a model that sums them up. Each text gets a fair share of the room."""
+    """Blocks as lines of JSON, which nothing in them can forge, for a model that sums them up. Each text gets a fair
+    share of the room."""
     messages = [message for block in blocks for message in block]
     share = max(SHORT_CHARS, max_chars // max(1, len(messages)))
     lines: list[dict[str, object]] = []

@@ -1,7 +1,8 @@
-"""Long results: the model reads the beginning, and the rest by `read_result`; the whole is kept in the ledger, as notes of the reaction.
+"""Long results: the model reads the beginning, and the rest by `read_result`; the whole is kept in the ledger, as notes
+of the reaction.
 
-The whole is kept as the tool gave it, before the policy's ``max_result_chars`` cuts it, in parts that each fit into a record, so that it is
-there again when the reaction is resumed. Only the reaction that made it reads it.
+The whole is kept as the tool gave it, before the policy's ``max_result_chars`` cuts it, in parts that each fit into a
+record, so that it is there again when the reaction is resumed. Only the reaction that made it reads it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from roundelay.agents.tools import Tool, ToolError, ToolResult, tool
 
 READ_RESULT = "read_result"
 WHOLE = "whole"
-"""In the data of a result: ``call``, by which `read_result` knows it, ``chars``, and the names of the notes that hold it."""
+"""In the data of a result: ``call``, by which `read_result` knows it, ``chars``, and the names of the notes that hold
+it."""
 
 _KEPT = "results.kept"  # in the values: the names of the notes of each call, by its place
 
 
 class LongResults(Middleware):
-    """Shows the first ``max_chars`` of a longer result, and brings the tool that reads on. Beyond ``max_kept_chars`` nothing is kept."""
+    """Shows the first ``max_chars`` of a longer result, and brings the tool that reads on. Beyond ``max_kept_chars``
+    nothing is kept."""
 
     def __init__(self, max_chars: int = 4000, *, max_kept_chars: int = 1_000_000) -> None:
         self._max_chars = max_chars

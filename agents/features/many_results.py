@@ -1,23 +1,23 @@
-"""Many results: after a turn with more than some, the model is told to take down what of them matters, as older ones may be shortened.
+"""Many results: after a turn with more than some, the model is told to take down what of them matters, as older ones
+may be shortened.
 
 Pure. It stands before `context_engine` in an agent's list, so that what it adds is counted.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from roundelay.agents.history import say
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import AssistantMessage, ToolMessage
 from roundelay.agents.steps import CallModel, TurnState
 
 
 class ManyResults(Middleware):
-    """Adds the sentence to the request that follows a turn with more than ``more_than`` results; it is not kept in the history."""
+    """Adds the sentence to the request that follows a turn with more than ``more_than`` results; it is not kept in the
+    history."""
 
     def __init__(self, more_than: int = 2) -> None:
         self._more_than = more_than
@@ -30,13 +30,10 @@ class ManyResults(Middleware):
             count += isinstance(message, ToolMessage)
         if count <= self._more_than:
             return step
-        messages = list(step.messages)
-        say(
-            messages,
+        return step.tell(
             f"Your last turn brought {count} results. Beside what you do next, write down in a few sentences what of them matters: "
-            "older results may be shortened.",
+            "older results may be shortened."
         )
-        return replace(step, messages=tuple(messages))
 
 
 class ManyResultsOptions(BaseModel):

@@ -1,7 +1,9 @@
-"""Tools of MCP servers, over stdio or HTTP: each tool ``server.tool``, as ``server_tool`` for the model; prompts and resources by tools as well.
+"""Tools of MCP servers, over stdio or HTTP: each tool ``server.tool``, as ``server_tool`` for the model; prompts and
+resources by tools as well.
 
-Middleware. A server is started when a reaction first needs it, and kept; one that is dead or slow answers its calls with that, and is opened again
-at the next. A tool is `idempotent` if the server says so or only reads; else an interrupted call is not repeated. Needs `roundelay[mcp]`.
+Middleware. A server is started when a reaction first needs it, and kept; one that is dead or slow answers its calls
+with that, and is opened again at the next. A tool is `idempotent` if the server says so or only reads; else an
+interrupted call is not repeated. Needs `roundelay[mcp]`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from roundelay.agents.arguments import ToolArgumentsError, ToolError, read_object
 from roundelay.agents.middleware import Around, Middleware
-from roundelay.agents.models.model import ChatMessage, JsonSchema, SystemMessage
+from roundelay.agents.models.model import JsonSchema
 from roundelay.agents.steps import CallModel, Finish, TurnState
 from roundelay.agents.tools import Effect, Output, Tool, ToolContext, tool, tool_name
 from roundelay.network.errors import ConfigError
@@ -32,8 +33,8 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class ServerOptions(BaseModel):
-    """One server: a ``command`` to start, or the ``url`` of one that runs. ``env_from`` and ``headers_from`` name variables of the environment
-    that are passed on; nothing else of it is."""
+    """One server: a ``command`` to start, or the ``url`` of one that runs. ``env_from`` and ``headers_from`` name
+    variables of the environment that are passed on; nothing else of it is."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,7 +72,8 @@ class McpOptions(BaseModel):
 
 
 class McpServers(Middleware):
-    """The tools of these servers. `close` ends them; a runner does so at its end. Raises `ConfigError` when the extra is not installed."""
+    """The tools of these servers. `close` ends them; a runner does so at its end. Raises `ConfigError` when the extra
+    is not installed."""
 
     def __init__(self, servers: Mapping[str, ServerOptions]) -> None:
         try:
@@ -101,12 +103,7 @@ class McpServers(Middleware):
             for name, session in self._sessions.items()
             if session.instructions.strip()
         ]
-        match step.messages:
-            case (SystemMessage(content), *others) if told:
-                messages: list[ChatMessage] = [SystemMessage("\n\n".join([content, *told])), *others]
-                return replace(step, messages=tuple(messages))
-            case _:
-                return step
+        return step.instruct("\n\n".join(told)) if told else step
 
     async def close(self) -> None:
         """End all sessions; those that are needed again are opened again."""

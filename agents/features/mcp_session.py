@@ -1,7 +1,8 @@
-"""The session with one MCP server: a task of its own owns it, from the connection to its end, and opens it again when it was lost.
+"""The session with one MCP server: a task of its own owns it, from the connection to its end, and opens it again when
+it was lost.
 
-Used by `mcp_servers`. Everything that enters or leaves the SDK's client happens in that task; other tasks only make requests. What the server
-offers is read once it is connected, and again whenever it says that its tools have changed.
+Used by `mcp_servers`. Everything that enters or leaves the SDK's client happens in that task; other tasks only make
+requests. What the server offers is read once it is connected, and again whenever it says that its tools have changed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -57,8 +58,8 @@ class ServerSession:
         self._resting_until = 0.0
 
     async def open(self, *, now: bool = True) -> None:
-        """Connect, unless that is done, and wait for it, in bounded time. What goes wrong stands in ``failure``; not ``now``: a server that
-        failed a moment ago is left alone."""
+        """Connect, unless that is done, and wait for it, in bounded time. What goes wrong stands in ``failure``; not
+        ``now``: a server that failed a moment ago is left alone."""
         if not now and asyncio.get_running_loop().time() < self._resting_until:
             return
         async with self._opening:
@@ -76,16 +77,20 @@ class ServerSession:
         task, self._task = self._task, None
         if task is not None:
             self._lost.set()
+            if self._client is None:
+                task.cancel()  # it is still connecting: there is nothing to end in good order
             await self._end(task)
 
     async def _end(self, task: asyncio.Task[None]) -> None:
-        await asyncio.wait({task}, timeout=self._options.connect_timeout_s)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        try:
+            await asyncio.wait({task}, timeout=self._options.connect_timeout_s)
+        finally:
+            task.cancel()  # nothing happens to one that has ended
+        await asyncio.wait({task})
 
     async def request(self, method: str, *args: Any, **options: Any) -> Any:
-        """Make a request by a method of the SDK's client. Raises `ToolError` with a sentence for the model, whatever happens to the server."""
+        """Make a request by a method of the SDK's client. Raises `ToolError` with a sentence for the model, whatever
+        happens to the server."""
         await self.open()
         client = self._client
         if client is None:

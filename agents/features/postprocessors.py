@@ -1,8 +1,8 @@
 """Postprocessors: what is added to an answer that passed its evaluations, such as follow-up questions.
 
-`Postprocessors` is middleware. A postprocessor takes the answer and gives another text, or `Answer` with metadata for its message, which is out of
-the conversation that later prompts show. One that fails leaves the answer as it is, and that is noted in the record. What they gave is recorded, so a
-resumed reaction does not ask them again.
+`Postprocessors` is middleware. A postprocessor takes the answer and gives another text, or `Answer` with metadata for
+its message, which is out of the conversation that later prompts show. One that fails leaves the answer as it is, and
+that is noted in the record. What they gave is recorded, so a resumed reaction does not ask them again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Annotated, Protocol
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from roundelay.agents.foreign import describe_error, run_foreign
+from roundelay.agents.import_path import import_callable
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import Model
 
 from .asking import ask_for
-from .evaluations import load_callable
 
 _logger = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ class Postprocessors(Middleware):
 
 
 class FollowUps:
-    """Asks a model what the person might ask next; the questions stand in the message's metadata, for `chat` and other readers. An agent that asked
-    gets none."""
+    """Asks a model what the person might ask next; the questions stand in the message's metadata, for `chat` and other
+    readers. An agent that asked gets none."""
 
     def __init__(self, model: Model | None = None, *, count: int = 3) -> None:
         self._model = model
@@ -82,7 +82,8 @@ class FollowUps:
 
 
 class PostprocessorsOptions(BaseModel):
-    """Postprocessors in an agent's file: each ``call`` is a ``module:function``; ``follow_ups`` says how many questions, 0 for none."""
+    """Postprocessors in an agent's file: each ``call`` is a ``module:function``; ``follow_ups`` says how many
+    questions, 0 for none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -91,7 +92,7 @@ class PostprocessorsOptions(BaseModel):
 
     def build(self) -> Postprocessors:
         """Make the middleware; ``call`` imports modules. Raises `ConfigError`."""
-        processors: list[Postprocessor] = [load_callable(it, "postprocessor") for it in self.call]
+        processors: list[Postprocessor] = [import_callable(it, "postprocessor") for it in self.call]
         if self.follow_ups:
             processors.append(FollowUps(count=self.follow_ups))
         return Postprocessors(*processors)

@@ -1,4 +1,5 @@
-"""What tokens cost, in US dollars: by prices of one's own, else by those of `genai-prices` where that is installed (``[prices]``).
+"""What tokens cost, in US dollars: by prices of one's own, else by those of `genai-prices` where that is installed
+(``[prices]``).
 
 Pure but for that package's tables, which are read when the first price is asked for; it never asks the network here.
 """
@@ -19,7 +20,8 @@ _Dollars = Annotated[Decimal, Field(ge=0)]
 
 
 class Price(BaseModel):
-    """Dollars for a million tokens; ``cached`` for those of the prompt that the provider had cached, as ``input`` unless said."""
+    """Dollars for a million tokens; ``cached`` for those of the prompt that the provider had cached, as ``input``
+    unless said."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,7 +1,8 @@
-"""The prompt's budget: how many tokens of conversation enter the first prompt of a reaction, the incoming thread before all others.
+"""The prompt's budget: how many tokens of conversation enter the first prompt of a reaction, the incoming thread before
+all others.
 
-Pure: the same window of the conversation gives the same prompt, which is how a resumed reaction finds it again. What is left out is
-counted in the prompt ("12 earlier messages omitted"), what is cut says so.
+Pure: the same window of the conversation gives the same prompt, which is how a resumed reaction finds it again. What is
+left out is counted in the prompt ("12 earlier messages omitted"), what is cut says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _M = TypeVar("_M", bound=BaseMessage)
 
 
 class PromptBudget(Middleware):
-    """At most ``max_tokens`` of messages: the incoming one first (half of it at most), then its thread, then the others, the newest first.
+    """At most ``max_tokens`` of messages: the incoming one first (half of it at most), then its thread, then the
+    others, the newest first.
 
     ``per_thread`` bounds each thread, ``per_message`` each message but the incoming one; a longer one is cut.
     """
@@ -44,7 +46,8 @@ class PromptBudget(Middleware):
         trigger = self._cut(trigger, self._max_tokens // 2)
         left = self._max_tokens - self._measure(trigger)
         chosen: dict[str, MessageThread] = {}
-        # In the prompt the newest thread is the last one: it has the first claim after the incoming one, which stands there too.
+        # In the prompt the newest thread is the last one: it has the first claim after the incoming one, which stands
+        # there too.
         claims = list(threads)[::-1]
         claims.sort(key=lambda it: it != trigger.thread_id)
         for thread_id in claims:

@@ -1,9 +1,10 @@
 """System and user prompt as jinja templates, rendered for each turn.
 
-`Prompts` adds to what the loop says already (the instruction, the agent's id, the conversation, the turn's number): ``system`` to the system
-message, ``user`` after the conversation, ``turn`` to the trailing message, which is not kept. The first two stand before the history, so
-providers' caches hold as long as they render to the same text: the templates that ship change only when a tool is used for the first time that
-has something to say about the form of its results. Time is the incoming message's, so that a resumed reaction reads the same. Pure.
+`Prompts` adds to what the loop says already (the instruction, the agent's id, the conversation, the turn's number):
+``system`` to the system message, ``user`` after the conversation, ``turn`` to the trailing message, which is not kept.
+The first two stand before the history, so providers' caches hold as long as they render to the same text: the templates
+that ship change only when a tool is used for the first time that has something to say about the form of its results.
+Time is the incoming message's, so that a resumed reaction reads the same. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.history import say
+from roundelay.agents.history import find_prompt
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import ChatMessage, Model, SystemMessage, UserMessage
 from roundelay.agents.models.scripted import ScriptedModel
@@ -34,8 +35,9 @@ _SHOWN = "prompts.tools"  # in the state's values: the names of the tools that t
 
 @dataclass(frozen=True, slots=True)
 class ToolNotes:
-    """What a prompt says of a tool beside its description: how people call it, how to use it (in the system message), what to keep in mind
-    about the message at hand (after the conversation), and how to show its results, once it has been used."""
+    """What a prompt says of a tool beside its description: how people call it, how to use it (in the system message),
+    what to keep in mind about the message at hand (after the conversation), and how to show its results, once it has
+    been used."""
 
     display_name: str = ""
     system_prompt: str = ""
@@ -45,7 +47,8 @@ class ToolNotes:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What templates read beside the turn: see docs/agents.md. ``server_prompts`` are read for each turn, so a list may be filled later."""
+    """What templates read beside the turn: see docs/agents.md. ``server_prompts`` are read for each turn, so a list may
+    be filled later."""
 
     custom_instructions: str = ""
     project_name: str = ""
@@ -59,7 +62,8 @@ class PromptFacts:
 class Prompts(Middleware):
     """Templates around the conversation: a path is read, a text is the template itself; None for nothing.
 
-    Stands behind middleware that changes which tools a turn has. Raises `ConfigError` for a template that cannot be read, parsed or rendered.
+    Stands behind middleware that changes which tools a turn has. Raises `ConfigError` for a template that cannot be
+    read, parsed or rendered.
     """
 
     def __init__(
@@ -83,15 +87,15 @@ class Prompts(Middleware):
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         facts = self._collect(state, step)
-        messages: list[ChatMessage] = list(step.messages)
         system, user, turn = (it.render(facts) for it in (self._system, self._user, self._turn))
-        if system and isinstance(messages[0], SystemMessage):
-            messages[0] = SystemMessage(f"{messages[0].content}\n\n{system}")
-        if user and isinstance(messages[1], UserMessage):
-            messages[1] = _say_after(messages[1], state.history[1], user)
-        if turn:
-            say(messages, turn)
-        return replace(step, messages=tuple(messages))
+        if system:
+            step = step.instruct(system)
+        if user and (place := find_prompt(step.messages, state.history)) is not None:
+            prompt = step.messages[place]
+            assert isinstance(prompt, UserMessage)
+            said = _say_after(prompt, state.history[1], user)
+            step = replace(step, messages=(*step.messages[:place], said, *step.messages[place + 1 :]))
+        return step.tell(turn) if turn else step
 
     def _collect(self, state: TurnState, step: CallModel) -> dict[str, Any]:
         """Give the templates' variables."""
@@ -159,7 +163,8 @@ class NotesOptions(BaseModel):
 
 
 class PromptsOptions(BaseModel):
-    """Prompts in an agent's file. A template that ends in ``.jinja`` is a file beside it, any other the template itself."""
+    """Prompts in an agent's file. A template that ends in ``.jinja`` is a file beside it, any other the template
+    itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,9 +1,9 @@
 """References: what tools found, numbered for citation across tools and turns, and the sources that an answer cites.
 
-A tool gives ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware: the model reads them with
-their numbers behind the result, a number that stands for nothing is taken out of the answer, and what the answer cites goes into the metadata of its
-message (``sources``). Numbers follow the order of the calls, so a resumed reaction gives them again. What an agent inside of a call cited is
-numbered anew in its caller's order.
+A tool gives ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware: the
+model reads them with their numbers behind the result, a number that stands for nothing is taken out of the answer, and
+what the answer cites goes into the metadata of its message (``sources``). Numbers follow the order of the calls, so a
+resumed reaction gives them again. What an agent inside of a call cited is numbered anew in its caller's order.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
 
@@ -22,6 +23,10 @@ from roundelay.agents.text import cut
 from roundelay.agents.tools import ToolResult
 
 _logger = logging.getLogger(__name__)
+_NUMBERED = "references.numbered"  # in the state's values: each with its number, by its key
+
+MAX_REFERENCES = 999
+"""In one reaction: a citation has three digits at most. Another agent's answer may name as many as go into a frame."""
 
 MAX_SOURCES = 50
 """In the metadata of one answer."""
@@ -60,11 +65,15 @@ class Reference(BaseModel):
         return f"[{number}] {self.name}\n{self.text}".strip()
 
 
-class References(Middleware):
-    """Leave to number, show and check what may be cited. Stands before evaluations, which then see the answer as it goes out.
+R = TypeVar("R", bound=Reference)
 
-    ``max_chars`` bounds what one result shows of its references. ``in_text`` lists the sources under the answer instead of in its metadata, for
-    readers that show no metadata.
+
+class References(Middleware):
+    """Leave to number, show and check what may be cited. Stands before evaluations, which then see the answer as it
+    goes out.
+
+    ``max_chars`` bounds what one result shows of its references. ``in_text`` lists the sources under the answer instead
+    of in its metadata, for readers that show no metadata.
     """
 
     def __init__(self, *, max_chars: int = 16_000, in_text: bool = False) -> None:
@@ -72,7 +81,8 @@ class References(Middleware):
         self._in_text = in_text
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        found = [(number_of(state, it), it) for it in read_references(result.data.get(REFERENCES), call.name)]
+        given = read_found(Reference, result.data.get(REFERENCES), call.name)
+        found = [(number, it) for it in given if (number := number_of(state, it)) is not None]
         if not found:
             return None
         numbers = {it.n: number for number, it in found if it.n is not None}
@@ -118,29 +128,37 @@ class ReferencesOptions(BaseModel):
 HOW_TO_CITE = "Sources, to be cited by their numbers in brackets, like [1] or [1, 2], right after what they show:"
 
 
-def read_references(given: JsonValue, tool: str) -> list[Reference]:
-    """Read what a tool gave; what is no reference is left out, and logged."""
+def read_found(kind: type[R], given: JsonValue, tool: str) -> list[R]:
+    """Read what a tool, or another agent, found; what is of another shape is left out, and logged."""
+    if given is None:
+        return []
+    if isinstance(given, list) and len(given) > MAX_REFERENCES:
+        _logger.warning("references beyond the limit left out", extra={"tool": tool, "limit": MAX_REFERENCES})
+        given = given[:MAX_REFERENCES]
     try:
-        return _REFERENCES.validate_python(given if given is not None else [])
+        return [kind.model_validate(it) for it in _LIST.validate_python(given)]
     except ValidationError as error:
         _logger.warning("references left out", extra={"tool": tool, "error": str(error.errors()[0]["msg"])})
         return []
 
 
-def number_of(state: TurnState, reference: Reference) -> int:
-    """Give the number of a reference in this reaction: that of the same one, or the next."""
-    known = list_references(state)
-    for number, it in enumerate(known, 1):
-        if it.key == reference.key:
-            return number
-    state.values[REFERENCES] = [*known, reference.model_copy(update={"n": None})]
-    return len(known) + 1
+def number_of(state: TurnState, reference: Reference) -> int | None:
+    """Give the number of a reference in this reaction: that of the same one, or the next; None when all numbers are
+    given out."""
+    known = state.values.setdefault(_NUMBERED, {})
+    assert isinstance(known, dict)
+    if reference.key not in known:
+        if len(known) >= MAX_REFERENCES:
+            return None
+        known[reference.key] = (len(known) + 1, reference.model_copy(update={"n": None}))
+    number: int = known[reference.key][0]
+    return number
 
 
 def list_references(state: TurnState) -> list[Reference]:
     """Give what was numbered so far, the first one first."""
-    kept = state.values.get(REFERENCES)
-    return [it for it in kept if isinstance(it, Reference)] if isinstance(kept, list) else []
+    known = state.values.get(_NUMBERED)
+    return [it for _, it in known.values()] if isinstance(known, dict) else []
 
 
 def find_citations(text: str) -> list[int]:
@@ -168,4 +186,4 @@ def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str
     return {"n": number, **dict(shown), **({"text": reference.text} if with_text and reference.text else {})}
 
 
-_REFERENCES = TypeAdapter(list[Reference])
+_LIST = TypeAdapter(list[JsonValue])

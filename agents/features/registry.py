@@ -1,20 +1,22 @@
-"""A registry of tools: which tools an agent has, by name and by set, changed while it runs; and what is said of those that are disabled.
+"""A registry of tools: which tools an agent has, by name and by set, changed while it runs; and what is said of those
+that are disabled.
 
-`ToolRegistry` is middleware. Its tools are asked for once before each turn, so a change during a turn holds from the next one on. Two kinds
-of change: `register`, `unregister`, `clear` are everybody's, for all reactions of the agent, and last as long as the process; a result whose
-data has ``use_sets`` turns sets on for its own reaction, and is in the record, so that a resumed reaction has them again.
+`ToolRegistry` is middleware. Its tools are asked for once before each turn, so a change during a turn holds from the
+next one on. Two kinds of change: `register`, `unregister`, `clear` are everybody's, for all reactions of the agent, and
+last as long as the process; a result whose data has ``use_sets`` turns sets on for its own reaction, and is in the
+record, so that a resumed reaction has them again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from roundelay.agents.middleware import AfterTool, Around, Middleware
-from roundelay.agents.models.model import SystemMessage, ToolCall
+from roundelay.agents.models.model import ToolCall
 from roundelay.agents.steps import DISABLED, CallModel, TurnState
 from roundelay.agents.tools import FINISH, Tool, ToolError, ToolResult, as_tool, load_tool
 from roundelay.network.errors import ConfigError
@@ -38,10 +40,12 @@ class ToolSet:
 
 
 class ToolRegistry(Middleware):
-    """The tools of an agent, by name. It starts with ``tools`` and, of ``sets``, the one named `default` and those in ``modes``.
+    """The tools of an agent, by name. It starts with ``tools`` and, of ``sets``, the one named `default` and those in
+    ``modes``.
 
-    The selection rules of a turn's tools stand in its system message. A call to a tool that is disabled (`Tool.should_use`) is answered to the
-    model; ``reports_disabled`` says so to the person as well, in a sentence under the answer.
+    The selection rules of a turn's tools stand in its system message. A call to a tool that is disabled
+    (`Tool.should_use`) is answered to the model; ``reports_disabled`` says so to the person as well, in a sentence
+    under the answer.
     """
 
     def __init__(
@@ -89,7 +93,9 @@ class ToolRegistry(Middleware):
     # --- in the loop
 
     def list_tools(self, state: TurnState) -> Sequence[Tool]:
-        return tuple(self._add_sets(self._tools, _read_names(state, _IN_USE)).values())
+        # Another registry, of an agent that handed over, may have turned on sets that this one does not know.
+        known = [name for name in _read_names(state, _IN_USE) if name in self._sets]
+        return tuple(self._add_sets(self._tools, known).values())
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         rules = [
@@ -97,11 +103,7 @@ class ToolRegistry(Middleware):
             for spec in step.tools
             if (it := step.agent.find_tool(spec.name)) is not None and it.selection_rule
         ]
-        first, *others = step.messages
-        if not rules or not isinstance(first, SystemMessage):
-            return step
-        section = "\n".join(["# Which tool when", *rules])
-        return replace(step, messages=(SystemMessage(f"{first.content}\n\n{section}"), *others))
+        return step.instruct("\n".join(["# Which tool when", *rules])) if rules else step
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         if DISABLED in result.data:
@@ -136,7 +138,8 @@ class ToolRegistry(Middleware):
 
 
 class RegistryOptions(BaseModel):
-    """The registry in an agent's file. Tools are ``package.module:function``; ``sets`` beside `default` are for ``modes`` and ``use_sets``."""
+    """The registry in an agent's file. Tools are ``package.module:function``; ``sets`` beside `default` are for
+    ``modes`` and ``use_sets``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -151,7 +154,8 @@ class RegistryOptions(BaseModel):
         """Make the registry; importing its tools runs their modules. Raises `ConfigError`."""
         unknown = [name for name in (*self.replacing, *self.modes) if name not in self.sets]
         if unknown:
-            raise ConfigError(f"the registry has no set named {', '.join(unknown)}")
+            known = ", ".join(self.sets) or "none"
+            raise ConfigError(f"the registry has no set named {', '.join(unknown)}; there are: {known}")
         try:
             sets = {
                 name: ToolSet(tuple(map(load_tool, listed)), name in self.replacing)

@@ -1,7 +1,9 @@
-"""Limits that a message carries for the reaction to it: ``metadata: {"limits": {"max_turns": 4, "max_tool_calls": 2}}``.
+"""Limits that a message carries for the reaction to it: ``metadata: {"limits": {"max_turns": 4, "max_tool_calls":
+2}}``.
 
-Asked by `simple` before a reaction begins, and again when it is resumed, with the same message. A message may only lower what the agent's
-author allows: it cannot buy its sender more. Agents that are called as tools have their own limits (`compose.agent_tool`). Pure.
+Asked by `simple` before a reaction begins, and again when it is resumed, with the same message. A message may only
+lower what the agent's author allows: it cannot buy its sender more. Agents that are called as tools have their own
+limits (`compose.agent_tool`). Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ LIMITS = "limits"
 
 
 def limit_run(agent: Agent, message: BaseMessage) -> Agent:
-    """Give the agent, and those that it may hand over to, within the limits that the message carries; what is no limit is passed over."""
+    """Give the agent, and those that it may hand over to, within the limits that the message carries; what is no limit
+    is passed over."""
     given = (message.metadata or {}).get(LIMITS)
     if not isinstance(given, Mapping):
         return agent

@@ -1,7 +1,7 @@
 """Results that the person has seen already: the model is told so, lest it says them again.
 
-A tool that showed its result itself (it sent a message, or a file) returns `Output(content, {"shown": True}, summary=...)`. The record keeps the
-content and the summary as they are; only what the model reads is wrapped.
+A tool that showed its result itself (it sent a message, or a file) returns `Output(content, {"shown": True},
+summary=...)`. The record keeps the content and the summary as they are; only what the model reads is wrapped.
 """
 
 from __future__ import annotations

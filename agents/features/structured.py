@@ -1,20 +1,19 @@
 """Structured answers: the agent's answer is a value of a type, or the model is told what does not fit and asked again.
 
-Middleware. The model gives its answer by a tool whose parameter has that type, so what does not fit is answered like any wrong argument. In the
-last turn, which has no tools, it writes JSON. What goes out is the value as compact JSON, and as ``structured`` in the message's metadata.
+Middleware. The model gives its answer by a tool whose parameter has that type, so what does not fit is answered like
+any wrong argument. In the last turn, which has no tools, it writes JSON. What goes out is the value as compact JSON,
+and as ``structured`` in the message's metadata.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from roundelay.agents.history import say
+from roundelay.agents.import_path import import_named
 from roundelay.agents.middleware import Answer, Around, Correction, End, Middleware, NoCallsReason
 from roundelay.agents.steps import CallModel, TurnState
 from roundelay.agents.tools import Tool, tool
@@ -35,14 +34,11 @@ class StructuredOptions(BaseModel):
     type: str
 
     def build(self) -> StructuredAnswer[Any]:
-        module_name, _, attribute = self.type.partition(":")
+        found = import_named(self.type, "type")
         try:
-            found = getattr(importlib.import_module(module_name), attribute)
-        except Exception as error:  # importing runs the user's module, which may raise anything
-            raise ConfigError(
-                f"the type {self.type!r} cannot be loaded ({error}): write package.module:Type"
-            ) from error
-        return StructuredAnswer(found)
+            return StructuredAnswer(found)
+        except PydanticUserError as error:
+            raise ConfigError(f"the type {self.type!r} is none that pydantic reads: {error.message}") from error
 
 
 class StructuredAnswer(Middleware, Generic[T]):
@@ -74,10 +70,8 @@ class StructuredAnswer(Middleware, Generic[T]):
         """In a turn without tools, say what the answer has to look like."""
         if step.tools:
             return step
-        messages = list(step.messages)
         schema = json.dumps(self._adapter.json_schema(), ensure_ascii=False)
-        say(messages, f"Your answer must be JSON, and nothing else, that fits this JSON Schema: {schema}")
-        return replace(step, messages=tuple(messages))
+        return step.tell(f"Your answer must be JSON, and nothing else, that fits this JSON Schema: {schema}")
 
     def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
         return f"Give your answer by calling {self._name}." if reason == "no_calls" else None

@@ -1,6 +1,8 @@
-"""How many tokens a text, or a request, is: an estimate from its characters, or a count by `tiktoken` where that is installed and asked for.
+"""How many tokens a text, or a request, is: an estimate from its characters, or a count by `tiktoken` where that is
+installed and asked for.
 
-Pure. What a provider has counted is better than both, and the features that decide by size start from that (`context_engine`).
+Pure. What a provider has counted is better than both, and the features that decide by size start from that
+(`context_engine`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ CALL_TOKENS = 8
 
 
 def estimate_tokens(text: str) -> int:
-    """Estimate from the characters: 3.5 of ASCII to a token, which English text and JSON rarely fall below, 2.5 bytes of others."""
+    """Estimate from the characters: 3.5 of ASCII to a token, which English text and JSON rarely fall below, 2.5 bytes
+    of others."""
     if text.isascii():
         return (2 * len(text) + 6) // 7
     others = len(text.encode("utf-8", "replace"))

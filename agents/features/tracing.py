@@ -1,8 +1,10 @@
-"""Traces by OpenTelemetry's conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`); one trace spans all agents that work on a message.
+"""Traces by OpenTelemetry's conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`); one trace spans all
+agents that work on a message.
 
-Middleware. The conversation's id is the thread's. A message that is sent from inside of a call carries `traceparent` in its metadata, and a
-reaction to it goes on in that trace, in whatever process; one that is resumed has a span of its own there. What was said is in the spans only if `content` asks for it. Needs `roundelay[otel]`; where the spans go is OpenTelemetry's own
-configuration (a `TracerProvider`, by default the global one).
+Middleware. The conversation's id is the thread's. A message that is sent from inside of a call carries `traceparent` in
+its metadata, and a reaction to it goes on in that trace, in whatever process; one that is resumed has a span of its own
+there. What was said is in the spans only if `content` asks for it. Needs `roundelay[otel]`; where the spans go is
+OpenTelemetry's own configuration (a `TracerProvider`, by default the global one).
 https://github.com/open-telemetry/semantic-conventions-genai (development status; names as of semconv 0.66)
 """
 
@@ -25,18 +27,20 @@ from roundelay.network.errors import ConfigError
 try:
     from opentelemetry import trace
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ConfigError(f"traces need the extra: pip install 'roundelay[otel]' ({error.name} is missing)") from error
 
 
 class Tracing(Middleware):
-    """Makes spans of what an agent does. Give it to an agent that runs inside of a tool as well, if its turns are to be seen."""
+    """Makes spans of what an agent does. Give it to an agent that runs inside of a tool as well, if its turns are to be
+    seen."""
 
     def __init__(self, *, content: bool = False, provider: TracerProvider | None = None) -> None:
         self._content = content
         self._provider = provider
+        self._known: tuple[TracerProvider, Tracer] | None = None
 
     async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
         trigger, agent = around.context.trigger, around.agent
@@ -59,7 +63,7 @@ class Tracing(Middleware):
     async def around_model(
         self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
     ) -> ModelReply:
-        name = around.agent.model.name
+        name = around.model.name
         facts = {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": name,
@@ -114,13 +118,20 @@ class Tracing(Middleware):
     def _span(
         self, name: str, kind: SpanKind, facts: Mapping[str, str], parent: Context | None = None
     ) -> Iterator[tuple[Span, dict[str, JsonValue]]]:
-        """Make a span, current in its block; gives it with what names it in a message. An error that passes through is its error."""
-        provider = self._provider or trace.get_tracer_provider()
-        span = provider.get_tracer("roundelay").start_span(name, context=parent, kind=kind, attributes=facts)
+        """Make a span, current in its block; gives it with what names it in a message. An error that passes through is
+        its error."""
+        span = self._find_tracer().start_span(name, context=parent, kind=kind, attributes=facts)
         carrier: dict[str, str] = {}
         with trace.use_span(span, end_on_exit=True, record_exception=self._content):
             _PROPAGATOR.inject(carrier)
             yield span, {**carrier}
+
+    def _find_tracer(self) -> Tracer:
+        """The provider's tracer: to have one made costs a quarter of a span, so it is kept while the provider is the same."""
+        provider = self._provider or trace.get_tracer_provider()
+        if self._known is None or self._known[0] is not provider:
+            self._known = (provider, provider.get_tracer("roundelay"))
+        return self._known[1]
 
 
 def _read_carrier(metadata: Mapping[str, object] | None) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""What models used: each call by its record, and sums of them by agent, model, thread, root, reaction, turn, call or day. Pure.
+"""What models used: each call by its record, and sums of them by agent, model, thread, root, reaction, turn, call or
+day. Pure.
 
-A call is one record of the ledger, as ``network.usage`` gives it: a reply, of an agent that runs inside of a call too; a review; and the end of
-a reaction, which tells what no other record told. `roundelay cost` shows it.
+A call is one record of the ledger, as ``network.usage`` gives it: a reply, of an agent that runs inside of a call too;
+a review; and the end of a reaction, which tells what no other record told. `roundelay cost` shows it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ GROUPS: tuple[By, ...] = get_args(By)
 
 
 class UsedCall(BaseModel):
-    """One record that tells of tokens. ``agent`` is whose turn it was, ``path`` empty but for an agent inside of a call."""
+    """One record that tells of tokens. ``agent`` is whose turn it was, ``path`` empty but for an agent inside of a
+    call."""
 
     seq: int
     at: int
@@ -65,13 +67,15 @@ class Total:
 
 
 class Reader:
-    """Reads the pages of ``network.usage`` of one agent, oldest first. It remembers of each open reaction what was told of it."""
+    """Reads the pages of ``network.usage`` of one agent, oldest first. It remembers of each open reaction what was told
+    of it."""
 
     def __init__(self) -> None:
         self._told: dict[str, Usage] = {}
 
     def read(self, page: Mapping[str, Any]) -> Iterator[UsedCall]:
-        """Give the calls of a page. Of the end of a reaction, only what it tells beyond its replies and reviews; nothing for none."""
+        """Give the calls of a page. Of the end of a reaction, only what it tells beyond its replies and reviews;
+        nothing for none."""
         places = page["reactions"]
         for written in page["calls"]:
             place = places.get(written["reaction"], {})

@@ -1,7 +1,7 @@
 """Several models as one: the first that answers. For a provider that is down, busy or out of credit.
 
-Each model has one try in an attempt; how often attempts are made is the reaction's budget, not this one's. What another model would not
-do better (the request itself is refused, withheld or too long) is not tried again.
+Each model has one try in an attempt; how often attempts are made is the reaction's budget, not this one's. What another
+model would not do better (the request itself is refused, withheld or too long) is not tried again.
 """
 
 from __future__ import annotations

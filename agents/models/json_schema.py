@@ -1,8 +1,9 @@
 """Tool calls for servers that have none: each step is one JSON object, its shape fixed by ``response_format``.
 
-`encode_steps` turns a request into plain system, user and assistant texts and the schema that the reply must follow (one of the tools'
-shapes); `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends and receives. Pure; a model that ignores the schema is
-read as far as it can be, and what remains is left to the reaction loop, which answers wrong calls.
+`encode_steps` turns a request into plain system, user and assistant texts and the schema that the reply must follow
+(one of the tools' shapes); `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends and receives.
+Pure; a model that ignores the schema is read as far as it can be, and what remains is left to the reaction loop, which
+answers wrong calls.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from .model import (
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """A request in plain texts. ``schema`` is the reply's (None: free text); ``is_strict`` that a strict server accepts that schema."""
+    """A request in plain texts. ``schema`` is the reply's (None: free text); ``is_strict`` that a strict server accepts
+    that schema."""
 
     messages: tuple[SystemMessage | UserMessage | AssistantMessage, ...]
     schema: JsonSchema | None
@@ -63,7 +65,8 @@ def encode_steps(request: ModelRequest) -> StepRequest:
 
 
 def decode_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """Read a reply as (text, calls). What is no step is text; a step with broken arguments is a call with these, for the loop to answer."""
+    """Read a reply as (text, calls). What is no step is text; a step with broken arguments is a call with these, for
+    the loop to answer."""
     stripped = text.strip()
     try:
         return _decode_step(request, text, json.loads(stripped))

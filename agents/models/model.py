@@ -1,8 +1,9 @@
 """The model seam: what a reaction asks of a model and what it gets back.
 
-A reaction builds a `ModelRequest`, any `Model` answers it with a `ModelReply` or raises `ModelError`. Implementations stand beside
-this module: `openai_model` (any OpenAI-compatible server), `scripted` (rules or a callable), `local` (a small model on the CPU). All
-types are frozen; a reply goes to JSON and back, since it is recorded before its tools run. No IO, no provider, no clock.
+A reaction builds a `ModelRequest`, any `Model` answers it with a `ModelReply` or raises `ModelError`. Implementations
+stand beside this module: `openai_model` (any OpenAI-compatible server), `scripted` (rules or a callable), `local` (a
+small model on the CPU), `tape` (what one replied before), `fallback` (several as one). All types are frozen; a reply
+goes to JSON and back, since it is recorded before its tools run. No IO, no provider, no clock.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one or more model calls. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of ``completion_tokens``."""
+    """Tokens of one or more model calls. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
+    ``completion_tokens``."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -99,7 +101,8 @@ ChatMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model call. ``agent_id``, ``reaction`` and ``turn`` say for whom it is; they seed generated call ids and are not sent."""
+    """One model call. ``agent_id``, ``reaction`` and ``turn`` say for whom it is; they seed generated call ids and are
+    not sent."""
 
     messages: Sequence[ChatMessage]
     tools: Sequence[ToolSpec] = ()
@@ -111,7 +114,8 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What the model answered. ``text`` is None rather than empty; ``finish_reason`` is the provider's word (``stop``, ``length``, ...)."""
+    """What the model answered. ``text`` is None rather than empty; ``finish_reason`` is the provider's word (``stop``,
+    ``length``, ...)."""
 
     text: str | None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -160,7 +164,8 @@ class Model(Protocol):
     name: str
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Answer the request once, without retrying; raises `ModelError`. ``on_delta`` is called as text arrives, if it streams."""
+        """Answer the request once, without retrying; raises `ModelError`. ``on_delta`` is called as text arrives, if it
+        streams."""
         ...
 
 
@@ -195,13 +200,15 @@ FAILURE_SENTENCES: dict[ModelFailure, str] = {
     "misconfigured": "my model is not set up right",
     "budget": "the budget for this is used up",
 }
-"""What others are told of a failure. A provider's own words may hold keys and addresses: they go to the record and the log."""
+"""What others are told of a failure. A provider's own words may hold keys and addresses: they go to the record and the
+log."""
 
 _PASSING: frozenset[ModelFailure] = frozenset({"unreachable", "timeout", "rate_limited", "server", "broken_reply"})
 
 
 class ModelError(RoundelayError):
-    """A model call failed. ``reason`` says how; ``retryable`` that the same request may succeed later, after ``retry_after_ms`` if known."""
+    """A model call failed. ``reason`` says how; ``retryable`` that the same request may succeed later, after
+    ``retry_after_ms`` if known."""
 
     code = "model"
 
@@ -213,7 +220,8 @@ class ModelError(RoundelayError):
 
 
 def derive_call_id(request: ModelRequest, index: int) -> str:
-    """Give an id for the call at ``index`` of this request's reply, where the model gave none: the same again for the same request.
+    """Give an id for the call at ``index`` of this request's reply, where the model gave none: the same again for the
+    same request.
 
     The number of messages enters, so that a reaction's calls differ even when a caller leaves ``turn`` at 0.
     """

@@ -1,8 +1,8 @@
 """Any OpenAI-compatible server as a `Model`, over the `openai` SDK's chat completions.
 
-One `complete` is one HTTP request: the SDK's own retries are off, since who may retry is decided where the reaction is driven. Every
-failure leaves as a `ModelError` that says whether a repeat can help. A server without tool calls is used through `json_schema`. This
-module never runs tools, never keeps a conversation and never logs a key or a prompt.
+One `complete` is one HTTP request: the SDK's own retries are off, since who may retry is decided where the reaction is
+driven. Every failure leaves as a `ModelError` that says whether a repeat can help. A server without tool calls is used
+through `json_schema`. This module never runs tools, never keeps a conversation and never logs a key or a prompt.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from openai.types.chat import (
     ChatCompletionToolChoiceOptionParam,
 )
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
-from openai.types.completion_usage import CompletionUsage
 from openai.types.shared_params import ResponseFormatJSONSchema
 
 from .json_schema import StepRequest, decode_step, encode_steps
@@ -66,9 +65,9 @@ _PATH = "/chat/completions"
 class OpenAIModel:
     """A model on an OpenAI-compatible server.
 
-    ``settings`` go into each request's body as they are (``temperature``, ``max_tokens``, ``reasoning_effort``, ...). ``silence_s``
-    bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's variable is not set; a server
-    on loopback needs none. Use ``await close()`` or ``async with`` at the end.
+    ``settings`` go into each request's body as they are (``temperature``, ``max_tokens``, ``reasoning_effort``, ...).
+    ``silence_s`` bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's
+    variable is not set; a server on loopback needs none. Use ``await close()`` or ``async with`` at the end.
     """
 
     def __init__(
@@ -138,8 +137,9 @@ class OpenAIModel:
         return ModelReply(text, calls, draft.usage, reason, draft.model or self.name)
 
     async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> _Draft:
-        # Not `chat.completions.create`: it walks through every message, and all types that one may have, to rename fields that have
-        # their names here already. That is half of a call's CPU, more as the history grows (docs/performance.md).
+        # Not `chat.completions.create`: it walks through every message, and all types that one may have, to rename
+        # fields that have their names here already. That is half of a call's CPU, more as the history grows
+        # (docs/performance.md).
         client, body = self._open_client(), self._build_body(request, step)
         if not self._stream:
             return _read_completion(await client.post(_PATH, cast_to=ChatCompletion, body=body))
@@ -236,13 +236,17 @@ class _Draft:
 
 
 def _read_completion(completion: object) -> _Draft:
-    # The SDK does not validate: for a 200 with something else in it this is a str, or has None where its types say a list.
+    # The SDK does not validate: for a 200 with something else in it this is a str, or has None where its types say a
+    # list.
     if not isinstance(completion, ChatCompletion) or not completion.choices:
         raise ValueError("it has no choices")
     choice = completion.choices[0]
     message = choice.message
     draft = _Draft(
-        _text(message.content), _text(message.refusal), model=_text(completion.model), usage=_read_usage(completion.usage)
+        _text(message.content),
+        _text(message.refusal),
+        model=_text(completion.model),
+        usage=_read_usage(completion.usage),
     )
     draft.finish_reason = _text(getattr(choice, "finish_reason", None)) or "stop"
     for call in message.tool_calls or ():
@@ -274,7 +278,8 @@ async def _read_stream(stream: AsyncIterator[ChatCompletionChunk], draft: _Draft
 
 
 def _add_call_part(calls: list[_CallDraft], positions: dict[int, int], part: ChoiceDeltaToolCall) -> None:
-    """Put a piece of a call to its call. Some servers give every call the same index, or none: a new id then begins a new call."""
+    """Put a piece of a call to its call. Some servers give every call the same index, or none: a new id then begins a
+    new call."""
     at = positions.get(part.index)
     if at is None or (part.id and calls[at].id and part.id != calls[at].id):
         at = len(calls)
@@ -299,7 +304,8 @@ def _finish_calls(request: ModelRequest, drafts: Iterable[_CallDraft]) -> Iterab
 
 
 def _text(value: object) -> str:
-    """Give a text, whatever a server wrote in its place: the parts of one, arguments as an object rather than its JSON."""
+    """Give a text, whatever a server wrote in its place: the parts of one, arguments as an object rather than its
+    JSON."""
     match value:
         case str():
             return value
@@ -400,7 +406,8 @@ def _read_message(error: openai.APIStatusError) -> str:
 
 
 def _read_retry_after(headers: Mapping[str, str]) -> int | None:
-    """Give the wait that the server asks for, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a date (RFC 9110, 10.2.3)."""
+    """Give the wait that the server asks for, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a date
+    (RFC 9110, 10.2.3)."""
     try:
         if "retry-after-ms" in headers:
             return max(0, int(float(headers["retry-after-ms"])))

@@ -1,8 +1,8 @@
 """Reads a prompt back: what a model is shown, as a script or a test wants to see it.
 
-`read_prompt` parses the conversation that the runner rendered into the user message (``<conversation>``, docs/agents.md) and the tool
-traffic after it. Everything comes from the request alone, so a script that decides by it decides the same when a reaction resumes.
-No IO.
+`read_prompt` parses the conversation that the runner rendered into the user message (``<conversation>``,
+docs/agents.md) and the tool traffic after it. Everything comes from the request alone, so a script that decides by it
+decides the same when a reaction resumes. No IO.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 
 from .model import AssistantMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
 
-# XML 1.0 has no place for these (https://www.w3.org/TR/xml/#charsets), though a prompt may hold them: the parser would refuse the whole.
+# XML 1.0 has no place for these (https://www.w3.org/TR/xml/#charsets), though a prompt may hold them: the parser would
+# refuse the whole.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _OPEN, _CLOSE = "<conversation>", "</conversation>"
 
@@ -65,7 +66,8 @@ class PromptView:
 
 
 def read_prompt(request: ModelRequest) -> PromptView:
-    """Parse the prompt of a request. Raises `ModelError` when there is a ``<conversation>`` and it is not well formed."""
+    """Parse the prompt of a request. Raises `ModelError` when there is a ``<conversation>`` and it is not well
+    formed."""
     results, turn = _read_results(request)
     users = [message.content for message in request.messages if isinstance(message, UserMessage)]
     prompt = next((content for content in users if _OPEN in content), None)

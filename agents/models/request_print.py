@@ -1,7 +1,8 @@
 """What a model was asked, as a few hashes: enough to notice that it is asked something else now, and to name what.
 
-`print_request` is kept with each recorded reply (``request`` in the journal's ``model_reply``), `find_drift` compares a print with the
-request of today. Ids of tool calls count by their place, so that another provider's ids are no difference. Pure.
+`print_request` is kept with each recorded reply (``request`` in the journal's ``model_reply``), `find_drift` compares a
+print with the request of today. Ids of tool calls count by their place, so that another provider's ids are no
+difference. Pure.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ MAX_LINES = 2000
 MAX_SHOWN_CHARS = 160
 
 Print = Mapping[str, Any]
-"""``hash`` of messages, tools and choice; ``model``, ``settings`` and ``tool_choice``; ``messages``, each as the first letter of its role and a hash; ``tools`` by
-name in the first turn of a run, later one hash of all; ``lines`` of the first two messages, in the first turn."""
+"""``hash`` of messages, tools and choice; ``model``, ``settings`` and ``tool_choice``; ``messages``, each as the first
+letter of its role and a hash; ``tools`` by name in the first turn of a run, later one hash of all; ``lines`` of the
+first two messages, in the first turn."""
 
 
 def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:

@@ -11,9 +11,9 @@
         - send: {to: '{{ sender }}', text: 'It is {{ result }}.'}
         - finish: answered
 
-The first rule that holds gives the turn. A rule without ``turn`` or ``after`` is for the first turn only, so a reaction that has acted and
-finds no rule for what came of it finishes. Texts are jinja templates over the prompt that the agent received (`PromptView`); what stands in
-messages is data there and never runs. Pure: the same request, the same answer.
+The first rule that holds gives the turn. A rule without ``turn`` or ``after`` is for the first turn only, so a reaction
+that has acted and finds no rule for what came of it finishes. Texts are jinja templates over the prompt that the agent
+received (`PromptView`); what stands in messages is data there and never runs. Pure: the same request, the same answer.
 """
 
 from __future__ import annotations

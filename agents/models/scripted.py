@@ -1,7 +1,8 @@
 """A model without a model: a callable that sees the request and says what to do.
 
-For tests, demos and rules (`script_rules`). The same request must always get the same answer, since a resumed reaction asks again what
-it had not recorded: decide by the request alone (`prompt_view.read_prompt`), never by a counter or the time. No IO of its own.
+For tests, demos and rules (`script_rules`). The same request must always get the same answer, since a resumed reaction
+asks again what it had not recorded: decide by the request alone (`prompt_view.read_prompt`), never by a counter or the
+time. No IO of its own.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def finish(reason: str = "done") -> Action:
 
 
 class ScriptedModel:
-    """Answers by a script, sync or async. What the script raises leaves as a `ModelError` that is not retried; its own pass through.
+    """Answers by a script, sync or async. What the script raises leaves as a `ModelError` that is not retried; its own
+    pass through.
 
     Usage is estimated at four characters to a token, so that budgets can be tried without a provider.
     """

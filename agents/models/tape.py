@@ -1,8 +1,10 @@
-"""Tapes: the recorded replies of one agent's model, as lines that people read and edit, and `TapeModel`, which plays them.
+"""Tapes: the recorded replies of one agent's model, as lines that people read and edit, and `TapeModel`, which plays
+them.
 
-Each line is one turn: what the model said and called, and a print of the request that it answered (`request_print`). Turns of one reaction
-belong together; reactions are played in the order in which they were recorded, or, where a request is exactly a recorded one, by that. A line
-without ``request`` answers whatever is asked: so is one that a person wrote. No IO but reading and writing the file.
+Each line is one turn: what the model said and called, and a print of the request that it answered (`request_print`).
+Turns of one reaction belong together; reactions are played in the order in which they were recorded, or, where a
+request is exactly a recorded one, by that. A line without ``request`` answers whatever is asked: so is one that a
+person wrote. No IO but reading and writing the file.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def write_tape(path: Path, agent_id: str, turns: Iterable[TapedTurn]) -> None:
 def read_tape(path: Path) -> list[TapedTurn]:
     """Read a tape. Raises `ModelError` with the line that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(
             f"The tape {path} cannot be read ({error}); roundelay tapes makes one of a recorded run."
@@ -130,9 +132,11 @@ class _Run:
 
 
 class TapeModel:
-    """Plays a tape. A request that the tape does not answer, or another one than was recorded, fails and says where and what.
+    """Plays a tape. A request that the tape does not answer, or another one than was recorded, fails and says where and
+    what.
 
-    ``is_strict`` False plays on over a request that is another one. ``problems`` holds what went wrong, for whoever runs a test.
+    ``is_strict`` False plays on over a request that is another one. ``problems`` holds what went wrong, for whoever
+    runs a test.
     """
 
     def __init__(self, tape: Path | Sequence[TapedTurn], *, is_strict: bool = True) -> None:
@@ -227,7 +231,8 @@ def _wrong(text: str) -> ModelError:
 
 
 def _open(arguments: str) -> dict[str, Any] | str:
-    """Give arguments as JSON where they are written as they would be again; else the text itself, so that nothing is lost."""
+    """Give arguments as JSON where they are written as they would be again; else the text itself, so that nothing is
+    lost."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -87,8 +87,7 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
         screen = Screen(sys.stdout)
         for line in describe_effect(effect, paint=screen.paint):
             screen.write(line)
-        count = effect.count()
-        screen.note(f"{count} message{'s' if count != 1 else ''} followed.")
+        screen.note(f"{_count(effect.followed, 'message')} followed.")
 
     run(show())
 
@@ -113,8 +112,10 @@ def export(
 
     The log is for operators; what was said holds what the caller may read. A whole jsonl export can be replayed.
     """
-    from roundelay.exporting import Part, write_log, write_messages
+    from roundelay.exporting import Part, replace_file, write_log, write_messages
 
+    if first is not None and last is not None and first > last:
+        raise click.UsageError(f"--from {first} lies behind --to {last}; nothing is between them.")
     part = Part(thread, root, first or 1, last)
 
     async def write(file: TextIO) -> None:
@@ -127,7 +128,7 @@ def export(
     if output is None:
         run(write(sys.stdout))
         return
-    with output.open("w", encoding="utf-8", newline="\n") as file:
+    with replace_file(output) as file:
         run(write(file))
     click.echo(f"Written: {output}", err=True)
 
@@ -155,7 +156,7 @@ def tapes(ledger: Path, output: Path) -> None:
     for agent_id, turns in sorted(made.items()):
         path = output / f"{agent_id}.jsonl"
         write_tape(path, agent_id, turns)
-        click.echo(f"{path}: {len(turns)} turn{'s' if len(turns) != 1 else ''}")
+        click.echo(f"{path}: {_count(len(turns), 'turn')}")
 
 
 @click.command()
@@ -207,7 +208,8 @@ def replay(
             screen.note(f"Played from the log, having no file: {', '.join(map(clean, report.recorded))}")
         for difference in report.differences:
             screen.error(str(difference))
-        count = f"{report.messages} messages, {report.turns} turns of {len(report.played)} agents"
+        count = ", ".join((_count(report.messages, "message"), _count(report.turns, "turn")))
+        count += f" of {_count(len(report.played), 'agent')}"
         if not report.played:
             screen.error("Nothing was run again: none of these agents has a part in this ledger that can be.")
         elif report.is_same:
@@ -216,3 +218,7 @@ def replay(
             screen.write(f"Not as it was, after {count}.")
     if not report.is_same or not report.played:
         raise SystemExit(1)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"

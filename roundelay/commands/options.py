@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from roundelay.identity import READER_ID, login_id
 
@@ -42,8 +43,16 @@ def find_target() -> Target:
     return click.get_current_context().ensure_object(Target)
 
 
-def _check_url(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+def _is_said(context: click.Context, parameter: click.Parameter, value: str | None, earlier: str | None) -> bool:
+    """Whether a value holds: one that was typed before the command goes before one of the environment, which each of them reads."""
     if value is None:
+        return False
+    name = parameter.name or ""
+    return earlier is None or context.get_parameter_source(name) is not ParameterSource.ENVIRONMENT
+
+
+def _check_url(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is None or not _is_said(context, parameter, value, context.ensure_object(Target).url):
         return
     try:
         parts = urlsplit(value)
@@ -55,8 +64,8 @@ def _check_url(context: click.Context, _parameter: click.Parameter, value: str |
     context.ensure_object(Target).url = value
 
 
-def _keep_token(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
+def _keep_token(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if _is_said(context, parameter, value, context.ensure_object(Target).token):
         context.ensure_object(Target).token = value
 
 

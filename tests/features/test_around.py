@@ -318,3 +318,25 @@ def test_a_call_that_a_person_denied_counts_neither_now_nor_when_it_is_replayed(
         reaction.advance(ToolsDone({0: denied} if outcome is reply else {}))
         counted.append((dict(reaction.describe().calls), reaction.tool_calls))
     assert counted == [({}, 0), ({}, 0)]
+
+
+async def test_middleware_that_cannot_be_closed_keeps_nothing_else_open() -> None:
+    class Held(Middleware):
+        def __init__(self, name: str, failure: Exception | None = None) -> None:
+            self.name, self.failure = name, failure
+
+        async def close(self) -> None:
+            closed.append(self.name)
+            if self.failure is not None:
+                raise self.failure
+
+    closed: list[str] = []
+    shared = Held("shared")
+    other = Agent("amy", "", make_runner("amy", lambda request: "hello").model, middleware=[shared])
+    layers = [Held("broken", OSError("it is stuck")), shared]
+    runner = make_runner("ann", lambda request: "hello", middleware=layers, handoffs=[other])
+    async with Network.open() as network:
+        with pytest.raises(OSError, match="it is stuck"):
+            async with running(network, runner):
+                pass
+    assert sorted(closed) == ["broken", "shared"]

@@ -189,6 +189,23 @@ async def test_money_is_counted_by_prices_of_ones_own(network: Network) -> None:
     assert "The budget for this reaction is spent: $0.3600 of $0.3700 were used" in end.reason
 
 
+async def test_the_price_is_that_of_the_model_that_is_asked(network: Network) -> None:
+    """A turn on a cheaper model fits into what one on the agent's own would exceed."""
+    prices = Prices(
+        {"m": Price(input=Decimal(100), output=Decimal(100)), "cheap": Price(input=Decimal(1), output=Decimal(1))}
+    )
+    async with Provider([used(text("done"), 1000, 100)]) as provider:
+        mia, cheap = await Person.join(network, "mia"), provider.model()
+        cheap.name = "cheap"
+        budget = Budget(usd=MoneyLimits(reaction=Decimal("0.005")), reserve=100, prices=prices, count=lambda written: 0)
+        runner = SimpleAgentRunner(
+            "ann", instruction="You look.", model=provider.model(), middleware=[budget],
+            policy=AgentPolicy(choose_model=lambda state: cheap),
+        )  # fmt: skip
+        async with running(network, runner):
+            assert (await mia.ask("ann", "hello")).text == "done"
+
+
 async def test_money_without_a_price_spends_nothing(network: Network) -> None:
     async with Provider([text("never")]) as provider:
         mia, heard = await Person.join(network, "mia"), Heard()

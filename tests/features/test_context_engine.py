@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from roundelay.agents.features.context_engine import ContextEngine, Layout
+from roundelay.agents.features.context_engine import ContextEngine, ContextOptions, Layout
 from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.long_results import LongResults
 from roundelay.agents.features.many_results import ManyResults
@@ -455,3 +456,13 @@ async def test_an_oversized_incoming_message_is_cut_visibly(network: Network) ->
     assert "[cut here: the first " in incoming
     assert " of 5010 characters]" in incoming
     assert incoming.count("b" * 10) < 100
+
+
+def test_a_reserve_that_is_named_is_kept_or_refused() -> None:
+    with pytest.raises(ValidationError, match=r"reserve_tokens must be less than max_tokens \(2000\)"):
+        ContextOptions(max_tokens=2000, reserve_tokens=2000)
+    limits = [
+        ContextOptions(max_tokens=most, reserve_tokens=reserve).build().limit
+        for most, reserve in ((2000, 1500), (6000, None), (1000, None))
+    ]
+    assert limits == [500, 5000, 500]

@@ -9,10 +9,13 @@ from pydantic import ValidationError
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.features.few_shot import MARK, Example, ExampleCall, FewShot
+from roundelay.agents.features.images import Images
+from roundelay.agents.features.prompts import Prompts
 from roundelay.agents.models.model import Model
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.team_middleware import MiddlewareChoice
 from roundelay.agents.tools import tool
+from tests.support import loops
 from tests.support.agents import Provider
 from tests.support.loops import by_turn, survives_kills, use
 
@@ -93,3 +96,25 @@ async def test_examples_stand_in_an_agents_file() -> None:
     assert tidy(whole.requests[0]["messages"][1:5]) == SHOWN
     with pytest.raises(ValidationError):
         MiddlewareChoice.model_validate({"few_shot": {"examples": []}})
+
+
+async def test_what_belongs_to_the_prompt_goes_to_the_prompt_and_not_to_an_example(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Images of the incoming message, and what stands after the conversation."""
+    pixel = "data:image/png;base64,iVBORw0KGgo="
+    monkeypatch.setattr(
+        loops, "TRIGGER", loops.TRIGGER.model_copy(update={"content": {"text": "?", "images": [pixel]}})
+    )
+
+    def make(model: Model) -> Agent:
+        layers = [FewShot(EXAMPLES), Prompts(system="", user="Mind the gap."), Images()]
+        return Agent("bob", "Help.", model, [look], middleware=layers)
+
+    async with Provider(by_turn(use(("look", {})), "Done.")) as provider:
+        whole = await survives_kills(provider, make)
+    for body in whole.requests:
+        assert tidy(body["messages"][1:5]) == SHOWN
+        told, shown = body["messages"][5]["content"]
+        assert told["text"].startswith("<conversation/>\n\nMind the gap.")
+        assert shown == {"type": "image_url", "image_url": {"url": pixel}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,22 @@ async def test_sources_go_with_the_message_and_are_shown_in_chat() -> None:
     assert [line.strip() for line in shown.getvalue().splitlines()[1:]] == [
         "| [1] Rivers of Europe https://rivers.example/rhine", "| [3] Field notes",
     ]  # fmt: skip
+
+
+async def test_no_more_is_numbered_than_can_be_cited_and_a_flood_does_not_hold_up_the_process() -> None:
+    """Another agent may name thousands of sources."""
+    flood = [{"id": str(it)} for it in range(4_000)]  # as many as go into a record
+
+    def make(model: Model) -> Agent:
+        tools = [finds("search", *flood), finds("again", RHINE, flood[998])]
+        return Agent("bob", "", model, tools, middleware=[References(max_chars=100)])
+
+    async with Provider(by_turn(use(("search", {})), use(("again", {})), "It is so [999].")) as provider:
+        started = time.process_time()
+        end = await Loop(make(provider.model())).drive()
+        assert time.process_time() - started < 2
+    assert end.metadata["sources"] == [{"n": 999, "id": "998"}]
+    assert results_of(provider.requests[-1])[1].endswith("\n[999] 998")
 
 
 @pytest.mark.parametrize(

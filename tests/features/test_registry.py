@@ -98,6 +98,24 @@ async def test_sets_that_a_result_turns_on_are_there_again_after_a_kill() -> Non
     assert results_of(whole.requests[-1]) == ["Unlocked.", "plot was here"]
 
 
+async def test_a_set_that_was_turned_on_before_a_handoff_is_nothing_to_a_registry_without_it() -> None:
+    @tool(idempotent=True)
+    def unlock() -> Output:
+        """Unlock the data tools."""
+        return Output("Unlocked.", {"use_sets": ["data"]})
+
+    def make_agent(model: Model) -> Agent:
+        amy = Agent("amy", "", model, middleware=[ToolRegistry([SEARCH])])
+        registry = ToolRegistry([unlock], sets={"data": ToolSet([PLOT])})
+        return Agent("bob", "", model, handoffs=[amy], middleware=[registry])
+
+    script = by_turn(use(("unlock", {})), use(("hand_over_to_amy", {"note": "go on"})), "Done.")
+    async with Provider(script) as provider:
+        whole = await survives_kills(provider, make_agent)
+    assert whole.end.answer == "Done."
+    assert tools_of(whole.requests[-1]) == ["search"]
+
+
 async def test_a_replay_trusts_the_records_whatever_is_registered_now() -> None:
     """The first process has a tool that the second does not know: what is recorded stands, what is not is answered."""
     script = by_turn(use(("search", {}), ("plot", {})), "Done.")

@@ -255,7 +255,7 @@ def research(body: Body) -> Reply:
 async def test_the_deep_research_team_works_on_a_model_and_its_report_is_forced_after_two_retries(
     tmp_path: Path,
 ) -> None:
-    async with asyncio.timeout(60), FakeOpenAI(research) as server:
+    async with asyncio.timeout(120), FakeOpenAI(research) as server:
         team = await asyncio.create_subprocess_exec(
             sys.executable, str(RESEARCH), "Bees, whales and leaves?", "--model", "m", "--base-url", server.base_url,
             stdout=asyncio.subprocess.PIPE, cwd=tmp_path,

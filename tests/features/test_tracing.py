@@ -18,6 +18,7 @@ from roundelay.agents.features.tracing import Tracing
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Action, ScriptedModel, call, say
+from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
 from roundelay.app import Network, serve
@@ -85,6 +86,19 @@ async def test_spans_carry_the_names_of_the_convention(network: Network, exporte
     assert failed.attributes is not None
     assert failed.attributes["error.type"] == "tool_error"
     assert "SECRET" not in "".join(span.to_json() for span in exported.get_finished_spans())
+
+
+async def test_a_span_names_the_model_that_was_asked(network: Network, exported: InMemorySpanExporter) -> None:
+    other = ScriptedModel(lambda request: say("done"), name="other")
+    policy = AgentPolicy(choose_model=lambda state: other)
+    runner = make_runner("ann", work, policy=policy, middleware=[trace_to(exported)])
+    mia = await Person.join(network, "mia")
+    async with running(network, runner):
+        await mia.ask("ann", "hello")
+    [chat] = [span for span in exported.get_finished_spans() if span.name.startswith("chat")]
+    assert chat.name == "chat other"
+    assert chat.attributes is not None
+    assert chat.attributes["gen_ai.request.model"] == "other"
 
 
 async def test_content_is_there_when_it_is_asked_for(network: Network, exported: InMemorySpanExporter) -> None:

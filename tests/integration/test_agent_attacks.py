@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +16,13 @@ from roundelay.agents import tools as tools_module
 from roundelay.agents.events import Finished
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import ToolError, tool
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import Forbidden, Overloaded
+from roundelay.network.errors import ConfigError, ConnectError, Forbidden, Overloaded
 from tests.support.agents import Heard, Person, Provider, make_runner, running, until_recorded
+from tests.support.busy import BusyClient
 from tests.support.fake_openai import Reply, call, calls, text
 from tests.support.loops import results_of
 
@@ -305,7 +309,11 @@ async def approve(network: Network, decision: str, **policy: Any) -> tuple[str, 
 
 @pytest.mark.parametrize(
     ("decision", "told"),
-    [('/edit\n{"to": "zoe"}', "paid to zoe"), ("/deny\nno money", "mia denied it: no money"), ("/approve", "paid to ann")],
+    [
+        ('/edit\n{"to": "zoe"}', "paid to zoe"),
+        ("/deny\nno money", "mia denied it: no money"),
+        ("/approve", "paid to ann"),
+    ],
 )
 async def test_a_decision_may_go_on_in_the_next_line(network: Network, decision: str, told: str) -> None:
     answer, result = await approve(network, decision)
@@ -349,6 +357,24 @@ async def test_a_call_for_which_nobody_can_be_asked_is_not_run_and_the_model_rea
     )
 
 
+async def test_what_a_person_decided_holds_although_the_tool_needs_no_approval_any_more(network: Network) -> None:
+    mia, script = await Person.join(network, "mia"), act_once("pay", {"to": "ann"})
+
+    async with Provider(script) as server:
+        client = BusyClient(await network.join("bob", role="reactor"), "tool_started", cut_at=1)
+        bob = SimpleAgentRunner("bob", instruction="x", model=server.model(), tools=[pay])
+        task = asyncio.create_task(bob.run(client))  # type: ignore[arg-type]
+        await bob.ready()
+        asked = await mia.ask("bob", "go")
+        await mia.client.reply(asked, '/edit {"to": "zoe"}')  # type: ignore[arg-type]
+        with pytest.raises(ConnectError, match="cut"):
+            await task
+        free = replace(pay, needs_approval=False)
+        async with running(network, SimpleAgentRunner("bob", instruction="x", model=server.model(), tools=[free])):
+            assert (await mia.hear()).text == "done"
+        assert results_of(server.requests[-1]) == ["paid to zoe"]
+
+
 async def test_a_flood_of_messages_is_read_as_far_as_a_record_holds_it(network: Network) -> None:
     mia, heard, gate = await Person.join(network, "mia"), Heard(), asyncio.Event()
 
@@ -388,3 +414,14 @@ async def test_a_fault_tells_its_end_to_whoever_listens(network: Network) -> Non
         assert (await mia.ask("bob", "go")).text == FAULT
         [end] = await heard.finished()
     assert (end.status, end.reason) == ("failed", "ValueError: no words")
+
+
+@pytest.mark.parametrize("path", ["nothing.jinja", "\\0", "x" * 1000])
+@pytest.mark.parametrize("key", ["template", "replay"])
+def test_a_file_that_cannot_be_opened_names_the_line_that_wants_it(tmp_path: Path, key: str, path: str) -> None:
+    model = f'{{replay: "{path}"}}' if key == "replay" else "{rules: [{do: [{say: hi}]}]}"
+    line = f'template: "{path}"' if key == "template" else "on_text: auto"
+    agent = tmp_path / "ann.yaml"
+    agent.write_text(f"id: ann\ninstruction: x\n{line}\nmodel: {model}\n")
+    with pytest.raises(ConfigError, match=f"ann.yaml:{3 if key == 'template' else 4}: agent ann: "):
+        [build_runner(spec) for spec in load_agents(agent)]

@@ -81,6 +81,32 @@ def test_one_question_gives_direct_messages_a_broadcast_and_a_reply_thread(undis
     assert "“roundelay” (9 letters)" in answer
 
 
+class NarrowDemo(DemoScreen):
+    """A terminal of 60 columns."""
+
+    width = 60  # type: ignore[assignment]
+
+
+def test_a_narrow_terminal_breaks_no_word_and_no_command() -> None:
+    shown = io.StringIO()
+    screen = NarrowDemo(shown)
+    screen.node("ws://127.0.0.1:44497/")
+    screen.member("numbers", 15982, "calculates with numbers and dates")
+    screen.suggest("Next", [("kill an agent at its work", "roundelay demo --kill numbers --serve --now")])
+    screen.suggest("Next", [("kill it", "roundelay demo --kill numbers")])
+    assert shown.getvalue().splitlines() == [
+        "Roundelay: a node at ws://127.0.0.1:44497/ and three agents",
+        "on WebSockets",
+        "  numbers  process 15982    calculates with numbers and",
+        "                            dates",
+        "Next",
+        "  kill an agent at its work",
+        "      roundelay demo --kill numbers --serve --now",
+        "Next",
+        "  kill it   roundelay demo --kill numbers",
+    ]
+
+
 def test_screen_shows_each_message_with_its_thread_and_ends_with_the_totals(undisturbed: tuple[Progress, str]) -> None:
     progress, screen = undisturbed
     for message in progress.messages:

@@ -109,14 +109,25 @@ def test_marks_choose_seed_and_clock_and_real_models_are_refused(tmp_path: Path)
         def test_real_model(network):
             network.agent("desk", file="desk.yaml")
 
+        @pytest.mark.roundelay(sed=9)
+        def test_no_such_setting(network):
+            pass
+
+        @pytest.mark.roundelay(clock="slow")
+        def test_no_such_clock(network):
+            pass
+
         async def test_async(network):
             network.person("mia")
     """
     desk = "id: desk\ninstruction: x\nmodel: {openai: {name: gpt-4o-mini}}\n"
     code, out = run_pytest(tmp_path, "--strict-markers", "-k", "not async", test_it__py=text, desk__yaml=desk)
     assert code == 1
-    assert "1 failed, 1 passed" in out
+    assert re.search(r"1 failed, 1 passed,.* 2 errors", out)
     assert "the agent desk would ask a real model" in out
+    assert "in pytest: the mark roundelay_real_models" in out
+    assert "test_no_such_setting: there is no setting 'sed'" in out
+    assert "test_no_such_clock: there is no clock 'slow'" in out
 
 
 def test_importing_the_plugin_loads_nothing_of_the_package() -> None:

@@ -148,6 +148,8 @@ def test_operations_are_called_and_their_values_kept() -> None:
     [
         ({"as": "mia", "in": "pay", "send": "x"}, "forbidden"),
         ({"as": "mia", "to": "boss", "send": "{{ nothing }}"}, "nothing"),
+        ({"as": "mia", "to": "boss", "send": "{{ 1 / 0 }}"}, "cannot be filled in: division by zero"),
+        ({"as": "mia", "to": "boss", "send": "{{ range(1000000000) | list }}"}, "cannot be filled in: Range too big"),
         ({"as": "mia", "to": "boss", "send": "x", "refused": "forbidden"}, "was to be refused with forbidden"),
         ({"as": "mia", "reply_to": "nothing", "send": "x"}, "no step has saved a message"),
         ({"wait": {"message": {"from": "boss"}, "at_most": "5s"}}, "no such message came within 5 s"),

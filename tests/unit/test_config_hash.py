@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from roundelay.agents.agent import Agent, Handoff
 from roundelay.agents.config_hash import describe_middleware, describe_value, hash_config
+from roundelay.agents.events import Resumed
 from roundelay.agents.features.budget import Budget, MoneyLimits, TokenLimits
 from roundelay.agents.features.context_engine import ContextEngine
 from roundelay.agents.features.data_policy import DataPolicy
@@ -24,10 +26,13 @@ from roundelay.agents.features.prompts import PromptFacts, Prompts
 from roundelay.agents.features.registry import ToolRegistry, ToolSet
 from roundelay.agents.message_filter import MessageFilter
 from roundelay.agents.middleware import Middleware
+from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.steps import TurnState
 from roundelay.agents.tools import tool
+from roundelay.app import Network
+from tests.support.agents import Heard, Person, make_runner, running
 
 
 @tool(idempotent=True)
@@ -135,3 +140,25 @@ def test_another_process_gives_the_same_hash() -> None:
         for seed in ("1", "2", "3")
     }  # fmt: skip
     assert len(told) == 1
+
+
+async def test_a_resumed_reaction_says_that_the_options_of_its_middleware_are_others() -> None:
+    changed = []
+    async with Network.open() as network:
+        mia = await Person.join(network, "mia")
+        for at, most in enumerate((5000, 5000, 6000)):
+            asked = asyncio.Event()
+
+            async def hang(request: ModelRequest, asked: asyncio.Event = asked) -> str:
+                asked.set()
+                await asyncio.Event().wait()
+                return "never"
+
+            heard = Heard()
+            runner = make_runner("bob", hang, middleware=[ContextEngine(most)], on_event=heard)
+            async with running(network, runner):
+                if not at:
+                    await mia.client.send_text("bob", "hello")
+                await asked.wait()
+            changed += [it.config_changed for it in heard.events if isinstance(it, Resumed)]
+    assert changed == [False, True]

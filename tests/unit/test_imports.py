@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +95,10 @@ def test_wrong_direction_is_seen(folder: str, source: str) -> None:
 )
 def test_right_direction_passes(folder: str, source: str, parents: int) -> None:
     assert find_breaches(folder, source, parents) == []
+
+
+def test_the_page_about_the_design_names_every_module() -> None:
+    named = set(re.findall(r"\b[a-z_]+\b", (ROOT / "docs" / "design.md").read_text(encoding="utf-8")))
+    folders = ("network", "mods", "agents", "roundelay")
+    modules = {path.stem for folder in folders for path in (ROOT / folder).rglob("*.py")} - {"__init__"}
+    assert modules - named == set()

@@ -245,6 +245,12 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, named: str) -> None:
     assert named in str(caught.value)
 
 
+def test_a_text_with_any_kind_of_line_end_is_read_as_it_was_written(tmp_path: Path) -> None:
+    turn = TapedTurn(text="one\u2028two\u0085three\x0cfour\r\nfive")
+    write_tape(tmp_path / "desk.jsonl", "desk", [turn])
+    assert read_tape(tmp_path / "desk.jsonl") == [turn]
+
+
 def test_an_agents_file_may_name_a_tape(tmp_path: Path) -> None:
     (tmp_path / "tapes").mkdir()
     (tmp_path / "tapes" / "desk.jsonl").write_text('{"text": "hello"}\n', encoding="utf-8")

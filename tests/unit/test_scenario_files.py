@@ -61,6 +61,8 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ("at_most: 90s", "at_most: soon", 12, 'a time like "500ms"'),
         ("until: idle", "until: quiet", 12, "idle"),
         ("wait: {until: idle, at_most: 90s}", "wait: soon", 12, 'a time like "500ms"'),
+        ("wait: {until: idle, at_most: 90s}", "wait: -5", 12, "a time from 0 to 366 days, not -5"),
+        ("wait: {until: idle, at_most: 90s}", "wait: 400d", 12, "a time from 0 to 366 days, not 400d"),
         ("{as: mia, to: desk, send: hello}", "{join: {who: mia, thred: pay}}", 11, 'did you mean "thread"?'),
         ("{from: mia, to: desk}", "{from: mia, count: {atleast: 2}}", 14, 'did you mean "at_least"?'),
         ("message: {from: mia", "message: {form: mia", 14, 'unknown key "form"'),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from roundelay.activity import Activity
 from roundelay.agents.text import strip_unseen
 from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
+from roundelay.live import LiveView
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
 from roundelay.network.messages import message_from_wire
 from roundelay.terminal import (
@@ -287,17 +288,26 @@ def test_a_word_that_streams_is_shown_as_soon_as_it_is_clear_where_it_stands() -
     assert stream.end() == ""
 
 
+def test_a_step_that_is_too_long_for_its_line_says_so() -> None:
+    live = LiveView()
+    piece = {"turn": 1, "kind": "progress", "call": 0, "at": 0, "text": "opens 箱 2 and reads all that is in it"}
+    live.take(Signal("bob", "direct:bob~mia", "delta", {"reaction": "r", "pieces": [piece]}))
+    [line] = live.lines("direct:bob~mia", width=30, rows=5, paint=Paint(is_on=False))
+    assert line == "bob · opens 箱 2 and reads al…"
+    assert display_width(line) == 30
+
+
 # -- who is at work
 
 
 def tool_signal(tool: str, call: int, *, active: bool) -> Signal:
     body = {"reaction": "r", "turn": 1, "call": call, "tool": tool, "active": active}
-    return Signal("tool", "bob", "direct:bob~mia", body)
+    return Signal("bob", "direct:bob~mia", "tool", body)
 
 
 def test_all_the_tools_that_an_agent_uses_at_once_are_told() -> None:
     activity = Activity()
-    activity.take(Signal("thinking", "bob", "direct:bob~mia", {"reaction": "r", "active": True}))
+    activity.take(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
     for call, tool in enumerate(("search", "look_up", "search")):
         activity.take(tool_signal(tool, call, active=True))
     assert activity.describe() == "bob uses search, look_up"
