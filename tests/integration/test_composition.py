@@ -336,5 +336,5 @@ def test_a_wrong_template_of_an_instruction_is_refused_at_once(source: str) -> N
 
 def test_a_handoff_and_a_tool_of_one_name_are_refused() -> None:
     other = Agent("look_up", "x", None)  # type: ignore[arg-type]
-    with pytest.raises(ToolError, match="two tools, or handoffs, of one name"):
+    with pytest.raises(ToolError, match="two tools, or handoffs, named hand_over_to_look_up"):
         Agent("a", "x", None, [tool(name="hand_over_to_look_up")(look_up.function)], handoffs=[other])  # type: ignore[arg-type]
