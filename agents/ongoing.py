@@ -22,15 +22,19 @@ from roundelay.network.errors import (
 from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER
+from .events import Finished, OnEvent
 from .journal import Journal, derived_id
 from .models.model import Usage
 from .reaction import Reaction
 from .records import Recorded
 from .replies import DECLINED
 from .retry import retry_later
-from .steps import Finish, Status
+from .steps import Finish, State, Status
+from .text import replace_surrogates
 
 _logger = logging.getLogger(__name__)
+
+MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,32 @@ async def conclude(ongoing: Ongoing, finish: Finish) -> ReactionResult:
     return ReactionResult(
         ongoing.journal.reaction, finish.status, finish.reason, finish.answer, finish.turns, finish.usage
     )
+
+
+async def give_up(ongoing: Ongoing, error: BaseException, *, is_told: bool, tell: OnEvent) -> bool:
+    """Hand a message back whose reaction did not begin; end one that did, which ``tell`` is told. ``is_told``: so is
+    who waits. False when it will come again."""
+    reason = f"{type(error).__name__}: {error}"
+    try:
+        if not ongoing.journal.is_started:
+            if ongoing.delivery is not None:
+                await ongoing.delivery.nack(replace_surrogates(reason[:MAX_REASON_CHARS]))
+            return False
+        answer = "I could not answer: an error on my side. My log has it." if is_told else None
+        done = ongoing.reaction
+        turns, usage, calls = (done.turn, done.usage, done.tool_calls) if done is not None else (0, Usage(), 0)
+        if done is None or done.state is not State.FINISHED:  # else it was told
+            tell(Finished(ongoing.journal.reaction, "failed", reason, answer, turns, usage, tool_calls=calls))
+        await conclude(ongoing, Finish("failed", reason, answer, turns, usage, calls))
+    except (ConnectError, Superseded):
+        raise
+    except RoundelayError as refused:
+        _logger.warning(
+            "failed reaction stays open", extra={"reaction": ongoing.journal.reaction, "code": refused.code}
+        )
+    except Exception:  # of middleware that decides on the records: the other threads go on
+        _logger.exception("failed reaction stays open", extra={"reaction": ongoing.journal.reaction})
+    return True
 
 
 async def _send_answer(ongoing: Ongoing, finish: Finish, answer: str) -> None:

@@ -17,8 +17,6 @@ from functools import partial
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
 from roundelay.network.errors import (
     ConfigError,
-    ConnectError,
-    RoundelayError,
     Superseded,
 )
 from roundelay.network.messages import BaseMessage, MessageThread
@@ -26,21 +24,19 @@ from roundelay.network.messages import BaseMessage, MessageThread
 from .arrivals import ThreadArrivals, record_as_read
 from .channels import join_channel
 from .context import build_context
-from .events import Event, Finished, OnEvent, ToolCallEnd, ToolCallStart
+from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
 from .foreign import first_error
 from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
 from .journal import Journal, reaction_id
 from .live import LivePieces
-from .models.model import Usage
-from .ongoing import Ongoing, ReactionResult, conclude
+from .ongoing import Ongoing, ReactionResult, give_up
 from .policy import AgentPolicy
+from .readiness import Readiness
 from .records import Recorded
 from .reopen import expect_replies, read_open_reaction
 from .replies import Replies, read_waiting
 from .retry import retry_later
 from .signals import Signals
-from .steps import Finish, State
-from .text import replace_surrogates
 
 _logger = logging.getLogger(__name__)
 
@@ -82,7 +78,7 @@ class AgentRunner(ABC):
         self._signals = Signals()
         self._live = LivePieces(partial(self._signals.put, "delta"))
         self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
-        self._readiness: asyncio.Future[None] | None = None  # of the run that is under way, or comes next
+        self._readiness = Readiness()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
@@ -138,7 +134,8 @@ class AgentRunner(ABC):
             try:
                 await self.close()
             finally:
-                self._tell_readiness(failure)
+                early = RuntimeError(f"agent {self.agent_id} ended before it was ready")
+                self._readiness.end(failure if isinstance(failure, Exception) else early)
                 self._stopping.clear()
                 self._ended.set()
 
@@ -147,18 +144,7 @@ class AgentRunner(ABC):
 
         Raises what ended `run` before that.
         """
-        if self._readiness is None:
-            self._readiness = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._readiness)
-
-    def _tell_readiness(self, failure: BaseException | None) -> None:
-        """At the end of a run: whoever still waits for it to be ready waits in vain."""
-        readiness, self._readiness = self._readiness, None
-        if readiness is not None and not readiness.done():
-            if not isinstance(failure, Exception):
-                failure = RuntimeError(f"agent {self.agent_id} ended before it was ready")
-            readiness.set_exception(failure)
-            readiness.exception()  # retrieved: perhaps nobody waits
+        await self._readiness.wait()
 
     async def stop(self) -> None:
         """End `run` and wait for that. Reactions under way are broken off and stay open: the next runner goes on with
@@ -212,10 +198,7 @@ class AgentRunner(ABC):
         await self._take_open_reactions(client, replies)
         group.create_task(self._watch(client, epoch))  # before any reaction begins: one may have been stopped meanwhile
         self._start_reactions(group)
-        if self._readiness is None:
-            self._readiness = asyncio.get_running_loop().create_future()
-        if not self._readiness.done():
-            self._readiness.set_result(None)
+        self._readiness.reach()
         if self._carried is not None:
             delivery, self._carried = self._carried, None
             await self._take(delivery)
@@ -332,7 +315,8 @@ class AgentRunner(ABC):
             _logger.exception(
                 "reaction failed", extra={"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
             )
-            return await self._give_up(ongoing, error)
+            is_told = self.policy.on_text != "record" and self.should_answer(message)
+            return await give_up(ongoing, error, is_told=is_told, tell=partial(self.observe, ongoing))
         finally:
             self._live.end(ongoing.journal.reaction)
             self._signals.put("thinking", {"reaction": ongoing.journal.reaction, "active": False}, message.thread_id)
@@ -345,34 +329,6 @@ class AgentRunner(ABC):
         if isinstance(error, asyncio.CancelledError):
             return task is None or task.cancelling() > 0
         return isinstance(error, KeyboardInterrupt) or self.client.failure is not None
-
-    async def _give_up(self, ongoing: Ongoing, error: BaseException) -> bool:
-        """Hand a message back whose reaction did not begin; end one that did. False when it will come again."""
-        reason = f"{type(error).__name__}: {error}"
-        try:
-            if not ongoing.journal.is_started:
-                if ongoing.delivery is not None:
-                    await ongoing.delivery.nack(replace_surrogates(reason[:MAX_REASON_CHARS]))
-                return False
-            is_told = self.policy.on_text != "record" and self.should_answer(ongoing.message)
-            answer = "I could not answer: an error on my side. My log has it." if is_told else None
-            done = ongoing.reaction
-            turns, usage, calls = (done.turn, done.usage, done.tool_calls) if done is not None else (0, Usage(), 0)
-            if done is None or done.state is not State.FINISHED:  # else it was told
-                self.observe(
-                    ongoing,
-                    Finished(ongoing.journal.reaction, "failed", reason, answer, turns, usage, tool_calls=calls),
-                )
-            await conclude(ongoing, Finish("failed", reason, answer, turns, usage, calls))
-        except (ConnectError, Superseded):
-            raise
-        except RoundelayError as refused:
-            _logger.warning(
-                "failed reaction stays open", extra={"reaction": ongoing.journal.reaction, "code": refused.code}
-            )
-        except Exception:  # of middleware that decides on the records: the other threads go on
-            _logger.exception("failed reaction stays open", extra={"reaction": ongoing.journal.reaction})
-        return True
 
     # --- messages that arrive while their thread is in a reaction
 
@@ -452,9 +408,6 @@ class AgentRunner(ABC):
                 return
         if any(reaction == waiting for waiting, _ in self._resumed.values()):
             self._stopped_early[reaction] = by
-
-
-MAX_REASON_CHARS = 500
 
 
 class _Stop(Exception):
