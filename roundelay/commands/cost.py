@@ -38,7 +38,8 @@ def cost(
 ) -> None:  # fmt: skip
     """Show what models used, and what it cost where prices are known.
 
-    Agents inside of other agents' calls are counted with those. Operators see all agents; with --as it is that agent's own.
+    Agents inside of other agents' calls are counted with those. Operators see all agents; with --as ID --as-kind agent it is that agent's own. People who use
+    the owner's token are operators.
     """
     from roundelay.cost import Wanted, cost_to_json, describe_cost, read_cost, read_since
     from roundelay.terminal import Screen

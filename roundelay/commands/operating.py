@@ -72,7 +72,8 @@ def _find_database() -> Path:
 def dead_letters() -> None:
     """Messages that failed at their recipient five times: list them, deliver them again, or drop them.
 
-    Operators see everybody's; with --as it is that participant's own.
+    Operators see everybody's; with --as ID --as-kind agent it is that agent's own. People who
+    use the owner's token are operators.
     """
 
 

@@ -20,7 +20,8 @@ MAX_LAST = 500
 def reactions() -> None:
     """What agents do: list their reactions, read the records of one, stop one.
 
-    Operators see everybody's; with --as it is that agent's own.
+    Operators see everybody's; with --as ID --as-kind agent it is that agent's own. People who use
+    the owner's token are operators.
     """
 
 

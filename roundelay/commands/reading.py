@@ -148,7 +148,8 @@ def status(as_json: bool, over_s: float) -> None:
 def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> None:
     """Follow the conversation: every message that you may read, as it is stored.
 
-    The owner of the node reads everything; with --as, it is what that participant may read. Nothing counts as delivered or
+    Operators read everything, and people who use the owner's token are such; with --as ID --as-kind agent it is what that
+    agent may read. Nothing counts as delivered or
     handled by it. With --json each line is one message.
     """
 
