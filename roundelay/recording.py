@@ -198,7 +198,8 @@ def _read_body(row: Row) -> Any:
         raise LedgerError(f"What the log has at seq {row.seq} is no JSON; export it anew.") from error
     if row.type == "message":
         cause = body.get("cause") if isinstance(body, dict) else None
-        if not isinstance(body, dict) or body.get("seq") != row.seq or (isinstance(cause, int) and cause >= row.seq):
+        is_whole = isinstance(body, dict) and body.get("seq") == row.seq and "content" in body
+        if not is_whole or (isinstance(cause, int) and cause >= row.seq):
             raise LedgerError(f"What the log has at seq {row.seq} is not the message of that seq; export it anew.")
     return body
 
