@@ -18,6 +18,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Literal, assert_never
 from urllib.parse import urlsplit
 
@@ -129,11 +130,12 @@ class OpenAIModel:
             raise self._explain(error) from error
         if draft.finish_reason is None:
             raise ModelError(f"The reply of model {self.name} broke off before its end.", reason="broken_reply")
-        text = draft.text or draft.refusal or None
+        refusal = draft.refusal.getvalue()
+        text = draft.text.getvalue() or refusal or None
         calls = tuple(_finish_calls(request, draft.calls))
         if step is not None and step.schema is not None and not calls:
-            text, calls = decode_step(request, draft.text)
-        reason = "refusal" if draft.refusal else draft.finish_reason
+            text, calls = decode_step(request, draft.text.getvalue())
+        reason = "refusal" if refusal else draft.finish_reason
         return ModelReply(text, calls, draft.usage, reason, draft.model or self.name)
 
     async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> _Draft:
@@ -220,15 +222,17 @@ def _load_certificates() -> ssl.SSLContext:
 class _CallDraft:
     id: str = ""
     name: str = ""
-    arguments: str = ""
+    arguments: StringIO = field(
+        default_factory=StringIO
+    )  # not a str: a long one that grows piece by piece is copied each time
 
 
 @dataclass(slots=True)
 class _Draft:
     """A reply while it is read; without a ``finish_reason`` it was cut off."""
 
-    text: str = ""
-    refusal: str = ""
+    text: StringIO = field(default_factory=StringIO)
+    refusal: StringIO = field(default_factory=StringIO)
     calls: list[_CallDraft] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     finish_reason: str | None = None
@@ -243,8 +247,8 @@ def _read_completion(completion: object) -> _Draft:
     choice = completion.choices[0]
     message = choice.message
     draft = _Draft(
-        _text(message.content),
-        _text(message.refusal),
+        StringIO(_text(message.content)),
+        StringIO(_text(message.refusal)),
         model=_text(completion.model),
         usage=_read_usage(completion.usage),
     )
@@ -252,7 +256,7 @@ def _read_completion(completion: object) -> _Draft:
     for call in message.tool_calls or ():
         function = getattr(call, "function", None)  # by shape: some servers leave the type out
         if function is not None:
-            draft.calls.append(_CallDraft(_text(call.id), _text(function.name), _text(function.arguments)))
+            draft.calls.append(_CallDraft(_text(call.id), _text(function.name), StringIO(_text(function.arguments))))
     return draft
 
 
@@ -265,8 +269,8 @@ async def _read_stream(stream: AsyncIterator[ChatCompletionChunk], draft: _Draft
         for choice in chunk.choices or ():
             draft.finish_reason = _text(choice.finish_reason) or draft.finish_reason
             delta = choice.delta
-            draft.text += _text(delta.content)
-            draft.refusal += _text(delta.refusal)
+            draft.text.write(_text(delta.content))
+            draft.refusal.write(_text(delta.refusal))
             for part in delta.tool_calls or ():
                 _add_call_part(draft.calls, positions, part)
             if on_delta is not None:
@@ -289,7 +293,7 @@ def _add_call_part(calls: list[_CallDraft], positions: dict[int, int], part: Cho
     call.id = call.id or _text(part.id)
     if part.function is not None:
         call.name = call.name or _text(part.function.name)
-        call.arguments += _text(part.function.arguments)
+        call.arguments.write(_text(part.function.arguments))
 
 
 def _finish_calls(request: ModelRequest, drafts: Iterable[_CallDraft]) -> Iterable[ToolCall]:
@@ -300,7 +304,7 @@ def _finish_calls(request: ModelRequest, drafts: Iterable[_CallDraft]) -> Iterab
     for index, draft in enumerate(drafts):
         call_id = draft.id if draft.id and draft.id not in seen else derive_call_id(request, index)
         seen.add(call_id)
-        yield ToolCall(call_id, draft.name, draft.arguments)
+        yield ToolCall(call_id, draft.name, draft.arguments.getvalue())
 
 
 def _text(value: object) -> str:
