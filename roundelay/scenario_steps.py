@@ -45,6 +45,10 @@ class Stage(Protocol):
     async def leave(self, participant: str) -> None: ...
 
 
+ANSWER_S = 60.0
+"""How long a step waits for the hub's answer to what is sent, in the scenario's time."""
+
+
 class StepFailed(Exception):
     """A step could not be done. ``place`` is where it stands."""
 
@@ -136,7 +140,11 @@ class Steps:
     async def _expect_refusal(self, placed: PlacedStep, work: Any) -> None:
         wanted = placed.step.refused
         try:
-            await work
+            async with asyncio.timeout(ANSWER_S):
+                await work
+        except TimeoutError as error:
+            told = f"the hub did not answer within {ANSWER_S:g} s; is it down, or is {placed.step.sender} disconnected?"
+            raise StepFailed(placed.place, told) from error
         except RoundelayError as error:
             if wanted is None or error.code != wanted:
                 raise

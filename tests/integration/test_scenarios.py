@@ -67,6 +67,13 @@ def test_variables_and_saved_messages_go_into_texts() -> None:
     assert result.record.messages[1].reply_to == result.record.messages[0].seq
 
 
+def test_a_hub_that_is_down_is_named_at_the_step_that_finds_it_so() -> None:
+    result = run(steps=[REFUND, {"wait": "idle"}, {"kill": "hub"}, {"as": "mia", "to": "desk", "send": "still there?"}])
+    assert "the hub did not answer within 60 s; is it down, or is mia disconnected?" in failure_of(result)
+    assert "still there?" in failure_of(result)
+    assert texts(result)[0] == "mia -> desk: refund order 12"
+
+
 def test_steps_repeat_and_run_beside_each_other() -> None:
     inner = [{"as": "{{ who }}", "to": "boss", "send": "{{ who }} {{ n }}"}, {"wait": "10s"}]
     steps = [
