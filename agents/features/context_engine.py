@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from roundelay.agents.history import compact
 from roundelay.agents.middleware import AfterTool, Around, Middleware
@@ -45,6 +45,7 @@ from .layouts import (
     apply_summary,
     count_own,
     digest_turns,
+    find_summary,
     reduce_read,
     reduce_until,
     split,
@@ -119,7 +120,7 @@ class ContextEngine(Middleware):
         return reply.usage
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        known = _find_summary(state)
+        known = find_summary(state.values.get(SUMMARY), state.history)
         parted = self._arrange(state, step, known)
         state.values[_APPLIED] = known.turns if known is not None else 0
         fits = self._fits(state, parted, step.tools)
@@ -132,7 +133,7 @@ class ContextEngine(Middleware):
         self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
     ) -> ModelReply:
         state = around.state
-        known, applied = _find_summary(state), state.values.get(_APPLIED)
+        known, applied = find_summary(state.values.get(SUMMARY), state.history), state.values.get(_APPLIED)
         assert isinstance(applied, int)
         parted = split(request.messages, count_own(state.history) - applied)
         if known is not None and known.turns > applied:  # made in this turn, before the agent was interrupted
@@ -212,16 +213,6 @@ class ContextEngine(Middleware):
                 return max(estimate // 4, counted + estimate - asked)
             case _:
                 return estimate
-
-
-def _find_summary(state: TurnState) -> Summary | None:
-    """The newest summary that is of this history: after a handoff it may be another one."""
-    try:
-        found = Summary.model_validate(state.values.get(SUMMARY))
-    except ValidationError:
-        return None
-    is_own = found.turns <= count_own(state.history) and found.digest == digest_turns(state.history, found.turns)
-    return found if is_own else None
 
 
 class ContextOptions(BaseModel):

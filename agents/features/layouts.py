@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from roundelay.agents.history import say
 from roundelay.agents.models.model import AssistantMessage, ChatMessage, ToolMessage, UserMessage
@@ -150,3 +150,13 @@ def write_transcript(blocks: Sequence[Sequence[ChatMessage]], max_chars: int) ->
             case _:
                 lines.append({"you_were_told": cut(message.content, share)})
     return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+
+
+def find_summary(kept: object, history: Sequence[ChatMessage]) -> Summary | None:
+    """Read a summary that was kept, if it is one of this history: after a handoff it may be another one's."""
+    try:
+        found = Summary.model_validate(kept)
+    except ValidationError:
+        return None
+    is_own = found.turns <= count_own(history) and found.digest == digest_turns(history, found.turns)
+    return found if is_own else None
