@@ -196,7 +196,7 @@ class Journal:
         if self.store is not None:
             try:
                 body = {**self.store(kind, body)}
-            except Exception:
+            except Exception:  # of the hook's code: a reaction that it keeps from ending would never leave its thread
                 if kind != "finished":
                     raise
                 _logger.exception(

@@ -22,7 +22,7 @@ async def retry(
     or False for none."""
     try:
         return await attempt()  # nearly always the last: what follows is not for the hot path
-    except Exception as error:
+    except Exception as error:  # of any kind: `judge` says which ones may pass, the others are raised again
         delay_s = judge(error)
         if delay_s is False or attempts == 1:
             raise

@@ -381,7 +381,7 @@ class AgentRunner(ABC):
         if self._on_event is not None:
             try:
                 self._on_event(event)
-            except Exception:
+            except Exception:  # of who listens: it must not end what it listens to
                 _logger.exception("on_event failed", extra={"agent_id": self.agent_id})
 
     # --- beside the reactions

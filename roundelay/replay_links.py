@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -89,7 +90,7 @@ class _GatedConnection(LocalConnection):
                 answer = msgspec.json.decode(payload)
                 key = (self._agent_id, f"r:{answer['record_id']}") if "record_id" in answer else None
                 if key is not None and self._gate.answers_to_hold(key):
-                    self._gate.hold_answer(key, lambda payload=payload: LocalConnection.write(self, [payload]))  # type: ignore[misc]
+                    self._gate.hold_answer(key, partial(LocalConnection.write, self, [payload]))
                     continue
             passed.append(payload)
         if passed:

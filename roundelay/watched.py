@@ -88,7 +88,7 @@ class WatchedModel:
             still = loop.standing_still() if isinstance(loop, SimulationLoop) and not is_scripted else nullcontext()
             with still:
                 reply = await self._model.complete(request, on_delta)
-        except Exception as error:
+        except Exception as error:  # noted, whatever it is, and raised again
             watch.on_asked(Asked(self._agent_id, request, None, str(error), self.name))
             raise
         finally:

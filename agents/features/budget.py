@@ -26,6 +26,7 @@ from .prices import Price, Prices, write_dollars
 from .tokens import Count, count_request, estimate_tokens
 
 Scope = Literal["turn", "reaction", "root", "day"]
+SCOPES: tuple[Scope, ...] = ("turn", "reaction", "root", "day")
 Unit = Literal["tokens", "usd"]
 
 _SUMS = {"reaction": "of_reaction", "root": "of_root", "day": "of_day"}
@@ -90,9 +91,10 @@ class Budget(Middleware):
         self._limits: dict[tuple[Unit, Scope], Decimal] = {}
         given: tuple[tuple[Unit, BaseModel | None], ...] = (("tokens", tokens), ("usd", usd))
         for unit, limits in given:
-            for scope, limit in limits if limits is not None else ():
+            for scope in SCOPES:
+                limit = getattr(limits, scope, None)
                 if limit is not None:
-                    self._limits[unit, scope] = Decimal(limit)  # type: ignore[index]
+                    self._limits[unit, scope] = Decimal(limit)
         self._asks_hub = any(scope != "turn" for _, scope in self._limits)
         self._reserve = reserve
         self._prices = prices or Prices()
