@@ -8,15 +8,15 @@ no state of a run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal
 
 from .chain import Chain
-from .history import HistoryFilter
+from .history import HistoryFilter, filter_history, say
 from .middleware import Middleware
-from .models.model import Model, ToolSpec
+from .models.model import ChatMessage, Model, ToolSpec
 from .policy import AgentPolicy
 from .steps import TurnState
 from .tools import FINISH, Tool, ToolError, index_tools, tool_name
@@ -61,6 +61,9 @@ class Agent:
     """The hooks of its policy and middleware."""
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
+        for name in ("tools", "handoffs", "middleware"):  # a list that changes later would count for a part of the loop
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in self.handoffs]
         by_name = {it.name: it for it in handoffs}
         tools = index_tools(self.tools)
@@ -142,6 +145,12 @@ class Handoff:
     def name(self) -> str:
         return handoff_name(self.agent.id)
 
+    def take_over(self, caller: str, history: Sequence[ChatMessage], note: str) -> list[ChatMessage]:
+        """Give the history with which the agent goes on; ``caller`` had it before."""
+        taken = [*history[:2], *filter_history(history[2:], self.history)]
+        say(taken, f"{caller} handed this conversation over to you{f': {note}' if note else '.'}")
+        return taken
+
     @property
     def spec(self) -> ToolSpec:
         about = f" {self.agent.description}" if self.agent.description else ""
@@ -152,6 +161,36 @@ class Handoff:
         return ToolSpec(
             self.name, f"Hand the conversation over to {self.agent.id}, who goes on with it.{about}", schema
         )
+
+
+def check_list(agent_id: str, name: str, value: object) -> None:
+    """Raises `TypeError` for an argument of an agent that is none."""
+    if not isinstance(value, Collection) or isinstance(value, str):
+        raise TypeError(f"Agent {agent_id}: {name} is {_describe(value)} and must be a list.")
+
+
+def _check_kinds(agent: Agent) -> None:
+    """Refuse what would fail only when a reaction comes to it, or be passed over. Raises `TypeError`."""
+    where = f"Agent {agent.id}"
+    for name, kinds in (("tools", ()), ("handoffs", (Handoff, Agent)), ("middleware", (Middleware,))):
+        items = getattr(agent, name)
+        check_list(agent.id, name, items)
+        for place, item in enumerate(items):
+            if kinds and not isinstance(item, kinds):
+                wanted = " or ".join(kind.__name__ for kind in kinds)
+                raise TypeError(f"{where}: {name}.{place} is {_describe(item)} and must be a {wanted}.")
+    if isinstance(agent.model, type) or not callable(getattr(agent.model, "complete", None)):
+        raise TypeError(
+            f"{where}: its model is {_describe(agent.model)} and must be a Model, such as OpenAIModel(...)."
+        )
+    if not isinstance(agent.instruction, str) and not callable(agent.instruction):
+        raise TypeError(f"{where}: its instruction is {_describe(agent.instruction)} and must be a text or a function.")
+    if not isinstance(agent.policy, AgentPolicy):
+        raise TypeError(f"{where}: its policy is {_describe(agent.policy)} and must be an AgentPolicy.")
+
+
+def _describe(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of the type {type(value).__name__}"
 
 
 def handoff_name(agent_id: str) -> str:

@@ -13,7 +13,8 @@ from itertools import accumulate
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
 
-from .journal import Journal, reaction_id
+from .ids import reaction_id
+from .journal import Journal
 from .models.model import Usage
 from .ongoing import Ongoing
 from .prompt import render_new_messages

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import JsonValue
 
 from .history import repair
+from .hook_time import run_hook
 from .middleware import FAILED_CHECKS, AfterTool, Answer, Around, Correction, End, Middleware, NoCallsReason
 from .models.model import ModelReply, ModelRequest, NamedTool, ToolCall, Usage
 from .policy import AgentPolicy
@@ -38,7 +39,9 @@ class Chain:
             return (*([given] if given is not None else []), *own)
 
         self._policy = policy
+        self._time_s = policy.hook_timeout_s
         self._list_tools = collect("list_tools")
+        self._list_parts = collect("list_parts")
         self._select = collect("select_messages")
         self._initial_states = collect("initial_state", policy.initial_state)
         self._should_continue = collect("should_continue", policy.should_continue)
@@ -54,6 +57,7 @@ class Chain:
         self._around_model = collect("around_model")
         self._around_tool = collect("around_tool")
         self._review = collect("review")
+        self._withholds = any(hook.__self__.withholds for hook in self._review)
         self._finish_answer = collect("finish_answer")
 
     # --- pure
@@ -85,8 +89,12 @@ class Chain:
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         made = step
+        if self._list_parts:
+            made = replace(step, parts=tuple(it for hook in self._list_parts for it in hook(state)))
         for hook in self._prepare:
             made = hook(state, made)
+        if made.parts:
+            made = made.place_parts()
         if made.messages is not step.messages:
             made = replace(made, messages=tuple(repair(made.messages)))
         choice = made.tool_choice
@@ -148,9 +156,9 @@ class Chain:
     # --- around what is done
 
     @property
-    def judges(self) -> bool:
-        """Whether an answer may be found wrong before it goes out."""
-        return bool(self._review)
+    def withholds(self) -> bool:
+        """Whether nobody may read an answer before it was reviewed."""
+        return self._withholds
 
     @property
     def reviews(self) -> bool:
@@ -164,14 +172,14 @@ class Chain:
         if self._around_reaction:
             it = around()
             for hook in reversed(self._around_reaction):
-                proceed = partial(hook, it, proceed)
+                proceed = partial(run_hook, self._time_s, hook, it, proceed=proceed)
         return await proceed()
 
     async def around_turn(self, around: Callable[[], Around], proceed: Callable[[], Awaitable[None]]) -> None:
         if self._around_turn:
             it = around()
             for hook in reversed(self._around_turn):
-                proceed = partial(hook, it, proceed)
+                proceed = partial(run_hook, self._time_s, hook, it, proceed=proceed)
         await proceed()
 
     async def around_model(
@@ -180,12 +188,12 @@ class Chain:
         request: ModelRequest,
         proceed: Callable[[ModelRequest], Awaitable[ModelReply]],
     ) -> ModelReply:
-        return await _pass(self._around_model, around, request, proceed)
+        return await _pass(self._time_s, self._around_model, around, request, proceed)
 
     async def around_tool(
         self, around: Callable[[], Around], call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
     ) -> ToolResult:
-        return await _pass(self._around_tool, around, call, proceed)
+        return await _pass(self._time_s, self._around_tool, around, call, proceed)
 
     async def review(self, around: Around, answer: str, *, can_correct: bool) -> Reviewed:
         """Give the answer as the reviewers leave it, or what they find wrong; each looks at what the one before it
@@ -197,12 +205,16 @@ class Chain:
         def take(given: str | Answer) -> str:
             if isinstance(given, str):
                 return given
+            if not isinstance(given, Answer):  # of a hook that forgot to return, say
+                raise TypeError(
+                    f"a reviewer gave a {type(given).__name__} and must give the answer, as text or as Answer(...)"
+                )
             metadata.update(given.metadata)
             notes.extend(given.notes)
             return given.text
 
         for hook in self._review:
-            given: str | Answer | Correction = await hook(around, answer)
+            given: str | Answer | Correction = await run_hook(self._time_s, hook, around, answer)
             if isinstance(given, Correction):
                 found.append(given)
                 notes.append(f"{given.name}: {given.instruction}" if given.name else given.instruction)
@@ -211,7 +223,7 @@ class Chain:
         if found and can_correct:
             return Reviewed(answer, "\n".join(it.instruction for it in found), notes=tuple(notes))
         for hook in self._finish_answer:
-            answer = take(await hook(around, answer, not found))
+            answer = take(await run_hook(self._time_s, hook, around, answer, not found))
         if failed := [it.name for it in found if it.name]:
             metadata[FAILED_CHECKS] = list(failed)
         return Reviewed(answer, notes=tuple(notes), is_accepted=not found, metadata=metadata)
@@ -221,17 +233,17 @@ _A = TypeVar("_A")
 
 
 async def _pass(
-    hooks: Sequence[Any], around: Callable[[], Around], given: _A, proceed: Callable[[_A], Awaitable[T]]
+    time_s: float, hooks: Sequence[Any], around: Callable[[], Around], given: _A, proceed: Callable[[_A], Awaitable[T]]
 ) -> T:
     if hooks:
         it = around()
         for hook in reversed(hooks):
-            proceed = partial(_step, hook, it, proceed)
+            proceed = partial(_step, time_s, hook, it, proceed)
     return await proceed(given)
 
 
-async def _step(hook: Any, around: Around, proceed: Callable[[_A], Awaitable[T]], given: _A) -> T:
-    result: T = await hook(around, given, proceed)
+async def _step(time_s: float, hook: Any, around: Around, proceed: Callable[[_A], Awaitable[T]], given: _A) -> T:
+    result: T = await run_hook(time_s, hook, around, given, proceed=proceed)
     return result
 
 

@@ -8,7 +8,7 @@ in its caller's reaction, its records stand there under the call's path, and it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -20,7 +20,9 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER, REFERENCES, SOURCES, Agent, Instruction, Returns, handoff_name
-from .models.scripted import Call, ScriptedModel
+from .citations import fit_sources
+from .middleware import Around, Middleware
+from .models.model import ModelReply, ModelRequest, ToolCall, derive_call_id
 from .replies import describe_replies, is_declined, put_question
 from .steps import TurnState
 from .tools import Output, Tool, ToolContext, ToolError, tool, tool_name
@@ -72,6 +74,7 @@ def remote_handoff(
     goes on. When the other declines, or does not answer in time, the agent that handed over goes on, and the thread is
     its own again.
     """
+    _check_time(agent_id, timeout_s)
 
     async def run(
         context: ToolContext, note: Annotated[str, Field(description="What the other has to know beside the message")]
@@ -95,6 +98,7 @@ def remote_agent_tool(
 
     What it costs there counts there. Its sources can be cited here, with `references` on both sides.
     """
+    _check_time(agent_id, timeout_s)
 
     async def run(
         context: ToolContext, task: Annotated[str, Field(description="What to do, with all that it has to know")]
@@ -104,6 +108,13 @@ def remote_agent_tool(
 
     about = description or f"Give a task to {agent_id}, who works on it and answers."
     return tool(name=tool_name(name or agent_id), description=about, idempotent=True, timeout_s=math.inf)(run)
+
+
+def _check_time(agent_id: str, timeout_s: float) -> None:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise ToolError(
+            f"The time to wait for {agent_id}, timeout_s, is {timeout_s!r} and must be a number of seconds above 0."
+        )
 
 
 async def _ask(context: ToolContext, agent_id: str, text: str, timeout_s: float) -> BaseMessage:
@@ -117,7 +128,8 @@ async def _ask(context: ToolContext, agent_id: str, text: str, timeout_s: float)
 
 def _pass_on(metadata: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Give what another agent's answer cites, as the references of a result."""
-    return {REFERENCES: metadata[SOURCES]} if metadata.get(SOURCES) else {}
+    sources = metadata.get(SOURCES)
+    return {REFERENCES: fit_sources(sources)} if isinstance(sources, list) and sources else {}
 
 
 def relay(agent: Agent, keeper: str) -> Agent | None:
@@ -126,9 +138,23 @@ def relay(agent: Agent, keeper: str) -> Agent | None:
     name = handoff_name(keeper)
     if agent.find_tool(name) is None:
         return None
-    passes_on = ScriptedModel(lambda request: Call(name, {"note": ""}), name="relay")
-    policy = replace(agent.policy, choose_model=lambda state: passes_on if state.turn == 1 else None)
-    return replace(agent, policy=policy)
+    return replace(agent, middleware=(_PassOn(name), *agent.middleware))
+
+
+class _PassOn(Middleware):
+    """Calls a tool in the first turn, without asking a model. Outermost: what the agent's policy and its other
+    middleware want of a model, they want of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def around_model(
+        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
+    ) -> ModelReply:
+        if request.turn > 1:
+            return await proceed(request)
+        made = ToolCall(derive_call_id(request, 0), self._name, '{"note": ""}')
+        return ModelReply(None, (made,), finish_reason="tool_calls", model="relay")
 
 
 def template_instruction(source: str) -> Instruction:

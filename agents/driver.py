@@ -8,6 +8,7 @@ tasks and timeouts do not survive a generator that its consumer leaves alone (PE
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -42,11 +43,13 @@ from .steps import (
     State,
     Step,
     ToolsDone,
+    Trigger,
 )
 from .tool_calls import ToolCalls
 from .tools import ToolError
 
 REVIEW = "review"
+_ENVELOPE_BYTES = 2048  # of a record, or a message, around the answer and its metadata
 
 
 def _store(reaction: Reaction, outer: Store | None, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
@@ -54,6 +57,24 @@ def _store(reaction: Reaction, outer: Store | None, kind: str, body: Mapping[str
     chain = reaction.agent.chain
     kept = chain.store(kind, body) if chain.stores else body
     return outer(kind, kept) if outer is not None else kept
+
+
+def _fit(reviewed: Reviewed, max_bytes: int) -> Reviewed:
+    """Leave out what makes the metadata too large for a record, and a message, beside the answer, the largest first, and
+    note it."""
+    left = dict(reviewed.metadata)
+    sizes = {name: len(json.dumps({name: value})) for name, value in left.items()}
+    room = max_bytes - len(json.dumps([reviewed.answer, reviewed.correction, *reviewed.notes]))
+    dropped: list[str] = []
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if sum(sizes[it] for it in left) <= room:
+            break
+        del left[name]
+        dropped.append(name)
+    if not dropped:
+        return reviewed
+    note = f"too large for the message's metadata: {', '.join(dropped)}"
+    return replace(reviewed, metadata=left, notes=(*reviewed.notes, note))
 
 
 class Arrivals(Protocol):
@@ -203,16 +224,20 @@ class Driver:
 
     async def _review(self, step: Review) -> Reviewed:
         known = self._run.recorded.reviews.get(step.turn)
-        if known is not None:
+        if known is not None and (known.correction is not None or not known.is_altered):
             return known
         stand_in = STAND_IN.get()
         reviewed = stand_in.review(self._id, self._path, step.turn) if stand_in is not None else None
         if reviewed is None:
             spent: list[Usage] = []
             around = self._models.describe(step.turn, REVIEW, spent)
-            reviewed = await self._reaction.agent.chain.review(around, step.answer, can_correct=step.can_correct)
-            reviewed = replace(reviewed, usage=sum(spent, Usage()))
-        await self._journal.record_review(step.turn, reviewed)
+            # One that was found good once, and was not kept as it was, needs no other answer.
+            can_correct = step.can_correct and known is None
+            reviewed = await self._reaction.agent.chain.review(around, step.answer, can_correct=can_correct)
+            reviewed = replace(reviewed, usage=sum(spent, Usage() if known is None else known.usage))
+            reviewed = _fit(reviewed, self._journal.max_body_bytes - _ENVELOPE_BYTES)
+        if known is None:
+            await self._journal.record_review(step.turn, reviewed)
         told = AnswerReviewed(
             self._id, step.turn, reviewed.is_accepted, reviewed.correction, reviewed.notes, self._path
         )
@@ -227,10 +252,13 @@ class Driver:
         if journal.depth > self._reaction.agent.policy.max_depth:
             raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
         policy = replace(agent.policy, on_text="reply")  # its text is this call's result
-        sent_at = self._reaction.sent_at
+        outer = self._reaction
+        trigger = outer.trigger
+        if trigger is not None:
+            trigger = Trigger(trigger.seq, outer.agent.id, "agent", text)
         reaction = Reaction(
-            replace(agent, policy=policy), prompt=text, answers=True, path=journal.path, sent_at=sent_at
-        )
+            replace(agent, policy=policy), prompt=text, answers=True, path=journal.path, sent_at=outer.sent_at, trigger=trigger
+        )  # fmt: skip
         driver = Driver(
             reaction, journal=journal, make_context=run.make_context, replies=run.replies, on_event=self._emit, pieces=run.pieces
         )  # fmt: skip

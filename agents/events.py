@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
 
 from .models.model import ToolCall, Usage
-from .steps import Status
+
+if TYPE_CHECKING:
+    from .steps import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """A piece of a call's result, while it streams; ``index`` as in `ModelOutput`."""
+    """A piece of a call's result, while it streams; ``index`` and ``is_held`` as in `ModelOutput`: the result of some
+    tools is the answer."""
 
     reaction: str
     turn: int
@@ -95,6 +99,7 @@ class ToolOutput:
     text: str
     path: str = ""
     index: int = 0
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,45 @@ class Progress:
     is_done: bool = False
     path: str = ""
     index: int = 0
+
+
+PieceKind = Literal["text", "reasoning", "tool", "progress"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOutput:
+    """A piece of what an agent elsewhere streams while a call waits for its answer and a person watches. ``path`` is
+    where it would run inside of the call, ``turn``, ``call`` and ``tool`` its own; ``at`` is where in its stream the
+    text begins: pieces may be lost."""
+
+    reaction: str
+    turn: int
+    agent_id: str
+    kind: PieceKind
+    at: int
+    text: str
+    call: int | None = None
+    tool: str = ""
+    is_done: bool = False
+    path: str = ""
+    index: int = 0
+    is_held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCall:
+    """An agent elsewhere, as in `RemoteOutput`, begins a call, or is done with it; ``asked`` are those whose answer
+    that call waits for."""
+
+    reaction: str
+    turn: int
+    call: int
+    agent_id: str
+    tool: str
+    is_active: bool
+    ok: bool = False
+    asked: tuple[str, ...] = ()
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +204,7 @@ class Waiting:
     until: int
     is_approval: bool = False
     path: str = ""
+    tool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +233,8 @@ class Finished:
 
 
 Event = (
-    Resumed | TurnStart | ModelOutput | ModelRetry | ToolRequests | ToolCallStart | ToolOutput | Progress | ToolCallEnd | Waiting
-    | AnswerReviewed | TurnEnd | HandedOver | Finished
+    Resumed | TurnStart | ModelOutput | ModelRetry | ToolRequests | ToolCallStart | ToolOutput | Progress | RemoteOutput | RemoteCall
+    | ToolCallEnd | Waiting | AnswerReviewed | TurnEnd | HandedOver | Finished
 )  # fmt: skip
 
 OnEvent = Callable[[Event], None]
@@ -204,6 +249,8 @@ _TYPES: dict[type[Event], str] = {
     ToolCallStart: "tool_call_start",
     ToolOutput: "tool_delta",
     Progress: "progress",
+    RemoteOutput: "remote_delta",
+    RemoteCall: "remote_tool",
     ToolCallEnd: "tool_call_end",
     AnswerReviewed: "review",
     TurnEnd: "turn_end",

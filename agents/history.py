@@ -44,6 +44,22 @@ def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage])
     return users[0] if users else None
 
 
+def add_to_prompt(
+    messages: Sequence[ChatMessage], history: Sequence[ChatMessage], text: str
+) -> tuple[ChatMessage, ...]:
+    """Give a request with a text right behind its prompt, before what trails that in the first turn: there it stands
+    in every turn."""
+    place = find_prompt(messages, history)
+    if place is None:
+        return tuple(messages)
+    prompt, known = messages[place], history[1].content if len(history) > 1 else None
+    assert isinstance(prompt, UserMessage)
+    if known is None or not prompt.content.startswith(known):  # other middleware made another one of it
+        known = prompt.content
+    said = replace(prompt, content=f"{known}\n\n{text}{prompt.content[len(known) :]}")
+    return (*messages[:place], said, *messages[place + 1 :])
+
+
 def repair(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Pair calls and results: each call is answered right after its message, in order, and no result stands without its
     call."""
@@ -58,23 +74,31 @@ def repair(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
                 repaired += [results.get(call.id) or ToolMessage(call.id, "No result is known.") for call in calls]
             case AssistantMessage(content) if not content:
                 continue
-            case UserMessage(content):
+            case UserMessage(content, images, files):
                 say(repaired, content)
+                said = repaired[-1]
+                if isinstance(said, UserMessage) and (images or files):
+                    repaired[-1] = replace(said, images=(*said.images, *images), files=(*said.files, *files))
             case _:
                 repaired.append(message)
     return repaired
 
 
-def compact(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Shorten what is long and old: every result but those of the last turn."""
+def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[ChatMessage]:
+    """Shorten what is long and old: every result but those of the last turn, and the prompt, to ``prompt`` if that is
+    given."""
     turns = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     last = turns[-1] if turns else 0
-    return [
+    short: list[ChatMessage] = [
         replace(message, content=cut(message.content, COMPACT_RESULT_CHARS))
         if isinstance(message, ToolMessage) and place < last
         else message
         for place, message in enumerate(messages)
     ]
+    if prompt is not None:
+        has_prompt = len(short) > 1 and isinstance(short[1], UserMessage)  # a hook may have left it out
+        short[1 : 2 if has_prompt else 1] = [UserMessage(prompt)]
+    return short
 
 
 def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> list[ChatMessage]:

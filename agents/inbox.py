@@ -1,5 +1,8 @@
 """What wakes an agent, and in which order it reacts: one reaction at a time per thread, threads in parallel, bounded.
 
+A question of `ask` goes ahead of what waits in its thread while the reactions there only wait for others: one of those
+may be waiting for whoever asks, directly or through others, and both would wait for ever.
+
 Stands between the client's deliveries and the runner. Pure: no IO, no clock, no tasks; the runner asks `next_message`
 and starts a reaction. Memory is bounded by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`.
 """
@@ -8,15 +11,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 from roundelay.network.messages import BaseMessage
 
-from .replies import is_declined, read_decision
+from .replies import is_declined, read_decision, read_waiting
 
 ReactTo = Literal["mentions", "all"]
 Visibility = Literal["people", "strict", "all", "current"]
+
+MAX_IN_THREAD = 8
+"""Reactions that may wait in one thread at a time, and be passed by a question: whoever asks again and again waits."""
 
 REMEMBERED = 1024
 """Messages already reacted to that are still recognised when a hub delivers them again (an ack may be lost with it)."""
@@ -39,6 +46,11 @@ def requires_response_from(message: BaseMessage, agent_id: str) -> bool:
     """Tell whether the sender asked this agent for a response, by name or with everybody else."""
     asked = message.requires_response
     return agent_id in asked if isinstance(asked, list) else asked is True
+
+
+def is_question(message: BaseMessage, agent_id: str) -> bool:
+    """Tell whether the message is a question of `ask` to this agent: somebody waits for the reply to it."""
+    return bool(read_waiting(message)) and requires_response_from(message, agent_id)
 
 
 def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -> bool:
@@ -77,6 +89,15 @@ class Arrival(Enum):
     """It came before and its reaction has ended."""
 
 
+@dataclass(slots=True)
+class _Line:
+    """A thread in work: its reactions, those of them that only wait for others, and what waits behind them."""
+
+    waiting: deque[BaseMessage]
+    reactions: int = 1
+    paused: int = 0
+
+
 class Inbox:
     """The messages that wait for a reaction, by thread.
 
@@ -89,8 +110,11 @@ class Inbox:
         self.react_to: ReactTo = react_to
         self.max_parallel = max_parallel
         self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
-        self._working: dict[str, deque[BaseMessage]] = {}  # threads in a reaction, with what arrived meanwhile
+        self._working: dict[str, _Line] = {}
+        self._asked: OrderedDict[str, None] = OrderedDict()  # of these, where all only wait, and a question behind them
+        self._reactions = 0
         self._waits: Counter[str] = Counter()  # of reactions that wait for others: in how many of their calls
+        self._paused: dict[str, tuple[str, _Line]] = {}  # the thread of each
         self._known: set[int] = set()  # seqs that wait or are in work
         self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
 
@@ -112,26 +136,35 @@ class Inbox:
     def admit(self, message: BaseMessage) -> None:
         """Queue a message that gets a reaction whatever the wake rule says: one that was begun before a restart."""
         self._known.add(message.seq)
-        thread = self._working.get(message.thread_id)
-        if thread is None:
-            thread = self._waiting.setdefault(message.thread_id, deque())
-        thread.append(message)
+        line = self._working.get(message.thread_id)
+        queue = self._waiting.setdefault(message.thread_id, deque()) if line is None else line.waiting
+        queue.append(message)
+        self._look(message.thread_id)
 
     def next_message(self) -> BaseMessage | None:
         """Give the next message to react to and mark its thread as in work; None when none can start now."""
-        if not self._waiting or len(self._working) - len(self._waits) >= self.max_parallel:
+        if self.at_work >= self.max_parallel:
             return None
-        thread_id, messages = self._waiting.popitem(last=False)
-        self._working[thread_id] = messages
-        return messages.popleft()
+        if self._asked:
+            thread_id, _ = self._asked.popitem(last=False)
+            message = self._take_question(self._working[thread_id])
+        elif self._waiting:
+            thread_id, messages = self._waiting.popitem(last=False)
+            message = messages.popleft()
+            self._working[thread_id] = _Line(messages)
+        else:
+            return None
+        self._reactions += 1
+        return message
 
     def withdraw(self, message: BaseMessage) -> list[BaseMessage]:
-        """Take out what waits behind this message, which is in work; `note_handled` follows for each."""
-        waiting = self._working.get(message.thread_id)
-        taken = list(waiting or ())
-        if waiting:
-            waiting.clear()
-        return taken
+        """Take out what waits behind this message, which is in work; `note_handled` follows for each. A question
+        stays: who asked waits for the reply to it, and for no other."""
+        line = self._working.get(message.thread_id)
+        waiting = list(line.waiting) if line is not None else []
+        if line is not None:
+            line.waiting = deque(it for it in waiting if is_question(it, self.agent_id))
+        return [it for it in waiting if not is_question(it, self.agent_id)]
 
     def note_handled(self, seq: int) -> None:
         """A message needs no reaction of its own."""
@@ -143,17 +176,27 @@ class Inbox:
     @property
     def at_work(self) -> int:
         """How many reactions run; not those that only wait for others."""
-        return len(self._working) - len(self._waits)
+        return self._reactions - len(self._waits)
 
-    def pause(self, reaction: str) -> None:
+    def pause(self, reaction: str, thread_id: str) -> None:
         """A reaction waits for others in one of its calls: it holds its thread, and nobody else's place."""
         self._waits[reaction] += 1
+        line = self._working.get(thread_id)
+        if self._waits[reaction] == 1 and line is not None:
+            self._paused[reaction] = (thread_id, line)
+            line.paused += 1
+            self._look(thread_id)
 
     def resume(self, reaction: str) -> None:
         """It goes on, at once: for a while there may be more at work than ``max_parallel``."""
         self._waits[reaction] -= 1
-        if not self._waits[reaction]:
-            del self._waits[reaction]
+        if self._waits[reaction]:
+            return
+        del self._waits[reaction]
+        thread_id, line = self._paused.pop(reaction, ("", None))
+        if line is not None:
+            line.paused -= 1
+            self._look(thread_id)
 
     def finish(self, message: BaseMessage) -> None:
         """The reaction to this message has ended, well or not; its thread goes on with the next one."""
@@ -165,7 +208,34 @@ class Inbox:
         self._leave(message)
 
     def _leave(self, message: BaseMessage) -> None:
-        messages = self._working.pop(message.thread_id)
+        line = self._working[message.thread_id]
         self._known.discard(message.seq)
-        if messages:
-            self._waiting[message.thread_id] = messages  # to the end of the line: a busy thread starves no other
+        self._reactions -= 1
+        line.reactions -= 1
+        if not line.reactions:
+            del self._working[message.thread_id]
+            if line.waiting:
+                self._waiting[message.thread_id] = (
+                    line.waiting
+                )  # to the end of the line: a busy thread starves no other
+        self._look(message.thread_id)
+
+    def _take_question(self, line: _Line) -> BaseMessage:
+        place = next(place for place, it in enumerate(line.waiting) if is_question(it, self.agent_id))
+        question = line.waiting[place]
+        del line.waiting[place]
+        line.reactions += 1
+        return question
+
+    def _look(self, thread_id: str) -> None:
+        """Note whether a question can be taken out of a thread in work."""
+        line = self._working.get(thread_id)
+        is_asked = (
+            line is not None
+            and line.paused == line.reactions < MAX_IN_THREAD
+            and any(is_question(it, self.agent_id) for it in line.waiting)
+        )
+        if is_asked:
+            self._asked.setdefault(thread_id)
+        else:
+            self._asked.pop(thread_id, None)

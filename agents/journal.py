@@ -9,7 +9,6 @@ its ``path``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -20,7 +19,9 @@ from pydantic import JsonValue, TypeAdapter
 
 from roundelay.network.errors import IdConflict
 
+from .ids import derived_id, digest
 from .models.model import ModelReply, Usage
+from .paths import path_of_call
 from .records import Approval, FinishedBody, Recorded, ReviewBody, Started, fetch_records, read_records
 from .replies import Wait
 from .retry import retry_later
@@ -29,20 +30,6 @@ from .text import replace_surrogates
 from .tools import ToolResult
 
 _logger = logging.getLogger(__name__)
-
-
-def reaction_id(agent_id: str, trigger: int, epoch: str) -> str:
-    """Give the id of an agent's reaction to a message, the same on every machine."""
-    return _digest("reaction", agent_id, trigger, epoch)
-
-
-def derived_id(reaction: str, path: str, turn: int, call: int | str) -> str:
-    """Give the id of what a call of a reaction sends: its ``message_id`` and ``call_id``."""
-    return _digest("call", reaction, path, turn, call)
-
-
-def _digest(*parts: str | int) -> str:
-    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 class StoredRecord(Protocol):
@@ -78,7 +65,7 @@ class Journal:
 
     def descend(self, turn: int, call: int, run: int) -> Journal:
         """Give the journal of a run inside a call of this one, the first (0) or a further one."""
-        path = f"{self.path}/{turn}.{call}{f'.{run}' if run else ''}".lstrip("/")
+        path = path_of_call(self.path, turn, call, run)
         inner = Journal(self._client, self.reaction, max_body_bytes=self.max_body_bytes, path=path)
         inner.store = self.store
         return inner
@@ -126,7 +113,11 @@ class Journal:
         await self._record("model_failed", turn, 0, {"turn": turn, "failure": failed.kind, "reason": reason})
 
     async def record_tool_started(self, turn: int, planned: PlannedCall) -> None:
-        body = {"turn": turn, "call": planned.index, "tool": planned.tool.name, "args": planned.call.arguments}
+        body: dict[str, object] = {
+            "turn": turn, "call": planned.index, "tool": planned.tool.name, "args": planned.call.arguments,
+        }  # fmt: skip
+        if planned.tool.effect == "once":
+            body["once"] = True
         await self._record("tool_started", turn, planned.index, body)
 
     async def record_tool_result(self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult) -> None:
@@ -192,7 +183,7 @@ class Journal:
 
     async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
         """Write one record; True when it was there already."""
-        record_id = _digest(kind, self.reaction, self.path, turn, call)
+        record_id = digest(kind, self.reaction, self.path, turn, call)
         if self.store is not None:
             try:
                 body = {**self.store(kind, body)}

@@ -16,6 +16,8 @@ from roundelay.network.messages import BaseMessage
 MAX_PER_THREAD = 499
 """The hub gives 500 of a thread at most, and one of them may be the incoming message."""
 
+KINDS = frozenset({"direct", "broadcast", "channel", "mod"})
+
 SPARE = 4
 """A filter that leaves messages out is given this many times more to choose from."""
 
@@ -35,9 +37,16 @@ class MessageFilter:
     per_thread: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("kinds", "senders", "exclude_senders"):
+            if isinstance(value := getattr(self, name), str):
+                raise ValueError(f"MessageFilter: {name} is a text: write ['{value}']")
+        if unknown := sorted({*self.kinds} - KINDS):
+            raise ValueError(f"MessageFilter: kinds has {unknown[0]!r} and may have {', '.join(sorted(KINDS))}")
         for pattern, count in self.per_thread.items():
-            if not 0 <= count <= MAX_PER_THREAD:
-                raise ValueError(f"per_thread of {pattern} is {count} and must be from 0 to {MAX_PER_THREAD}")
+            if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_PER_THREAD:
+                raise ValueError(
+                    f"MessageFilter: per_thread of {pattern} is {count!r} and must be a whole number from 0 to {MAX_PER_THREAD}"
+                )
 
     def admits(self, message: BaseMessage, reader: str) -> bool:
         """Whether a message may be shown to an agent; its own may, unless they are excluded."""

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from .events import Progress
 from .models.model import ChatMessage, Model, ModelReply, ModelRequest, ToolCall, Usage
-from .steps import CallModel, Finish, PlannedCall, TurnState
+from .steps import CallModel, Finish, PlannedCall, PromptPart, TurnState
 from .tools import Tool, ToolContext, ToolResult
 
 if TYPE_CHECKING:
@@ -116,6 +116,10 @@ class Middleware:
     """One concern around the loop. Override what it needs: a hook that is left alone costs nothing. The first in the
     list is outermost."""
 
+    withholds = True
+    """Of one with a `review`: what the model writes is shown to nobody before that has seen it. False where it only
+    edits."""
+
     # --- pure: asked again when a reaction is resumed
 
     def initial_state(self) -> Mapping[str, object]:
@@ -126,6 +130,12 @@ class Middleware:
         """Give the tools that it brings, beside the agent's own. Asked once before each turn, without IO: a change
         holds from the next turn on. The same objects while nothing changes. Of two with one name the agent's own, or
         the one of earlier middleware, holds."""
+        return ()
+
+    def list_parts(self, state: TurnState) -> Sequence[PromptPart]:
+        """Give what the sources of the tools that it brings have to say in the prompt, as it is known now, without IO.
+        Templates place it (`features.prompts`); what none places is added to the system message and behind the
+        conversation."""
         return ()
 
     def select_messages(

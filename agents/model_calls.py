@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from .events import ModelOutput, ModelRetry
 from .foreign import Overdue, describe_error, run_foreign
+from .hook_time import uncounted
 from .middleware import Around
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ToolCall, Usage
 from .retry import retry
@@ -82,7 +83,7 @@ class ModelCalls:
         run = self._run
 
         async def complete(model: Model, request: ModelRequest) -> ModelReply:
-            reply = await self.complete(model, request, is_shown=False, is_own=False)
+            reply = await uncounted(self.complete(model, request, is_shown=False, is_own=False))
             spent.append(reply.usage)
             return reply
 

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from pydantic import Field
 
+from .agent import REFERENCES, SOURCES
 from .arguments import (
     read_object,
     read_required,
     tidy_schema,
 )
+from .citations import merge_sources
 from .models.json_schema import read_properties
 from .models.model import JsonSchema
-from .replies import describe_replies, put_question
-from .tools import FINISH, MAX_NAME_CHARS, Tool, ToolContext, tool, tool_name
+from .replies import describe_replies, is_declined, put_question
+from .tools import FINISH, MAX_NAME_CHARS, Output, Tool, ToolContext, tool, tool_name
 
 if TYPE_CHECKING:
     from roundelay.network.frames import ModInfo
@@ -125,11 +127,17 @@ async def _ask(
     agent_ids: Annotated[list[str], Field(min_length=1, max_length=16, description="Ids of the agents to ask")],
     text: Annotated[str, Field(description="The question, with all that they have to know")],
     timeout_s: Annotated[float, Field(gt=0, le=604_800, description="How long to wait, in seconds")] = 300.0,
-) -> str:
+) -> Output:
     """Ask agents something and wait for their answers, which are the result of this call."""
     asked = list(dict.fromkeys(it.strip().removeprefix("agent:").removeprefix("@") for it in agent_ids))
     replies, problems = await put_question(context, asked, text, timeout_s)
-    return describe_replies(asked, replies, problems, timeout_s)
+    # What they cite can be cited here; each has numbers of its own.
+    who = [it for it in asked if it in replies and not is_declined(replies[it])]
+    texts, sources = merge_sources([(replies[it].text, (replies[it].metadata or {}).get(SOURCES)) for it in who])
+    if sources:
+        for it, written in zip(who, texts, strict=True):
+            replies[it] = replies[it].model_copy(update={"content": written, "text_representation": None})
+    return Output(describe_replies(asked, replies, problems, timeout_s), {REFERENCES: sources} if sources else {})
 
 
 @tool(name=FINISH, idempotent=True)

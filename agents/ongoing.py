@@ -23,7 +23,8 @@ from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER
 from .events import Finished, OnEvent
-from .journal import Journal, derived_id
+from .ids import derived_id
+from .journal import Journal
 from .models.model import Usage
 from .reaction import Reaction
 from .records import Recorded

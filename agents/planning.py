@@ -35,6 +35,17 @@ class Plan:
     planned: tuple[PlannedCall, ...] = ()
     refused: dict[int, ToolResult] = field(default_factory=dict)
 
+    def check(self, results: Mapping[int, ToolResult]) -> None:
+        """Raises `ValueError` if a planned call has no result."""
+        missing = [planned.call.name for planned in self.planned if planned.index not in results]
+        if missing:
+            raise ValueError(f"no result for {', '.join(missing)}")
+
+    def list_run(self, replay: Replayed | None) -> list[int]:
+        """Give the calls that are run, or were, by what the records say."""
+        run = {it.index for it in self.planned}
+        return sorted(run if replay is None else run | (replay.begun & replay.results.keys()))
+
 
 class Planner:
     """Plans the calls of one run, and remembers what came of them."""
@@ -135,7 +146,7 @@ def _recall(
         return ToolResult(UNKNOWN_OUTCOME, ok=False)
     tool = agent.find_tool(call.name)
     try:
-        if tool is not None and tool.effect == "idempotent":
+        if tool is not None and tool.effect == "idempotent" and index not in replay.once:
             call = preprocess(call)
             return PlannedCall(index, call, tool, tool.parse(call.arguments))
     except ToolArgumentsError:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, assert_never, get_args
 
-from .message_filter import ALL, MessageFilter
+from .message_filter import ALL, MAX_PER_THREAD, MessageFilter
 
 if TYPE_CHECKING:
     from .middleware import AfterTool, End, NoCallsReason
@@ -21,6 +21,9 @@ response is required of this agent, else only recorded (``auto``); always sent (
 tool, and the closing answer is treated as by ``auto`` (``nudge``); only recorded (``record``)."""
 
 OnNewMessage = Literal["queue", "inject"]
+
+MAX_THREADS = 100
+"""Beside the incoming one, that the hub looks for (`network.window`)."""
 
 
 def describe_turn(turn: int, max_turns: int) -> str:
@@ -65,6 +68,10 @@ class AgentPolicy:
 
     model_attempts: int = 3
     """How often one model call is tried while it fails in a way that may pass."""
+
+    hook_timeout_s: float = 600.0
+    """For one hook of middleware, by itself: what it awaits of the run (``proceed``, ``around.complete``, the hub) has
+    limits of its own and is not counted (`hook_time`)."""
 
     hub_attempts: int = 4
     """How often a tool's request to the hub is tried while it answers ``rate_limited`` or ``overloaded``."""
@@ -112,24 +119,67 @@ class AgentPolicy:
     on_no_tool_calls: Callable[[TurnState, NoCallsReason], str | End | None] | None = None
 
     def __post_init__(self) -> None:
+        """Refuse what would fail, or be taken for something else, only when a reaction comes to it."""
         for name, choices in (("on_text", get_args(OnText)), ("on_new_message", get_args(OnNewMessage))):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r} and must be one of {', '.join(choices)}")
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)} and must be at least 1")
-        if self.max_tool_calls is not None and self.max_tool_calls < 1:
-            raise ValueError(f"max_tool_calls is {self.max_tool_calls} and must be at least 1")
+                raise self._wrong(name, f"must be one of {', '.join(choices)}")
+        for name, (least, most) in COUNTS.items():
+            value = getattr(self, name)
+            if name == "max_tool_calls" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise self._wrong(name, f"must be a whole number, at least {least}")
+            if not least <= value <= most:
+                raise self._wrong(name, f"must be at least {least}" if value < least else f"must be at most {most}")
+        for name in TIMES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise self._wrong(name, "must be a number of seconds; math.inf is no limit")
+            if not value > 0:  # nor what is no number
+                raise self._wrong(name, "must be more than 0")
         if isinstance(self.uncounted_tools, str):
-            raise ValueError(f'uncounted_tools is a text: write ["{self.uncounted_tools}"]')
-        if self.max_corrections < 0:
-            raise ValueError(f"max_corrections is {self.max_corrections} and must be at least 0")
-        for name in ("tool_timeout_s", "approval_timeout_s", "model_timeout_s"):
-            if not getattr(self, name) > 0:  # nor what is no number
-                raise ValueError(f"{name} is {getattr(self, name)} and must be more than 0")
+            raise self._wrong("uncounted_tools", f'must be a list: write ["{self.uncounted_tools}"]')
+        for name in _CALLABLES:
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name == "describe_turn"):
+                raise self._wrong(name, "must be a function; docs/agents.md says of what and what it gives")
+
+    def sends_text(self, *, is_awaited: bool) -> bool:
+        """Whether text without a tool call goes to the incoming thread; ``is_awaited``: somebody waits for an answer
+        there."""
+        match self.on_text:
+            case "reply":
+                return True
+            case "auto" | "nudge":
+                return is_awaited
+            case "record":
+                return False
+            case other:
+                assert_never(other)
+
+    def _wrong(self, name: str, problem: str) -> ValueError:
+        shown = repr(getattr(self, name))
+        shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
+        return ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
 
 
-_COUNTS = (
-    "max_turns", "max_tool_calls_per_turn", "model_attempts", "hub_attempts", "max_same_calls", "max_result_chars", "max_depth",
-    "max_threads", "per_thread", "max_parallel_reactions",
+MAX_SHOWN_CHARS = 100
+MAX_COUNT = 1_000_000
+
+COUNTS = {
+    **dict.fromkeys(
+        ("max_turns", "max_tool_calls_per_turn", "max_tool_calls", "model_attempts", "hub_attempts", "max_same_calls",
+         "max_result_chars", "max_depth", "max_parallel_reactions"),
+        (1, MAX_COUNT),
+    ),
+    "max_corrections": (0, MAX_COUNT),
+    "max_threads": (1, MAX_THREADS),
+    "per_thread": (1, MAX_PER_THREAD),
+}  # fmt: skip
+"""What a count may be, from and to."""
+
+TIMES = ("tool_timeout_s", "approval_timeout_s", "model_timeout_s", "hook_timeout_s")
+_CALLABLES = (
+    "describe_turn", "initial_state", "should_continue", "should_send_tools", "choose_model", "choose_tool", "calculate_usage",
+    "process_tool_calls", "on_tools_selected", "preprocess_arguments", "after_tool", "on_no_tool_calls",
 )  # fmt: skip

@@ -12,11 +12,10 @@ was recorded (`Replayed`) is taken as it was, whatever the agent's tools and lim
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import assert_never
+from dataclasses import replace
 
 from .agent import KEEPER, Agent, Handoff
-from .history import compact, filter_history, leave_out, read_argument, repair, say, well_formed
+from .history import compact, leave_out, read_argument, repair, say, well_formed
 from .middleware import End
 from .models.model import (
     FAILURE_SENTENCES,
@@ -31,16 +30,7 @@ from .models.model import (
     UserMessage,
 )
 from .planning import Plan, Planner, answer_calls, refuse
-from .sentences import (
-    CUT,
-    CUT_HERE,
-    EMPTY_REPLY,
-    NO_TEXT,
-    NOT_KEPT,
-    NUDGE,
-    REPLY_TOO_LARGE,
-    WITHHELD,
-)
+from .sentences import CUT, CUT_HERE, EMPTY_REPLY, NO_TEXT, NOT_KEPT, NUDGE, REPLY_TOO_LARGE, WITHHELD
 from .steps import (
     ALTERED,
     DISABLED,
@@ -63,18 +53,11 @@ from .steps import (
     Status,
     Step,
     ToolsDone,
+    Trigger,
     TurnState,
 )
 from .text import replace_surrogates
 from .tools import ToolResult
-
-
-@dataclass(frozen=True, slots=True)
-class _Caller:
-    """Who handed over and gets control back, with the history it had."""
-
-    agent: Agent
-    history: list[ChatMessage]
 
 
 class Reaction:
@@ -98,6 +81,7 @@ class Reaction:
         keeper: str | None = None,
         path: str = "",
         sent_at: int = 0,
+        trigger: Trigger | None = None,
     ) -> None:
         self.state = State.NEW
         self.agent = agent
@@ -112,7 +96,8 @@ class Reaction:
         self._shorten = shorten
         self._path = path
         self.sent_at = sent_at
-        self._callers: list[_Caller] = []
+        self.trigger = trigger
+        self._callers: list[tuple[Agent, list[ChatMessage]]] = []  # who handed over and gets control back, as they were
         self._keeper = keeper
         self._read_meanwhile: tuple[int, ...] = ()
         self.has_spoken = False
@@ -162,7 +147,7 @@ class Reaction:
         """Give what the reaction knows now."""
         return TurnState(
             self.agent.id, self.turn, self.max_turns, self._path, self.usage, self._calls, self._values, self.history,
-            self.sent_at,
+            self.sent_at, self.trigger,
         )  # fmt: skip
 
     def note(self, values: Mapping[str, object]) -> None:
@@ -198,12 +183,7 @@ class Reaction:
     def _take_failure(self, failed: ModelFailed) -> Step:
         if failed.kind == "context_too_long" and not self._is_compacted and not failed.is_recorded:
             self._is_compacted = True
-            self.history = compact(self.history)
-            if self._shorten is not None:
-                has_prompt = len(self.history) > 1 and isinstance(
-                    self.history[1], UserMessage
-                )  # a hook may have left it out
-                self.history[1 : 2 if has_prompt else 1] = [UserMessage(self._shorten())]
+            self.history = compact(self.history, self._shorten() if self._shorten is not None else None)
             return self._ask(again=True)
         return self._fail(failed.reason, failed.kind)
 
@@ -241,8 +221,7 @@ class Reaction:
             say(self.history, NOT_KEPT)
             return self._ask()
         if self._is_last and not goes_on:
-            if self._replay is not None and self._replay.altered.text:
-                text = ""
+            text = "" if self._is_text_altered else text
             return self._close(f"{text}\n{CUT_HERE}" if is_cut and text else text)
         if self._is_withheld or not text:
             self.history.append(AssistantMessage(NO_TEXT))  # so that each turn stands in the history
@@ -269,17 +248,17 @@ class Reaction:
         return self._replay is not None and self._replay.goes_on and not self._replay.is_corrected
 
     @property
+    def _is_text_altered(self) -> bool:
+        """Whether the text of this turn is not as the model wrote it."""
+        return self._replay is not None and self._replay.altered.text
+
+    @property
     def _is_text_lost(self) -> bool:
-        """Whether the text of this turn, which no other turn followed yet, is not as the model wrote it; another turn
-        can give it."""
-        return (
-            self._replay is not None and self._replay.altered.text and not self._goes_on and self.turn < self.max_turns
-        )
+        """Whether it is so, and another turn, which did not follow yet, can give it."""
+        return self._is_text_altered and not self._goes_on and self.turn < self.max_turns
 
     def _take_results(self, results: Mapping[int, ToolResult]) -> Step:
-        missing = [planned.call.name for planned in self._plan.planned if planned.index not in results]
-        if missing:
-            raise ValueError(f"no result for {', '.join(missing)}")
+        self._plan.check(results)
         results = self._count(results)
         ending = self._answer_calls(results)
         answers = self._plan.refused | results
@@ -311,16 +290,14 @@ class Reaction:
         """Take note of the calls that were run: what they cost, where they spoke, what came of them. Give the results
         as the hooks leave them."""
         left = dict(results)
-        run = {it.index for it in self._plan.planned}
-        if self._replay is not None:
-            run |= self._replay.begun & self._replay.results.keys()
         before = len(self.history) - 1  # where this turn begins
-        for index in sorted(run):
+        for index in self._plan.list_run(self._replay):
             call, answer = self._reply.tool_calls[index], left.get(index) or self._plan.refused[index]
             if NOT_RUN in answer.data:
                 continue
-            self._calls[call.name] = self._calls.get(call.name, 0) + 1
-            self.tool_calls += 1 + answer.tool_calls
+            if DISABLED not in answer.data:
+                self._calls[call.name] = self._calls.get(call.name, 0) + 1
+                self.tool_calls += 1 + answer.tool_calls
             self.usage += answer.usage
             self.has_spoken |= not self._threads.isdisjoint(answer.threads)
             if ALTERED not in answer.data:
@@ -345,21 +322,18 @@ class Reaction:
     def _hand_over(self, handoff: Handoff, call: ToolCall) -> Step:
         caller, note = self.agent, read_argument(call, "note").strip()
         if handoff.returns == "to_caller":
-            self._callers.append(_Caller(caller, list(self.history)))
+            self._callers.append((caller, list(self.history)))
         else:
             self._callers.clear()
         if handoff.returns == "never":
             self._keeper = handoff.agent.id
-        self.history = [*self.history[:2], *filter_history(self.history[2:], handoff.history)]
-        say(self.history, f"{caller.id} handed this conversation over to you{f': {note}' if note else '.'}")
-        self.agent = handoff.agent
+        self.agent, self.history = handoff.agent, handoff.take_over(caller.id, self.history, note)
         self._values = {**handoff.agent.chain.start(), **self._values}
         return self._ask()
 
     def _return(self, reason: str, text: str | None) -> Step:
         """Give control back to the agent that handed over."""
-        returning, caller = self.agent, self._callers.pop()
-        self.agent, self.history = caller.agent, caller.history
+        returning, (self.agent, self.history) = self.agent, self._callers.pop()
         said = f"It said: {text}" if text else f"It finished: {reason}"
         say(self.history, f"{returning.id} has handed the conversation back to you. {said}")
         return self._ask()
@@ -410,17 +384,16 @@ class Reaction:
     @property
     def sends_text(self) -> bool:
         """Whether what its model says without a tool goes to the incoming thread."""
-        match self.agent.policy.on_text:
-            case "reply":
-                return True
-            case "auto" | "nudge":
-                return self._answers
-            case "record":
-                return False
-            case other:
-                assert_never(other)
+        return self.agent.policy.sends_text(is_awaited=self._answers)
+
+    @property
+    def withholds(self) -> bool:
+        """Whether what its model writes is reviewed before anybody reads it: by the agent itself, or by one that gets
+        control back."""
+        return any(it.chain.withholds for it in (self.agent, *(caller for caller, _ in self._callers)))
 
     def _finish(self, status: Status, reason: str, answer: str | None) -> Finish:
         self.state = State.FINISHED
-        read = self._read_meanwhile
-        return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self._keeper, read)
+        return Finish(
+            status, reason, answer, self.turn, self.usage, self.tool_calls, self._keeper, self._read_meanwhile
+        )

@@ -79,6 +79,8 @@ class Recorded:
     """What middleware kept in a turn, by name."""
 
     altered: Mapping[int, Altered] = field(default_factory=dict)
+    once_calls: frozenset[tuple[int, int]] = frozenset()
+    """Of those that were begun, the ones whose tool was ``once`` then."""
 
     def read_meanwhile(self) -> list[int]:
         """Give the messages that were read while it ran."""
@@ -103,6 +105,7 @@ class Recorded:
             self.replies[turn],
             {call: result for (other, call), result in self.results.items() if other == turn},
             frozenset(call for other, call in self.begun_calls if other == turn),
+            frozenset(call for other, call in self.once_calls if other == turn),
             is_last=turn in self.last_turns,
             goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
             is_corrected=turn in self.reviews and self.reviews[turn].correction is not None,
@@ -139,6 +142,7 @@ class _ModelFailed(BaseModel):
 class _ToolStarted(BaseModel):
     turn: int
     call: int
+    once: bool = False
 
 
 class _ToolResult(BaseModel):
@@ -169,6 +173,10 @@ class ReviewBody(BaseModel):
     notes: tuple[str, ...] = ()
     is_accepted: bool = False
     metadata: dict[str, JsonValue] = {}
+
+
+class _Review(ReviewBody):
+    altered: bool = False
 
 
 async def fetch_records(
@@ -204,6 +212,7 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
     last_turns: set[int] = set()
     failures: dict[int, ModelFailed] = {}
     begun: set[tuple[int, int]] = set()
+    once: set[tuple[int, int]] = set()
     results: dict[tuple[int, int], ToolResult] = {}
     askings: dict[tuple[int, int], Mapping[str, str]] = {}
     waits: dict[tuple[int, int], Wait] = {}
@@ -230,6 +239,8 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
             case "tool_started":
                 begin = _ToolStarted.model_validate(body)
                 begun.add((begin.turn, begin.call))
+                if begin.once:
+                    once.add((begin.turn, begin.call))
             case "tool_result":
                 it = _ToolResult.model_validate(body)
                 results[it.turn, it.call] = ToolResult(
@@ -248,9 +259,15 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
                 note = _Note.model_validate(body)
                 notes.setdefault(note.turn, {})[note.name] = note.value
             case "review":
-                review = ReviewBody.model_validate(body)
+                review = _Review.model_validate(body)
                 reviews[review.turn] = Reviewed(
-                    review.answer, review.correction, review.usage, review.notes, review.is_accepted, review.metadata
+                    review.answer,
+                    review.correction,
+                    review.usage,
+                    review.notes,
+                    review.is_accepted,
+                    review.metadata,
+                    review.altered,
                 )
             case "waiting":
                 place = _ToolStarted.model_validate(body)
@@ -261,5 +278,5 @@ def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recor
                 continue
     return Recorded(
         started, replies, frozenset(last_turns), failures, frozenset(begun), results, askings, waits, approvals, new_messages,
-        finished, children, reviews, notes, altered,
+        finished, children, reviews, notes, altered, frozenset(once),
     )  # fmt: skip

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from roundelay.network.errors import RetryLater
 
+from .hook_time import uncounted
+
 T = TypeVar("T")
 
 
@@ -38,7 +40,7 @@ async def retry(
 
 async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:
     """Await ``attempt()``, again while the hub says "later". It must be safe to repeat (derived ids are)."""
-    return await retry(attempt, judge=_wait_for_hub, attempts=attempts)
+    return await uncounted(retry(attempt, judge=_wait_for_hub, attempts=attempts))
 
 
 def _wait_for_hub(error: Exception) -> bool | float:

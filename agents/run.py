@@ -36,7 +36,7 @@ class Run:
     @property
     def is_held(self) -> bool:
         """Whether what its model writes is reviewed before anybody reads it."""
-        return self.is_inside_held or self.reaction.agent.chain.judges
+        return self.is_inside_held or self.reaction.withholds
 
     @property
     def id(self) -> str:

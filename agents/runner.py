@@ -24,19 +24,19 @@ from roundelay.network.messages import BaseMessage, MessageThread
 from .arrivals import ThreadArrivals, record_as_read
 from .channels import join_channel
 from .context import build_context
-from .events import Event, OnEvent, ToolCallEnd, ToolCallStart
+from .events import Event, OnEvent
 from .foreign import first_error
-from .inbox import Arrival, Inbox, ReactTo, Visibility, requires_response_from
-from .journal import Journal, reaction_id
-from .live import LivePieces
+from .ids import reaction_id
+from .inbox import Arrival, Inbox, ReactTo, Visibility, is_question, requires_response_from
+from .journal import Journal
 from .ongoing import Ongoing, ReactionResult, give_up
 from .policy import AgentPolicy
 from .readiness import Readiness
 from .records import Recorded
 from .reopen import expect_replies, read_open_reaction
-from .replies import Replies, read_waiting
+from .replies import Replies, is_watched
 from .retry import retry_later
-from .signals import Signals
+from .signals import Display
 
 _logger = logging.getLogger(__name__)
 
@@ -67,7 +67,6 @@ class AgentRunner(ABC):
         self.visibility: Visibility = visibility
         self._url = url
         self._token = token
-        self._on_event = on_event
         self._client: NetworkClient | None = None
         self._inbox = Inbox(agent_id)
         self._replies: Replies | None = None  # while it runs
@@ -75,8 +74,7 @@ class AgentRunner(ABC):
         self._resumed: dict[int, tuple[str, Recorded]] = {}  # likewise, of reactions begun earlier
         self._ongoing: dict[int, Ongoing] = {}  # by the trigger's seq
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
-        self._signals = Signals()
-        self._live = LivePieces(partial(self._signals.put, "delta"))
+        self._display = Display(agent_id, on_event)
         self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
         self._readiness = Readiness()
         self._stopping = asyncio.Event()
@@ -155,7 +153,7 @@ class AgentRunner(ABC):
     async def close(self) -> None:
         """Let go of what the agent holds; called at the end of every `run`."""
         self._client = None
-        self._live.close()
+        self._display.close()
 
     # --- serving
 
@@ -192,11 +190,13 @@ class AgentRunner(ABC):
         )
         self._deliveries, self._resumed, self._ongoing, self._stopped_early = {}, {}, {}, {}
         group.create_task(self._end_when_asked())
-        group.create_task(self._signals.send(client))
+        group.create_task(self._display.send(client))
         for name in self.channels:
             await retry_later(partial(join_channel, client, name))
         await self._take_open_reactions(client, replies)
-        group.create_task(self._watch(client, epoch))  # before any reaction begins: one may have been stopped meanwhile
+        group.create_task(
+            self._watch(client, epoch, group)
+        )  # before any reaction begins: one may have been stopped meanwhile
         self._start_reactions(group)
         self._readiness.reach()
         if self._carried is not None:
@@ -223,7 +223,8 @@ class AgentRunner(ABC):
         return error
 
     def _pause(self, group: asyncio.TaskGroup, reaction: str) -> None:
-        self._inbox.pause(reaction)
+        at_it = (it.message.thread_id for it in self._ongoing.values() if it.journal.reaction == reaction)
+        self._inbox.pause(reaction, next(at_it, ""))
         self._start_reactions(group)
 
     async def _take(self, delivery: Delivery) -> None:
@@ -289,7 +290,7 @@ class AgentRunner(ABC):
         journal = self._make_journal(client, reaction)
         journal.is_started = recorded is not None
         ongoing = Ongoing(client, _narrow(message), journal, recorded, self._deliveries.pop(message.seq, None))
-        ongoing.is_asked = bool(read_waiting(message)) and requires_response_from(message, self.agent_id)
+        ongoing.is_asked = is_question(message, self.agent_id)
         ongoing.stopped_by = self._stopped_early.pop(reaction, None)
         self._ongoing[message.seq] = ongoing
         return ongoing
@@ -302,7 +303,7 @@ class AgentRunner(ABC):
     async def _attempt(self, ongoing: Ongoing) -> bool:
         """React to one message. False when it went back to the hub, to be delivered again."""
         message = ongoing.message
-        self._signals.put("thinking", {"reaction": ongoing.journal.reaction, "active": True}, message.thread_id)
+        self._display.begin(ongoing.journal.reaction, message.thread_id)
         try:
             threads = await build_context(self.client, message, self.policy, self.visibility)
             await self.react(threads, message.thread_id, message)
@@ -318,8 +319,7 @@ class AgentRunner(ABC):
             is_told = self.policy.on_text != "record" and self.should_answer(message)
             return await give_up(ongoing, error, is_told=is_told, tell=partial(self.observe, ongoing))
         finally:
-            self._live.end(ongoing.journal.reaction)
-            self._signals.put("thinking", {"reaction": ongoing.journal.reaction, "active": False}, message.thread_id)
+            self._display.end(ongoing.journal.reaction, message.thread_id)
         return True
 
     def _is_ending(self, error: BaseException) -> bool:
@@ -365,35 +365,29 @@ class AgentRunner(ABC):
         return message.sender_kind == "human" or requires_response_from(message, self.agent_id)
 
     def observe(self, ongoing: Ongoing, event: Event) -> None:
-        """Pass an event on to whoever listens; tool calls, and what streams while a person waits, to the thread's
-        readers as signals."""
-        thread_id = ongoing.message.thread_id
-        if isinstance(event, ToolCallStart | ToolCallEnd):
-            body: dict[str, object] = {
-                "reaction": event.reaction, "tool": event.tool, "active": isinstance(event, ToolCallStart),
-                "turn": event.turn, "call": event.call, **({"path": event.path} if event.path else {}),
-                **({"ok": event.ok} if isinstance(event, ToolCallEnd) else {}),
-            }  # fmt: skip
-            self._signals.put("tool", body, thread_id)
-        if ongoing.message.sender_kind == "human":  # nobody else watches
-            is_sent = ongoing.reaction is None or ongoing.reaction.sends_text
-            self._live.take(event, thread_id, shows_text=is_sent)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:  # of who listens: it must not end what it listens to
-                _logger.exception("on_event failed", extra={"agent_id": self.agent_id})
+        """Pass an event on to whoever listens, and watches."""
+        shows_text = ongoing.reaction is None or ongoing.reaction.sends_text
+        message = ongoing.message
+        # What an agent asks for a person goes to that one, who is no reader of the question's thread: the prompt must
+        # hold nothing but what the people of the conversation may read.
+        is_seen = is_watched(message) and (message.sender_kind == "human" or self.visibility == "people")
+        self._display.tell(event, message.thread_id, is_watched=is_seen, shows_text=shows_text)
 
     # --- beside the reactions
 
-    async def _watch(self, client: NetworkClient, epoch: str) -> None:
-        """Obey a person's stop, and notice another ledger. Only the hub sends signals of kind ``cancel``."""
+    async def _watch(self, client: NetworkClient, epoch: str, group: asyncio.TaskGroup) -> None:
+        """Obey a person's stop, notice another ledger, hear what those are at that calls wait for. Only the hub sends
+        signals of kind ``cancel``."""
         async for event in client.events():
             match event:
                 case Signal(kind="cancel", body={"reaction": str(reaction)}):
                     self._cancel(reaction, event.sender_id)
+                case Signal(kind="delta" | "tool") if self._replies is not None:
+                    self._replies.relays.hear(event)
                 case Reconnected(welcome=welcome) if welcome.network.epoch != epoch:
                     raise _NewEpoch
+                case Reconnected() if self._replies is not None:
+                    group.create_task(self._replies.relays.watch_again())
                 case _:
                     continue
 

@@ -13,11 +13,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from roundelay.network.messages import BaseMessage, MessageThread
 
-from .agent import KEEPER, Agent, Handoff, Instruction, find_agent, list_agents
+from .agent import KEEPER, Agent, Handoff, Instruction, check_list, find_agent, list_agents
 from .compose import relay
 from .config_hash import describe_middleware, hash_config, hash_text
 from .context import keep_recorded, list_manifest, select_threads
@@ -35,7 +35,7 @@ from .prompt import ConversationPrompt, render_system_prompt
 from .reaction import Reaction
 from .records import Started
 from .runner import AgentRunner
-from .steps import Finish
+from .steps import Finish, Trigger
 from .tool_client import ToolClient
 from .tools import Tool, ToolContext, index_tools
 
@@ -72,6 +72,12 @@ class SimpleAgentRunner(AgentRunner):
         on_event: OnEvent | None = None,
         owns_model: bool = False,
     ) -> None:
+        for name, value in (("tools", tools), ("tags", tags), ("channels", channels)):
+            check_list(agent_id, name, value)
+        for name, chosen, choices in (("react_to", react_to, ReactTo), ("visibility", visibility, Visibility)):
+            if chosen not in get_args(choices):
+                allowed = ", ".join(get_args(choices))
+                raise ValueError(f"Agent {agent_id}: {name} is {chosen!r} and must be one of {allowed}.")
         super().__init__(
             agent_id,
             description=description,
@@ -91,8 +97,8 @@ class SimpleAgentRunner(AgentRunner):
             tuple(index_tools(tools).values()),
             self.policy,
             description,
-            tuple(handoffs),
-            tuple(middleware),
+            handoffs,
+            middleware,
         )
         _equip(self.agent, communication_tools(), ())  # a name taken twice is refused here, not at the first message
         self._prompt = ConversationPrompt(template)
@@ -172,6 +178,13 @@ class SimpleAgentRunner(AgentRunner):
             answers=self.should_answer(incoming_message),
             threads=(incoming_thread_id, f"thread:{incoming_message.seq}"),
             sent_at=incoming_message.sent_at,
+            trigger=Trigger(
+                incoming_message.seq,
+                incoming_message.sender_id,
+                incoming_message.sender_kind,
+                incoming_message.text,
+                incoming_message.metadata or {},
+            ),
             frame=partial(render_system_prompt, agent_id=self.agent_id),
             shorten=partial(self._render_shortly, threads, incoming_thread_id, shown),
         )

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from roundelay.network.errors import RoundelayError
 
-from .history import say
+from .history import add_to_prompt, say
 from .models.model import (
     ChatMessage,
     Model,
@@ -35,6 +35,20 @@ Status = Literal["finished", "stopped", "cancelled", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
+class Trigger:
+    """What a run is to react to: the incoming message or, of an agent inside of a call, what the caller gave it to do.
+
+    ``seq`` is that of the incoming message in both cases; ``sender_id`` is whoever wrote it, or the caller.
+    """
+
+    seq: int
+    sender_id: str
+    sender_kind: str
+    text: str
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class TurnState:
     """What a reaction knows at a turn: for instructions and hooks. ``path`` is empty but for an agent that another one
     calls as a tool.
@@ -42,7 +56,7 @@ class TurnState:
     ``calls`` counts the tool calls that were run so far, by the tool's name. ``values`` is for the hooks: one
     dictionary for the whole reaction, made anew when that is resumed. ``history`` is the run's own, system message and
     prompt first: to be read only. ``sent_at`` is the time of the incoming message, in milliseconds since the Unix
-    epoch: the only one that a resumed reaction finds again.
+    epoch: the only one that a resumed reaction finds again. ``trigger`` is what is reacted to; None outside of a run.
     """
 
     agent_id: str
@@ -54,13 +68,31 @@ class TurnState:
     values: dict[str, object] = field(default_factory=dict)
     history: Sequence[ChatMessage] = ()
     sent_at: int = 0
+    trigger: Trigger | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What a source of tools, a server for example, has to say in the prompt: ``system`` in the system message, ``user``
+    after the conversation. The names of its ``tools`` begin with ``name``."""
+
+    name: str
+    tools: tuple[str, ...] = ()
+    system: str = ""
+    user: str = ""
+
+    @property
+    def headed(self) -> str:
+        """What it says in the system message, below what that is about; empty if nothing."""
+        return f"About the tools {self.name}_*:\n{self.system}" if self.system else ""
 
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
     """Ask a model for ``agent``: its own, or ``model``. The last message holds the facts of the turn and is not kept.
 
-    ``is_last``: no turn follows. ``tool_choice`` may name the tool that has to be called.
+    ``is_last``: no turn follows. ``tool_choice`` may name the tool that has to be called. ``parts`` are still to be
+    placed: middleware that puts one into the messages takes it out.
     """
 
     turn: int
@@ -71,6 +103,7 @@ class CallModel:
     is_last: bool = False
     model: Model | None = None
     tool_choice: ToolChoice | NamedTool = "auto"
+    parts: tuple[PromptPart, ...] = ()
 
     def tell(self, text: str) -> CallModel:
         """Give it with a text at its very end, which is not kept."""
@@ -85,6 +118,19 @@ class CallModel:
                 return replace(self, messages=(SystemMessage(f"{content}\n\n{text}"), *others))
             case _:  # a hook left that out
                 return self
+
+    def add_to_prompt(self, text: str) -> CallModel:
+        """Give it with a text behind the conversation, where it stands in every turn."""
+        return replace(self, messages=add_to_prompt(self.messages, self.state.history, text))
+
+    def place_parts(self) -> CallModel:
+        """Give it with the parts where they stand unless a template has another place for them."""
+        step = replace(self, parts=())
+        if system := [it.headed for it in self.parts if it.system]:
+            step = step.instruct("\n\n".join(system))
+        if user := [it.user for it in self.parts if it.user]:
+            step = step.add_to_prompt("\n\n".join(user))
+        return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +224,8 @@ class Replayed:
     """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration
     is now.
 
-    ``begun`` are the calls that were begun, with a result or without; ``is_last`` that the turn had no tools,
+    ``begun`` are the calls that were begun, with a result or without, ``once`` those of them that must not be made
+    again; ``is_last`` that the turn had no tools,
     ``goes_on`` that another one followed, ``is_corrected`` that it did because of a review; ``altered`` what of the
     reply was not kept as it was.
     """
@@ -186,6 +233,7 @@ class Replayed:
     reply: ModelReply
     results: Mapping[int, ToolResult] = field(default_factory=dict)
     begun: frozenset[int] = frozenset()
+    once: frozenset[int] = frozenset()
     is_last: bool = False
     goes_on: bool = False
     is_corrected: bool = False
@@ -236,6 +284,8 @@ class Reviewed:
     notes: tuple[str, ...] = ()
     is_accepted: bool = False
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    is_altered: bool = False
+    """The record does not hold the answer, or its metadata, as it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
 
 from roundelay.network.config import YamlNode, bind, load_yaml
 from roundelay.network.errors import ConfigError
+from roundelay.network.frames import is_id
+from roundelay.network.yaml_nodes import show_value
 
 from .arguments import ToolError
 from .events import OnEvent
@@ -39,15 +41,25 @@ from .models.model import Model, ModelError
 from .models.script_rules import Rule, RuleSet, load_rules
 from .models.scripted import ScriptedModel, load_script
 from .models.tape import NamedModel, TapeModel
-from .policy import AgentPolicy, OnNewMessage, OnText
+from .policy import MAX_COUNT, MAX_THREADS, AgentPolicy, OnNewMessage, OnText
 from .prompt import ConversationPrompt
 from .simple import SimpleAgentRunner
-from .team_middleware import MiddlewareChoice, build_middleware
+from .team_middleware import MiddlewareChoice, build_middleware, check_place
 from .tools import Tool, load_tool
 
-_Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
-_Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+
+def _check_id(text: str) -> str:
+    if not is_id(text):
+        raise ValueError(
+            f"must be lower case letters, digits, '.', '_' and '-', a letter or digit first, not {show_value(text)}"
+        )
+    return text
+
+
+_Id = Annotated[str, AfterValidator(_check_id)]
 _Text = Annotated[str, Field(min_length=1)]
 
 
@@ -101,15 +113,16 @@ class AgentLimits(_Strict):
     uncounted_tools: tuple[_Text, ...] | None = None
     max_corrections: Annotated[int, Field(ge=0, le=100)] | None = None
     tool_timeout_s: _Seconds | None = None
-    approval_timeout_s: _Seconds | None = None
+    approval_timeout_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
     model_timeout_s: _Seconds | None = None
+    hook_timeout_s: _Seconds | None = None
     model_attempts: _Count | None = None
     hub_attempts: _Count | None = None
     max_same_calls: _Count | None = None
     max_result_chars: _Count | None = None
     max_depth: _Count | None = None
-    max_threads: _Count | None = None
-    per_thread: _Count | None = None
+    max_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
+    per_thread: Annotated[int, Field(ge=1, le=MAX_PER_THREAD)] | None = None
     max_parallel_reactions: _Count | None = None
 
 
@@ -277,8 +290,9 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
     node = spec.find_node("middleware")
     lines = node.value if isinstance(node.value, list) else [node] * len(spec.middleware)
     made = []
-    for choice, line in zip(spec.middleware, lines, strict=True):
+    for place, (choice, line) in enumerate(zip(spec.middleware, lines, strict=True)):
         try:
+            check_place(choice, spec.middleware[:place])
             made.append(build_middleware(choice, spec.path.parent))
         except (ConfigError, OSError) as error:
             raise line.error(f"agent {spec.id}: {error}") from error

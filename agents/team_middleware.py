@@ -7,6 +7,7 @@ gives a `Middleware`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from roundelay.network.errors import ConfigError
 
+from .features.attachments import AttachmentsOptions, ImagesOptions
 from .features.budget import BudgetOptions
 from .features.context_engine import ContextOptions
 from .features.data_policy import DataPolicyOptions
@@ -21,7 +23,6 @@ from .features.evaluations import EvaluationsOptions
 from .features.few_shot import FewShotOptions
 from .features.forced_tools import ForcedToolsOptions
 from .features.fragments import FragmentsOptions
-from .features.images import ImagesOptions
 from .features.long_results import LongResultsOptions
 from .features.many_results import ManyResultsOptions
 from .features.mcp_servers import McpOptions
@@ -55,6 +56,7 @@ class MiddlewareChoice(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     custom: str | None = None
+    attachments: AttachmentsOptions | None = None
     budget: BudgetOptions | None = None
     context: ContextOptions | None = None
     long_results: LongResultsOptions | None = None
@@ -81,8 +83,31 @@ class MiddlewareChoice(BaseModel):
             raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
         [name] = self.model_fields_set
         if getattr(self, name) is None:
-            raise ValueError(f"has no options: write {name}: {{}}")
+            wanted = "module:callable" if name == "custom" else "{}"
+            raise ValueError(f"has no options: write {name}: {wanted}")
         return self
+
+    @property
+    def name(self) -> str:
+        [name] = self.model_fields_set
+        return name
+
+
+ONCE = frozenset(
+    {"budget", "context", "forced_tools", "fragments", "long_results", "many_results", "prompt_budget", "references", "registry"}
+    | {"shown_results", "structured", "tracing"}
+)  # fmt: skip
+"""Of which a second one would do its work on what the first has done already. The others may stand there for different
+models, servers or checks."""
+
+
+def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) -> None:
+    """Refuse an item that does not go with those before it. Raises `ConfigError`."""
+    names = [it.name for it in before]
+    if choice.name in ONCE and choice.name in names:
+        raise ConfigError(f"{choice.name} stands in the list already, as item {names.index(choice.name) + 1}: keep one")
+    if choice.name == "forced_tools" and "budget" in names:
+        raise ConfigError("budget stands before forced_tools, and would reserve one request for several: put it behind")
 
 
 def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
@@ -91,8 +116,7 @@ def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
         return _load(choice.custom)
     if choice.prompts is not None:
         return choice.prompts.build(folder)
-    [name] = choice.model_fields_set
-    options: _Options = getattr(choice, name)
+    options: _Options = getattr(choice, choice.name)
     return options.build()
 
 

@@ -39,6 +39,15 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def take_fence_away(text: str) -> str:
+    """Give a text without the fence that models like to put around JSON, if there is one."""
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```") and len(text) >= 6:
+        text = re.sub(r"\A[a-zA-Z0-9]*\n", "", text[3:-3])
+        text = text.removeprefix("json")
+    return text
+
+
 def cut(text: str, max_chars: int) -> str:
     """Shorten a text that is longer, and say so."""
     if len(text) <= max_chars:

@@ -23,11 +23,21 @@ from roundelay.network.errors import BudgetExhausted, LoopStopped, RequestError,
 
 from .agent import Agent
 from .approval import apply_approval, read_approval, request_approval
-from .events import Progress, ToolCallEnd, ToolCallStart, ToolOutput, ToolRequests, Waiting
+from .events import (
+    Progress,
+    RemoteCall,
+    RemoteOutput,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolOutput,
+    ToolRequests,
+    Waiting,
+)
 from .foreign import Overdue, describe_error, first_error, is_told_to_end, run_foreign
 from .model_calls import ModelCalls
 from .models.model import Usage
 from .records import Approval
+from .relays import Listener
 from .replies import Wait, Waiter
 from .retry import retry_later
 from .run import Run
@@ -141,7 +151,7 @@ class ToolCalls:
             context = replace(
                 run.make_context(run.journal.derive_id(turn, planned.index), turn),
                 run_agent=partial(self._run_inside, turn, planned.index, ends),
-                waiter=self._make_waiter(turn, planned.index),
+                waiter=self._make_waiter(turn, planned),
                 tell=tell,
             )
             if tool.should_use is not None and not await _ask(tool.should_use, context):
@@ -206,13 +216,14 @@ class ToolCalls:
         run, name, text = self._run, planned.tool.name, replace_surrogates(text)
         index = next(run.pieces)
         if kind == "piece":
-            run.emit(ToolOutput(run.id, turn, planned.index, name, text, run.path, index))
+            is_held = run.is_held and planned.tool.answers
+            run.emit(ToolOutput(run.id, turn, planned.index, name, text, run.path, index, is_held=is_held))
         else:
             run.emit(Progress(run.id, turn, text, planned.index, path=run.path, index=index))
 
     async def _seek_approval(self, turn: int, planned: PlannedCall) -> Approval | None:
         """Ask the people in the thread, and wait; None if nobody decided in time."""
-        run, waiter = self._run, self._make_waiter(turn, planned.index)
+        run, waiter = self._run, self._make_waiter(turn, planned)
         if waiter is None:
             return None
         context = run.make_context(f"{run.journal.derive_id(turn, planned.index)}-approval", turn)
@@ -223,20 +234,31 @@ class ToolCalls:
         await run.journal.record_approval(turn, planned.index, approval)
         return approval
 
-    def _make_waiter(self, turn: int, call: int) -> Waiter | None:
-        run = self._run
+    def _make_waiter(self, turn: int, planned: PlannedCall) -> Waiter | None:
+        run, call = self._run, planned.index
         if run.replies is None:
             return None
 
         async def record(wait: Wait) -> None:
             await run.journal.record_waiting(turn, call, wait)
+
+        def tell(wait: Wait) -> None:
             to = tuple(wait.questions)
-            run.emit(Waiting(run.id, turn, call, to, wait.until, wait.is_approval, run.path))
+            run.emit(Waiting(run.id, turn, call, to, wait.until, wait.is_approval, run.path, planned.tool.name))
+
+        def tell_remote(event: RemoteOutput | RemoteCall) -> None:
+            if isinstance(event, RemoteOutput) and event.kind != "progress":  # a tool's output may be the answer too
+                event = replace(event, is_held=run.is_held)
+            run.emit(event)
 
         known = run.recorded.waits.get((turn, call))
         is_resumed = (turn, call) in run.recorded.begun_calls
         prepare = partial(run.journal.record_asking, turn, call)
-        return Waiter(run.replies, known=known, reaction=run.id, is_resumed=is_resumed, prepare=prepare, record=record)
+        listener = Listener(run.id, run.path, turn, call, run.pieces, tell_remote)
+        return Waiter(
+            run.replies, known=known, reaction=run.id, is_resumed=is_resumed, prepare=prepare, record=record, tell=tell,
+            listener=listener,
+        )  # fmt: skip
 
 
 async def _ask(should_use: Callable[[ToolContext], bool | Awaitable[bool]], context: ToolContext) -> bool:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from roundelay.network.errors import Forbidden
 from roundelay.network.messages import message_from_wire
 
+from .hook_time import uncounted
+
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, History, NetworkClient, Stored, Welcome, Window
 
@@ -66,7 +68,7 @@ class ToolClient:
         return self._client.welcome
 
     async def send(self, to: str, content: Any, **options: Any) -> Stored:
-        return self._note(await self._client.send(to, content, **self._fill(options)))
+        return self._note(await uncounted(self._client.send(to, content, **self._fill(options))))
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
         return await self.send(f"agent:{agent_id}", text, **options)
@@ -78,7 +80,7 @@ class ToolClient:
         return await self.send(f"channel:{channel}", text, **options)
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
-        return self._note(await self._client.reply(message, text, **self._fill(options)))
+        return self._note(await uncounted(self._client.reply(message, text, **self._fill(options))))
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
         """Call an operation. What reads the conversation reads it as this reaction may: see `history`.
@@ -91,7 +93,8 @@ class ToolClient:
             )
         if op in _FILTERED:
             args = {**(args or {}), **self._view()}
-        value = await self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
+        call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
+        value = await uncounted(call)
         match value:
             case {"seq": int(), "thread_id": str(thread_id)}:  # a mod's operation that posted
                 self.threads.append(thread_id)
@@ -110,13 +113,15 @@ class ToolClient:
         args: dict[str, Any] = {"thread_id": thread_id, "limit": limit, **self._view()}
         if before is not None:
             args["before"] = before
-        value = await self._client.call("network.history", args)
+        value = await uncounted(self._client.call("network.history", args))
         return History([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
     async def window(self, *, threads: int | Sequence[str] | None = None, per_thread: int | None = None) -> Window:
         """The conversation that may enter the prompt of this reaction."""
         named = threads if threads is None or isinstance(threads, int) else list(threads)
-        return await self._client.window(self._cause, threads=named, per_thread=per_thread, visibility=self._visibility)
+        return await uncounted(
+            self._client.window(self._cause, threads=named, per_thread=per_thread, visibility=self._visibility)
+        )
 
     def _view(self) -> dict[str, Any]:
         """The arguments that say for whom the hub has to judge, whatever a tool's own arguments were."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -29,6 +30,7 @@ from .arguments import (
     read_signature,
     tidy_schema,
 )
+from .citations import fit_sources
 from .models.model import JsonSchema, ToolSpec, Usage
 from .replies import Waiter
 from .threads import run_in_thread
@@ -64,9 +66,14 @@ FINISH = "finish"
 MAX_NAME_CHARS = 64
 MAX_STREAMED_CHARS = 10_000_000
 MAX_ITEMS = 100_000
+CITABLE = ("references", "fragments")
+"""In the data of a result: what may be cited. Too long for a record it is shortened rather than left out, or the result
+would cite somebody else's."""
+
 MAX_DATA_DEPTH = 48
 """A frame may be 64 deep (docs/protocol.md)."""
 
+_logger = logging.getLogger(__name__)
 _DATA = TypeAdapter(dict[str, JsonValue])
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # what OpenAI-compatible servers take
 
@@ -94,13 +101,13 @@ class ToolContext:
     def report(self, text: str) -> None:
         """Tell people what the call is at, until the next report or its end. Not for the model."""
         if self.tell is not None:
-            self.tell("progress", text)
+            self.tell("progress", str(text))
 
     def stream(self, text: str) -> None:
         """Show people a piece of the result as it comes. The model reads the result as a whole, when the tool has
         returned it."""
         if self.tell is not None:
-            self.tell("piece", text)
+            self.tell("piece", str(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +193,7 @@ class Tool:
             return self._parse(arguments)
         except ToolArgumentsError:
             raise
-        except Exception as error:
+        except Exception as error:  # of a validator of the tool's
             raise ToolArgumentsError(
                 f"Wrong arguments for {self.name}: their check failed ({type(error).__name__}: {error})."
             ) from error
@@ -205,13 +212,21 @@ class Tool:
         value = await self._run(context, kwargs)
         if not isinstance(value, Output):
             return _write_result(self.name, value), {}
+        if not isinstance(value.data, Mapping):
+            kind = type(value.data).__name__
+            raise ToolError(
+                f"The tool {self.name} returned data that is a {kind}: write Output(content, {{name: value}})."
+            )
         given = dict(value.data) if value.summary is None else {**value.data, "summary": value.summary}
         try:
             data = _DATA.validate_json(to_json(given, inf_nan_mode="strings"))
         except (PydanticSerializationError, ValueError, RecursionError) as error:
             raise ToolError(f"The tool {self.name} returned data that does not go into JSON: {error}") from error
-        if _is_deeper(data, MAX_DATA_DEPTH):
+        if is_deeper(data, MAX_DATA_DEPTH):
             raise ToolError(f"The tool {self.name} returned data that is nested deeper than {MAX_DATA_DEPTH}.")
+        for name, listed in data.items():
+            if name in CITABLE and isinstance(listed, list):
+                data[name] = fit_sources(listed)
         return _write_result(self.name, value.content), data
 
 
@@ -336,34 +351,47 @@ async def _collect(context: ToolContext, pieces: AsyncGenerator[object, None]) -
     """Show what a tool yields as it comes, and give the whole."""
     texts: list[str] = []
     chars = 0
-    async with aclosing(pieces) as running:
-        async for piece in running:
-            if isinstance(piece, Output):
-                return piece
-            texts.append(piece if isinstance(piece, str) else to_json(piece, inf_nan_mode="strings").decode())
-            context.stream(texts[-1])
-            if (chars := chars + len(texts[-1])) > MAX_STREAMED_CHARS:
-                raise ToolError(f"The tool streamed more than {MAX_STREAMED_CHARS} characters and was stopped.")
-            await asyncio.sleep(0)  # a generator need not wait for anything, and would hold up all others
-    return "".join(texts)
+    result: Output | None = None
+    try:
+        async with aclosing(pieces) as running:
+            async for piece in running:
+                if isinstance(piece, Output):
+                    result = piece
+                    break
+                texts.append(piece if isinstance(piece, str) else to_json(piece, inf_nan_mode="strings").decode())
+                context.stream(texts[-1])
+                if (chars := chars + len(texts[-1])) > MAX_STREAMED_CHARS:
+                    raise ToolError(f"The tool streamed more than {MAX_STREAMED_CHARS} characters and was stopped.")
+                await asyncio.sleep(0)  # a generator need not wait for anything, and would hold up all others
+    except Exception:  # of the tool's code; one that comes while it is closed does not undo the result
+        if result is None:
+            raise
+        _logger.warning("a tool failed after its result", extra={"reaction": context.reaction}, exc_info=True)
+    return "".join(texts) if result is None else result
 
 
 def _draw(value: object) -> object:
-    """Give what a generator yields as a list, in the thread of its tool: one without an end would hold up all
-    others."""
+    """Give what a generator yields as a list, or the `Output` that it yields at last, in the thread of its tool: one
+    without an end would hold up all others."""
     if not inspect.isgenerator(value):
         return value
-    items = list(islice(value, MAX_ITEMS + 1))
+    items: list[object] = []
+    for item in islice(value, MAX_ITEMS + 1):
+        if isinstance(item, Output):  # the result, as of an async one
+            value.close()
+            return item
+        items.append(item)
     if len(items) > MAX_ITEMS:
         raise ToolError(f"The tool yielded more than {MAX_ITEMS} items and was stopped.")
     return items
 
 
-def _is_deeper(value: JsonValue, levels: int) -> bool:
+def is_deeper(value: JsonValue, levels: int) -> bool:
+    """Tell whether a value is nested deeper than so many levels."""
     match value:
         case dict() | list():
             inner = value.values() if isinstance(value, dict) else value
-            return levels == 0 or any(_is_deeper(it, levels - 1) for it in inner)
+            return levels == 0 or any(is_deeper(it, levels - 1) for it in inner)
         case _:
             return False
 

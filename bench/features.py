@@ -8,17 +8,20 @@ Owned here: how each feature is used; what a turn is, is `loops`'s.
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import json
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from chat_server import ANSWER, STRUCTURED_ANSWER, TURNS
-from loops import OurReaction, join, look_up
+from loops import TRIGGER, OurReaction, join, look_up
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from pydantic import BaseModel
@@ -26,6 +29,7 @@ from servers import Bench
 from table import Line, median_of
 from turn_cost import HUB, start_chat_server
 
+from roundelay.agents.features.attachments import Attachments
 from roundelay.agents.features.budget import Budget, TokenLimits
 from roundelay.agents.features.context_engine import ContextEngine
 from roundelay.agents.features.data_policy import DataPolicy
@@ -35,6 +39,7 @@ from roundelay.agents.features.forced_tools import ForcedTools
 from roundelay.agents.features.fragments import Fragments
 from roundelay.agents.features.long_results import LongResults
 from roundelay.agents.features.many_results import ManyResults
+from roundelay.agents.features.mcp_servers import McpServers, ServerOptions
 from roundelay.agents.features.postprocessors import Postprocessors
 from roundelay.agents.features.prompts import PromptFacts, Prompts, ToolNotes
 from roundelay.agents.features.references import References
@@ -99,7 +104,7 @@ def _find(article: str) -> list[Any]:
     ]
 
 
-class Stock(BaseModel):
+class Shelf(BaseModel):
     """What a structured answer is."""
 
     text: str
@@ -118,6 +123,25 @@ def _trace(*, content: bool = False) -> Tracing:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(NoExporter()))
     return Tracing(provider=provider, content=content)
+
+
+class Stock(McpServers):
+    """The server of `mcp_stock`, its tool under the name that the model calls."""
+
+    _given: Sequence[Tool] = ()
+    _renamed: Sequence[Tool] = ()
+
+    def list_tools(self, state: TurnState) -> Sequence[Tool]:
+        given = super().list_tools(state)
+        if [*given] != [*self._given]:
+            self._given = given
+            self._renamed = [replace(it, name="look_up") for it in given if it.name.endswith("look_up")]
+        return self._renamed
+
+
+def _make_stock() -> Stock:
+    script = str(Path(__file__).with_name("mcp_stock.py"))
+    return Stock({"stock": ServerOptions(command=sys.executable, args=(script,))})
 
 
 class EveryHook(Middleware):
@@ -186,6 +210,12 @@ EXAMPLES = [
 ]  # fmt: skip
 FACTS = PromptFacts("Be brief.", "The shop", ("Never promise a date.", "Say what you looked up."), {"shop": "north"})
 NOTES = {"look_up": ToolNotes("the stock", "Ask for one article at a time.", "Mind the warehouse.", "As a list.")}
+PICTURE = {
+    "text": TRIGGER.text,
+    "images": [
+        {"url": "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n".ljust(100_000, b"x")).decode()}
+    ],
+}
 REGISTERED = tool(name="look_up_registered", selection_rule="for what has no number yet")(look_up)
 MASKS = (r"\b\d{4} \d{4} \d{4} \d{4}\b", r"[\w.]+@[\w.]+\.\w+")
 
@@ -196,9 +226,12 @@ class Case:
 
     title: str
     options: Callable[[], Mapping[str, Any]]
-    function: Callable[..., Any] | Tool = look_up
+    function: Callable[..., Any] | Tool | None = look_up
+    """None: its middleware brings the tool."""
     base: str = PLAIN
     answer: str = ANSWER
+    content: Any = TRIGGER.content
+    """Of the message that is reacted to."""
     beside: str = ""
 
 
@@ -242,10 +275,14 @@ CASES: dict[str, Case] = {
     "shown_results": Case("shown results", _with(ShownResults), look_up_shown),
     "data_policy": Case("data policy, two redactions", _with(lambda: DataPolicy(redact=MASKS))),
     "structured": Case(
-        "a structured answer", _with(lambda: StructuredAnswer(Stock)), answer=json.dumps(STRUCTURED_ANSWER, separators=(",", ":"))
+        "a structured answer", _with(lambda: StructuredAnswer(Shelf)), answer=json.dumps(STRUCTURED_ANSWER, separators=(",", ":"))
     ),
     "tracing": Case("tracing, no exporter's work", _with(_trace)),
     "tracing_content": Case("tracing with content", _with(lambda: _trace(content=True))),
+    "attachments": Case(
+        "an image with the message", _with(lambda: Attachments(["image"])), content=PICTURE, beside="of 100 KB, in each request"
+    ),
+    "mcp": Case("the tool of an MCP server", _with(_make_stock), None, beside="over stdio; without what the server uses"),
     "streaming_tool": Case("a tool that streams", dict, look_up_streaming, beside="7 pieces each"),
     "progress": Case("a tool that reports", dict, look_up_reporting, beside="2 steps each"),
     "should_use": Case("a tool that may be disabled", dict, tool(name="look_up", should_use=lambda context: True)(look_up)),
@@ -299,11 +336,11 @@ class FeatureCost:
                 RECORDED: OurReaction(base_url, stream=False, **hub),
             }
             for name, case in CASES.items():
-                made = case.function if isinstance(case.function, Tool) else tool(name="look_up")(case.function)
                 kept = hub if case.base == RECORDED else {}
                 loops[name] = OurReaction(
-                    base_url, stream=False, function=made, options=case.options(), answer=case.answer, **kept
-                )
+                    base_url, stream=False, function=case.function, options=case.options(), answer=case.answer,
+                    content=case.content, **kept,
+                )  # fmt: skip
             for loop in loops.values():
                 stack.push_async_callback(loop.close)
             await self._compare(loops, number)

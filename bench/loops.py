@@ -20,7 +20,8 @@ from wire import LoadError, make_token
 from roundelay import NetworkClient
 from roundelay.agents.agent import Agent
 from roundelay.agents.driver import Driver
-from roundelay.agents.journal import Journal, reaction_id
+from roundelay.agents.ids import reaction_id
+from roundelay.agents.journal import Journal
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
 from roundelay.agents.reaction import Reaction
@@ -167,26 +168,30 @@ _KEPT = _Kept()
 
 
 class OurReaction:
-    """A reaction as a runner drives it: `Reaction`, `Driver`, a journal. Its records go to ``client``, or nowhere; ``options`` are its agent's."""
+    """A reaction as a runner drives it: `Reaction`, `Driver`, a journal. Its records go to ``client``, or nowhere; ``options`` are its agent's.
+    Without a ``function`` its middleware brings the tool. ``content`` is that of its message."""
 
     def __init__(
         self,
         base_url: str,
         *,
         stream: bool,
-        function: Callable[..., Any] | Tool = look_up,
+        function: Callable[..., Any] | Tool | None = look_up,
         client: NetworkClient | None = None,
         trigger: int = TRIGGER.seq,
         options: Mapping[str, Any] | None = None,
         answer: str = ANSWER,
+        content: Any = TRIGGER.content,
     ) -> None:
         self._model = OpenAIModel("bench", base_url=base_url, stream=stream)
-        made: Tool = function if isinstance(function, Tool) else tool(name="look_up")(function)
-        self._agent = Agent(AGENT_ID, INSTRUCTION, self._model, (made,), **(options or {}))
+        made: list[Tool] = []
+        if function is not None:
+            made.append(function if isinstance(function, Tool) else tool(name="look_up")(function))
+        self._agent = Agent(AGENT_ID, INSTRUCTION, self._model, made, **(options or {}))
         self._answer = answer
         self._client = client
         self._trigger = trigger
-        self._message = TRIGGER.model_copy(update={"seq": trigger})
+        self._message = TRIGGER.model_copy(update={"seq": trigger, "content": content})
         self._numbers = itertools.count(1)
 
     async def run(self) -> None:
@@ -222,6 +227,8 @@ class OurReaction:
         return ToolContext(AGENT_ID, reaction, turn, call_id, self._message, client)
 
     async def close(self) -> None:
+        for layer in self._agent.middleware:
+            await layer.close()
         await self._model.close()
 
 

@@ -9,10 +9,7 @@ part of the network. That run is recorded once, and replayed in each round. docs
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -22,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from machine import MachineFacts, describe_machine, pin_process, split_cores
-from table import Line, format_lines, format_markdown
+from report import Results, make_parser, pick_size, tell, tell_results
+from table import Line
 
 from roundelay.agents.models.model import ModelRequest, ToolMessage
 from roundelay.agents.models.scripted import Answer, ScriptedModel, call, finish, say, send
@@ -31,8 +29,8 @@ from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.ledger_file import read_log
-from roundelay.recording import Recording
-from roundelay.replay import replay
+from roundelay.reading.recording import Recording
+from roundelay.replay.run import replay
 
 MAX_CPU_MS = 10.0
 
@@ -136,7 +134,7 @@ async def _at_work(network: Network) -> AsyncIterator[None]:
     await asyncio.gather(*tasks)
 
 
-def run(size: Size, *, rounds: int) -> dict[str, Any]:
+def run(size: Size, *, rounds: int) -> Results:
     """Record once, replay ``rounds`` times; gives the results as plain data. Raises `RuntimeError` if it is not as it was."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
@@ -159,7 +157,7 @@ def run(size: Size, *, rounds: int) -> dict[str, Any]:
             replayed_ms.append(cpu_s * 1000 / turns)
             read_ms.append(read_s * 1000 / turns)
             rate.append(rows / wall_s)
-            _tell(f"round {number + 1}/{rounds}  replay: {replayed_ms[-1]:.2f} ms of CPU a turn")
+            tell(f"round {number + 1}/{rounds}  replay: {replayed_ms[-1]:.2f} ms of CPU a turn")
     beside = f"{turns} turns, {messages} messages, {rows} rows"
     lines = [
         Line("replay_cpu", "a replayed turn, CPU", replayed_ms, bound=MAX_CPU_MS, fewer_is_better=True, unit="ms", beside=beside),
@@ -175,7 +173,7 @@ def run(size: Size, *, rounds: int) -> dict[str, Any]:
     }
 
 
-def describe_run(results: dict[str, Any]) -> str:
+def describe_run(results: Results) -> str:
     """The machine and the run."""
     facts, size = MachineFacts(**results["machine"]), results["size"]
     return (
@@ -184,36 +182,11 @@ def describe_run(results: dict[str, Any]) -> str:
     )
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a look, not a measurement")
-    parser.add_argument("--size", choices=SIZES, default="full", help="tiny: whether it works at all")
-    parser.add_argument("--rounds", type=int, help="how often it is replayed")
-    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
-    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: the table of a --json FILE, as Markdown")
+    parser = make_parser(__doc__, SIZES, quick="a look, not a measurement", rounds="how often it is replayed")
     options = parser.parse_args()
-    if options.markdown:
-        kept = json.loads(Path(options.markdown).read_text())
-        lines = [Line.from_plain(plain) for plain in kept["table"]]
-        print(f"```\n{describe_run(kept)}\n```\n\n{format_markdown(lines)}")
-        return
-    size = SIZES["quick" if options.quick else options.size]
-    try:
-        results = run(size, rounds=options.rounds or size.rounds)
-    except RuntimeError as error:
-        sys.exit(f"the measurement failed: {error}")
-    text = json.dumps(results, indent=2) + "\n"
-    if options.json == "-":
-        print(text, end="")
-        return
-    lines = [Line.from_plain(plain) for plain in results["table"]]
-    print(f"{describe_run(results)}\n\n{format_lines(lines)}")
-    if options.json:
-        Path(options.json).write_text(text)
+    size = pick_size(options, SIZES)
+    tell_results(options, lambda: run(size, rounds=options.rounds or size.rounds), describe_run)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,11 @@ the table of a run that was kept. docs/performance.md tells what each line means
 
 from __future__ import annotations
 
-import argparse
-import json
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,9 +22,10 @@ from history import History, write_history
 from idle import IdleMemory, ManyIdle
 from machine import describe_machine, pin_process, split_cores
 from relay import Relay
+from report import Results, make_parser, pick_size, tell, tell_results
 from resume import Resume
 from servers import DEFAULT_NODE, Bench
-from table import Line, format_lines, format_markdown
+from table import Line
 from wire import LoadError
 
 MEASURES = (Relay.name, IdleMemory.name, ManyIdle.name, Resume.name, LedgerGrowth.name)
@@ -72,7 +70,7 @@ SIZES = {
 }
 
 
-def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Sequence[str]) -> dict[str, Any]:
+def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Sequence[str]) -> Results:
     """Take the named measures, ``rounds`` times, interleaved; gives the results as plain data. Raises `LoadError`."""
     started_s = time.monotonic()
     # Here, not in the system's folder for such files: that may be in memory, and the disk is part of what is measured.
@@ -83,12 +81,12 @@ def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Seq
         machine = describe_machine(Path(scratch))
         history = None
         if Resume.name in names or LedgerGrowth.name in names:
-            _tell(f"a node writes {size.ledger_messages:,} messages for what a long ledger costs")
+            tell(f"a node writes {size.ledger_messages:,} messages for what a long ledger costs")
             history = write_history(bench, size.ledger_messages, size.missed)
         measures = _make_measures(bench, size, names, window, frozenset(own_cores), history)
         for number in range(rounds):
             for measure in measures:
-                _tell(f"round {number + 1}/{rounds}  {measure.name}: {measure.run_round(number)}")
+                tell(f"round {number + 1}/{rounds}  {measure.name}: {measure.run_round(number)}")
         lines = [line for measure in measures for line in measure.lines()]
         described = [measure.describe() for measure in measures if isinstance(measure, Relay)]
         return {
@@ -108,7 +106,7 @@ def _make_measures(
 ) -> list[Measure]:
     measures: list[Measure] = []
     if Relay.name in names:
-        measures.append(Relay(bench, messages=size.messages, window=window, subjects=size.subjects, report=_tell))
+        measures.append(Relay(bench, messages=size.messages, window=window, subjects=size.subjects, report=tell))
     if IdleMemory.name in names:
         measures.append(IdleMemory(bench, size.memory_connections, own_cores))
     if ManyIdle.name in names:
@@ -121,14 +119,7 @@ def _make_measures(
     return measures
 
 
-def format_results(results: dict[str, Any]) -> str:
-    """What a person reads at the end of a run."""
-    return "\n\n".join([describe_run(results), results["subjects"], format_lines(_read_lines(results))]).replace(
-        "\n\n\n", "\n"
-    )
-
-
-def describe_run(results: dict[str, Any]) -> str:
+def describe_run(results: Results) -> str:
     """The machine and the run."""
     facts, size = results["machine"], results["size"]
     cores = ", ".join(map(str, results["server_cores"])) or "any"
@@ -143,19 +134,9 @@ def describe_run(results: dict[str, Any]) -> str:
     )
 
 
-def _read_lines(results: dict[str, Any]) -> list[Line]:
-    return [Line.from_plain(plain) for plain in results["table"]]
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a look within two minutes, not a measurement")
-    parser.add_argument("--size", choices=SIZES, default="full", help="tiny: whether it works at all")
-    parser.add_argument("--rounds", type=int, help="how often each measure is taken")
+    quick, rounds = "a look within two minutes, not a measurement", "how often each measure is taken"
+    parser = make_parser(__doc__, SIZES, quick=quick, rounds=rounds)
     parser.add_argument("--only", action="append", default=[], choices=MEASURES, help="this measure; may be repeated")
     parser.add_argument(
         "--subject", action="append", default=[], metavar="NAME", help="of relay: plain, 'hub full', ..."
@@ -163,33 +144,20 @@ def main() -> None:
     parser.add_argument("--messages", type=int, help="per round, one to one")
     parser.add_argument("--window", type=int, default=512, help="messages in flight when pipelined")
     parser.add_argument("--node", metavar="COMMAND", help="starts a node from a config file; default: roundelay up")
-    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
-    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: the table of a --json FILE, as Markdown")
     options = parser.parse_args()
-    if options.markdown:
-        kept = json.loads(Path(options.markdown).read_text())
-        print(f"```\n{describe_run(kept)}\n```\n\n{format_markdown(_read_lines(kept))}")
-        return
-    size = SIZES["quick" if options.quick else options.size]
     given = {"messages": options.messages, "subjects": tuple(options.subject)}
-    size = Size(**(asdict(size) | {name: value for name, value in given.items() if value}))
-    try:
-        results = run(
+    size = replace(pick_size(options, SIZES), **{name: value for name, value in given.items() if value})
+
+    def measure() -> Results:
+        return run(
             size,
             options.only or MEASURES,
             rounds=options.rounds or size.rounds,
             window=options.window,
             node=shlex.split(options.node) if options.node else DEFAULT_NODE,
         )
-    except LoadError as error:
-        sys.exit(f"the measurement failed: {error}")
-    text = json.dumps(results, indent=2) + "\n"
-    if options.json == "-":
-        print(text, end="")
-        return
-    print(format_results(results))
-    if options.json:
-        Path(options.json).write_text(text)
+
+    tell_results(options, measure, describe_run, failure=LoadError)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from machine import MachineFacts, describe_machine
-from table import Line, format_lines, format_markdown
+from report import Results, make_parser, pick_size, tell, tell_results
+from table import Line
 
 MIN_PLAIN, MIN_PROMPTS = 15_000, 3_000
 """Messages per second of wall clock."""
@@ -53,8 +53,7 @@ def measure_crowd(agents: int, messages: int, renders_prompts: bool) -> dict[str
     """Pairs of a crowd answer each other until so many messages were sent."""
     from roundelay.crowd import Crowd, Incoming, Message
     from roundelay.network.config import Limits
-    from roundelay.simulated_links import Delay
-    from roundelay.simulation import Simulation, simulate
+    from roundelay.simulation import Delay, Simulation, simulate
 
     left = messages
 
@@ -86,8 +85,7 @@ def measure_turns(agents: int, messages: int) -> dict[str, float]:
     from roundelay.agents.models.scripted import Answer, ScriptedModel, finish, send
     from roundelay.agents.simple import SimpleAgentRunner
     from roundelay.network.config import Limits
-    from roundelay.simulated_links import Delay
-    from roundelay.simulation import MakeAgent, Simulation, simulate
+    from roundelay.simulation import Delay, MakeAgent, Simulation, simulate
 
     left = messages
 
@@ -118,8 +116,7 @@ def measure_turns(agents: int, messages: int) -> dict[str, float]:
 
 def measure_scenario(runs: int) -> dict[str, float]:
     """The smallest scenario again and again: what each costs beside what it does."""
-    from roundelay.scenario import run_scenario
-    from roundelay.scenario_file import make_scenario
+    from roundelay.scenario import make_scenario, run_scenario
 
     plain = {
         "scenario": "Somebody says something",
@@ -152,7 +149,7 @@ def list_measures(size: Size) -> dict[str, Callable[[], dict[str, float]]]:
     }
 
 
-def run(name: str, size: Size, *, rounds: int) -> dict[str, Any]:
+def run(name: str, size: Size, *, rounds: int) -> Results:
     """Take every measure, ``rounds`` times; gives the results as plain data. Raises `RuntimeError`."""
     started_s = time.monotonic()
     taken: dict[str, list[dict[str, float]]] = {measure: [] for measure in list_measures(size)}
@@ -164,7 +161,7 @@ def run(name: str, size: Size, *, rounds: int) -> dict[str, Any]:
                 raise RuntimeError(f"{measure}: {done.stderr}")
             values.append(json.loads(done.stdout))
             told = ", ".join(f"{what} {value:,.1f}" for what, value in values[-1].items())
-            print(f"round {number + 1}/{rounds}  {measure}: {told}", file=sys.stderr, flush=True)
+            tell(f"round {number + 1}/{rounds}  {measure}: {told}")
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
         machine = describe_machine(Path(scratch))
 
@@ -193,7 +190,7 @@ def run(name: str, size: Size, *, rounds: int) -> dict[str, Any]:
     }
 
 
-def describe_run(results: dict[str, Any]) -> str:
+def describe_run(results: Results) -> str:
     facts = MachineFacts(**results["machine"])
     return (
         f"{facts.cpu_model}, {facts.cores} cores, {facts.kernel}, {facts.python}\n"
@@ -202,36 +199,16 @@ def describe_run(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a look, not a measurement")
-    parser.add_argument("--size", choices=SIZES, default="full", help="tiny: whether it works at all")
-    parser.add_argument("--rounds", type=int, help="how often each measure is taken")
+    quick, rounds = "a look, not a measurement", "how often each measure is taken"
+    parser = make_parser(__doc__, SIZES, quick=quick, rounds=rounds)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
-    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
-    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: the table of a --json FILE, as Markdown")
     options = parser.parse_args()
-    if options.markdown:
-        kept = json.loads(Path(options.markdown).read_text())
-        print(
-            f"```\n{describe_run(kept)}\n```\n\n{format_markdown([Line.from_plain(plain) for plain in kept['table']])}"
-        )
-        return
-    name = "quick" if options.quick else options.size
-    size = SIZES[name]
+    size = pick_size(options, SIZES)
     if options.measure:
         print(json.dumps(list_measures(size)[options.measure]()))
         return
-    try:
-        results = run(name, size, rounds=options.rounds or size.rounds)
-    except RuntimeError as error:
-        sys.exit(f"the measurement failed: {error}")
-    text = json.dumps(results, indent=2) + "\n"
-    if options.json == "-":
-        print(text, end="")
-        return
-    print(f"{describe_run(results)}\n\n{format_lines([Line.from_plain(plain) for plain in results['table']])}")
-    if options.json:
-        Path(options.json).write_text(text)
+    name = "quick" if options.quick else options.size
+    tell_results(options, lambda: run(name, size, rounds=options.rounds or size.rounds), describe_run)
 
 
 if __name__ == "__main__":

@@ -10,22 +10,18 @@ prints the table of a run that was kept. docs/performance.md tells what each lin
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from features import FeatureCost
 from machine import MachineFacts, describe_machine, pin_process, split_cores
 from prompts import Prefix, Rendering
+from report import Results, make_parser, pick_size, tell, tell_results
 from resting import RestingAgents
 from servers import DEFAULT_NODE, Bench
-from table import Line, format_lines, format_markdown
 from turn_cost import TurnCost
 from wire import LoadError
 
@@ -54,7 +50,7 @@ SIZES = {
 }
 
 
-def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = False) -> dict[str, Any]:
+def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = False) -> Results:
     """Take the named measures, ``rounds`` times, interleaved; gives the results as plain data. Raises `LoadError`."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
@@ -72,7 +68,7 @@ def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = Fal
         chosen = [measure for measure in measures if measure.name in names]
         for number in range(rounds):
             for measure in chosen:
-                _tell(f"round {number + 1}/{rounds}  {measure.name}: {measure.run_round(number)}")
+                tell(f"round {number + 1}/{rounds}  {measure.name}: {measure.run_round(number)}")
         return {
             "machine": asdict(machine),
             "rounds": rounds,
@@ -83,7 +79,7 @@ def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = Fal
         }
 
 
-def describe_run(results: dict[str, Any]) -> str:
+def describe_run(results: Results) -> str:
     """The machine and the run."""
     facts, size = MachineFacts(**results["machine"]), results["size"]
     versions = ", ".join(f"{name} {facts.libraries[name]}" for name in ("openai", "pydantic", "jinja2", "websockets"))
@@ -97,42 +93,20 @@ def describe_run(results: dict[str, Any]) -> str:
     )
 
 
-def _read_lines(results: dict[str, Any]) -> list[Line]:
-    return [Line.from_plain(plain) for plain in results["table"]]
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a look within a minute, not a measurement")
-    parser.add_argument("--size", choices=SIZES, default="full", help="tiny: whether it works at all")
-    parser.add_argument("--rounds", type=int, help="how often each measure is taken")
+    quick, rounds = "a look within a minute, not a measurement", "how often each measure is taken"
+    parser = make_parser(__doc__, SIZES, quick=quick, rounds=rounds)
     parser.add_argument("--only", action="append", default=[], choices=MEASURES, help="this measure; may be repeated")
     parser.add_argument(
         "--peers", action="store_true", help="the turns of other libraries too, where they are installed"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
-    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: the table of a --json FILE, as Markdown")
     options = parser.parse_args()
-    if options.markdown:
-        kept = json.loads(Path(options.markdown).read_text())
-        print(f"```\n{describe_run(kept)}\n```\n\n{format_markdown(_read_lines(kept))}")
-        return
-    size = SIZES["quick" if options.quick else options.size]
-    try:
-        results = run(size, options.only or MEASURES, rounds=options.rounds or size.rounds, with_peers=options.peers)
-    except LoadError as error:
-        sys.exit(f"the measurement failed: {error}")
-    text = json.dumps(results, indent=2) + "\n"
-    if options.json == "-":
-        print(text, end="")
-        return
-    print(f"{describe_run(results)}\n\n{format_lines(_read_lines(results))}")
-    if options.json:
-        Path(options.json).write_text(text)
+    size = pick_size(options, SIZES)
+
+    def measure() -> Results:
+        return run(size, options.only or MEASURES, rounds=options.rounds or size.rounds, with_peers=options.peers)
+
+    tell_results(options, measure, describe_run, failure=LoadError)
 
 
 if __name__ == "__main__":

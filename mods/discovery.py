@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from roundelay.network.mod import Mod, Reading, operation
-from roundelay.network.state import Participant
+from roundelay.network.tables import Participant
 
 _WORD = re.compile(r"\w+")
 _WEIGHTS = {"tags": 3, "tools": 2, "description": 1}

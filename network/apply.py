@@ -41,21 +41,23 @@ from .ledger import Row, Wanted
 from .mod import named_seqs
 from .records import apply_record
 from .refusals import answer_error, check_rights, stop_loop
-from .state import Facts, Known, Put, State
+from .state import State
+from .tables import Facts, Known, Put
 
 
 def wanted(entries: list[Entry]) -> Wanted:
     """Step 5's question: what `apply` will need to know from the ledger."""
     want = Wanted(set(), set(), set())
     for entry in entries:
+        if isinstance(entry, Send):  # before the match, whose class patterns cost: nearly every entry is one
+            frame = entry.frame
+            want.keys.add(entry.key)
+            if frame.reply_to is not UNSET:
+                want.seqs.add(frame.reply_to)
+            if frame.cause is not UNSET:
+                want.seqs.add(frame.cause)
+            continue
         match entry:
-            case Send():
-                frame = entry.frame
-                want.keys.add(entry.key)
-                if frame.reply_to is not UNSET:
-                    want.seqs.add(frame.reply_to)
-                if frame.cause is not UNSET:
-                    want.seqs.add(frame.cause)
             case Record():
                 want.keys.add((entry.origin.agent_id, "r:" + entry.frame.record_id))
                 if entry.trigger is not None:
@@ -76,9 +78,9 @@ def wanted(entries: list[Entry]) -> Wanted:
 
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     """Turn the next entry into rows, deltas and effects. Changes none of its arguments."""
+    if isinstance(entry, Send):
+        return _apply_send(rules, state, facts, entry)
     match entry:
-        case Send():
-            return _apply_send(rules, state, facts, entry)
         case Record():
             return apply_record(rules, state, facts, entry)
         case Operate():
@@ -130,12 +132,13 @@ def _apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcom
                 f"message_id {frame.message_id!r} was used for another message (seq {known.seq}); choose a new one."
             )
             return answer_error(rules, state, origin, conflict, {"message_id": frame.message_id})
-        return Outcome(effects=(_stored(origin, frame.message_id, known.seq, known.thread_id, duplicate=True),))
+        return Outcome(effects=(_stored(origin, frame.message_id, known.seq, known.stream, duplicate=True),))
     try:
         if entry.refusal is not None:
             raise entry.refusal
         check_rights(state, origin)
-        row, puts = write_message(rules, state, facts, origin, frame, excluded_digest(frame), entry.key[1])
+        digest = "" if frame.exclude_agent_ids is UNSET else excluded_digest(frame)
+        row, puts = write_message(rules, state, facts, origin, frame, digest, entry.key[1])
     except RootStopped as error:
         return stop_loop(rules, state, facts, origin, error, {"message_id": frame.message_id})
     except RoundelayError as error:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from .change import ChangeSet, Rules
 from .entries import NOTHING, Lost, Nack, Notify, Outcome, Retry, Settle
 from .frames import encode
-from .state import Attempt, DeadLetter, Facts, Put, State
+from .state import State
+from .tables import Attempt, DeadLetter, Facts, Put
 
 MAX_FAILURES = 5
 """At this many failures a message becomes a dead letter (docs/protocol.md)."""

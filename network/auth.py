@@ -10,7 +10,8 @@ from msgspec import UNSET, Struct
 from .entries import Join
 from .errors import Forbidden, InvalidFrame, NotAuthenticated, RequestError, UnsupportedProtocol
 from .frames import PROTOCOL_VERSION, is_id
-from .state import State, Token
+from .state import State
+from .tables import Token
 
 OWN_IDS = "roundelay-"
 """What the ids of the network's own tools begin with, the command line's among them: nobody binds one by first use."""

@@ -15,7 +15,8 @@ from .entries import NOTHING, Answer, ModEntry, Operate, Origin, Outcome
 from .errors import IdConflict, RoundelayError
 from .frames import ResultFrame, encode
 from .refusals import answer_error, check_rights, stop_loop
-from .state import CallResult, Facts, State
+from .state import State
+from .tables import CallResult, Facts
 
 CALL_KEPT_MS = 24 * 3600 * 1000
 """How long the result of a call that changed something is repeated for its ``call_id`` (docs/protocol.md)."""
@@ -34,7 +35,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     if signed is not None:  # its result is forgotten, what it stored is not
         if signed.digest != entry.digest:
             return answer_error(rules, state, origin, _call_conflict(entry), keys)
-        value = {"seq": signed.seq, "duplicate": True, **({"thread_id": signed.thread_id} if signed.thread_id else {})}
+        value = {"seq": signed.seq, "duplicate": True, **({"thread_id": signed.stream} if signed.stream else {})}
         return Outcome(effects=(_result(entry, Raw(encode(value))),))
     operation = rules.operations[entry.op]
     change = ChangeSet(rules, state, facts, origin, mod_id=entry.op.partition(".")[0], call_id=entry.call_id)

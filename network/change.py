@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +21,8 @@ from .frames import SendFrame, WireMessage, encode, is_id
 from .guard import check_root, next_arrival, parse_address
 from .ledger import Row, RowType
 from .mod import Incoming, Mod, Operation, ask_before
-from .state import Channel, Facts, MessageHead, Put, RootBudget, State, Table
+from .state import State
+from .tables import MAX_SPANS, Channel, Facts, MessageHead, Put, RootBudget, Table
 from .visibility import anchor, direct_thread, has_people, may_read, mod_thread
 
 
@@ -46,6 +48,11 @@ class _Place(Struct, frozen=True, gc=False):
     kind: Literal["direct", "broadcast", "channel", "mod"]
     thread_id: str
     excluded: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=4096)
+def _direct_place(sender: str, name: str) -> _Place:
+    return _Place("direct", direct_thread(sender, name))
 
 
 def write_message(
@@ -127,7 +134,7 @@ def _find_place(
         case "agent":
             if state.present(name) is None:
                 raise UnknownRecipient(f"Nobody is registered as {name!r}; network.list_agents lists who is.")
-            place = _Place("direct", direct_thread(sender, name))
+            place = _direct_place(sender, name)
         case "channel":
             if state.channel(name) is None:
                 raise UnknownRecipient(
@@ -292,8 +299,14 @@ class ChangeSet:
         member = self.state.member(name, agent_id)
         if member.is_in:
             return
-        row = self.write_row("joined", data=encode({"channel": name, "agent_id": agent_id}))
-        self.put_row("member", f"{name}/{agent_id}", member.joined(row.seq))
+        joined = member.joined(self.state.head + 1)
+        if len(joined.spans) > MAX_SPANS:
+            raise Forbidden(
+                f"{agent_id} has come to the channel {name!r} {MAX_SPANS} times, with messages in between, and no more is kept; "
+                f"talk in another channel, and stay in it."
+            )
+        self.write_row("joined", data=encode({"channel": name, "agent_id": agent_id}))
+        self.put_row("member", f"{name}/{agent_id}", joined)
 
     def leave_channel(self, name: str, agent_id: str) -> None:
         self._channel(name)

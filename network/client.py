@@ -195,6 +195,9 @@ class NetworkClient:
         self._emit(notice)
 
     def _emit(self, event: Event) -> None:
+        if len(self._events) == MAX_EVENTS:  # what may be lost goes first: not a person's stop, nor a reconnect
+            loses = (place for place, it in enumerate(self._events) if isinstance(it, Signal) and it.kind != "cancel")
+            del self._events[next(loses, 0)]
         self._events.append(event)
         self._event_arrived.set()
 
@@ -342,7 +345,7 @@ class NetworkClient:
                 log.exception("a handler failed", extra={"agent_id": self.agent_id, "seq": delivery.message.seq})
 
     async def events(self) -> AsyncIterator[Event]:
-        """Presence, signals, notices, reconnects, as they come; the oldest are dropped beyond 1000. Ends with the connection."""
+        """Presence, signals, notices, reconnects, as they come; beyond 1000 the oldest are dropped, signals first. Ends with the connection."""
         while True:
             while self._events:
                 yield self._events.popleft()

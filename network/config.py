@@ -167,6 +167,10 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
         for group in _GROUPS:
             if group in kept and kept[group].value is None:
                 del kept[group]  # `limits:` with its lines commented out
+        if {"id", "instruction"} <= kept.keys():
+            raise root.error(
+                "is an agent's file, not a node's; run the agent by `roundelay agent run`, or name its file under `agents:` of the node's"
+            )
         settings = YamlNode(kept, root.path, root.line)
     bind(NodeConfig, settings)
     assert isinstance(settings.value, dict)  # else bind has refused it

@@ -29,14 +29,9 @@ from .frames import SUBPROTOCOL
 from .gate import SPARE_S, Gate
 from .hub import Hub
 from .peer import count_unsent, describe_peer
-from .raw_frames import join_text_frames, read_header
+from .raw_frames import join_text_frames, read_header, take_text
 from .session import Pause, Session, SessionState
 from .stall import Reading, StallWatch
-
-try:
-    from websockets.speedups import apply_mask
-except ImportError:  # a websockets without its C extension
-    from websockets.utils import apply_mask
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +45,8 @@ UNREAD_BYTES = 1 << 20
 
 
 MAX_METHOD = 16
+_OPEN = WireState.OPEN
+"""Asked for each message; to look it up in its enum costs as much as a call."""
 
 
 class _Protocol(ServerProtocol):
@@ -185,28 +182,24 @@ class HubConnection(ServerConnection):
             data, self._owed = data[self._owed :], max(0, self._owed - len(data))
         elif self._header:
             data, self._header = self._header + data, b""
-        position, size = 0, len(data)
-        while position < size and self.protocol.state is WireState.OPEN:
+        position, size, most = 0, len(data), self._limits.max_frame_bytes
+        while position < size and self.protocol.state is _OPEN:
             if self._holds:
                 self._unread = data[position:]
                 return
+            text = take_text(data, position, most) if self._fragments is None else None
+            if text is not None:
+                self._is_heard = True
+                payload, position = text
+                self._take_text(payload)
+                continue
             start, length = read_header(data, position)
             if start > size:
                 self._header = data[position:]
                 return
             end = start + length
-            if (
-                data[position] == 0x81
-                and data[position + 1] & 0x80  # masked; the parser refuses what is not
-                and end <= size
-                and self._fragments is None
-                and length <= self._limits.max_frame_bytes
-            ):
-                self._is_heard = True
-                self._take_text(apply_mask(data[start:end], data[start - 4 : start]))
-            else:
-                super().data_received(data[position:end])
-                self._owed = max(0, end - size)
+            super().data_received(data[position:end])
+            self._owed = max(0, end - size)
             position = end
         if position < size:
             super().data_received(data[position:])  # the end of a closing handshake

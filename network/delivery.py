@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 
-from .state import Floor
+from .tables import Floor
 
 MAX_OWN = 1 << 16
 """How many of its own sends a session that is behind remembers (512 KiB); the oldest beyond come to it like anybody's."""
@@ -58,7 +58,7 @@ class Outbox:
         """Begin after ``cursor``, behind until the first page says otherwise."""
         self.position = self.delivered = self._done = cursor
 
-    def push(self, seq: int, frame: bytes, *, needs_ack: bool) -> bool:
+    def push(self, seq: int, frame: bytes, needs_ack: bool) -> bool:
         """Queue one published message. False when the queue overflowed: it is dropped, and this outbox is now behind."""
         self._queue.append((seq, frame, needs_ack))
         self.queued_bytes += len(frame)
@@ -101,19 +101,21 @@ class Outbox:
     def take(self, max_bytes: int) -> list[bytes]:
         """Hand over what the window and ``max_bytes`` allow (one frame at least)."""
         frames: list[bytes] = []
-        size = 0
-        queue = self._queue
+        size = newest = 0
+        queue, unacked = self._queue, self._unacked
         while queue and size < max_bytes:
             seq, frame, needs_ack = queue[0]
             if needs_ack:
-                if len(self._unacked) >= self._max_unacked:
+                if len(unacked) >= self._max_unacked:
                     break
-                self._unacked[seq] = None
+                unacked[seq] = None
             queue.popleft()
             size += len(frame)
             frames.append(frame)
-            self.delivered = max(self.delivered, seq)
-            self._done = max(self._done, seq)
+            if seq > newest:
+                newest = seq
+        self.delivered = max(self.delivered, newest)
+        self._done = max(self._done, newest)
         self.queued_bytes -= size
         if self._own and not queue and not self.is_behind:
             self._done = self.position
@@ -153,11 +155,8 @@ class Outbox:
         unacked = self._unacked
         for late in [other for other in self._late if other <= seq and other in unacked]:
             self.settle(late)
-        while unacked:
-            first = next(iter(unacked))
-            if first > seq:
-                break
-            del unacked[first]
+        for handled in list(itertools.takewhile(lambda other: other <= seq, unacked)):
+            del unacked[handled]
 
     def first_owed(self) -> int | None:
         """The smallest seq that may yet have to be read from the ledger, or None when it is up to date."""

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from .errors import RoundelayError
 from .frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
 from .ledger import Row
-from .state import Participant, Put, Spent
+from .tables import Participant, Put, Spent
 
 
 class Origin(Struct, frozen=True):
@@ -198,7 +198,8 @@ class AskToStop(Struct, frozen=True):
     sender_id: str
 
 
-Effect: TypeAlias = Answer | Welcome | Refuse | Notify | Settle | Retry | Disconnect | AskToStop
+OtherEffect: TypeAlias = Welcome | Refuse | Notify | Settle | Retry | Disconnect | AskToStop
+Effect: TypeAlias = Answer | OtherEffect
 
 
 class Outcome(Struct, frozen=True, gc=False):

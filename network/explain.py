@@ -12,7 +12,7 @@ from msgspec import Meta, Raw
 
 from .frames import Seq
 from .mod import Mod, Reading, operation
-from .state import MessageHead, RootBudget, Triggered
+from .tables import MessageHead, RootBudget, Triggered
 from .visibility import Visibility
 from .window import find_message, open_view
 

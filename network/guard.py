@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from .errors import InvalidFrame, LoopStopped, RateLimited
 from .frames import is_id
-from .state import RootBudget
+from .tables import RootBudget
 
 _KINDS = ("agent", "channel", "mod")
 
@@ -33,7 +33,7 @@ def next_arrival(arrival: float, now: int, per_s: int, what: str) -> float:
     """
     if per_s <= 0:
         return 0.0
-    due = arrival if arrival > now else float(now)
+    due = arrival if arrival > now else now
     if due - now > 1000.0:
         wait_ms = int(due - now - 1000.0) + 1
         raise RateLimited(f"More than {per_s} {what} a second; send the same again in {wait_ms} ms.", wait_ms)

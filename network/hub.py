@@ -33,8 +33,9 @@ from .reads import answer_read
 from .refusals import answer_defect
 from .retention import KEEP_ALL, keep_trimming
 from .session import Connection, Session, SessionState
-from .state import Facts, Known, Put, State
+from .state import State
 from .switchboard import Switchboard
+from .tables import Facts, Put
 from .visibility import Visibility
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class Hub:
             on_work=self._work.set,
             read=self._read,
         )
+        self.receive = self._intake.receive
+        """One text message, valid UTF-8, has arrived: steps 1 to 4."""
         self._publisher = Publisher(
             self.switchboard,
             limits=limits,
@@ -186,10 +189,6 @@ class Hub:
         self.counts["connections"] += 1
         return self.switchboard.open(self._new_id(), connection)
 
-    def receive(self, session: Session, data: bytes) -> None:
-        """One text message, valid UTF-8, has arrived: steps 1 to 4."""
-        self._intake.receive(session, data)
-
     def refuse(self, session: Session, error: RoundelayError) -> None:
         """The transport refused a frame (a binary one, say)."""
         self._intake.refuse(session, error)
@@ -236,8 +235,7 @@ class Hub:
             applied = await self._append(want, batch, guesses=False)
         draft, rows, outcomes = applied
         board.state.merge(draft)  # 8
-        for entry, outcome in outcomes:
-            self._publisher.publish(entry, outcome)
+        self._publisher.publish(outcomes)
         if rows:
             self._moved.set()
             self._moved = asyncio.Event()
@@ -274,7 +272,7 @@ class Hub:
         for row in outcome.rows:
             draft.head = row.seq
             if row.key:
-                facts.known[row.actor, row.key] = Known(row.seq, row.stream, row.digest, row.data)
+                facts.known[row.actor, row.key] = row
             if row.head is not None:
                 facts.heads[row.seq] = row.head
         return outcome

@@ -44,11 +44,11 @@ from .frames import (
 from .guard import parse_address
 from .ledger import Ledger
 from .mod import Incoming, Mod, Operation, ask_before
-from .session import Pause, ProtocolBreach, Session, SessionState
+from .session import LIVE, Pause, ProtocolBreach, Session, SessionState
 from .shape import FrameError
 from .spending import CHARGED, read_spent
-from .state import OpenReaction
 from .switchboard import Switchboard
+from .tables import OpenReaction
 from .visibility import direct_thread, may_read, mod_thread, thread_readers
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Intake:
         self.is_closed = False
         """Set when the hub drains: nothing more is taken from sessions; what was not answered is settled by its repeat."""
         self._pending_bytes = 0
+        self._max_pending_bytes = limits.max_pending_bytes
         self._held_back: list[Session] = []
         self._board = board
         self._ledger = ledger
@@ -106,11 +107,12 @@ class Intake:
         """Step 4: one more entry for the next batch."""
         self.pending.append(entry)
         self._pending_bytes += size + ENTRY_BYTES
-        self._on_work()
+        if len(self.pending) == 1:
+            self._on_work()
 
     def _hold_back(self, session: Session) -> None:
         """The last resort: refusals are entries too, so beyond twice the bound a session is not read until the batch is taken."""
-        if self._pending_bytes >= 2 * self._limits.max_pending_bytes and Pause.OVERLOAD not in session.pauses:
+        if Pause.OVERLOAD not in session.pauses:
             self._held_back.append(session)
             session.pause_reading(Pause.OVERLOAD)
 
@@ -118,11 +120,13 @@ class Intake:
         """One text message, valid UTF-8, has arrived."""
         if self.is_closed:
             return
-        if session.state is SessionState.JOINING:
+        if session.state is LIVE or session.state is SessionState.OPENING:
+            if not session.said_bye:
+                self.accept(session, data)
+                if self._pending_bytes >= 2 * self._max_pending_bytes:
+                    self._hold_back(session)
+        elif session.state is SessionState.JOINING:
             session.held.append(data)
-        elif session.state is not SessionState.CLOSED and not session.said_bye:
-            self.accept(session, data)
-            self._hold_back(session)
 
     def release(self, session: Session) -> None:
         """The session is welcomed: what it sent meanwhile comes in."""
@@ -137,7 +141,8 @@ class Intake:
             return
         if session.state is SessionState.LIVE:
             self.enter(Refused(session.live_origin(), error, {}))
-            self._hold_back(session)
+            if self._pending_bytes >= 2 * self._max_pending_bytes:
+                self._hold_back(session)
         elif session.state is not SessionState.CLOSED:
             self._board.refuse(session, 4400, error)
 
@@ -178,10 +183,10 @@ class Intake:
         try:
             parse_address(frame.to)
         except RoundelayError as error:
-            self.enter(Refused(session.live_origin(), error, {"message_id": frame.message_id}))
+            self.enter(Refused(origin, error, {"message_id": frame.message_id}))
             return
         refusal = ask_before(self._before, Incoming(origin, frame)) if self._before else None  # 3 mods.before
-        if self._pending_bytes >= self._limits.max_pending_bytes and self._is_overloaded(
+        if self._pending_bytes >= self._max_pending_bytes and self._is_overloaded(
             session, {"message_id": frame.message_id}
         ):
             return
@@ -338,7 +343,7 @@ class Intake:
         self._board.signal(readers, session.session_id, data)
 
     def _is_overloaded(self, session: Session, keys: dict[str, str]) -> bool:
-        if self._pending_bytes < self._limits.max_pending_bytes:
+        if self._pending_bytes < self._max_pending_bytes:
             return False
         self._counts["overloaded"] += 1
         self.enter(

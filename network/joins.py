@@ -10,7 +10,8 @@ from .change import ChangeSet, Rules
 from .entries import AskToStop, Join, Origin, Outcome, Refuse, Welcome
 from .errors import Forbidden
 from .frames import encode
-from .state import Facts, Participant, State, Token
+from .state import State
+from .tables import Facts, Participant, Token
 
 
 def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:

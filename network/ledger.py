@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from .frames import WireMessage
-from .state import Facts, MessageHead, Put, Table
+from .tables import Facts, Known, MessageHead, Put, Table
 
 RowType: TypeAlias = Literal[
     "message",
@@ -28,7 +28,7 @@ RowType: TypeAlias = Literal[
 ]
 
 
-class Row(Struct, frozen=True, kw_only=True, gc=False):
+class Row(Known, frozen=True, kw_only=True, gc=False):
     """One entry of the log.
 
     ``actor`` and ``key`` are its idempotency key (``m:``, ``r:`` or ``c:`` and the client's id; empty when it has none).
@@ -36,17 +36,13 @@ class Row(Struct, frozen=True, kw_only=True, gc=False):
     both are empty for other rows. ``data`` is JSON: a message as it is delivered, a record with its body.
     """
 
-    seq: int
     at: int
     type: RowType
     actor: str
     key: str = ""
     target: str = ""
-    stream: str = ""
     label: str = ""
     excluded: tuple[str, ...] = ()
-    digest: str = ""
-    data: bytes = b"{}"
     head: MessageHead | None = None
     message: WireMessage | None = None
 

@@ -1,58 +1,149 @@
-"""Reads the log of a ledger's file without a node, and beside one: what the offline commands look at. Changes nothing in the file."""
+"""Reads the log of a ledger's file without a node, and beside one: what the offline commands look at. Changes nothing in the file.
+
+`open_log` gives a `Log`, which holds none of it: rows are read when they are asked for, one after the other or by their seq.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 import msgspec
 
 from .errors import LedgerError
 from .ledger import Row
 from .ledger_queries import ROW_COLUMNS, read_row
-from .log_lines import LogHead, read_lines
+from .log_lines import LogHead, decode_row, read_lines
 
 _SQLITE = b"SQLite format 3\x00"
 
 
-def read_log(path: Path) -> tuple[LogHead, list[Row]]:
-    """Give what a ledger is and every row of its log, ascending: of a node's database, or of an export of one.
+class Log(Protocol):
+    """The log of an open file. Every method raises `LedgerError` with the row that cannot be read."""
 
-    Raises `LedgerError` for anything else.
-    """
+    head: LogHead
+
+    def rows(self) -> Iterator[Row]:
+        """Every row, ascending."""
+        ...
+
+    def row(self, seq: int) -> Row | None:
+        """The row of a seq, if there is one."""
+        ...
+
+
+@contextmanager
+def open_log(path: Path) -> Iterator[Log]:
+    """Open a node's database, or an export of one. Raises `LedgerError` for anything else."""
+    with ExitStack() as stack:
+        with _explaining(path):
+            with path.open("rb") as file:
+                is_database = file.read(len(_SQLITE)) == _SQLITE
+            log = (_Database if is_database else _Export)(path, stack)
+        yield log
+
+
+def read_log(path: Path) -> tuple[LogHead, list[Row]]:
+    """Give what a ledger is and every row of its log; see `open_log`."""
+    with open_log(path) as log:
+        return log.head, list(log.rows())
+
+
+def in_order(rows: Iterable[Row]) -> Iterator[Row]:
+    """The same rows. Raises `LedgerError` where one does not come after the one before it."""
+    last = 0
+    for row in rows:
+        if row.seq <= last:
+            raise LedgerError(f"This is no whole log: seq {row.seq} comes after {last}; export it anew.")
+        last = row.seq
+        yield row
+
+
+class _Export:
+    """An export: lines of JSON. Where each row begins is known once all have been read."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self._path = path
+        self._file = stack.enter_context(path.open("rb"))
+        self._seqs, self._places = array("q"), array("q")
+        self._is_read = False
+        self.head, _ = read_lines((line.decode() for line in self._file), str(path))
+
+    def rows(self) -> Iterator[Row]:
+        seqs, places, place = array("q"), array("q"), 0
+
+        def read(file: BinaryIO) -> Iterator[str]:
+            nonlocal place
+            following = 0
+            for line in file:
+                place, following = following, following + len(line)
+                yield line.decode()
+
+        with _explaining(self._path), self._path.open("rb") as file:
+            for row in in_order(read_lines(read(file), str(self._path))[1]):
+                seqs.append(row.seq)
+                places.append(place)
+                yield row
+        self._seqs, self._places, self._is_read = seqs, places, True
+
+    def row(self, seq: int) -> Row | None:
+        if not self._is_read:
+            for _ in self.rows():
+                pass
+        number = bisect_left(self._seqs, seq)
+        if number == len(self._seqs) or self._seqs[number] != seq:
+            return None
+        with _explaining(self._path):
+            self._file.seek(self._places[number])
+            return decode_row(self._file.readline())
+
+
+class _Database:
+    """A node's database, in one view of it, whatever a node writes meanwhile."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        # Without a log beside it nobody has it open, and then SQLite need not put one there to read it.
+        is_open = Path(f"{path}-wal").exists()
+        mode = "mode=ro" if is_open else "mode=ro&immutable=1"
+        self._path = path
+        with _explaining_database(path):
+            self._db = stack.enter_context(closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)))
+            self._db.execute("BEGIN")
+            meta = dict(self._db.execute("SELECT key, value FROM meta"))
+            first = int(meta.get("first_seq", "1"))
+        if "epoch" not in meta:
+            raise LedgerError(f"The database {path} is no ledger; give the --db of a node.")
+        self.head = LogHead(epoch=meta["epoch"], name=meta.get("name", "roundelay"), first_seq=first)
+
+    def rows(self) -> Iterator[Row]:
+        with _explaining_database(self._path):
+            for columns in self._db.execute(f"SELECT {ROW_COLUMNS} FROM log ORDER BY seq"):
+                yield read_row(*columns)
+
+    def row(self, seq: int) -> Row | None:
+        with _explaining_database(self._path):
+            columns = self._db.execute(f"SELECT {ROW_COLUMNS} FROM log WHERE seq = ?", (seq,)).fetchone()
+            return read_row(*columns) if columns is not None else None
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
     try:
-        with path.open("rb") as file:
-            is_database = file.read(len(_SQLITE)) == _SQLITE
-        if is_database:
-            return _read_database(path)
-        with path.open(encoding="utf-8") as lines:
-            head, rows = read_lines(lines, str(path))
-            return head, list(rows)
+        yield
     except UnicodeDecodeError as error:
         raise LedgerError(f"{path} is neither a node's database nor an export of one.") from error
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror or error}; check the path.") from error
 
 
-def _read_database(path: Path) -> tuple[LogHead, list[Row]]:
-    # Without a log beside it nobody has it open, and then SQLite need not put one there to read it.
-    is_open = Path(f"{path}-wal").exists()
-    mode = "mode=ro" if is_open else "mode=ro&immutable=1"
+@contextmanager
+def _explaining_database(path: Path) -> Iterator[None]:
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as db:
-            db.execute("BEGIN")  # one view of it, whatever a node writes meanwhile
-            meta = dict(db.execute("SELECT key, value FROM meta"))
-            rows = list(_read_rows(db))
+        yield
     except (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, AttributeError) as error:
         raise LedgerError(f"The database {path} cannot be read: {error}; `roundelay doctor` checks it.") from error
-    if "epoch" not in meta:
-        raise LedgerError(f"The database {path} is no ledger; give the --db of a node.")
-    first = int(meta.get("first_seq", "1"))
-    return LogHead(epoch=meta["epoch"], name=meta.get("name", "roundelay"), first_seq=first), rows
-
-
-def _read_rows(db: sqlite3.Connection) -> Iterator[Row]:
-    for columns in db.execute(f"SELECT {ROW_COLUMNS} FROM log ORDER BY seq"):
-        yield read_row(*columns)

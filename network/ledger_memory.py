@@ -11,7 +11,9 @@ from typing import Any
 
 from .errors import LedgerError
 from .ledger import MAX_PAGE_BYTES, KeyTaken, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
-from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table
+from .tables import LOADED_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table
+
+_PRIVATE = frozenset({"direct", "mod"})
 
 
 class MemoryLedger:
@@ -26,7 +28,7 @@ class MemoryLedger:
         self._stamp = 0
         self._rows: dict[int, Row] = {}
         self._order: list[int] = []
-        self._keys: dict[tuple[str, str], Known] = {}
+        self._keys: dict[tuple[str, str], Row] = {}
         self._targets: dict[str, list[int]] = defaultdict(list)
         self._threads: dict[str, list[int]] = defaultdict(list)
         self._reactions: dict[str, list[int]] = defaultdict(list)
@@ -64,20 +66,22 @@ class MemoryLedger:
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if not self._is_open:
             raise LedgerError("The ledger is closed; open it before appending.")
-        if any(row.key and (row.actor, row.key) in self._keys for row in rows):
+        keyed = {(row.actor, row.key): row for row in rows if row.key}
+        if not keyed.keys().isdisjoint(self._keys.keys()):
             raise KeyTaken
+        self._keys.update(keyed)
         for row in rows:
-            self._head, self._stamp = row.seq, row.at
-            self._rows[row.seq] = row
-            self._order.append(row.seq)
-            if row.key:
-                self._keys[row.actor, row.key] = Known(row.seq, row.stream, row.digest, row.data)
+            seq = row.seq
+            self._rows[seq] = row
+            self._order.append(seq)
             if row.target:
-                self._targets[row.target].append(row.seq)
-                if row.head is not None and row.head.kind in ("direct", "mod"):
-                    self._sent[row.actor].append(row.seq)
+                self._targets[row.target].append(seq)
+                if row.head is not None and row.head.kind in _PRIVATE:
+                    self._sent[row.actor].append(seq)
             if row.stream:
-                (self._threads if row.type == "message" else self._reactions)[row.stream].append(row.seq)
+                (self._threads if row.type == "message" else self._reactions)[row.stream].append(seq)
+        if rows:
+            self._head, self._stamp = rows[-1].seq, rows[-1].at
         for put in puts:
             if put.table in VOLATILE_TABLES:
                 continue

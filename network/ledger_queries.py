@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from .ledger import Row, Span, Wanted
-from .state import Facts, Known, MessageHead, Table, decode_value
+from .tables import Facts, Known, MessageHead, Table, decode_value
 
 ROW_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
 _INSERT = f"INSERT INTO log ({ROW_COLUMNS}) VALUES "

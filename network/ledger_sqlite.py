@@ -35,7 +35,7 @@ from .ledger_queries import (
 )
 from .ledger_upkeep import read_head, trim_log
 from .migrations import SCHEMA_VERSION, migrate
-from .state import LOADED_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table, decode_value, encode_value
+from .tables import LOADED_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table, decode_value, encode_value
 
 Durability = Literal["full", "normal", "memory"]
 

@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 
 from .errors import LedgerError
 from .ledger import Row, RowType
-from .state import MessageHead
+from .tables import MessageHead
 
 FORMAT = 1
 

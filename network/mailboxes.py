@@ -6,11 +6,12 @@ memory; no IO, no clock. Holds the committed state, which the hub moves on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .delivery import Mailbox
 from .session import Session
-from .state import Attempt, Participant, State
+from .state import State
+from .tables import Attempt, Participant
 
 
 class LiveParticipant:
@@ -59,6 +60,11 @@ class Mailboxes:
         """Drop everything: the state is loaded anew."""
         self._live.clear()
         self._idle.clear()
+
+    def sessions(self, agent_id: str) -> Sequence[Session]:
+        """The participant's sessions, as they are now: not to be kept."""
+        live = self._live.get(agent_id)
+        return live.sessions if live is not None else ()
 
     def sessions_of(self, agent_id: str) -> list[Session]:
         live = self._live.get(agent_id)

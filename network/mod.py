@@ -27,7 +27,8 @@ from .entries import Origin
 from .errors import InternalError, InvalidArguments, ModError, RoundelayError
 from .frames import ModInfo, OperationInfo, SendFrame, Seq, is_id
 from .ledger import Ledger, Row
-from .state import MessageHead, State
+from .state import State
+from .tables import MessageHead
 from .visibility import Visibility
 
 log = logging.getLogger(__name__)

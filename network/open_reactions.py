@@ -9,7 +9,7 @@ from msgspec import Meta
 from .errors import Forbidden
 from .frames import Seq
 from .mod import Mod, Reading, operation
-from .state import OpenReaction
+from .tables import OpenReaction
 
 
 class OpenReactions(Mod):

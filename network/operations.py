@@ -5,6 +5,7 @@ Changes run in `apply`; reads ask the ledger and never show more than the caller
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -20,7 +21,7 @@ from .mod import Mod, Reading, operation
 from .open_reactions import OpenReactions
 from .operator_operations import OperatorOperations
 from .spending_operations import Spending
-from .state import DeadLetter, OpenReaction, RootBudget, Triggered
+from .tables import DeadLetter, OpenReaction, RootBudget, Triggered
 from .visibility import Visibility, may_read, readable_spans, recipients, thread_readers
 from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, take_newest
 
@@ -38,15 +39,17 @@ class NetworkOperations(Mod):
 
     @operation("change")
     def cancel(self, change: ChangeSet, *, reaction: str | None = None, thread_id: str | None = None) -> dict[str, Any]:
-        """Ask the reactions of a thread, or one reaction, to stop."""
+        """Ask the reactions of a thread, or one reaction, to stop, and those of the agents that these wrote to directly."""
         if (reaction is None) == (thread_id is None):
             raise InvalidArguments("network.cancel takes either reaction or thread_id.")
+        found_all = dict(change.state.items("reaction"))
+        chosen = {
+            key: it
+            for key, it in found_all.items()
+            if (it.reaction == reaction or it.trigger_head.thread_id == thread_id) and _may_cancel(change, it)
+        }
         stopped = []
-        for key, found in list(change.state.items("reaction")):
-            if found.reaction != reaction and found.trigger_head.thread_id != thread_id:
-                continue
-            if not _may_cancel(change, found):
-                continue
+        for key, found in _with_those_asked(chosen, found_all).items():
             change.put_row("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
             change.effects.append(
                 AskToStop(found.agent_id, found.reaction, found.trigger_head.thread_id, change.origin.agent_id)
@@ -214,6 +217,8 @@ class NetworkOperations(Mod):
                 state = "in_prompt"
             else:
                 state = "handled" if is_handled else "delivered" if is_delivered else "queued"
+            if hub.state.present(agent_id) is None:
+                state = "removed"  # whatever it had begun, it goes on with nothing
             is_tried = letter is None and (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
             tried = failures + (1 if is_tried else 0)
             entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": tried}
@@ -257,6 +262,25 @@ def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
     if origin.is_operator or origin.agent_id == reaction.agent_id:
         return True
     return origin.kind == "human" and may_read(change.state, origin.agent_id, reaction.trigger_head)
+
+
+def _with_those_asked(
+    chosen: Mapping[str, OpenReaction], open_reactions: Mapping[str, OpenReaction]
+) -> dict[str, OpenReaction]:
+    """Add the reactions to what these wrote to others directly, and so on: nobody needs their answers any more."""
+    found = dict(chosen)
+    while True:
+        writers = {(it.agent_id, it.trigger) for it in found.values()}
+        more = {
+            key: it
+            for key, it in open_reactions.items()
+            if key not in found
+            and it.trigger_head.kind == "direct"
+            and (it.trigger_head.sender_id, it.trigger_head.cause) in writers
+        }
+        if not more:
+            return found
+        found |= more
 
 
 async def _threads(reading: Reading) -> list[ThreadSummary]:

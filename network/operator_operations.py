@@ -13,7 +13,7 @@ from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipien
 from .frames import Kind, Seq, is_id
 from .log_lines import encode_row
 from .mod import Mod, Reading, operation
-from .state import Attempt, DeadLetter, Token
+from .tables import Attempt, DeadLetter, Token
 
 
 class OperatorOperations(Mod):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .config import Limits
 from .errors import LedgerError
@@ -27,7 +27,7 @@ RECENT_BYTES = 4 << 20
 
 
 class Pages:
-    """Reads pages for sessions. `keep` is told every published row, in order."""
+    """Reads pages for sessions. `keep` is told every published message, in order."""
 
     def __init__(self, outlet: Outlet, mailboxes: Mailboxes, ledger: Ledger, limits: Limits) -> None:
         self.read = 0
@@ -39,12 +39,13 @@ class Pages:
         self._recent: deque[Row] = deque()
         self._recent_bytes = 0
 
-    def keep(self, row: Row) -> None:
-        """Remember a published message for those that are about to be up to date."""
-        self._recent.append(row)
-        self._recent_bytes += len(row.data)
-        while self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_ROWS:
-            self._recent_bytes -= len(self._recent.popleft().data)
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Remember messages that are about to be published, for those that are about to be up to date."""
+        recent = self._recent
+        recent.extend(rows)
+        self._recent_bytes += sum([len(row.data) for row in rows])
+        while self._recent_bytes > RECENT_BYTES or len(recent) > RECENT_ROWS:
+            self._recent_bytes -= len(recent.popleft().data)
 
     def forget(self) -> None:
         """Drop what is remembered: the ledger is reopened."""
@@ -98,7 +99,7 @@ class Pages:
             if outbox.queued_bytes and outbox.queued_bytes + len(frame) > self._limits.session_queue_bytes:
                 return True
             self._outlet.deliveries += 1
-            outbox.push(row.seq, frame, needs_ack=session.live_origin().agent_id != row.actor)
+            outbox.push(row.seq, frame, session.live_origin().agent_id != row.actor)
             outbox.is_behind = True
         self._outlet.flush_session(session)
         return outbox.queued > 0

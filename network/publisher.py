@@ -14,10 +14,10 @@ from .entries import (
     Answer,
     AskToStop,
     Disconnect,
-    Effect,
     Entry,
     ModEntry,
     Notify,
+    OtherEffect,
     Outcome,
     Refuse,
     Retry,
@@ -58,18 +58,27 @@ class Publisher:
         self._mod_infos = [mod.describe() for mod in mods]
         self._shown_limits = limits.model_dump()
 
-    def publish(self, entry: Entry, outcome: Outcome) -> None:
-        """Hand on one entry's messages, then its effects."""
-        for row in outcome.rows:
-            if row.type == "message":
-                self._counts["messages"] += 1
-                # what an operation or a hook sent is delivered to the caller's session too: it gets no `stored` for it
-                sender_session = entry.origin.session_id if type(entry) is Send and row.key else ""
-                self._board.publish(row, sender_session)
-                for mod in self._after:
-                    self._run_after(mod, row)
-        for effect in outcome.effects:
-            self._perform(effect)
+    def publish(self, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
+        """Hand on a batch in its order: each entry's messages, then its effects."""
+        board, sessions = self._board, self._board.sessions
+        messages = [row for _, outcome in outcomes for row in outcome.rows if row.type == "message"]
+        board.pages.keep(messages)
+        self._counts["messages"] += len(messages)
+        for entry, outcome in outcomes:
+            for row in outcome.rows:
+                if row.type == "message":
+                    # what an operation or a hook sent is delivered to the caller's session too: it gets no `stored` for it
+                    sender_session = entry.origin.session_id if isinstance(entry, Send) and row.key else ""
+                    board.publish(row, sender_session)
+                    for mod in self._after:
+                        self._run_after(mod, row)
+            for effect in outcome.effects:
+                if isinstance(effect, Answer):  # before the match, whose class patterns cost
+                    session = sessions.get(effect.session_id)
+                    if session is not None:
+                        board.write(session, effect.data)
+                else:
+                    self._perform(effect)
 
     def _run_after(self, mod: Mod, row: Row) -> None:
         def submit(payload: object) -> None:
@@ -83,14 +92,9 @@ class Publisher:
         if work is not None:
             self._board.spawn(_finish(work))
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: OtherEffect) -> None:
         board = self._board
         match effect:
-            case Answer():
-                session = board.sessions.get(effect.session_id)
-                if session is not None:
-                    session.outgoing.append(effect.data)
-                    board.touch(session)
             case Welcome():
                 self._welcome(effect)
             case Refuse():

@@ -9,7 +9,8 @@ from .frames import RecordFrame, StoredFrame, encode
 from .ledger import Row
 from .refusals import answer_error, check_rights
 from .spending import charge, read_failure
-from .state import Facts, OpenReaction, State, Triggered
+from .state import State
+from .tables import Facts, OpenReaction, Triggered
 from .visibility import is_recipient, thread_readers
 
 

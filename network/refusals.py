@@ -10,7 +10,8 @@ import msgspec
 from .change import RootStopped, Rules, count_rates, find_budget
 from .entries import Answer, Entry, Join, Notify, Operate, Origin, Outcome, Record, Refuse, Send, error_bytes
 from .errors import Forbidden, InternalError, RateLimited, RetryLater, RoundelayError
-from .state import Facts, Put, State
+from .state import State
+from .tables import Facts, Put
 from .visibility import thread_readers
 
 

@@ -26,6 +26,10 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
+LIVE = SessionState.LIVE
+"""For where it is asked for each message: to look it up in its enum costs as much as a call."""
+
+
 class Connection(Protocol):
     """The transport under a session; the hub writes through it. Implemented by `server` (WebSocket) and `local` (in-process)."""
 
@@ -109,7 +113,7 @@ class Session:
 
     def read(self, data: bytes) -> ClientFrame:
         """Decode one text message. Raises `FrameError` for a frame that is answered and forgotten, `ProtocolBreach` for the end."""
-        if self.state is SessionState.OPENING:
+        if self.origin is None:
             return self._read_hello(data)
         frame = read_frame(data, self._max_depth)
         if isinstance(frame, HelloFrame):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .change import ChangeSet, find_budget
-from .state import DaySpent, OpenReaction, Spent
+from .tables import DaySpent, OpenReaction, Spent
 
 CHARGED = frozenset({"model_reply", "review", "finished"})
 MAX_MODELS = 16

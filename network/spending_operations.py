@@ -14,7 +14,7 @@ from .frames import Seq
 from .ledger import Row
 from .mod import Mod, Reading, operation
 from .spending import CHARGED, DAY_MS, spent_on
-from .state import OpenReaction, RootBudget, Spent
+from .tables import OpenReaction, RootBudget, Spent
 from .window import find_message
 
 

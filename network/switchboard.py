@@ -24,7 +24,8 @@ from .mailboxes import LiveParticipant, Mailboxes
 from .pages import Pages
 from .redelivery import Redelivery
 from .session import Connection, Pause, Session, SessionState
-from .state import Participant, State
+from .state import State
+from .tables import Participant
 from .visibility import anchor, is_recipient, parties
 
 log = logging.getLogger(__name__)
@@ -155,7 +156,6 @@ class Switchboard:
         """Hand a committed message to every live session that it is for."""
         head = row.head
         assert head is not None
-        self.pages.keep(row)
         frame = b""
         sender = head.sender_id
         if head.kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
@@ -187,24 +187,21 @@ class Switchboard:
                     continue
                 frame = frame or deliver_bytes(row.data)
                 self.deliveries += 1
-                if not outbox.push(row.seq, frame, needs_ack=needs_ack):
+                if not outbox.push(row.seq, frame, needs_ack):
                     self._tell_behind(session)
                 self.touch(session)
 
     def _push(self, agent_id: str, seq: int, frame: bytes, sender_session: str, *, needs_ack: bool) -> None:
-        live = self.mailboxes.get(agent_id)
-        if live is None:
-            return
-        for session in live.sessions:
+        for session in self.mailboxes.sessions(agent_id):
+            outbox = session.outbox
             if session.session_id == sender_session:
-                session.outbox.pass_over(seq)
-                continue
-            if session.outbox.is_behind:
-                continue
-            self.deliveries += 1
-            if not session.outbox.push(seq, frame, needs_ack=needs_ack):
-                self._tell_behind(session)
-            self.touch(session)
+                outbox.pass_over(seq)
+            elif not outbox.is_behind:
+                self.deliveries += 1
+                if not outbox.push(seq, frame, needs_ack):
+                    self._tell_behind(session)
+                if session not in self._dirty:
+                    self.touch(session)
 
     def _tell_behind(self, session: Session) -> None:
         body = {"from_seq": session.outbox.position}
@@ -215,7 +212,8 @@ class Switchboard:
     def write(self, session: Session, frame: bytes) -> None:
         """Queue a frame that is no delivery; it is written this tick, before deliveries."""
         session.outgoing.append(frame)
-        self.touch(session)
+        if session not in self._dirty:
+            self.touch(session)
 
     def touch(self, session: Session) -> None:
         """Let the session's frames be written at the end of this tick."""

@@ -12,7 +12,8 @@ from typing import Literal
 
 from .frames import is_id
 from .ledger import Span
-from .state import Member, MessageHead, Participant, State
+from .state import State
+from .tables import Member, MessageHead, Participant
 
 Visibility = Literal["people", "strict", "all", "current"]
 VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")

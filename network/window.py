@@ -10,7 +10,7 @@ from msgspec import UNSET
 from .errors import UnknownMessage
 from .ledger import Row
 from .mod import Reading
-from .state import MessageHead
+from .tables import MessageHead
 from .visibility import VISIBILITIES, PromptFilter, Visibility, may_read, readable_spans
 
 PAGE = 500

@@ -5,8 +5,9 @@ The public names are loaded when they are first used, so that ``import roundelay
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from roundelay.lazy import load_when_used
 
 if TYPE_CHECKING:
     from roundelay.agents.policy import AgentPolicy
@@ -88,13 +89,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'roundelay' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = load_when_used(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from roundelay.agents.paths import is_inside
+from roundelay.clean_text import clean
+from roundelay.live import MAX_ID_CHARS, read_place
 from roundelay.network.client import Presence, Reconnected, Reconnecting, Signal
-from roundelay.terminal import clean
 
 TYPING_SHOWN_S = 6.0
 MAX_REACTIONS = 1000
@@ -24,7 +26,7 @@ class Activity:
         """Every reaction that was heard of: its id and its agent's."""
         self.on_change: Callable[[], None] = lambda: None
         self._thinking: dict[tuple[str, str], str] = {}  # agent and reaction -> its thread
-        self._tools: dict[str, dict[object, str]] = {}  # agent -> the tools that it uses, by their calls
+        self._tools: dict[str, dict[tuple[str, str], str]] = {}  # agent -> what its calls do, by reaction and path
         self._typing: dict[str, float] = {}  # person -> when the line says so no more
         self._news = asyncio.Event()
         self._is_connected = True
@@ -35,17 +37,19 @@ class Activity:
 
     def take(self, event: object) -> None:
         match event:
-            case Signal(kind="thinking" | "tool", body={"reaction": str(reaction), "active": bool(is_active)}):
+            case Signal(kind="thinking" | "tool", body={"reaction": str(reaction), "active": bool(is_active)}) if (
+                len(reaction) <= MAX_ID_CHARS
+            ):
                 key = (event.sender_id, reaction)
                 if len(self.reactions) < MAX_REACTIONS:
                     self.reactions.add((reaction, event.sender_id))
                 if event.kind == "tool":
-                    self._take_tool(event.sender_id, event.body, is_active=is_active)
+                    self._take_call(key, event.body, is_active=is_active)
                 elif is_active and len(self._thinking) < MAX_REACTIONS:
                     self._thinking[key] = event.thread_id
                 else:
                     self._thinking.pop(key, None)
-                    self._tools.pop(event.sender_id, None)
+                    self._end_calls(key)
             case Signal(kind="typing"):
                 self._typing[event.sender_id] = time.monotonic() + TYPING_SHOWN_S
                 asyncio.get_running_loop().call_later(TYPING_SHOWN_S + 0.1, self.on_change)
@@ -69,10 +73,9 @@ class Activity:
             return "not connected"
         now = time.monotonic()
         agents = sorted({agent_id for agent_id, _ in self._thinking})
-        tools = {
-            agent: ", ".join(dict.fromkeys(self._tools[agent].values())) for agent in agents if agent in self._tools
-        }
-        parts = [f"{clean(agent)} uses {clean(named)}" for agent, named in tools.items()]
+        parts = [
+            f"{clean(agent)} {clean(_describe_calls(self._tools[agent]))}" for agent in agents if agent in self._tools
+        ]
         thinking = [clean(agent) for agent in agents if agent not in self._tools]
         typing = sorted(clean(person) for person, until in self._typing.items() if until > now)
         parts += [f"{', '.join(names)} {verb}" for names, verb in ((thinking, "thinking"), (typing, "typing")) if names]
@@ -89,12 +92,37 @@ class Activity:
                 if not self._thinking and self._is_connected:
                     return
 
-    def _take_tool(self, agent_id: str, body: dict[str, object], *, is_active: bool) -> None:
-        call = (str(body["reaction"]), str(body.get("path", "")), str(body.get("turn")), str(body.get("call")))
-        tools = self._tools.setdefault(agent_id, {})
+    def _take_call(self, key: tuple[str, str], body: Mapping[str, object], *, is_active: bool) -> None:
+        agent_id, reaction = key
+        place = read_place(body)
+        if place is None:
+            return
         if not is_active:
-            tools.pop(call, None)
-        elif len(tools) < MAX_TOOLS:
-            tools[call] = str(body.get("tool"))[:64]
-        if not tools:
-            del self._tools[agent_id]
+            self._end_calls(key, place)
+        elif len(tools := self._tools.setdefault(agent_id, {})) < MAX_TOOLS:
+            asked = body.get("asked")
+            names = ", ".join(str(it)[:64] for it in asked[:MAX_TOOLS]) if isinstance(asked, list) else ""
+            tools[reaction, place] = f"waits for {names}" if names else f"uses {str(body.get('tool'))[:64]}"
+
+    def _end_calls(self, key: tuple[str, str], place: str | None = None) -> None:
+        """A call of a reaction is done, with whatever runs inside of it; without a place, all are."""
+        agent_id, reaction = key
+        left = {
+            (other, path): tool
+            for (other, path), tool in self._tools.pop(agent_id, {}).items()
+            if other != reaction or (place is not None and not is_inside(path, place))
+        }
+        if left:
+            self._tools[agent_id] = left
+
+
+def _describe_calls(calls: Mapping[tuple[str, str], str]) -> str:
+    """What an agent is at: its innermost calls, each thing once."""
+    inner = [
+        what
+        for (reaction, path), what in calls.items()
+        if not any(key != (reaction, path) and key[0] == reaction and is_inside(key[1], path) for key in calls)
+    ]
+    used = ", ".join(dict.fromkeys(it.removeprefix("uses ") for it in inner if it.startswith("uses ")))
+    waits = ", ".join(dict.fromkeys(it.removeprefix("waits for ") for it in inner if it.startswith("waits for ")))
+    return " and ".join([*([f"uses {used}"] if used else []), *([f"waits for {waits}"] if waits else [])])

@@ -7,7 +7,7 @@ import resource
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +28,7 @@ from roundelay.network.ledger_sqlite import Durability, SQLiteLedger
 from roundelay.network.local import LocalTransport
 from roundelay.network.mod import Mod, load_mods
 from roundelay.network.server import WebSocketServer
+from roundelay.network.transport import Transport
 from roundelay.network.visibility import Visibility
 
 OWN_MODS: dict[str, type[Mod]] = {"channels": Channels, "discovery": Discovery}
@@ -179,18 +180,16 @@ class Network:
         card: Mapping[str, Any] | None = None,
     ) -> NetworkClient:
         """A client of this network, not yet connected; it is closed with the network."""
+        transport, jitter = self._make_link(agent_id)
         client = NetworkClient(
-            agent_id,
-            kind=kind,
-            role=role,
-            card=card,
-            transport=LocalTransport(self.hub),
-            new_id=self._new_id,
-            jitter=lambda: 1.0,  # nobody to be apart from
-            clock=self._clock,
-        )
+            agent_id, kind=kind, role=role, card=card, transport=transport, new_id=self._new_id, jitter=jitter, clock=self._clock
+        )  # fmt: skip
         self._clients.append(client)
         return client
+
+    def _make_link(self, agent_id: str) -> tuple[Transport, Callable[[], float]]:
+        """A client's way to the hub, and the chance in how long it waits before it tries again."""
+        return LocalTransport(self.hub), lambda: 1.0  # nobody to be apart from
 
     async def join(
         self,

@@ -7,6 +7,7 @@ who gets a message and keeps nothing that must survive: what was shown is acknow
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from roundelay.activity import Activity
+from roundelay.clean_text import clean
 from roundelay.identity import READER_ID
 from roundelay.live import LiveView
 from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal, Stored
@@ -23,7 +25,7 @@ from roundelay.network.messages import message_from_wire
 from roundelay.network.visibility import direct_thread
 from roundelay.participants import list_participants
 from roundelay.patience import Patience
-from roundelay.terminal import Screen, clean, describe_place, format_line, format_participants
+from roundelay.terminal import Screen, describe_place, format_line, format_participants, tell_person
 
 HISTORY_MESSAGES = 20
 SENT_REMEMBERED = 500
@@ -107,7 +109,7 @@ class Chat:
             match event:
                 case Signal() if not self._shows_activity:
                     continue
-                case Signal(kind="delta"):
+                case Signal(kind="delta" | "tool"):
                     for report in reports:
                         self.screen.note(f"{report} ({clean(event.thread_id)})")
                     continue
@@ -156,7 +158,7 @@ class Chat:
                 raise
             self._complain(str(error))
         except RoundelayError as error:
-            self._complain(str(error))
+            self._complain(tell_person(str(error), in_chat=True))
         return True
 
     async def say(self, text: str) -> None:
@@ -273,6 +275,8 @@ class Chat:
 
     async def _dm(self, rest: str) -> None:
         target, _, text = rest.partition(" ")
+        if not target:
+            raise InvalidArguments("Write /dm ID with whom to write to; /agents lists who is there.")
         await self._go_and_say(f"agent:{target.removeprefix('agent:')}", text)
 
     async def _broadcast(self, rest: str) -> None:
@@ -285,6 +289,8 @@ class Chat:
         await self._go_and_say(rest, "")
 
     async def _join_channel(self, rest: str) -> None:
+        if not rest:
+            raise InvalidArguments("Write /join CHANNEL with the name of a channel; one that is not there is made.")
         await self._go_and_say(f"channel:{rest.removeprefix('channel:')}", "")
 
     async def _go_and_say(self, to: str, text: str) -> None:
@@ -303,7 +309,7 @@ class Chat:
         number, _, text = rest.partition(" ")
         if not number.isdecimal() or not text.strip():
             raise InvalidArguments("Write /reply SEQ TEXT with the number of the message that you answer.")
-        await self._answer(int(number), text.strip())
+        await self._answer(await self._find(int(number)), text.strip())
 
     async def _approve(self, rest: str) -> None:
         await self._decide("approve", rest)
@@ -312,8 +318,14 @@ class Chat:
         await self._decide("deny", rest)
 
     async def _edit(self, rest: str) -> None:
-        if not rest.partition(" ")[2].strip():
-            raise InvalidArguments("Write /edit SEQ ARGUMENTS with the arguments that the call is made with, as JSON.")
+        try:
+            is_object = isinstance(json.loads(rest.partition(" ")[2]), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            raise InvalidArguments(
+                "Write /edit SEQ ARGUMENTS with the arguments that the call is made with, as a JSON object."
+            )
         await self._decide("edit", rest)
 
     async def _decide(self, word: str, rest: str) -> None:
@@ -321,15 +333,19 @@ class Chat:
         number, _, text = rest.partition(" ")
         if not number.isdecimal():
             raise InvalidArguments(f"Write /{word} SEQ with the number of the message that asks for it.")
-        await self._answer(int(number), f"/{word} {text.strip()}".strip())
+        request = await self._find(int(number))
+        if "approval" not in (request.metadata or {}):
+            raise InvalidArguments(f"#{number} asks for no approval, so nothing was sent; /reply {number} answers it.")
+        await self._answer(request, f"/{word} {text.strip()}".strip())
 
-    async def _answer(self, seq: int, text: str) -> None:
+    async def _find(self, seq: int) -> AnyMessage:
+        return message_from_wire((await self.client.call("network.why", {"seq": seq}))["chain"][0])
+
+    async def _answer(self, message: AnyMessage, text: str) -> None:
         """Reply to a message where it is; the current place stays."""
-        chain = (await self.client.call("network.why", {"seq": seq}))["chain"]
-        message = message_from_wire(chain[0])
         stored = await self.client.reply(message, text)
         to = f"agent:{message.sender_id}" if message.kind == "direct" else message.to
-        self._show_sent(stored, to, text, seq)
+        self._show_sent(stored, to, text, message.seq)
 
     async def _leave(self, rest: str) -> None:
         name = (rest or self.place.to).removeprefix("channel:")
@@ -367,15 +383,19 @@ class Chat:
         self.screen.note(f"The conversation that began with #{rest} may go on.")
 
     async def _cost(self, _rest: str) -> None:
-        from roundelay.usage import (  # only here: it loads what reads journals
+        from roundelay.reading.usage import (  # only here: it loads what reads journals
+            add_others,
             describe_usage,
             find_reactions,
+            read_spent,
             read_usage,
         )
 
-        reactions = await find_reactions(self.client, self.sent)
-        usage = await read_usage(self.client, self.activity.reactions | reactions)
-        self.screen.write(describe_usage(usage, paint=self.screen.paint))
+        # Signals may claim anybody's reaction: whose it is the hub says, where it knows, and none counts twice.
+        reactions = dict(self.activity.reactions) | dict(await find_reactions(self.client, self.sent))
+        usage = await read_usage(self.client, reactions.items())
+        whole = add_others(usage, await read_spent(self.client, self.sent))
+        self.screen.write(describe_usage(whole, paint=self.screen.paint))
 
     async def _help(self, _rest: str) -> None:
         for command in COMMANDS.values():

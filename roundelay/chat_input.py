@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from roundelay.chat import Chat
+from roundelay.clean_text import clean, display_width, fit
 from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import RequestError
 from roundelay.patience import PIPE_PATIENCE_S, Patience
-from roundelay.terminal import Paint, Screen, clean, display_width, fit, terminal_height, terminal_width, wants_color
+from roundelay.terminal import Paint, Screen, terminal_height, terminal_width, wants_color
 
 QUIET_S = 2.0
 """After the end of a pipe the chat leaves when nothing has happened for so long and nobody is at work."""
@@ -31,6 +32,8 @@ MAX_KEYS = 1000
 PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
 CLEAR_LINE = "\r\x1b[2K"
 MAX_LIVE_ROWS = 10
+DRAW_EVERY_S = 0.05
+"""What others do is drawn that often at most; what is typed at once."""
 MAX_LABEL, MIN_STATE, MIN_TYPING = 40, 8, 20
 """Columns of the prompt: of who is at work and of the place, each, at most; of the former, at least; what is left to type in."""
 
@@ -146,6 +149,7 @@ class PromptLine:
         self._chat: Chat | None = None
         self._is_at_work = False
         self._live_rows = 0  # drawn above the prompt, to be drawn over
+        self._due: asyncio.TimerHandle | None = None  # the next time to draw
         # Full: the newest keys are dropped, which takes a paste of a thousand lines outside of a bracketed one.
         self._keys: asyncio.Queue[Key] = asyncio.Queue(maxsize=MAX_KEYS)
 
@@ -163,7 +167,7 @@ class PromptLine:
     def follow(self, chat: Chat) -> None:
         """Show the chat's place and who is at work in the prompt."""
         self._chat = chat
-        chat.activity.on_change = self._draw
+        chat.activity.on_change = self._draw_soon
 
     async def lines(self) -> AsyncIterator[str]:
         """What is entered, until the person leaves."""
@@ -213,7 +217,14 @@ class PromptLine:
         if self._chat is not None and self._editor.text and not self._editor.text.startswith("/"):
             self._chat.typed.set()
 
+    def _draw_soon(self) -> None:
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(DRAW_EVERY_S, self._draw)
+
     def _draw(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         if not self._is_at_work:
             return
         width = terminal_width(self._stream) or 80

@@ -41,7 +41,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or file, 3 no hub to connect to.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or file, 3 no hub to connect to, or lost.",
 )
 @click.version_option(package_name="roundelay", message="%(prog)s %(version)s")
 @node_options
@@ -120,8 +120,9 @@ def is_debugging() -> bool:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """The sentence and the exit code for an error that nobody handled."""
+    from roundelay.clean_text import clean
     from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
-    from roundelay.terminal import clean
+    from roundelay.terminal import tell_person
 
     first = next(_leaves(error))
     match first:
@@ -132,7 +133,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         case _:
             code = EXIT_FAILURE
     if isinstance(first, RoundelayError):
-        return clean(str(first)), code
+        return tell_person(clean(str(first))), code
     if isinstance(first, OSError) and first.strerror:
         place = f"{first.filename}: " if first.filename is not None else ""
         return clean(f"{place}{first.strerror}; check the path and its permissions."), code

@@ -40,7 +40,8 @@ from roundelay.network.frames import (
 )
 from roundelay.network.hub import Hub
 from roundelay.network.messages import MessageThread, message_from_wire
-from roundelay.simulation import Simulation, SimulationError
+from roundelay.simulation.network import Simulation
+from roundelay.simulation.setting import SimulationError
 
 _decoder = msgspec.json.Decoder(
     WelcomeFrame | StoredFrame | DeliverFrame | ResultFrame | ErrorFrame | SignalOutFrame | PresenceFrame | NoticeFrame

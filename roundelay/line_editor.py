@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roundelay.terminal import TAB, clean, display_width
+from roundelay.clean_text import TAB, clean, display_width
 
 MAX_HISTORY = 500
 LINE_BREAK = "⏎"

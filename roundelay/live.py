@@ -1,22 +1,31 @@
 """What agents are writing at the moment, as lines for a terminal: answers that grow, what tools give, what is thought. No IO.
 
-Fed with the signals of kind ``delta`` that reach a client; `chat_input` draws it between the messages and the line being typed. Signals may
-be lost: a stream of which a piece is missing shows a gap. Everything here is the writing of participants, so it goes through `clean`.
+Fed with the signals that reach a client; `chat_input` draws it between the messages and the line being typed. Signals may be lost: a
+stream of which a piece is missing shows a gap. They are anybody's to send: an agent is shown under its own name whatever it claims, and
+all that is kept is bounded. Everything here is the writing of participants, so it goes through `clean`.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from roundelay.agents.paths import is_inside, is_path, outer_paths, path_of_call
+from roundelay.clean_text import break_lines, clean, clean_lines, display_width, fit
 from roundelay.network.client import Signal
-from roundelay.terminal import CONTINUED, Paint, break_lines, clean, clean_lines, fit
+from roundelay.terminal import CONTINUED, Paint
 
 MAX_REACTIONS = 32
 MAX_STREAMS = 64
 MAX_CHARS = 8000
+MAX_REPORT_CHARS = 500
+MAX_NAME_CHARS = 64
+MAX_ID_CHARS = 128
+"""Of a reaction's id, as on the wire."""
 GAP = " … "
-_Key = tuple[str, int, str, object]  # path, turn, kind, call
+_Reaction = tuple[str, str]  # its agent and its id
+_Key = tuple[str, int, str, int | None]  # path, turn, kind, call
 
 
 @dataclass(slots=True)
@@ -37,45 +46,49 @@ class _Writing:
     done: set[str] = field(default_factory=set)
     """The paths of calls that are done: what still comes of them is too late."""
     calls: dict[str, str] = field(default_factory=dict)
-    """The tools of the calls under way, by the path that an agent inside of one has."""
+    """Of the calls under way the tool, or the agent that it waits for, by the path that an agent inside of one has."""
 
 
 class LiveView:
-    """What is being written. A reaction is there from its first piece until `end`; what comes later of it is too late."""
+    """What is being written. A reaction is there from its first piece until it ends; what comes later of it is too late."""
 
     def __init__(self) -> None:
-        self._writings: dict[str, _Writing] = {}
-        self._ended: deque[str] = deque(maxlen=4 * MAX_REACTIONS)
+        self._writings: dict[_Reaction, _Writing] = {}
+        self._ended: deque[_Reaction] = deque(maxlen=4 * MAX_REACTIONS)
 
     def take(self, signal: Signal) -> list[str]:
-        """Take the pieces of a signal; gives what agents reported in it, for readers without a screen. What is no piece is passed over."""
+        """Take a signal; gives what it tells of calls and of what they report, for readers without a screen. What is malformed is passed
+        over."""
+        match signal.body:
+            case {"reaction": str(name)} if len(name) <= MAX_ID_CHARS:
+                reaction = (signal.sender_id, name)
+            case _:
+                return []
+        reports: list[str | None] = []
         match signal:
-            case Signal(kind="delta", body={"reaction": str(reaction), "pieces": list(pieces)}):
-                writing = self._find(signal, reaction)
-                if writing is not None:
-                    reports = [_take_piece(writing, it) for it in pieces if isinstance(it, dict)]
-                    return [clean(it) for it in reports if it]
-            case Signal(kind="tool", body={"reaction": str(reaction), "turn": int(), "call": int()}):
-                writing = self._find(signal, reaction)
-                if writing is not None:
-                    _take_call(writing, signal.body)
-            case Signal(kind="thinking", body={"reaction": str(reaction), "active": False}):
-                self.end(reaction)
-            case Signal(kind="thinking", body={"reaction": str(reaction), "active": True}) if reaction in self._ended:
+            case Signal(kind="delta", body={"pieces": list(pieces)}):
+                if (writing := self._find(reaction, signal.thread_id)) is not None:
+                    reports += [_take_piece(writing, it) for it in pieces[:MAX_STREAMS] if isinstance(it, dict)]
+            case Signal(kind="tool", body=body) if (place := read_place(body)) is not None:
+                if (writing := self._find(reaction, signal.thread_id)) is not None:
+                    reports.append(_take_call(writing, place, body))
+            case Signal(kind="thinking", body={"active": False}):
+                self._writings.pop(reaction, None)  # its message, if there is one, says the rest
+                self._ended.append(reaction)
+            case Signal(kind="thinking", body={"active": True}) if reaction in self._ended:
                 self._ended.remove(reaction)  # it is taken up again
-        return []
+        return [clean(it) for it in reports if it]
 
-    def _find(self, signal: Signal, reaction: str) -> _Writing | None:
-        """The writing that a signal is about; None for one that has ended, of somebody else, or too much."""
-        writing = self._writings.get(reaction)
-        if writing is None and reaction not in self._ended and len(self._writings) < MAX_REACTIONS:
-            writing = self._writings[reaction] = _Writing(signal.sender_id, signal.thread_id)
-        return writing if writing is not None and writing.agent_id == signal.sender_id else None
-
-    def end(self, reaction: str) -> None:
-        """A reaction has ended: its message, if there is one, says the rest."""
-        self._writings.pop(reaction, None)
-        self._ended.append(reaction)
+    def _find(self, reaction: _Reaction, thread_id: str) -> _Writing | None:
+        """What is known of a reaction; None if it has ended."""
+        if reaction in self._ended:
+            return None
+        if reaction not in self._writings:
+            if len(self._writings) >= MAX_REACTIONS:  # whoever has the most of them gives one up
+                [(most, _)] = Counter(agent_id for agent_id, _ in self._writings).most_common(1)
+                del self._writings[next(it for it in self._writings if it[0] == most)]
+            self._writings[reaction] = _Writing(reaction[0], thread_id)
+        return self._writings[reaction]
 
     def end_of(self, agent_id: str, thread_id: str) -> None:
         """An agent has spoken in a thread: what it was writing there is a message now."""
@@ -99,25 +112,38 @@ class LiveView:
         return [line for it in shown for line in _lines_of(it, width, each, paint)][-rows:]
 
 
-def _take_call(writing: _Writing, body: dict[str, object]) -> None:
-    """A call begins, or is done: then what was shown of it goes."""
-    outer, turn, call = str(body.get("path", ""))[:80], body["turn"], body["call"]
-    path = f"{outer}/{turn}.{call}".lstrip("/")
+def read_place(body: Mapping[str, object]) -> str | None:
+    """Give the path of the call that a signal is about; None if that can be none. An agent that numbers no calls has one at a time."""
+    match body.get("path") or "", body.get("turn") or 0, body.get("call") or 0:
+        case str(path), int(turn), int(call) if is_path(place := path_of_call(path, turn, call)):
+            return place
+    return None
+
+
+def _take_call(writing: _Writing, place: str, body: Mapping[str, object]) -> str | None:
+    """A call begins, or is done: then what was shown of it goes. Gives what to tell of it."""
+    outer = place.rpartition("/")[0]
     if body.get("active") is True:
-        if len(writing.calls) < MAX_STREAMS:
-            writing.calls[path] = str(body.get("tool", ""))[:64]
-        return
-    writing.calls.pop(path, None)
+        tool, asked = str(body.get("tool", "a tool"))[:MAX_NAME_CHARS], body.get("asked")
+        names = [str(it)[:MAX_NAME_CHARS] for it in asked[:MAX_STREAMS]] if isinstance(asked, list) else []
+        for number, name in enumerate(names or [tool]):
+            if len(writing.calls) < MAX_STREAMS:
+                writing.calls[f"{place}.{number}" if number else place] = name
+        if names == [tool]:
+            return None  # a tool that is an agent elsewhere: it has been told
+        return f"{_name(writing, outer)} " + (f"waits for {', '.join(names)}" if names else f"uses {tool}")
+    writing.calls = {inner: name for inner, name in writing.calls.items() if not is_inside(inner, place)}
     if len(writing.done) < 16 * MAX_STREAMS:
-        writing.done.add(path)
+        writing.done.add(place)
+    writing.streams = {
+        key: it
+        for key, it in writing.streams.items()
+        if not is_inside(key[0], place) and (key[3] is None or path_of_call(key[0], key[1], key[3]) != place)
+    }
+    return None
 
-    def is_of_it(key: _Key) -> bool:
-        return (key[0], key[1], key[3]) == (outer, turn, call) or f"{key[0]}/".startswith(f"{path}/")
 
-    writing.streams = {key: it for key, it in writing.streams.items() if not is_of_it(key)}
-
-
-def _take_piece(writing: _Writing, piece: dict[str, object]) -> str | None:
+def _take_piece(writing: _Writing, piece: Mapping[str, object]) -> str | None:
     match piece:
         case {
             "turn": int(turn),
@@ -125,25 +151,27 @@ def _take_piece(writing: _Writing, piece: dict[str, object]) -> str | None:
             "at": int(at),
             "text": str(text),
         }:
-            path, call = str(piece.get("path", ""))[:80], piece.get("call")
+            place, call = read_place(piece), piece.get("call")
         case _:
             return None
-    at_call = f"{path}/{turn}.{call}".lstrip("/")
-    if not writing.done.isdisjoint([*_outer_paths(path), at_call]):
+    if place is None:
         return None
+    path = place.rpartition("/")[0]
     key: _Key = (path, turn, kind, call if isinstance(call, int) else None)
+    if _is_over(writing, path if key[3] is None else place):
+        return None
     if kind == "progress":
         is_done = piece.get("is_done") is True
         if is_done:
             writing.streams.pop(key, None)
         else:
-            writing.streams[key] = _Stream(path, kind, "", text[:MAX_CHARS])
-        return None if is_done else f"{writing.agent_id}: {text}"
+            writing.streams[key] = _Stream(path, kind, "", text[:MAX_REPORT_CHARS])
+            _keep_newest(writing)
+        return None if is_done else f"{_name(writing, path)}: {text[:MAX_REPORT_CHARS]}"
     known = writing.streams.pop(key, None)
     if known is None:
-        known = _Stream(path, kind, str(piece.get("tool", ""))[:64])
-        if kind == "text" and not path:  # what it thought and looked up before is done with
-            writing.streams = {other: it for other, it in writing.streams.items() if other[1] >= turn or it.path}
+        known = _Stream(path, kind, str(piece.get("tool", ""))[:MAX_NAME_CHARS])
+        writing.streams = {other: it for other, it in writing.streams.items() if not _is_past(other, key)}
     if at < known.end:
         known.text = ""  # it starts over: the first attempt was given up
     elif at > known.end:
@@ -151,52 +179,70 @@ def _take_piece(writing: _Writing, piece: dict[str, object]) -> str | None:
     known.text = (known.text + text)[-MAX_CHARS:]
     known.end = at + len(text)
     writing.streams[key] = known
+    _keep_newest(writing)
+    return None
+
+
+def _keep_newest(writing: _Writing) -> None:
     while len(writing.streams) > MAX_STREAMS:
         del writing.streams[next(iter(writing.streams))]
-    return None
+
+
+def _is_past(stream: _Key, begun: _Key) -> bool:
+    """Whether a stream is done with since another one of its run has begun: it is of an earlier turn, or was thought
+    before what is written."""
+    (path, turn, kind, _), (new_path, new_turn, new_kind, _) = stream, begun
+    return path == new_path and (turn < new_turn or (turn == new_turn and (kind, new_kind) == ("reasoning", "text")))
 
 
 def _lines_of(writing: _Writing, width: int, rows: int, paint: Paint) -> list[str]:
     """The agent's own text in full, as far as there is room; a line for each other thing that it is at."""
     own = [it for it in writing.streams.values() if it.kind == "text" and not it.path][-1:]
     others = [it for it in writing.streams.values() if it.kind != "text" or it.path]
-    # Its thoughts are done with once it writes.
-    others = [it for it in others if not (own and it.kind == "reasoning" and not it.path)]
     if own:
         others = others[-max(rows // 3, 0) :] if rows >= 3 else []
     made = [_line_of(writing, it, width, paint) for it in others[-rows:]]
     if own:
-        head = f"{clean(writing.agent_id)} … "
+        name = fit(clean(writing.agent_id), width // 2)
         room = width - len(CONTINUED)
-        first, *rest = break_lines(clean_lines(own[0].text), room, first_width=max(width - len(head), 8))
+        end = clean_lines(own[0].text[-2 * rows * width :])  # no more could be shown
+        first, *rest = break_lines(end, room, first_width=width - display_width(f"{name} … "))
         # As in a message, no line of it can look like one of ours.
-        text = [f"{paint.name(writing.agent_id)}{paint.dim(' … ')}{first}", *(paint.dim(CONTINUED) + it for it in rest)]
+        text = [f"{paint.name(name)}{paint.dim(' … ')}{first}", *(paint.dim(CONTINUED) + it for it in rest)]
         made += text[-max(rows - len(made), 1) :]
     return made
 
 
 def _line_of(writing: _Writing, stream: _Stream, width: int, paint: Paint) -> str:
     label = {"reasoning": "thinks", "tool": clean(stream.tool) or "tool", "progress": "", "text": "writes"}[stream.kind]
-    inner = [writing.calls.get(path) or "…" for path in _outer_paths(stream.path)]
-    who = " › ".join(map(clean, [writing.agent_id, *inner]))
-    head = f"{who} · {label}: " if label else f"{who} · "
-    flat = clean(" ".join(stream.text.split()))
-    room = max(width - len(head), 8)
-    if stream.kind == "progress":
-        tail = fit(flat, room)
-    else:
-        tail = flat if len(flat) <= room else f"…{_last_words(flat, room - 1)}"
-    return paint.dim(break_lines([f"{head}{tail}"], width)[0])
+    who = clean(_name(writing, stream.path))
+    text = (
+        stream.text[: 2 * width] if stream.kind == "progress" else stream.text[-2 * width :]
+    )  # no more could be shown
+    flat = clean(" ".join(text.split()))
+    head = _fit_end(f"{who} · {label}: " if label else f"{who} · ", max(width * 2 // 3, width - display_width(flat)))
+    room = width - display_width(head)
+    return paint.dim(head + (fit(flat, room) if stream.kind == "progress" else _fit_end(flat, room)))
 
 
-def _outer_paths(path: str) -> list[str]:
-    """A path and those around it, the outermost first: ``1.0/2.1`` gives ``1.0`` and ``1.0/2.1``."""
-    parts = path.split("/") if path else []
-    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
+def _name(writing: _Writing, path: str) -> str:
+    """Who is at work at a path: the agent, and what it called, or asked, there."""
+    return " › ".join([writing.agent_id, *(writing.calls.get(it) or "…" for it in outer_paths(path))])
 
 
-def _last_words(text: str, room: int) -> str:
-    """The end of a text that fits, from the beginning of a word where there is one."""
-    rest = text[-(room // 2 if not text.isascii() else room) :]  # wide characters take two columns
-    space = rest.find(" ")
-    return rest[space + 1 :] if 0 <= space < len(rest) // 2 else rest
+def _is_over(writing: _Writing, path: str) -> bool:
+    """Whether a call at a path, or around it, is done."""
+    calls = [call for place in outer_paths(path) for call in (place, place.rpartition(".")[0])]  # 1.0.1 is in 1.0 too
+    return not writing.done.isdisjoint(calls)
+
+
+def _fit_end(text: str, width: int) -> str:
+    """Give as much of the end of a clean text as ``width`` columns hold, with a sign if that is not all; from the beginning of a word where
+    there is one near."""
+    if display_width(text) <= width:
+        return text
+    start, room = len(text), width - 1
+    while start and (room := room - display_width(text[start - 1])) >= 0:
+        start -= 1
+    space = text.find(" ", start)
+    return f"…{text[space + 1 if start <= space < (start + len(text)) // 2 else start :]}"

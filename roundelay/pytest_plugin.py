@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from roundelay.scenario import ScenarioResult
+    from roundelay.scenario.run import ScenarioResult
     from roundelay.testing import NetworkUnderTest
 
 MARKS = (
@@ -46,7 +46,7 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkU
     """A network of this test's own: `agent`, `person`, `idle`, `transcript`, `why`. In-process and in virtual time unless a mark says otherwise."""
     from dataclasses import fields
 
-    from roundelay.simulation import Setting
+    from roundelay.simulation.setting import Setting
     from roundelay.testing import NetworkUnderTest
 
     mark = request.node.get_closest_marker("roundelay")
@@ -79,7 +79,7 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
         return None
     if op not in ("in", "not in"):
         return None
-    from roundelay.run_record import describe_message
+    from roundelay.scenario.record import describe_message
 
     if op == "not in":
         return [f"somebody said: {left}", *(f"  {describe_message(it)}" for it in right.matching(left))]
@@ -100,7 +100,7 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         from roundelay.network.errors import ConfigError
-        from roundelay.scenario_file import load_scenario
+        from roundelay.scenario.file import load_scenario
 
         try:
             first = load_scenario(self.path).head.seed
@@ -129,16 +129,18 @@ class ScenarioItem(pytest.Item):
         self._seed = seed
 
     def runtest(self) -> None:
-        from roundelay.scenario import run_scenario
-        from roundelay.scenario_file import load_scenario
+        from roundelay.scenario.file import load_scenario
+        from roundelay.scenario.run import run_scenario
 
         result = run_scenario(load_scenario(self.path), seed=self._seed)
+        if result.notes:
+            self.add_report_section("call", "notes", "\n".join(result.notes))
         if not result.passed:
             raise ScenarioFailed(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **options: Any) -> Any:
         from roundelay.network.errors import ConfigError
-        from roundelay.scenario_report import describe_result
+        from roundelay.scenario.report import describe_result
 
         if isinstance(excinfo.value, ScenarioFailed):
             return describe_result(excinfo.value.result)

@@ -7,35 +7,43 @@ cannot move the cursor, change a title or pass for a line of ours. No input, no 
 from __future__ import annotations
 
 import os
-import re
-import unicodedata
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
 
+from roundelay.clean_text import break_lines, clean, clean_lines, display_width
+from roundelay.identity import READER_ID
 from roundelay.network.client import Event, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
 
-TAB = "    "
 CONTINUED = "  | "
 """Begins every line of a message but its first, so that no message can show a line that looks like another message."""
 
 MAX_BESIDE, MAX_BESIDE_CHARS = 50, 300
 """Of what stands beside a message's text (sources, suggested questions): how many lines, and how long each may be."""
 
-# What a reader does not see, or sees elsewhere than it stands: bidi marks, overrides and isolates, zero-width and blank fillers,
-# invisible operators, annotation, tags, supplementary variation selectors, noncharacters. All that prompts leave out (agents/text.py),
-# and more: a person copies what is shown. Kept, because languages and emoji are written with them: ZWNJ, ZWJ, variation selectors 1-16.
-# https://www.unicode.org/reports/tr9/#Directional_Formatting_Codes, https://www.unicode.org/reports/tr36/
-_UNSEEN = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufdd0-\ufdef\ufeff\uffa0"
-    "\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
-    + "".join(chr(plane * 0x10000 + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF))
-    + "]"
-)
-_ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # no red: that is for errors
+
+
+_OPERATIONS = {
+    f"that {READER_ID} may read": ("that you may read", "that you may read"),
+    "network.list_agents lists": ("`roundelay agents` lists", "/agents lists"),
+    "network.info lists its mods": ("`roundelay status` lists its mods", "`roundelay status` lists its mods"),
+    "network.list_tokens lists": ("`roundelay token list` lists", "`roundelay token list` lists"),
+    "; seq is the seq of one.": (
+        "; `roundelay tail --last 20` shows their numbers.",
+        "; /history shows their numbers.",
+    ),
+}
+"""What a hub's sentence, which is for programs, names, and what a person types for it: as a command, and in chat."""
+
+
+def tell_person(sentence: str, *, in_chat: bool = False) -> str:
+    """A hub's sentence as a person reads it: with what one types in place of the operations that programs call."""
+    for operation, typed in _OPERATIONS.items():
+        sentence = sentence.replace(operation, typed[in_chat])
+    return sentence
 
 
 class Writable(Protocol):
@@ -44,18 +52,6 @@ class Writable(Protocol):
     def write(self, text: str, /) -> object: ...
 
     def flush(self) -> object: ...
-
-
-def clean(text: str) -> str:
-    """Give the text on one line, what could drive a terminal or mislead its reader written out: ``\\x1b``, ``\\u202e``."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escape(char) for char in text)
-
-
-def clean_lines(text: str) -> list[str]:
-    """Give the lines of a text, each `clean`; tabs become spaces."""
-    return [clean(line) for line in text.replace("\r\n", "\n").replace("\t", TAB).split("\n")]
 
 
 def wants_color(stream: object) -> bool:
@@ -190,14 +186,6 @@ def format_event(event: Event) -> str | None:
             assert_never(event)
 
 
-def break_lines(lines: Sequence[str], width: int, *, first_width: int | None = None) -> list[str]:
-    """Break clean lines into pieces that fit into ``width`` columns, the first one into ``first_width``."""
-    first = width if first_width is None else first_width
-    return [
-        piece for number, line in enumerate(lines) for piece in _break_line(line, width if number else first, width)
-    ]
-
-
 def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint: Paint = PLAIN) -> str:
     """Columns as wide as they need to be; the last one is not padded."""
     cells = [[clean(str(cell)) for cell in row] for row in rows]
@@ -214,20 +202,6 @@ def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint 
         description = card.get("description", "") if isinstance(card, dict) else ""
         rows.append((agent["agent_id"], agent["kind"], agent["state"], " ".join(str(description).split())[:100]))
     return format_table(("ID", "KIND", "STATE", "DESCRIPTION"), rows, paint=paint)
-
-
-def fit(text: str, width: int) -> str:
-    """Give as much of a clean text as ``width`` columns hold, with a sign if that is not all."""
-    if display_width(text) <= width:
-        return text
-    return f"{text[: _find_end(text, 0, width - 1)]}…" if width > 1 else ""
-
-
-def display_width(text: str) -> int:
-    """How many columns a clean text takes on a terminal."""
-    if text.isascii():
-        return len(text)
-    return sum(_char_width(char) for char in text)
 
 
 def terminal_width(stream: object) -> int | None:
@@ -336,41 +310,6 @@ class Screen:
         line = format_event(event)
         if line is not None:
             self.note(line)
-
-
-def _escape(char: str) -> str:
-    if unicodedata.category(char) not in _ESCAPED_CATEGORIES and not _UNSEEN.match(char):
-        return char
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def _break_line(line: str, first_width: int, width: int) -> list[str]:
-    """Break a clean line into pieces that fit, after a space where there is one."""
-    pieces, start, room = [], 0, first_width
-    while (end := _find_end(line, start, room)) < len(line):
-        space = line.rfind(" ", start + 1, end)
-        cut = space + 1 if space >= 0 else end
-        pieces.append(line[start:cut].rstrip())
-        start, room = cut, width
-    return [*pieces, line[start:]]
-
-
-def _find_end(line: str, start: int, room: int) -> int:
-    """The index up to which a line fits into ``room`` columns, but at least one character."""
-    taken, end = 0, start
-    while end < len(line):
-        taken += _char_width(line[end])
-        if taken > room and end > start:
-            break
-        end += 1
-    return end
-
-
-def _char_width(char: str) -> int:
-    if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
 
 
 def _pad(row: Sequence[str], widths: Sequence[int]) -> str:

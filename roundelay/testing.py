@@ -16,20 +16,25 @@ from typing import Any, Self, TypeVar
 
 from roundelay.agents.models.scripted import Script, ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.live_log import LiveLog
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.config import bind
-from roundelay.process_network import ProcessNetwork
-from roundelay.run_record import ReactionRecord, RunRecord, describe_message
-from roundelay.scenario_agents import plan_agent
-from roundelay.scenario_expectations import Judge
-from roundelay.scenario_file import PlacedExpectation, as_node
-from roundelay.scenario_spec import AgentChoice, Expectation, MessageFilter
-from roundelay.simulated_person import Person
-from roundelay.simulated_stage import describe_simulation
-from roundelay.simulation import MakeAgent, Setting, Simulation, SimulationError, open_simulation
-from roundelay.virtual_time import SimulationLoop
+from roundelay.network.errors import ConfigError
+from roundelay.network.frames import is_id
+from roundelay.scenario.agents import plan_agent
+from roundelay.scenario.expectations import Expectation, MessageFilter
+from roundelay.scenario.file import PlacedExpectation, as_node
+from roundelay.scenario.judge import Judge
+from roundelay.scenario.live_log import LiveLog
+from roundelay.scenario.processes import ProcessNetwork
+from roundelay.scenario.record import ReactionRecord, RunRecord, describe_message
+from roundelay.scenario.simulated_stage import describe_simulation
+from roundelay.scenario.spec import AgentChoice
+from roundelay.simulation.network import Simulation
+from roundelay.simulation.person import Person
+from roundelay.simulation.run import open_simulation
+from roundelay.simulation.setting import MakeAgent, Setting, SimulationError
+from roundelay.simulation.virtual_time import SimulationLoop
 
 T = TypeVar("T")
 
@@ -199,6 +204,10 @@ class NetworkUnderTest:
         """Start an agent: by ``rules`` (as in a scenario's script), a ``script`` (a function of the request, a file of rules, ``module:function``), out
         of an agent ``file``, or with a ``runner`` of one's own. Options as in a scenario: ``model``, ``tools``, ``visibility``, ...
         """
+        if not is_id(agent_id):
+            raise ConfigError(
+                f"{agent_id!r} is no id of an agent; one is like desk-2: lower case letters, digits, '.', '_' and '-', at most 64."
+            )
         if runner is not None:
             self.run(self.simulation.start_agent(runner))
         elif callable(script):

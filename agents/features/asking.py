@@ -21,6 +21,7 @@ from roundelay.agents.models.model import (
     ToolSpec,
     UserMessage,
 )
+from roundelay.agents.text import take_fence_away
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -61,5 +62,7 @@ async def ask_for(
 
 
 def _read(reply: ModelReply, tool: str) -> str:
-    """What should be the arguments; of a model that only writes, its text."""
-    return next((call.arguments for call in reply.tool_calls if call.name == tool), reply.text or "")
+    """What should be the arguments: of the tool, of another one that the model made up, or, of one that only writes, its
+    text."""
+    calls = sorted(reply.tool_calls, key=lambda call: call.name != tool)
+    return calls[0].arguments if calls else take_fence_away(reply.text or "")

@@ -1,5 +1,5 @@
 """Budgets of tokens and of money: for a turn, a reaction, a root and a day. Reserved before a call of the model,
-settled after it.
+settled after it. Where the server counts nothing, the estimate counts.
 
 What was spent is the hub's sums of the ledger's records (``network.spent``): they outlive restarts, and hold what other
 agents, in whatever process, spent on the same root. Reservations are this process's: calls that are under way elsewhere
@@ -10,20 +10,20 @@ ends as `stopped`, whoever waits is told, and the hub tells the thread's readers
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from roundelay.agents.middleware import Around, Middleware
-from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, Usage
+from roundelay.agents.models.model import AssistantMessage, ModelError, ModelReply, ModelRequest, Usage
 from roundelay.agents.retry import retry_later
 from roundelay.agents.steps import Finish
 from roundelay.network.errors import UnknownOperation
 
 from .prices import Price, Prices, write_dollars
-from .tokens import Count, count_request, estimate_tokens
+from .tokens import Count, count_message, count_request, estimate_tokens
 
 Scope = Literal["turn", "reaction", "root", "day"]
 SCOPES: tuple[Scope, ...] = ("turn", "reaction", "root", "day")
@@ -122,6 +122,9 @@ class Budget(Middleware):
             reply = await proceed(request)
         finally:
             _reserve(claims, -1)
+        if not reply.usage.prompt_tokens and not reply.usage.completion_tokens:  # a server that counts nothing
+            written = count_message(AssistantMessage(reply.text, reply.tool_calls), self._count)
+            reply = replace(reply, usage=Usage(asked.prompt_tokens, written))
         self._settle(around, reply)
         return reply
 
@@ -151,7 +154,8 @@ class Budget(Middleware):
                 whose = around.reaction if scope == "reaction" else whose
                 used = self._add_up(around, unit, spent[_SUMS[scope]])
         epoch = around.context.client.welcome.network.epoch
-        return _Claim((epoch, unit, scope, whose), scope, unit, limit, used, self._estimate(around, unit, asked))
+        needed = round(self._estimate(around, unit, asked), 9)  # so that sums of them come back to nothing
+        return _Claim((epoch, unit, scope, whose), scope, unit, limit, used, needed)
 
     def _add_up(self, around: Around, unit: Unit, sums: Mapping[str, Mapping[str, int]]) -> Decimal:
         total = Decimal(0)
@@ -180,9 +184,11 @@ class Budget(Middleware):
     def _estimate(self, around: Around, unit: Unit, asked: Usage) -> Decimal:
         """Give what a call may take: by the price of the model that is asked or, where none is known, as if it were the
         agent's own."""
-        name = around.model.name
-        is_known = unit == "tokens" or self._prices.cost(name, asked) is not None
-        return self._value(around, unit, name if is_known else around.agent.model.name, asked, 1)
+        return self._value(around, unit, self._choose_name(around, unit, around.model.name), asked, 1)
+
+    def _choose_name(self, around: Around, unit: Unit, name: str) -> str:
+        is_known = unit == "tokens" or self._prices.cost(name, Usage(1)) is not None
+        return name if is_known else around.agent.model.name
 
     def _settle(self, around: Around, reply: ModelReply) -> None:
         turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
@@ -190,7 +196,7 @@ class Budget(Middleware):
             sums = {}
         for unit, scope in self._limits:
             if scope == "turn":
-                used = self._value(around, unit, reply.model, reply.usage, 1)
+                used = self._value(around, unit, self._choose_name(around, unit, reply.model), reply.usage, 1)
                 sums = {**sums, unit: sums.get(unit, Decimal(0)) + used}
         self._turns[around.reaction, around.path] = (around.state.turn, sums)
 
@@ -228,6 +234,15 @@ class BudgetOptions(BaseModel):
     def _check(self) -> Self:
         if self.tokens is None and self.usd is None:
             raise ValueError("must have tokens or usd")
+        for name, limits in (("tokens", self.tokens), ("usd", self.usd)):
+            if limits is not None and all(getattr(limits, scope) is None for scope in SCOPES):
+                raise ValueError(f"{name} limits nothing: say it for one of {', '.join(SCOPES)}")
+        for scope in SCOPES:
+            limit = getattr(self.tokens, scope, None)
+            if limit is not None and self.reserve >= limit:
+                raise ValueError(
+                    f"reserve ({self.reserve}) leaves nothing of the {limit} tokens for a {scope}: lower it"
+                )
         return self
 
     def build(self) -> Budget:

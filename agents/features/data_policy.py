@@ -18,8 +18,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from roundelay.agents.agent import KEEPER
 from roundelay.agents.middleware import Middleware
@@ -46,6 +47,9 @@ class DataPolicy(Middleware):
     def __init__(
         self, *, text: bool = True, calls: Chosen = True, results: Chosen = True, redact: Sequence[Redaction] = ()
     ) -> None:
+        for name, given in (("calls", calls), ("results", results), ("redact", redact)):
+            if isinstance(given, str):  # its letters would be taken for the items
+                raise TypeError(f"DataPolicy: {name} is {given!r} and must be a list: write [{given!r}]")
         self._keeps_text = text
         self._keeps_calls = _as_test(calls)
         self._keeps_results = _as_test(results)
@@ -65,15 +69,12 @@ class DataPolicy(Middleware):
             case "tool_result":
                 return self._store_result(body)
             case "review":
-                answer, notes = body["answer"], [NOT_KEPT] if body["notes"] else []
-                if not self._keeps_text:
-                    body = {**body, "answer": _say("answer") if answer else answer, "notes": notes}
-                    body = {name: value for name, value in body.items() if name != "metadata"}
-                texts = ("answer", "correction", "notes", "metadata")
-                return {name: self._redact(value) if name in texts else value for name, value in body.items()}
+                return self._store_review(body)
             case "finished":
                 reason = body["reason"] if self._keeps_text or body["status"] != "finished" else NOT_KEPT
                 return {**body, "reason": self._redact(reason)}
+            case "model_failed":
+                return {**body, "reason": self._redact(body["reason"])}  # a provider's words may repeat the request's
             case "note":
                 # A summary holds what the model wrote, too.
                 is_kept = self._keeps_text and all(
@@ -98,6 +99,17 @@ class DataPolicy(Middleware):
         changed: dict[str, object] = {"text": True} if kept != text else {}
         changed |= {"calls": altered} if altered else {}
         return {**made, ALTERED: changed} if changed else made
+
+    def _store_review(self, body: Mapping[str, object]) -> Mapping[str, object]:
+        answer, made = body["answer"], dict(body)
+        if not self._keeps_text:
+            made |= {"answer": _say("answer") if answer else answer, "notes": [NOT_KEPT] if body["notes"] else []}
+            made.pop("metadata", None)
+        made |= {
+            name: self._redact(made[name]) for name in ("answer", "correction", "notes", "metadata") if name in made
+        }
+        is_same = all(made.get(name) == (body.get(name) or made.get(name)) for name in ("answer", "metadata"))
+        return made if is_same else {**made, ALTERED: True}
 
     def _store_result(self, body: Mapping[str, object]) -> Mapping[str, object]:
         name, data = str(body["tool"]), _as_body(body.get("data", {}))
@@ -149,6 +161,21 @@ class DataPolicyOptions(BaseModel):
     results: bool | tuple[str, ...] = True
     redact: tuple[str, ...] = ()
 
+    @field_validator("calls", "results", mode="before")
+    @classmethod
+    def _check_chosen(cls, value: object) -> object:
+        is_list = isinstance(value, list | tuple) and all(isinstance(it, str) for it in value)
+        if not is_list and not isinstance(value, bool):
+            hint = f": write [{value}]" if isinstance(value, str) else ""
+            raise ValueError(f"must be true, false or a list of tools{hint}")
+        return tuple(value) if isinstance(value, list) else value  # files are read strictly
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.text and self.calls is True and self.results is True and not self.redact:
+            raise ValueError("keeps everything as it is: say what is not kept (text, calls, results), or redact")
+        return self
+
     def build(self) -> DataPolicy:
         """Make the policy. Raises `ConfigError`."""
         try:
@@ -157,6 +184,8 @@ class DataPolicyOptions(BaseModel):
             raise ConfigError(
                 f"the pattern {error.pattern!r} of the data policy is no regular expression: {error}"
             ) from error
+        except ValueError as error:
+            raise ConfigError(f"{error} (redact of the data policy)") from error
 
 
 def _say(what: str) -> str:
@@ -178,6 +207,8 @@ def _as_redaction(given: Redaction) -> Callable[[str], str]:
     if callable(given):
         return given
     pattern = re.compile(given)
+    if pattern.search(""):
+        raise ValueError(f"the pattern {pattern.pattern!r} finds nothing, between any two characters: write + for *")
     return lambda text: pattern.sub(REDACTED, text)
 
 

@@ -15,20 +15,23 @@ import logging
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Annotated, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from roundelay.agents.foreign import describe_error, run_foreign
 from roundelay.agents.import_path import import_callable
 from roundelay.agents.middleware import Answer, Around, Correction, Middleware
-from roundelay.agents.models.model import AssistantMessage, Model, ToolMessage
-from roundelay.agents.text import cut
+from roundelay.agents.models.model import AssistantMessage, Model, ModelError, ToolMessage, UserMessage
+from roundelay.agents.text import cut, replace_surrogates
 from roundelay.network.errors import ConfigError
 
 from .asking import ask_for
 
 _logger = logging.getLogger(__name__)
+
+MAX_FINDING_CHARS = 8000
+"""Of what the checks of an answer say together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Check(Protocol):
     """One check; a function of this shape is one. Its name is what the record says."""
 
     def __call__(self, answer: str, evidence: Evidence, around: Around, /) -> str | Awaitable[str | None] | None:
-        """Give what the model is told to do better, None if the answer is good."""
+        """Give what the model is told to do better, None (or nothing but space) if the answer is good."""
         ...
 
 
@@ -65,7 +68,7 @@ class Evaluations(Middleware):
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         used = [check for tool in around.state.calls for check in self._by_tool.get(tool, ())]
-        checks = list(dict.fromkeys([*self._always, *used]))
+        checks = list({id(it): it for it in (*self._always, *used)}.values())
         if not checks:
             return answer
         evidence = _collect(around)
@@ -75,21 +78,28 @@ class Evaluations(Middleware):
         found = [(name, it) for name, task in tasks if (it := task.result()[0]) is not None]
         notes = [f"{name}: {note}" for name, task in tasks if (note := task.result()[1])]
         if found:
-            return Correction("\n".join(it for _, it in found), ", ".join(name for name, _ in found))
+            told = cut("\n".join(it for _, it in found), MAX_FINDING_CHARS)
+            return Correction(told, ", ".join(name for name, _ in found))
         return Answer(answer, notes=notes) if notes else answer
 
     async def _make(self, check: Check, answer: str, evidence: Evidence, around: Around) -> tuple[str | None, str]:
         """Give what a check found, and why it could not be made."""
 
         async def perform() -> str | None:
-            given = check(answer, evidence, around)
-            return await given if inspect.isawaitable(given) else given
+            given: object = check(answer, evidence, around)
+            said = await given if inspect.isawaitable(given) else given
+            if said is not None and not isinstance(said, str):
+                kind = type(said).__name__
+                raise TypeError(f"it gave a {kind}, and must give what to do better, as text, or None")
+            return replace_surrogates(said) if said is not None and said.strip() else None
 
         try:
             return await run_foreign(perform, name=f"check-{name_check(check)}", timeout_s=self._timeout_s), ""
         except Exception as error:  # whatever a check's code or model raises is its own end
             _logger.warning(
-                "check not made", extra={"check": name_check(check), "reaction": around.reaction}, exc_info=True
+                "check not made",
+                extra={"check": name_check(check), "reaction": around.reaction, "error": describe_error(error)},
+                exc_info=not isinstance(error, ModelError),  # where it was raised tells of code, not of a model's reply
             )
             return None, f"could not be made ({describe_error(error)})"
 
@@ -145,13 +155,15 @@ class CheckOptions(BaseModel):
 
     regex: str | None = None
     forbids: bool = False
-    instruction: str = "Write it in another way."
+    instruction: Annotated[str, Field(min_length=1)] = "Write it in another way."
     call: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.regex is None) == (self.call is None):
             raise ValueError("must be either regex or call")
+        if self.call is not None and (extra := self.model_fields_set - {"call"}):
+            raise ValueError(f"has {' and '.join(sorted(extra))}, which is for a regex; with call the function decides")
         return self
 
     def build(self, name: str) -> Check:
@@ -183,6 +195,10 @@ class EvaluationsOptions(BaseModel):
         for name in wanted:
             if name not in known:
                 raise ConfigError(f'there is no check named "{name}"; there are: {", ".join(sorted(known))}')
+        if unused := [name for name in self.checks if name not in wanted]:
+            raise ConfigError(f"the check {unused[0]} is never made: name it under always, or under tools")
+        if not wanted:
+            raise ConfigError("the evaluations make no check: name some under always, or under tools")
         by_tool = {tool: [known[name] for name in names] for tool, names in self.tools.items()}
         return Evaluations([known[name] for name in self.always], by_tool)
 
@@ -191,7 +207,8 @@ def _collect(around: Around) -> Evidence:
     history = around.state.history
     names = {call.id: call.name for it in history if isinstance(it, AssistantMessage) for call in it.tool_calls}
     results = [(names.get(it.tool_call_id, ""), it.content) for it in history if isinstance(it, ToolMessage)]
-    return Evidence(history[1].content or "", [it for it in results if it[0] != "finish"])
+    prompt = next((it.content for it in history if isinstance(it, UserMessage)), "")
+    return Evidence(prompt, [it for it in results if it[0] != "finish"])
 
 
 class _Verdict(BaseModel):

@@ -11,14 +11,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from roundelay.agents.middleware import Middleware
-from roundelay.agents.models.model import AssistantMessage, ChatMessage, ToolCall, ToolMessage, UserMessage
+from roundelay.agents.models.model import (
+    AssistantMessage,
+    ChatMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from roundelay.agents.models.prompt_view import EXAMPLE_MARK
 from roundelay.agents.steps import CallModel, TurnState
-
-MARK = "(An example of how to work; it is not from this conversation.)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class FewShot(Middleware):
     to tools that the agent does not have."""
 
     def __init__(self, examples: Sequence[Example], *, models: Sequence[str] = ("*",)) -> None:
+        if isinstance(models, str):
+            raise TypeError(f'FewShot: models is {models!r} and must be a list: write ["{models}"]')
         self._models = tuple(models)
         self._examples = [(frozenset(call.tool for call in it.calls), _write(at, it)) for at, it in enumerate(examples)]
 
@@ -53,14 +62,14 @@ class FewShot(Middleware):
             return step
         known = {it.name for it in step.agent.all_tools}
         given = [message for tools, messages in self._examples if tools <= known for message in messages]
-        first, *others = step.messages
-        return replace(step, messages=(first, *given, *others))
+        place = 1 if step.messages and isinstance(step.messages[0], SystemMessage) else 0  # a hook may have left it out
+        return replace(step, messages=(*step.messages[:place], *given, *step.messages[place:]))
 
 
 class ExampleCallOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tool: str
+    tool: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     arguments: dict[str, JsonValue] = {}
     result: str = ""
 
@@ -78,7 +87,7 @@ class FewShotOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    models: tuple[str, ...] = ("*",)
+    models: tuple[Annotated[str, Field(min_length=1)], ...] = Field(("*",), min_length=1)
     examples: tuple[ExampleOptions, ...] = Field(min_length=1)
 
     def build(self) -> FewShot:
@@ -90,7 +99,7 @@ class FewShotOptions(BaseModel):
 
 
 def _write(at: int, example: Example) -> list[ChatMessage]:
-    messages: list[ChatMessage] = [UserMessage(f"{MARK}\n{example.user}")]
+    messages: list[ChatMessage] = [UserMessage(f"{EXAMPLE_MARK}\n{example.user}")]
     calls = tuple(
         ToolCall(f"example_{at}_{place}", call.tool, json.dumps(dict(call.arguments)))
         for place, call in enumerate(example.calls)

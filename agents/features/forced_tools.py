@@ -2,7 +2,8 @@
 
 `ForcedTools` is middleware around the model call: it asks once for each forced tool, all at the same time, and merges
 what comes back into the one reply of the turn: calls and texts in the order of the tools, usage added up. Only that
-reply is recorded, so a reaction that is killed before asks for all of them again.
+reply is recorded, so a reaction that is killed before asks for all of them again. What stands before it in an agent's
+list is around all of these requests together, what stands after it around each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from roundelay.agents.foreign import first_error
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, NamedTool, Usage
+from roundelay.agents.steps import CallModel, TurnState
+
+from .tokens import SEVERAL_REQUESTS
 
 Ask = Callable[[ModelRequest], Awaitable[ModelReply]]
 
@@ -30,6 +34,10 @@ class ForcedTools(Middleware):
 
     def __init__(self, *names: str) -> None:
         self._names = tuple(dict.fromkeys(names))
+
+    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        state.values[SEVERAL_REQUESTS] = step.turn == 1 and bool(step.tools) and len(self._names) > 1
+        return step
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: Ask) -> ModelReply:
         if request.turn != 1 or not request.tools:
@@ -69,7 +77,7 @@ class ForcedToolsOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tools: Annotated[tuple[str, ...], Field(min_length=1)]
+    tools: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
     def build(self) -> ForcedTools:
         return ForcedTools(*self.tools)

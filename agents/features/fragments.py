@@ -9,8 +9,9 @@ which is not kept: the history stays short and the provider's cache holds. They 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from roundelay.agents.middleware import AfterTool, Middleware
 from roundelay.agents.models.model import ToolCall
@@ -73,8 +74,8 @@ class FragmentsOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    limit: int = 10
-    max_chars: int = 8_000
+    limit: Annotated[int, Field(ge=1, le=999)] = 10
+    max_chars: Annotated[int, Field(ge=100, le=10_000_000)] = 8_000
 
     def build(self) -> Fragments:
         return Fragments(limit=self.limit, max_chars=self.max_chars)

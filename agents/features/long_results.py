@@ -2,18 +2,21 @@
 of the reaction.
 
 The whole is kept as the tool gave it, before the policy's ``max_result_chars`` cuts it, in parts that each fit into a
-record, so that it is there again when the reaction is resumed. Only the reaction that made it reads it.
+record, so that it is there again when the reaction is resumed. Only the reaction that made it reads it. What a reaction
+keeps at hand is bounded: the oldest results make way for new ones, and the model is told.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from roundelay.agents.agent import REFERENCES
+from roundelay.agents.citations import find_citations
 from roundelay.agents.middleware import AfterTool, Around, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.steps import PlannedCall, TurnState
@@ -21,19 +24,34 @@ from roundelay.agents.tools import Tool, ToolError, ToolResult, tool
 
 READ_RESULT = "read_result"
 WHOLE = "whole"
-"""In the data of a result: ``call``, by which `read_result` knows it, ``chars``, and the names of the notes that hold
-it."""
+"""In the data of a result: ``call``, by which `read_result` knows it, how many ``chars`` it has and how many of them are
+``kept``, and the names of the ``notes`` that hold them."""
 
-_KEPT = "results.kept"  # in the values: the names of the notes of each call, by its place
+MAX_TOTAL_CHARS = 10_000_000
+
+_KEPT = "results.kept"  # in the values: what is kept of each call, by its place
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is kept of a result: the notes that hold it; none any more, if it was let go. ``cited``: what its text may
+    cite by numbers of its own."""
+
+    notes: tuple[str, ...] = ()
+    chars: int = 0
+    cited: tuple[JsonValue, ...] = ()
 
 
 class LongResults(Middleware):
     """Shows the first ``max_chars`` of a longer result, and brings the tool that reads on. Beyond ``max_kept_chars``
-    nothing is kept."""
+    nothing is kept of one, and of all together ``max_total_chars``, the newest."""
 
-    def __init__(self, max_chars: int = 4000, *, max_kept_chars: int = 1_000_000) -> None:
+    def __init__(
+        self, max_chars: int = 4000, *, max_kept_chars: int = 1_000_000, max_total_chars: int | None = None
+    ) -> None:
         self._max_chars = max_chars
         self._max_kept_chars = max_kept_chars
+        self._max_total_chars = max_total_chars or max(MAX_TOTAL_CHARS, max_kept_chars)
         self._tool = tool(name=READ_RESULT, idempotent=True)(_read_result)
 
     def initial_state(self) -> Mapping[str, object]:
@@ -44,9 +62,26 @@ class LongResults(Middleware):
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         kept, known = result.data.get(WHOLE), state.values.get(_KEPT)
-        if isinstance(kept, dict) and isinstance(known, dict):
-            known[kept.get("call")] = kept.get("notes")
-        return None
+        if not isinstance(kept, dict) or not isinstance(known, dict):
+            return None
+        match kept:
+            case {"call": str(place), "notes": list(notes), "kept": int(chars)}:
+                found = result.data.get(REFERENCES)
+                cited = [it for it in found if isinstance(it, dict) and "n" in it] if isinstance(found, list) else []
+                known[place] = _Kept(tuple(map(str, notes)), chars, tuple(cited))
+        let_go: list[str] = []
+        for place, it in list(known.items())[:-1]:
+            if sum(one.chars for one in known.values()) <= self._max_total_chars:
+                break
+            if it.notes:
+                let_go.append(place)
+            known[place] = _Kept()
+            for name in it.notes:
+                state.values.pop(name, None)
+        if not let_go:
+            return None
+        listed = ", ".join(f'call "{it}"' for it in let_go)
+        return AfterTool(f"{result.content}\n[to make room for it, the rest of {listed} was let go]")
 
     async def around_tool(
         self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
@@ -54,7 +89,7 @@ class LongResults(Middleware):
         if call.tool is self._tool:
             return self._read(around, call.arguments)
         result = await proceed(call)
-        whole, most = result.whole or result.content, min(self._max_chars, around.max_kept_chars)
+        whole, most = result.whole or result.content, self._find_most(around)
         if len(whole) <= most or result.is_answer:
             return result
         place = f"{around.state.turn}.{call.index}"
@@ -66,7 +101,10 @@ class LongResults(Middleware):
             name = f"result.{place}.{digest}.{len(notes)}"
             await around.keep(name, kept[start : start + around.max_kept_chars], of=(call.tool.name,))
             notes.append(name)
-        data: dict[str, JsonValue] = {**result.data, WHOLE: {"call": place, "chars": len(whole), "notes": notes}}
+        data: dict[str, JsonValue] = {
+            **result.data,
+            WHOLE: {"call": place, "chars": len(whole), "kept": len(kept), "notes": notes},
+        }
         shown = f"{whole[:most]}\n{_describe(place, most, len(kept), len(whole))}"
         return replace(result, content=shown, data=data, whole=None)
 
@@ -74,11 +112,17 @@ class LongResults(Middleware):
         place, offset = str(arguments["call"]), int(str(arguments["offset"]))
         values = around.state.values
         known = values.get(_KEPT)
-        notes = known.get(place) if isinstance(known, dict) else None
-        if not isinstance(notes, list):
-            cut = ", ".join(known) if isinstance(known, dict) and known else "none"
-            return ToolResult(f'No result of call "{place}" was cut. Those that were: {cut}.', ok=False)
-        parts = [values.get(str(name)) for name in notes]
+        kept = known.get(place) if isinstance(known, dict) else None
+        if not isinstance(kept, _Kept):
+            there = ", ".join(name for name, it in known.items() if it.notes) if isinstance(known, dict) else ""
+            return ToolResult(f'No result of call "{place}" was cut. Those that were: {there or "none"}.', ok=False)
+        if not kept.notes:
+            text = (
+                f'The rest of call "{place}" was let go: of all long results the newest {self._max_total_chars} characters are kept. '
+                "Call the tool again, if it is needed."
+            )
+            return ToolResult(text, ok=False)
+        parts = [values.get(name) for name in kept.notes]
         whole = "".join(part for part in parts if isinstance(part, str))
         if not all(isinstance(part, str) for part in parts):  # a data policy left them out, and the agent was restarted
             return ToolResult(
@@ -86,11 +130,18 @@ class LongResults(Middleware):
             )
         if offset >= len(whole):
             return ToolResult(f"There are {len(whole)} characters: nothing from {offset} on.", ok=False)
-        end = min(len(whole), offset + min(self._max_chars, around.max_kept_chars))
+        end = min(len(whole), offset + self._find_most(around))
         rest = (
             _describe(place, end, len(whole), len(whole)) if end < len(whole) else f"[the end: {len(whole)} characters]"
         )
-        return ToolResult(f"{whole[offset:end]}\n{rest}", ok=True)
+        piece = whole[offset:end]
+        numbers = find_citations(piece)
+        cited: list[JsonValue] = [it for it in kept.cited if isinstance(it, dict) and it.get("n") in numbers]
+        return ToolResult(f"{piece}\n{rest}", ok=True, data={REFERENCES: cited} if cited else {})
+
+    def _find_most(self, around: Around) -> int:
+        """Give how much of a result is shown at once."""
+        return min(self._max_chars, around.max_kept_chars, around.agent.policy.max_result_chars)
 
 
 def _read_result(
@@ -115,6 +166,15 @@ class LongResultsOptions(BaseModel):
 
     max_chars: Annotated[int, Field(ge=100)] = 4000
     max_kept_chars: Annotated[int, Field(ge=1000, le=20_000_000)] = 1_000_000
+    max_total_chars: Annotated[int, Field(ge=1000, le=200_000_000)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_kept_chars < self.max_chars:
+            raise ValueError(f"max_kept_chars must be at least max_chars ({self.max_chars})")
+        if self.max_total_chars is not None and self.max_total_chars < self.max_kept_chars:
+            raise ValueError(f"max_total_chars must be at least max_kept_chars ({self.max_kept_chars})")
+        return self
 
     def build(self) -> LongResults:
-        return LongResults(self.max_chars, max_kept_chars=self.max_kept_chars)
+        return LongResults(self.max_chars, max_kept_chars=self.max_kept_chars, max_total_chars=self.max_total_chars)

@@ -1,5 +1,5 @@
 """Tools of MCP servers, over stdio or HTTP: each tool ``server.tool``, as ``server_tool`` for the model; prompts and
-resources by tools as well.
+resources by tools as well, what a server says about their use as a part of the prompt.
 
 Middleware. A server is started when a reaction first needs it, and kept; one that is dead or slow answers its calls
 with that, and is opened again at the next. A tool is `idempotent` if the server says so or only reads; else an
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from roundelay.agents.arguments import ToolArgumentsError, ToolError, read_object
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import JsonSchema
-from roundelay.agents.steps import CallModel, Finish, TurnState
+from roundelay.agents.steps import Finish, PromptPart, TurnState
 from roundelay.agents.tools import Effect, Output, Tool, ToolContext, tool, tool_name
 from roundelay.network.errors import ConfigError
 
@@ -47,6 +47,9 @@ class ServerOptions(BaseModel):
     headers_from: dict[str, str] = {}
     tools: tuple[str, ...] | None = None
     """Of its tools only these; None for all."""
+
+    user_prompt: str = ""
+    """What is said of it after the conversation, once it is there."""
 
     timeout_s: _Seconds = 60.0
     connect_timeout_s: _Seconds = 20.0
@@ -96,14 +99,18 @@ class McpServers(Middleware):
     def list_tools(self, state: TurnState) -> Sequence[Tool]:
         return [made for name in self._sessions for made in self._list(name)]
 
-    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        """Add what the servers say about their use to the system message."""
-        told = [
-            f"About the tools {name}_*:\n{session.instructions.strip()}"
+    def list_parts(self, state: TurnState) -> Sequence[PromptPart]:
+        """Give what each server says about its use, and what the agent's author says of it."""
+        return [
+            PromptPart(
+                name,
+                tuple(it.name for it in self._list(name)),
+                session.instructions.strip(),
+                self._options[name].user_prompt.strip(),
+            )
             for name, session in self._sessions.items()
-            if session.instructions.strip()
+            if session.is_known
         ]
-        return step.instruct("\n\n".join(told)) if told else step
 
     async def close(self) -> None:
         """End all sessions; those that are needed again are opened again."""

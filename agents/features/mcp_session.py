@@ -2,7 +2,8 @@
 it was lost.
 
 Used by `mcp_servers`. Everything that enters or leaves the SDK's client happens in that task; other tasks only make
-requests. What the server offers is read once it is connected, and again whenever it says that its tools have changed.
+requests. What the server offers is read once it is connected, and again whenever it says that its tools have changed;
+what it says about their use as well, if it speaks a version of the protocol in which that can be asked for again.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class ServerSession:
         self.instructions = ""
         self.has_resources = False
         self.has_prompts = False
+        self.is_known = False
+        """Whether it has said what it offers; that holds while it is away."""
+
         self.failure: str | None = None
         """Why there is no connection."""
 
@@ -130,7 +134,7 @@ class ServerSession:
             except asyncio.CancelledError:
                 self.failure = "it was closed"
                 raise
-            except BaseException as error:
+            except BaseException as error:  # the SDK wraps what ends a server, in groups of any kind
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
                 single = first_error(error) if isinstance(error, BaseExceptionGroup) else error
@@ -176,14 +180,14 @@ class ServerSession:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
                     async for _ in changes:
-                        await self._read_tools(client)
+                        await self._read_changes(client)
                 return
             except ListenNotSupportedError:
                 return  # an older server: it sends notifications, which `_hear` gets
             except MCPError:
                 return  # it does not offer it
             except SubscriptionLost:
-                await self._read_tools(client)  # what changed meanwhile is not repeated
+                await self._read_changes(client)  # what changed meanwhile is not repeated
 
     async def _hear(self, message: Any) -> None:
         if isinstance(message, types.ToolListChangedNotification) and self._client is not None:
@@ -196,6 +200,16 @@ class ServerSession:
         self.has_prompts = capabilities.prompts is not None
         if capabilities.tools is not None:
             await self._read_tools(client)
+        self.is_known = True
+
+    async def _read_changes(self, client: Client) -> None:
+        if client.session.discover_result is not None:  # since 2026-07-28 the protocol lets a client ask again
+            try:
+                raw = await client.session.send_discover(client.protocol_version)
+                self.instructions = types.DiscoverResult.model_validate(raw).instructions or ""
+            except (MCPError, ValueError) as error:  # what it said before holds, and its tools count for themselves
+                _logger.warning("MCP server not described again", extra={"server": self.name, "reason": str(error)})
+        await self._read_tools(client)
 
     async def _read_tools(self, client: Client) -> None:
         tools: list[types.Tool] = []

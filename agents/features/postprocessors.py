@@ -8,17 +8,22 @@ that is noted in the record. What they gave is recorded, so a resumed reaction d
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Awaitable
 from functools import partial
 from typing import Annotated, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic_core import to_json
 
 from roundelay.agents.foreign import describe_error, run_foreign
 from roundelay.agents.import_path import import_callable
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import Model
+from roundelay.agents.text import cut, replace_surrogates
+from roundelay.agents.tools import is_deeper
+from roundelay.network.errors import ConfigError
 
 from .asking import ask_for
 
@@ -28,6 +33,10 @@ FOLLOW_UPS = "follow_ups"
 """In the metadata of an answer: questions that a person might ask next."""
 
 MAX_QUESTION_CHARS = 200
+MAX_METADATA_CHARS, MAX_METADATA_DEPTH = 50_000, 32
+"""Of what one postprocessor adds to the message's metadata, as JSON."""
+
+MAX_NOTE_CHARS = 1000
 
 
 class Postprocessor(Protocol):
@@ -52,12 +61,11 @@ class Postprocessors(Middleware):
             name = str(getattr(processor, "__name__", type(processor).__name__))
             try:
                 work = partial(_apply, processor, answer, around)
-                given = await run_foreign(work, name=name, timeout_s=self._timeout_s)
+                made = _read(await run_foreign(work, name=name, timeout_s=self._timeout_s))
             except Exception as error:  # whatever its code or model raises is its own end
                 _logger.warning("postprocessor failed", extra={"reaction": around.reaction}, exc_info=True)
                 notes.append(f"{name} failed ({describe_error(error)})")
                 continue
-            made = Answer(given) if isinstance(given, str) else given
             answer, metadata = made.text, {**metadata, **made.metadata}
             notes += made.notes
         return Answer(answer, metadata, notes)
@@ -92,15 +100,33 @@ class PostprocessorsOptions(BaseModel):
 
     def build(self) -> Postprocessors:
         """Make the middleware; ``call`` imports modules. Raises `ConfigError`."""
+        if not self.call and not self.follow_ups:
+            raise ConfigError("the postprocessors do nothing: say call: [module:function], or follow_ups: 3")
         processors: list[Postprocessor] = [import_callable(it, "postprocessor") for it in self.call]
         if self.follow_ups:
             processors.append(FollowUps(count=self.follow_ups))
         return Postprocessors(*processors)
 
 
-async def _apply(processor: Postprocessor, answer: str, around: Around) -> str | Answer:
-    given = processor(answer, around)
+async def _apply(processor: Postprocessor, answer: str, around: Around) -> object:
+    given: object = processor(answer, around)
     return await given if inspect.isawaitable(given) else given
+
+
+def _read(given: object) -> Answer:
+    """Read what a postprocessor gave, as it can be recorded and sent. Raises `TypeError` and `ValueError`."""
+    made = Answer(given) if isinstance(given, str) else given
+    if not isinstance(made, Answer) or not isinstance(made.text, str):
+        raise TypeError(f"it gave a {type(given).__name__}, and must give the answer, as text or as Answer(...)")
+    metadata = _METADATA.validate_json(to_json(dict(made.metadata), inf_nan_mode="strings"))
+    if (size := len(json.dumps(metadata))) > MAX_METADATA_CHARS:
+        raise ValueError(f"its metadata has {size} characters, and may have {MAX_METADATA_CHARS}")
+    if is_deeper(metadata, MAX_METADATA_DEPTH):
+        raise ValueError(f"its metadata is nested deeper than {MAX_METADATA_DEPTH}")
+    return Answer(replace_surrogates(made.text), metadata, [cut(str(it), MAX_NOTE_CHARS) for it in made.notes])
+
+
+_METADATA = TypeAdapter(dict[str, JsonValue])
 
 
 class _Suggested(BaseModel):

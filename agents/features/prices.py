@@ -6,6 +6,7 @@ Pure but for that package's tables, which are read when the first price is asked
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -16,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from roundelay.agents.models.model import Usage
 
 _MILLION = Decimal(1_000_000)
+_VERSION = re.compile(
+    r"[-@:](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)\Z"
+)  # that a server adds to the name it was asked by
 _Dollars = Annotated[Decimal, Field(ge=0)]
 
 
@@ -32,7 +36,8 @@ class Price(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices by the model's name; ``own`` come before those of the package."""
+    """Prices by the model's name; ``own`` come before those of the package. One without a version is of all versions
+    (``gpt-4o`` of ``gpt-4o-2024-08-06``)."""
 
     own: Mapping[str, Price] = field(default_factory=dict)
 
@@ -41,11 +46,14 @@ class Prices:
 
         Some prices depend on a call's length: of several calls the average one counts.
         """
-        known = self.own.get(model)
+        known = self.own.get(model) or self.own.get(_VERSION.sub("", model))
         if known is not None:
             cached_price = known.input if known.cached is None else known.cached
-            fresh = usage.prompt_tokens - usage.cached_tokens
-            tokens = known.input * fresh + cached_price * usage.cached_tokens + known.output * usage.completion_tokens
+            cached = min(
+                usage.prompt_tokens, usage.cached_tokens
+            )  # there are servers that count them beside the prompt
+            fresh = usage.prompt_tokens - cached
+            tokens = known.input * fresh + cached_price * cached + known.output * usage.completion_tokens
             return tokens / _MILLION
         try:
             import genai_prices

@@ -8,9 +8,9 @@ left out is counted in the prompt ("12 earlier messages omitted"), what is cut s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from roundelay.agents.middleware import Middleware
 from roundelay.network.messages import BaseMessage, Message, MessageThread
@@ -102,6 +102,15 @@ class PromptBudgetOptions(BaseModel):
     per_thread: Annotated[int, Field(ge=50)] | None = None
     per_message: Annotated[int, Field(ge=30)] | None = None
     encoding: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        per_thread = self.max_tokens if self.per_thread is None else self.per_thread
+        if per_thread > self.max_tokens:
+            raise ValueError(f"per_thread must be at most max_tokens ({self.max_tokens})")
+        if self.per_message is not None and self.per_message > per_thread:
+            raise ValueError(f"per_message must be at most what a thread may have ({per_thread})")
+        return self
 
     def build(self) -> PromptBudget:
         """Make it. Raises `ConfigError`."""

@@ -3,8 +3,10 @@
 `Prompts` adds to what the loop says already (the instruction, the agent's id, the conversation, the turn's number):
 ``system`` to the system message, ``user`` after the conversation, ``turn`` to the trailing message, which is not kept.
 The first two stand before the history, so providers' caches hold as long as they render to the same text: the templates
-that ship change only when a tool is used for the first time that has something to say about the form of its results.
-Time is the incoming message's, so that a resumed reaction reads the same. Pure.
+that ship change only when a tool is used for the first time that has something to say about the form of its results,
+or when a server says something else. What servers say (`CallModel.parts`) stands where the templates put it, once; what
+they leave out stands where it would without them. Time is the incoming message's, so that a resumed reaction reads the
+same. Pure.
 """
 
 from __future__ import annotations
@@ -15,18 +17,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError
+from jinja2 import StrictUndefined, TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.history import find_prompt
 from roundelay.agents.middleware import Middleware
-from roundelay.agents.models.model import ChatMessage, Model, SystemMessage, UserMessage
+from roundelay.agents.models.model import Model, SystemMessage, UserMessage
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.models.scripted import say as answer
 from roundelay.agents.network_tools import communication_tools
-from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.steps import CallModel, PromptPart, TurnState
 from roundelay.network.errors import ConfigError
 from roundelay.templates import SYSTEM, USER, read_template
 
@@ -47,8 +48,8 @@ class ToolNotes:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What templates read beside the turn: see docs/agents.md. ``server_prompts`` are read for each turn, so a list may
-    be filled later."""
+    """What templates read beside the turn: see docs/agents.md. ``server_prompts`` and ``server_user_prompts`` come
+    before what the agent's own servers say; they are read for each turn, so a list may be filled later."""
 
     custom_instructions: str = ""
     project_name: str = ""
@@ -80,6 +81,15 @@ class Prompts(Middleware):
         self._system = _Source(read_template(SYSTEM) if system is None else system)
         self._user = _Source(read_template(USER) if user is None else user)
         self._turn = _Source("" if turn is None else turn)
+        sources = (self._system, self._user, self._turn)
+        self._by_server = {
+            it for it in ("system", "user") if any({"servers", it} <= source.words for source in sources)
+        }
+        """What of each server the templates place by ``servers``: the lists of texts leave that out."""
+
+        lists = {"system": "server_prompts", "user": "server_user_prompts"}
+        listed = {it for it, name in lists.items() if any(name in source.words for source in sources)}
+        self._placed = self._by_server | listed
         self._check()
 
     def describe(self) -> object:
@@ -90,12 +100,16 @@ class Prompts(Middleware):
         system, user, turn = (it.render(facts) for it in (self._system, self._user, self._turn))
         if system:
             step = step.instruct(system)
-        if user and (place := find_prompt(step.messages, state.history)) is not None:
-            prompt = step.messages[place]
-            assert isinstance(prompt, UserMessage)
-            said = _say_after(prompt, state.history[1], user)
-            step = replace(step, messages=(*step.messages[:place], said, *step.messages[place + 1 :]))
-        return step.tell(turn) if turn else step
+        if user:
+            step = step.add_to_prompt(user)
+        if turn:
+            step = step.tell(turn)
+        return replace(step, parts=tuple(map(self._leave, step.parts)))
+
+    def _leave(self, part: PromptPart) -> PromptPart:
+        """Give what of a part no template places."""
+        system, user = ("" if it in self._placed else getattr(part, it) for it in ("system", "user"))
+        return replace(part, system=system, user=user)
 
     def _collect(self, state: TurnState, step: CallModel) -> dict[str, Any]:
         """Give the templates' variables."""
@@ -105,19 +119,23 @@ class Prompts(Middleware):
         specs = step.tools or [it for it in step.agent.specs if not isinstance(shown, list) or it.name in shown]
         agent, facts, model = step.agent, self._facts, step.model or step.agent.model
         day = datetime.fromtimestamp(state.sent_at / 1000, UTC)
+        tools = [_describe_tool(it.name, it.description, self._notes.get(it.name, ToolNotes())) for it in specs]
+        system = [] if "system" in self._by_server else [it.headed for it in step.parts]
+        user = [] if "user" in self._by_server else [it.user for it in step.parts]
         return {
             "agent": {"id": agent.id, "description": agent.description, "instruction": agent.instruct(state)},
             "model_info": {"name": model.name, **(facts.model_info or {})},
             "date": day.date().isoformat(),
             "date_string": f"{_DAYS[day.weekday()]}, {day.day} {_MONTHS[day.month - 1]} {day.year}",
-            "tools": [_describe_tool(it.name, it.description, self._notes.get(it.name, ToolNotes())) for it in specs],
+            "tools": tools,
             "used_tools": list(state.calls),
             "custom_instructions": facts.custom_instructions,
             "project_name": facts.project_name,
             "constraints": list(facts.constraints),
             "metadata": dict(facts.metadata or {}),
-            "server_prompts": [it for it in facts.server_prompts if it],
-            "server_user_prompts": [it for it in facts.server_user_prompts if it],
+            "servers": [_describe_server(it, tools) for it in step.parts],
+            "server_prompts": [it for it in (*facts.server_prompts, *system) if it],
+            "server_user_prompts": [it for it in (*facts.server_user_prompts, *user) if it],
             "max_tool_calls_per_turn": agent.policy.max_tool_calls_per_turn,
             "turn": state.turn,
             "max_turns": state.turn if step.is_last else state.max_turns,
@@ -128,17 +146,20 @@ class Prompts(Middleware):
         model: Model = ScriptedModel(lambda request: answer("sample"), name="sample")
         state = TurnState("sample", 1, 2, history=(SystemMessage(""), UserMessage("")), calls={"finish": 1})
         sample = Agent("sample", "sample", model, communication_tools())
-        self.prepare(state, CallModel(1, sample, tuple(state.history), (), state))
+        parts = (PromptPart("sample", ("finish",), "sample", "sample"),)
+        self.prepare(state, CallModel(1, sample, tuple(state.history), (), state, parts=parts))
 
 
 class _Source:
-    """A template, and where it comes from."""
+    """A template, and where it comes from. ``words`` are the names in its expressions: of variables and of what is read
+    of them."""
 
     def __init__(self, given: str | Path) -> None:
         self._path = given if isinstance(given, Path) else None
         try:
             self.text = given.read_text(encoding="utf-8") if isinstance(given, Path) else given
-            self._template: Template = _ENVIRONMENT.from_string(self.text)
+            self._template = _ENVIRONMENT.from_string(self.text)
+            self.words = _find_words(_ENVIRONMENT.parse(self.text))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the prompt's template cannot be read: {error}", path=self._path) from error
         except TemplateError as error:
@@ -202,12 +223,16 @@ def _describe_tool(name: str, description: str, notes: ToolNotes) -> dict[str, s
     }  # fmt: skip
 
 
-def _say_after(message: UserMessage, prompt: ChatMessage, text: str) -> UserMessage:
-    """Put a text behind the prompt, and before what trails it in the first turn: there it stands in every turn."""
-    said, known = message.content, prompt.content or ""
-    if not said.startswith(known):  # other middleware made another one of it
-        return replace(message, content=f"{said}\n\n{text}")
-    return replace(message, content=f"{known}\n\n{text}{said[len(known) :]}")
+def _describe_server(part: PromptPart, tools: Sequence[Mapping[str, str]]) -> dict[str, object]:
+    own = [it for it in tools if it["name"] in part.tools]
+    return {"name": part.name, "tools": own, "system": part.system, "user": part.user}
+
+
+def _find_words(template: nodes.Template) -> frozenset[str]:
+    names = {it.name for it in template.find_all(nodes.Name)}
+    read = {it.attr for it in template.find_all(nodes.Getattr)}
+    constants = {it.value for it in template.find_all(nodes.Const) if isinstance(it.value, str)}  # of [...], and of map
+    return frozenset(names | read | constants)
 
 
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

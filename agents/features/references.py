@@ -9,18 +9,20 @@ resumed reaction gives them again. What an agent inside of a call cited is numbe
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from roundelay.agents.agent import REFERENCES, SOURCES
+from roundelay.agents.citations import find_citations, map_citations
 from roundelay.agents.middleware import AfterTool, Answer, Around, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.steps import TurnState
 from roundelay.agents.text import cut
 from roundelay.agents.tools import ToolResult
+
+from .structured import is_structured
 
 _logger = logging.getLogger(__name__)
 _NUMBERED = "references.numbered"  # in the state's values: each with its number, by its key
@@ -33,9 +35,6 @@ MAX_SOURCES = 50
 
 MAX_FIELD_CHARS = 500
 """Of a title, an address or an id there."""
-
-# Code is left alone, and so are links of Markdown: `values[1]`, [1](https://...).
-_CITATION = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|(?P<citation> ?\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\())", re.DOTALL)
 
 
 class Reference(BaseModel):
@@ -76,6 +75,8 @@ class References(Middleware):
     of in its metadata, for readers that show no metadata.
     """
 
+    withholds = False  # a citation of nothing may be seen while it is written
+
     def __init__(self, *, max_chars: int = 16_000, in_text: bool = False) -> None:
         self._max_chars = max_chars
         self._in_text = in_text
@@ -86,27 +87,28 @@ class References(Middleware):
         if not found:
             return None
         numbers = {it.n: number for number, it in found if it.n is not None}
-        content = _map_citations(result.content, numbers.get) if numbers else result.content
+        content = map_citations(result.content, numbers.get) if numbers else result.content
         if not result.is_answer:
             shown = "\n\n".join(it.write(number) for number, it in found)
             content = f"{content}\n\n{HOW_TO_CITE}\n{cut(shown, self._max_chars)}".strip()
         return AfterTool(content)
 
     async def review(self, around: Around, answer: str) -> str | Answer:
-        known = len(list_references(around.state))
-        wrong = sorted({number for number in find_citations(answer) if not 1 <= number <= known})
+        known, is_json = len(list_references(around.state)), is_structured(around.agent)
+        wrong = sorted({number for number in find_citations(answer, is_json=is_json) if not 1 <= number <= known})
         if not wrong:
             return answer
-        valid = _map_citations(answer, lambda number: number if 1 <= number <= known else None)
+        valid = map_citations(answer, lambda number: number if 1 <= number <= known else None, is_json=is_json)
         listed = ", ".join(f"[{number}]" for number in wrong)
         return Answer(valid, notes=[f"references: {listed} taken out, for there is no such source"])
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        references = list_references(around.state)
-        cited = [(n, references[n - 1]) for n in find_citations(answer) if 1 <= n <= len(references)][:MAX_SOURCES]
+        references, is_value = list_references(around.state), is_structured(around.agent)
+        numbers = find_citations(answer, is_json=is_value)
+        cited = [(n, references[n - 1]) for n in numbers if 1 <= n <= len(references)][:MAX_SOURCES]
         if not cited:
             return answer
-        if self._in_text and not around.path:
+        if self._in_text and not around.path and not is_value:
             return f"{answer}\n\nSources:\n" + "\n".join(f"[{number}] {it.name}" for number, it in cited)
         # Whoever called this agent may have to prove its own answer by them.
         sources: list[JsonValue] = [_describe(number, it, with_text=bool(around.path)) for number, it in cited]
@@ -118,7 +120,7 @@ class ReferencesOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_chars: int = 16_000
+    max_chars: Annotated[int, Field(ge=100, le=10_000_000)] = 16_000
     in_text: bool = False
 
     def build(self) -> References:
@@ -135,11 +137,16 @@ def read_found(kind: type[R], given: JsonValue, tool: str) -> list[R]:
     if isinstance(given, list) and len(given) > MAX_REFERENCES:
         _logger.warning("references beyond the limit left out", extra={"tool": tool, "limit": MAX_REFERENCES})
         given = given[:MAX_REFERENCES]
-    try:
-        return [kind.model_validate(it) for it in _LIST.validate_python(given)]
-    except ValidationError as error:
-        _logger.warning("references left out", extra={"tool": tool, "error": str(error.errors()[0]["msg"])})
-        return []
+    found: list[R] = []
+    problems: list[str] = []
+    for it in given if isinstance(given, list) else [given]:
+        try:
+            found.append(kind.model_validate(it))
+        except ValidationError as error:
+            problems.append(str(error.errors()[0]["msg"]))
+    if problems:
+        _logger.warning("references left out", extra={"tool": tool, "count": len(problems), "error": problems[0]})
+    return found
 
 
 def number_of(state: TurnState, reference: Reference) -> int | None:
@@ -161,29 +168,7 @@ def list_references(state: TurnState) -> list[Reference]:
     return [it for _, it in known.values()] if isinstance(known, dict) else []
 
 
-def find_citations(text: str) -> list[int]:
-    """Give the numbers that a text cites, each once, in the order in which they stand there."""
-    found = (it["citation"] for it in _CITATION.finditer(text))
-    return list(dict.fromkeys(int(number) for it in found if it is not None for number in re.findall(r"\d+", it)))
-
-
-def _map_citations(text: str, change: Callable[[int], int | None]) -> str:
-    """Give the text with other numbers; one without a number is taken out."""
-
-    def replace(found: re.Match[str]) -> str:
-        if found["citation"] is None:
-            return found[0]
-        numbers = [change(int(it)) for it in re.findall(r"\d+", found[0])]
-        kept = ", ".join(str(it) for it in dict.fromkeys(numbers) if it is not None)
-        return f"{' ' if found[0].startswith(' ') else ''}[{kept}]" if kept else ""
-
-    return _CITATION.sub(replace, text)
-
-
 def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str, JsonValue]:
     fields: Mapping[str, str] = reference.model_dump(exclude={"n", "text"})
     shown: Iterable[tuple[str, str]] = ((name, value[:MAX_FIELD_CHARS]) for name, value in fields.items() if value)
     return {"n": number, **dict(shown), **({"text": reference.text} if with_text and reference.text else {})}
-
-
-_LIST = TypeAdapter(list[JsonValue])

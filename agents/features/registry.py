@@ -15,17 +15,23 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from roundelay.agents.middleware import AfterTool, Around, Middleware
+from roundelay.agents.middleware import AfterTool, Answer, Around, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.steps import DISABLED, CallModel, TurnState
 from roundelay.agents.tools import FINISH, Tool, ToolError, ToolResult, as_tool, load_tool
 from roundelay.network.errors import ConfigError
+
+from .structured import is_structured
 
 _logger = logging.getLogger(__name__)
 
 DEFAULT_SET = "default"
 USE_SETS = "use_sets"
 """In the data of a tool's result: the names of sets that the reaction has from its next turn on."""
+
+DISABLED_TOOLS = "disabled_tools"
+"""In the metadata of a structured answer, to whose text no sentence may be added: the tools that were called and are not
+enabled here."""
 
 _IN_USE = "registry.sets"  # in the state's values
 _DISABLED = "registry.disabled"
@@ -45,7 +51,7 @@ class ToolRegistry(Middleware):
 
     The selection rules of a turn's tools stand in its system message. A call to a tool that is disabled
     (`Tool.should_use`) is answered to the model; ``reports_disabled`` says so to the person as well, in a sentence
-    under the answer.
+    under the answer (of a structured one: in its metadata).
     """
 
     def __init__(
@@ -109,6 +115,8 @@ class ToolRegistry(Middleware):
         if DISABLED in result.data:
             state.values[_DISABLED] = [*_read_names(state, _DISABLED), call.name]
         wanted: JsonValue = result.data.get(USE_SETS)
+        if isinstance(wanted, str):
+            wanted = [wanted]
         if isinstance(wanted, list):
             known = [str(it) for it in wanted if str(it) in self._sets]
             if len(known) < len(wanted):
@@ -118,10 +126,12 @@ class ToolRegistry(Middleware):
             state.values[_IN_USE] = [*_read_names(state, _IN_USE), *known]
         return None
 
-    async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str:
+    async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
         names = list(dict.fromkeys(_read_names(around.state, _DISABLED)))
         if not names or not self._reports_disabled:
             return answer
+        if is_structured(around.agent):
+            return Answer(answer, {DISABLED_TOOLS: list(names)})
         verb = "is not enabled here, so it was" if len(names) == 1 else "are not enabled here, so they were"
         return f"{answer}\n\n({', '.join(names)} {verb} not used.)"
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.policy import MAX_COUNT, AgentPolicy
 
 if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
@@ -43,5 +43,8 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
 
 
 def _read(limits: Mapping[str, object], name: str) -> int | None:
-    value = limits.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
+    match limits.get(name):
+        case int(value) if value >= 1 and value is not True:
+            return min(value, MAX_COUNT)
+        case _:
+            return None

@@ -8,15 +8,19 @@ and as ``structured`` in the message's metadata.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from roundelay.agents.agent import Agent
+from roundelay.agents.foreign import describe_error
 from roundelay.agents.import_path import import_named
 from roundelay.agents.middleware import Answer, Around, Correction, End, Middleware, NoCallsReason
-from roundelay.agents.steps import CallModel, TurnState
-from roundelay.agents.tools import Tool, tool
+from roundelay.agents.steps import CallModel, PlannedCall, TurnState
+from roundelay.agents.text import take_fence_away
+from roundelay.agents.tools import Tool, ToolResult, tool
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage
 
@@ -37,8 +41,9 @@ class StructuredOptions(BaseModel):
         found = import_named(self.type, "type")
         try:
             return StructuredAnswer(found)
-        except PydanticUserError as error:
-            raise ConfigError(f"the type {self.type!r} is none that pydantic reads: {error.message}") from error
+        except Exception as error:  # what it names may be anything, and raise anything
+            said = error.message if isinstance(error, PydanticUserError) else describe_error(error)
+            raise ConfigError(f"the type {self.type!r} is none that pydantic reads: {said}") from error
 
 
 class StructuredAnswer(Middleware, Generic[T]):
@@ -76,9 +81,23 @@ class StructuredAnswer(Middleware, Generic[T]):
     def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
         return f"Give your answer by calling {self._name}." if reason == "no_calls" else None
 
+    async def around_tool(
+        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        """Give the whole answer: cut off, as a long result is, it would be none. It goes into a record, and into a message
+        beside itself as a value."""
+        result = await proceed(call)
+        if call.tool is not self._tools[0] or result.whole is None:
+            return result
+        size, most = len(json.dumps(result.whole)), 5 * around.max_kept_chars
+        if size > most:
+            told = f"Not given: your answer has {size} characters as JSON, and may have {most}. Give a shorter one."
+            return ToolResult(told, ok=False)
+        return replace(result, content=result.whole, whole=None)
+
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         try:
-            value = self._adapter.validate_json(_unwrap(answer))
+            value = self._adapter.validate_json(take_fence_away(answer))
         except ValidationError as error:
             problems = [
                 f"{'.'.join(map(str, it['loc'])) or 'the answer'}: {it['msg']}" for it in error.errors()[:MAX_PROBLEMS]
@@ -88,10 +107,15 @@ class StructuredAnswer(Middleware, Generic[T]):
             self._adapter.dump_json(value).decode(), {STRUCTURED: self._adapter.dump_python(value, mode="json")}
         )
 
+    async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
+        """Give the value once more, as those that reviewed after it left the answer."""
+        try:
+            value = self._adapter.validate_json(answer)
+        except ValidationError:
+            return answer
+        return Answer(answer, {STRUCTURED: self._adapter.dump_python(value, mode="json")})
 
-def _unwrap(answer: str) -> str:
-    """Take the fence away that models like to put around JSON."""
-    text = answer.strip()
-    if text.startswith("```") and text.endswith("```"):
-        text = text[3:-3].removeprefix("json")
-    return text
+
+def is_structured(agent: Agent) -> bool:
+    """Whether the agent's answer is a value, to whose text nothing may be added."""
+    return any(isinstance(it, StructuredAnswer) for it in agent.middleware)

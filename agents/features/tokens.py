@@ -23,8 +23,17 @@ MESSAGE_TOKENS = 4
 IMAGE_TOKENS = 1000
 """About what a large image costs at common providers; small ones cost less."""
 
+FILE_CHARS, AUDIO_CHARS = 40, 2000
+"""How much base64 of a file, and of audio, is about one token: between a text and the picture of a page, and common
+compressed sound."""
+
 CALL_TOKENS = 8
 """Likewise a call: its id and the names of its fields."""
+
+
+SEVERAL_REQUESTS = "tokens.several_requests"
+"""In a reaction's values: what the provider counts of this turn is the sum of several requests, and says nothing about the
+size of one."""
 
 
 def estimate_tokens(text: str) -> int:
@@ -69,6 +78,9 @@ def count_message(message: ChatMessage, count: Count) -> int:
         tokens += sum(CALL_TOKENS + count(call.name) + count(call.arguments) for call in message.tool_calls)
     elif isinstance(message, UserMessage):
         tokens += IMAGE_TOKENS * len(message.images)
+        tokens += sum(
+            len(it.data) // (AUDIO_CHARS if it.media_type.startswith("audio/") else FILE_CHARS) for it in message.files
+        )
     return tokens
 
 

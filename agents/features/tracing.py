@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pydantic import JsonValue
 
 from roundelay.agents.middleware import Around, Middleware
-from roundelay.agents.models.model import ModelReply, ModelRequest
+from roundelay.agents.models.model import ChatMessage, ModelReply, ModelRequest, UserMessage
 from roundelay.agents.steps import Finish, PlannedCall
 from roundelay.agents.tool_client import SENT_METADATA
 from roundelay.agents.tools import ToolResult
@@ -71,7 +71,7 @@ class Tracing(Middleware):
         }
         with self._span(f"chat {name}", SpanKind.CLIENT, facts) as (span, _):
             if self._content:
-                told = [{"role": _ROLES[type(it).__name__], **asdict(it)} for it in request.messages]
+                told = [{"role": _ROLES[type(it).__name__], **asdict(_without_bytes(it))} for it in request.messages]
                 span.set_attribute("gen_ai.input.messages", json.dumps(told, ensure_ascii=False))
             reply = await proceed(request)
             used = reply.usage
@@ -132,6 +132,14 @@ class Tracing(Middleware):
         if self._known is None or self._known[0] is not provider:
             self._known = (provider, provider.get_tracer("roundelay"))
         return self._known[1]
+
+
+def _without_bytes(message: ChatMessage) -> ChatMessage:
+    """Give a message as a span holds it: of images and files what they are. A span of megabytes is exported nowhere."""
+    if not isinstance(message, UserMessage):
+        return message
+    images = tuple(it.partition(",")[0] if it.startswith("data:") else it for it in message.images)
+    return replace(message, images=images, files=tuple(replace(it, data="") for it in message.files))
 
 
 def _read_carrier(metadata: Mapping[str, object] | None) -> dict[str, str]:

@@ -106,8 +106,10 @@ def _subtract(total: Usage, told: Usage) -> Usage:
 
 
 def add_up(calls: Iterable[UsedCall], by: By, prices: Prices, totals: dict[tuple[str, ...], Total]) -> None:
-    """Add calls to the sums of their groups."""
+    """Add calls to the sums of their groups. A record of the loop's own that used nothing (a review that asked no model) makes no group."""
     for call in calls:
+        if call.kind != "model_reply" and not call.tools and call.usage == Usage():
+            continue
         totals.setdefault(name_group(call, by), Total()).add(call, prices)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .model import (
         AssistantMessage,
         ChatMessage,
+        File,
         Model,
         ModelDelta,
         ModelError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AssistantMessage",
     "ChatMessage",
+    "File",
     "LocalModel",
     "LocalServer",
     "Model",

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import itemgetter
-from typing import Literal, assert_never
+from typing import assert_never
 
 from .model import (
     AssistantMessage,
@@ -30,13 +29,15 @@ from .model import (
     derive_call_id,
 )
 
+PlainMessage = SystemMessage | UserMessage | AssistantMessage
+
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """A request in plain texts. ``schema`` is the reply's (None: free text); ``is_strict`` that a strict server accepts
-    that schema."""
+    """A request in plain texts, its images and files beside them. ``schema`` is the reply's (None: free text);
+    ``is_strict`` that a strict server accepts that schema."""
 
-    messages: tuple[SystemMessage | UserMessage | AssistantMessage, ...]
+    messages: tuple[PlainMessage, ...]
     schema: JsonSchema | None
     is_strict: bool
 
@@ -47,21 +48,20 @@ def encode_steps(request: ModelRequest) -> StepRequest:
     tools = request.tools if choice != "none" else ()
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool.name == choice.name]
-    texts = list(_merge_texts(_render_texts(request.messages)))
+    messages = list(_merge(_render(request.messages)))
     if tools:
         guide = _describe_tools(tools)
-        if texts and texts[0][0] == "system":
-            texts[0] = ("system", f"{texts[0][1]}\n\n{guide}")
+        if messages and isinstance(messages[0], SystemMessage):
+            messages[0] = SystemMessage(f"{messages[0].content}\n\n{guide}")
         else:
-            texts.insert(0, ("system", guide))
+            messages.insert(0, SystemMessage(guide))
     schema: JsonSchema | None = None
     if tools:
         schema = _build_step_schema(tools)
     elif any(isinstance(message, AssistantMessage) and message.tool_calls for message in request.messages):
         # The history shows steps as JSON, and a model goes on as it sees: its closing answer gets a shape too.
         schema = _build_object({"answer": {"type": "string"}})
-    messages = tuple(_build_message(role, text) for role, text in texts)
-    return StepRequest(messages, schema, schema is not None and _fits_strict_mode(schema))
+    return StepRequest(tuple(messages), schema, schema is not None and _fits_strict_mode(schema))
 
 
 def decode_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
@@ -133,41 +133,35 @@ def _decode_broken_step(request: ModelRequest, text: str) -> tuple[str | None, t
     return text or None, ()
 
 
-_Role = Literal["system", "user", "assistant"]
-
-
-def _build_message(role: _Role, text: str) -> SystemMessage | UserMessage | AssistantMessage:
-    match role:
-        case "system":
-            return SystemMessage(text)
-        case "user":
-            return UserMessage(text)
-        case "assistant":
-            return AssistantMessage(text)
-
-
-def _render_texts(messages: Iterable[ChatMessage]) -> Iterable[tuple[_Role, str]]:
+def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
     names: dict[str, str] = {}
     for position, message in enumerate(messages):
         match message:
             case SystemMessage(content):
                 # Chat templates of local models know one system text, at the start; a later one is said by the user.
-                yield ("system" if position == 0 else "user"), content
-            case UserMessage(content):
-                yield "user", content
+                yield message if position == 0 else UserMessage(content)
+            case UserMessage():
+                yield message
             case AssistantMessage(content, calls):
                 names.update((call.id, call.name) for call in calls)
-                yield "assistant", "\n".join([*([content] if content else []), *(_render_call(call) for call in calls)])
+                texts = [*([content] if content else []), *(_render_call(call) for call in calls)]
+                yield AssistantMessage("\n".join(texts))
             case ToolMessage(call_id, content):
-                yield "user", f"Result of {names.get(call_id, 'a tool')}: {content}"
+                yield UserMessage(f"Result of {names.get(call_id, 'a tool')}: {content}")
             case _:
                 assert_never(message)
 
 
-def _merge_texts(texts: Iterable[tuple[_Role, str]]) -> Iterable[tuple[_Role, str]]:
+def _merge(messages: Iterable[PlainMessage]) -> Iterable[PlainMessage]:
     """Join neighbours of one role: many chat templates refuse a conversation that does not alternate."""
-    for role, group in groupby(texts, key=itemgetter(0)):
-        yield role, "\n\n".join(text for _, text in group)
+    for _, group in groupby(messages, key=type):
+        neighbours = list(group)
+        joined = replace(neighbours[0], content="\n\n".join(it.content or "" for it in neighbours))
+        if isinstance(joined, UserMessage):
+            said = [it for it in neighbours if isinstance(it, UserMessage)]
+            images, files = ([it for one in said for it in one.images], [it for one in said for it in one.files])
+            joined = replace(joined, images=tuple(images), files=tuple(files))
+        yield joined
 
 
 def _render_call(call: ToolCall) -> str:

@@ -73,11 +73,22 @@ class SystemMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class File:
+    """A file as a model gets it: ``data`` is its bytes in base64."""
+
+    name: str
+    media_type: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
 class UserMessage:
-    """``images`` are addresses (``https:``, or ``data:`` with the image itself) that the model sees beside the text."""
+    """``images`` are addresses (``https:``, or ``data:`` with the image itself) that the model sees beside the text, and
+    beside the ``files``."""
 
     content: str
     images: tuple[str, ...] = ()
+    files: tuple[File, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Any OpenAI-compatible server as a `Model`, over the `openai` SDK's chat completions.
 
 One `complete` is one HTTP request: the SDK's own retries are off, since who may retry is decided where the reaction is
-driven. Every failure leaves as a `ModelError` that says whether a repeat can help. A server without tool calls is used
-through `json_schema`. This module never runs tools, never keeps a conversation and never logs a key or a prompt.
+driven. Every failure leaves as a `ModelError` that says whether a repeat can help. What a request looks like in the API
+is `openai_request`'s; a server without tool calls is used through `json_schema`. This module never runs tools, never keeps a conversation and never logs a key or a prompt.
 """
 
 from __future__ import annotations
@@ -19,48 +19,36 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Literal, assert_never
+from typing import Literal
 from urllib.parse import urlsplit
 
 import httpx2
 import openai
 from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
-from openai.types.chat import (
-    ChatCompletion,
-    ChatCompletionAssistantMessageParam,
-    ChatCompletionChunk,
-    ChatCompletionContentPartParam,
-    ChatCompletionFunctionToolParam,
-    ChatCompletionMessageParam,
-    ChatCompletionToolChoiceOptionParam,
-)
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
-from openai.types.shared_params import ResponseFormatJSONSchema
 
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
     AssistantMessage,
-    ChatMessage,
     ModelDelta,
     ModelError,
     ModelFailure,
     ModelReply,
     ModelRequest,
-    NamedTool,
     OnDelta,
-    SystemMessage,
     ToolCall,
-    ToolChoice,
-    ToolMessage,
-    ToolSpec,
     Usage,
-    UserMessage,
     derive_call_id,
 )
+from .openai_request import encode_request
 
 ToolMode = Literal["native", "json_schema"]
 
 _PATH = "/chat/completions"
+
+MAX_TOKENS = 10**12
+"""Of one call: a server that counts more is not believed, and the hub can add it up."""
 
 
 class OpenAIModel:
@@ -154,14 +142,7 @@ class OpenAIModel:
         return draft
 
     def _build_body(self, request: ModelRequest, step: StepRequest | None) -> dict[str, object]:
-        messages = request.messages if step is None else step.messages
-        body: dict[str, object] = {"model": self.name, "messages": [_encode_message(message) for message in messages]}
-        if step is None and request.tools:
-            body["tools"] = [_encode_tool(tool) for tool in request.tools]
-            if request.tool_choice != "auto":  # the API's default, and refused without tools
-                body["tool_choice"] = _encode_choice(request.tool_choice)
-        if step is not None and step.schema is not None:
-            body["response_format"] = _encode_schema(step)
+        body: dict[str, object] = {"model": self.name, **encode_request(request, step)}
         if self._stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         settings = self._settings
@@ -333,49 +314,9 @@ def _read_usage(usage: object) -> Usage:
 
 def _count(where: object, name: str) -> int:
     value = getattr(where, name, None)
-    return max(0, int(value)) if isinstance(value, int | float) and math.isfinite(value) else 0
-
-
-def _encode_message(message: ChatMessage) -> ChatCompletionMessageParam:
-    match message:
-        case SystemMessage(content):
-            return {"role": "system", "content": content}
-        case UserMessage(content, images) if images:
-            parts: list[ChatCompletionContentPartParam] = [{"type": "text", "text": content}]
-            parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
-            return {"role": "user", "content": parts}
-        case UserMessage(content):
-            return {"role": "user", "content": content}
-        case AssistantMessage(content, calls):
-            turn: ChatCompletionAssistantMessageParam = {"role": "assistant", "content": content}
-            if calls:  # an empty list is refused
-                turn["tool_calls"] = [
-                    {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                    for call in calls
-                ]
-            elif content is None:
-                turn["content"] = ""  # null is refused beside no calls
-            return turn
-        case ToolMessage(call_id, content):
-            return {"role": "tool", "tool_call_id": call_id, "content": content}
-        case _:
-            assert_never(message)
-
-
-def _encode_tool(tool: ToolSpec) -> ChatCompletionFunctionToolParam:
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
-    }
-
-
-def _encode_choice(choice: ToolChoice | NamedTool) -> ChatCompletionToolChoiceOptionParam:
-    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
-
-
-def _encode_schema(step: StepRequest) -> ResponseFormatJSONSchema:
-    schema = dict(step.schema or {})
-    return {"type": "json_schema", "json_schema": {"name": "step", "schema": schema, "strict": step.is_strict}}
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return 0
+    return min(max(0, int(value)), MAX_TOKENS)
 
 
 def _classify_status(error: openai.APIStatusError) -> ModelFailure:

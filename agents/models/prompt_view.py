@@ -8,14 +8,18 @@ decides the same when a reaction resumes. No IO.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
-from .model import AssistantMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
+from .model import AssistantMessage, ChatMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
 
 # XML 1.0 has no place for these (https://www.w3.org/TR/xml/#charsets), though a prompt may hold them: the parser would
 # refuse the whole.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+EXAMPLE_MARK = "(An example of how to work; it is not from this conversation.)"
+"""How a user message begins that is an example's (`features.few_shot`), up to the next one."""
+
 _OPEN, _CLOSE = "<conversation>", "</conversation>"
 
 
@@ -68,11 +72,12 @@ class PromptView:
 def read_prompt(request: ModelRequest) -> PromptView:
     """Parse the prompt of a request. Raises `ModelError` when there is a ``<conversation>`` and it is not well
     formed."""
-    results, turn = _read_results(request)
-    users = [message.content for message in request.messages if isinstance(message, UserMessage)]
-    prompt = next((content for content in users if _OPEN in content), None)
-    if prompt is None:
-        return PromptView((), "", "", users[0] if users else "", results, turn)
+    place = _find_prompt(request.messages)
+    results, turn = _read_results(request, place)
+    found = request.messages[place] if place < len(request.messages) else None
+    prompt = found.content if isinstance(found, UserMessage) else ""
+    if _OPEN not in prompt:
+        return PromptView((), "", "", prompt, results, turn)
     end = prompt.find(_CLOSE)
     text = prompt[prompt.index(_OPEN) : end + len(_CLOSE)] if end >= 0 else prompt
     try:
@@ -97,11 +102,20 @@ def _read_message(element: ElementTree.Element) -> MessageView:
     return MessageView(element.get("sender", ""), element.findtext("content", ""))
 
 
-def _read_results(request: ModelRequest) -> tuple[tuple[ToolResultView, ...], int]:
+def _find_prompt(messages: Sequence[ChatMessage]) -> int:
+    """Give the place of the prompt: examples may stand before it."""
+    users = [(at, message.content) for at, message in enumerate(messages) if isinstance(message, UserMessage)]
+    conversation = next((at for at, content in users if _OPEN in content), None)
+    if conversation is not None:
+        return conversation
+    return next((at for at, content in users if not content.startswith(EXAMPLE_MARK)), 0)
+
+
+def _read_results(request: ModelRequest, prompt: int) -> tuple[tuple[ToolResultView, ...], int]:
     calls: dict[str, tuple[int, ToolCall]] = {}
     results = []
     turn = 1
-    for message in request.messages:
+    for message in request.messages[prompt:]:
         match message:
             case AssistantMessage(tool_calls=made):
                 calls.update((call.id, (turn, call)) for call in made)

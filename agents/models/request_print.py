@@ -24,8 +24,8 @@ MAX_SHOWN_CHARS = 160
 
 Print = Mapping[str, Any]
 """``hash`` of messages, tools and choice; ``model``, ``settings`` and ``tool_choice``; ``messages``, each as the first
-letter of its role and a hash; ``tools`` by name in the first turn of a run, later one hash of all; ``lines`` of the
-first two messages, in the first turn."""
+letter of its role and a hash; ``attached``, a hash of each image and file, where there are any; ``tools`` by name in the
+first turn of a run, later one hash of all; ``lines`` of the first two messages, in the first turn."""
 
 
 def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:
@@ -35,7 +35,8 @@ def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:
     settings = {name: _digest(_write(value)) for name, value in sorted(read_settings(model).items())}
     choice = _write_choice(request)
     all_tools = _digest(*tools, *tools.values())
-    whole = _digest(choice, all_tools, *messages)
+    attached = [_digest(it) for it in _list_attached(request.messages)]
+    whole = _digest(choice, all_tools, *messages, *attached)
     made: dict[str, Any] = {
         "hash": whole, "model": model.name, "messages": [it[:9] for it in messages],
         "tools": all_tools[:8],
@@ -44,6 +45,8 @@ def print_request(model: Model, request: ModelRequest) -> dict[str, Any]:
         made["settings"] = {name: value[:8] for name, value in settings.items()}
     if choice != "auto":
         made["tool_choice"] = choice
+    if attached:
+        made["attached"] = [it[:8] for it in attached]
     if not any(isinstance(message, AssistantMessage) for message in request.messages):
         made["tools"] = {name: value[:8] for name, value in tools.items()}
         made["lines"] = [_print_lines(message.content or "") for message in request.messages[:2]]
@@ -69,6 +72,7 @@ def find_drift(recorded: Print, model: Model, request: ModelRequest, *, any_mode
         _compare_choices(recorded, now)
         or _compare_tools(recorded.get("tools"), request)
         or _compare_messages(recorded, now, request.messages)
+        or _compare_attached(recorded, now)
         or "the request is another one"
     )
 
@@ -94,16 +98,28 @@ def _compare_tools(recorded: Any, request: ModelRequest) -> str | None:
     if not isinstance(recorded, Mapping):
         is_same = recorded == _digest(*present, *(_digest_tool(tool) for tool in request.tools))[:8]
         return None if is_same else f"the tools are others; now they are: {', '.join(present) or 'none'}"
-    for name in present.keys() - recorded.keys():
-        return f'the tool "{name}" was added'
-    for name in recorded.keys() - present.keys():
-        return f'the tool "{name}" is gone'
+    added = [tool for tool in request.tools if tool.name not in recorded]
+    gone = [name for name in recorded if name not in present]
+    for name in gone:
+        for tool in added:
+            if _digest(name, tool.description, _write(tool.parameters))[:8] == recorded[name]:
+                return f'the tool "{name}" is called "{tool.name}" now'
+    if gone or added:
+        new = [tool.name for tool in added]
+        return ", and ".join([*_tell_tools(gone, "is gone", "are gone"), *_tell_tools(new, "was added", "were added")])
     for name, value in present.items():
         if recorded[name] != value:
             return f'the tool "{name}" has another description or other parameters'
     if list(recorded) != list(present):
         return f"the tools are in another order: {', '.join(present)}"
     return None
+
+
+def _tell_tools(names: Sequence[str], one: str, many: str) -> list[str]:
+    if not names:
+        return []
+    listed = ", ".join(f'"{name}"' for name in names)
+    return [f"the tool {listed} {one}" if len(names) == 1 else f"the tools {listed} {many}"]
 
 
 def _compare_messages(recorded: Print, now: Print, messages: Sequence[ChatMessage]) -> str | None:
@@ -125,6 +141,16 @@ def _compare_messages(recorded: Print, now: Print, messages: Sequence[ChatMessag
         return f"message {len(then)} ({_ROLES.get(it[:1], 'unknown')}) is new: {_show(messages[len(then)].content)}"
     if len(then) > len(present):
         return f"message {len(present)} ({_ROLES.get(then[len(present)][:1], 'unknown')}) is gone"
+    return None
+
+
+def _compare_attached(recorded: Print, now: Print) -> str | None:
+    then, present = list(recorded.get("attached") or ()), list(now.get("attached") or ())
+    for place, (was, it) in enumerate(zip(then, present, strict=False), 1):
+        if was != it:
+            return f"of the images and files, number {place} is another"
+    if len(then) != len(present):
+        return f"there were {len(then)} images and files, and there are {len(present)} now"
     return None
 
 
@@ -174,6 +200,15 @@ def _digest_messages(messages: Sequence[ChatMessage]) -> list[str]:
             case ToolMessage(call_id, content):
                 digests.append("t" + _digest(str(places.get(call_id, "")), content))
     return digests
+
+
+def _list_attached(messages: Sequence[ChatMessage]) -> list[str]:
+    said = [it for it in messages if isinstance(it, UserMessage)]
+    return [
+        it
+        for message in said
+        for it in (*message.images, *("\x1f".join((file.name, file.media_type, file.data)) for file in message.files))
+    ]
 
 
 def _digest_tool(tool: ToolSpec) -> str:

@@ -42,7 +42,14 @@ class Call:
     arguments: Mapping[str, object] | str = field(default_factory=dict)
 
 
-Action = Say | Call
+@dataclass(frozen=True, slots=True)
+class Think:
+    """Reasoning of the reply: it streams, and is kept nowhere."""
+
+    text: str
+
+
+Action = Say | Call | Think
 Answer = ModelReply | Action | str | Iterable[Action] | None
 """What a script may give: a whole reply, one action or several (all in one turn), text, or None for an empty reply."""
 
@@ -52,6 +59,11 @@ Script = Callable[[ModelRequest], Answer | Awaitable[Answer]]
 def say(text: str) -> Action:
     """Answer with text."""
     return Say(text)
+
+
+def think(text: str) -> Action:
+    """Reason, for whoever watches, before the rest of the reply."""
+    return Think(text)
 
 
 def call(tool: str, /, **arguments: object) -> Action:
@@ -86,45 +98,60 @@ class ScriptedModel:
         self._script = script
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Ask the script once; its text arrives as one delta."""
+        """Ask the script once; what it thinks, and its text, arrive as one delta each."""
         try:
             answer = self._script(request)
             if inspect.isawaitable(answer):
                 answer = await answer
-            reply = answer if isinstance(answer, ModelReply) else self._build_reply(request, answer)
+            if isinstance(answer, ModelReply):
+                reply, thoughts = answer, ""
+            else:
+                reply, thoughts = self._build_reply(request, _list_actions(answer))
         except ModelError:
             raise
-        except Exception as error:
+        except Exception as error:  # of the script
             raise ModelError(
                 f"The script of model {self.name} failed ({type(error).__name__}: {error}).", reason="misconfigured"
             ) from error
-        if on_delta is not None and reply.text:
-            on_delta(ModelDelta(reply.text))
+        for delta in (ModelDelta(reasoning=thoughts), ModelDelta(reply.text or "")):
+            if on_delta is not None and (delta.reasoning or delta.text):
+                on_delta(delta)
         return reply
 
-    def _build_reply(self, request: ModelRequest, answer: Action | str | Iterable[Action] | None) -> ModelReply:
-        match answer:
-            case None:
-                actions: list[Action] = []
-            case str():
-                actions = [Say(answer)]
-            case Say() | Call():
-                actions = [answer]
-            case _:
-                actions = list(answer)
+    def _build_reply(self, request: ModelRequest, actions: Iterable[Action]) -> tuple[ModelReply, str]:
+        """Give the reply, and what was thought before it."""
         texts: list[str] = []
+        thoughts: list[str] = []
         calls: list[ToolCall] = []
         for action in actions:
             match action:
                 case Say(text):
                     texts.append(text)
+                case Think(text):
+                    thoughts.append(text)
                 case Call(tool, arguments):
-                    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-                    calls.append(ToolCall(derive_call_id(request, len(calls)), tool, written))
+                    given = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+                    calls.append(ToolCall(derive_call_id(request, len(calls)), tool, given))
                 case _:
                     assert_never(action)
-        usage = Usage(_estimate_prompt(request), _estimate(*texts, *(item.arguments for item in calls)))
-        return ModelReply("\n".join(texts) or None, tuple(calls), usage, "tool_calls" if calls else "stop", self.name)
+        reasoning = _estimate(*thoughts)
+        written = reasoning + _estimate(*texts, *(item.arguments for item in calls))
+        usage = Usage(_estimate_prompt(request), written, reasoning_tokens=reasoning)
+        reason = "tool_calls" if calls else "stop"
+        reply = ModelReply("\n".join(texts) or None, tuple(calls), usage, reason, self.name)
+        return reply, "\n".join(thoughts)
+
+
+def _list_actions(answer: Action | str | Iterable[Action] | None) -> list[Action]:
+    match answer:
+        case None:
+            return []
+        case str():
+            return [Say(answer)]
+        case Say() | Call() | Think():
+            return [answer]
+        case _:
+            return list(answer)
 
 
 def load_script(spec: str) -> Script:

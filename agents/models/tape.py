@@ -151,6 +151,11 @@ class TapeModel:
         self._is_strict = is_strict
 
     @property
+    def is_begun(self) -> bool:
+        """Whether anybody has asked for a turn."""
+        return bool(self._bound)
+
+    @property
     def unplayed(self) -> int:
         """How many turns nobody has asked for."""
         runs = (*self._waiting, *self._bound.values())

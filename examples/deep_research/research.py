@@ -35,7 +35,9 @@ async def run_agent(agent_id: str, url: str, model: str | None, base_url: str | 
 
     [spec] = [it for it in load_team() if it.id == agent_id]
     if model is not None:
-        spec = spec.model_copy(update={"model": ModelChoice(openai=OpenAIChoice(name=model, base_url=base_url))})
+        spec = spec.model_copy(
+            update={"model": ModelChoice(openai=OpenAIChoice(name=model, base_url=base_url, stream=True))}
+        )
     runner = build_runner(spec, url=url, on_event=show)
     running = asyncio.create_task(runner.run())
     await runner.ready()

@@ -8,9 +8,9 @@ from dataclasses import replace
 from roundelay import ToolContext, tool
 from roundelay.agents import Middleware, NamedTool, Output, remote_agent_tool, remote_handoff
 from roundelay.agents.models import ModelRequest, read_prompt
-from roundelay.agents.models.scripted import Action, call, say
+from roundelay.agents.models.scripted import Action, call, say, think
 
-PAUSE_S = 0.2  # so that a person can follow
+PAUSE_S = 0.5  # so that a person can follow
 
 # --- tools
 
@@ -81,16 +81,18 @@ def supervise(request: ModelRequest) -> list[Action] | Action:
     if not view.tool_results:
         question = view.incoming_text.rpartition(" wrote: ")[2]
         topics = [it.strip(" ?") for it in re.split(r",|\band\b|\?", question) if it.strip(" ?")][:3]
-        return [call(f"researcher-{n}", task=topic) for n, topic in enumerate(topics, 1)]
+        plan = think(f"There are {len(topics)} topics: a researcher for each.")
+        return [plan, *(call(f"researcher-{n}", task=topic) for n, topic in enumerate(topics, 1))]
     if view.turn == 2:
         return say("I think that I know enough.")  # lazy, as models are
     findings = [it.content.partition("\n\nSources, ")[0] for it in view.tool_results]
     return call("write_report", title="What was found", findings=findings)
 
 
-def research(request: ModelRequest) -> Action:
+def research(request: ModelRequest) -> list[Action] | Action:
     results = read_prompt(request).tool_results
     if not results:
-        return call("search", query=read_prompt(request).incoming_text)
+        topic = read_prompt(request).incoming_text
+        return [think(f"What is there on {topic!r}?"), call("search", query=topic)]
     read = re.findall(r"^\[(\d+)\] .*\n(.+)$", results[-1].content, re.MULTILINE)
     return say(" ".join(f"{text} [{number}]" for number, text in read) or "Nothing is known of it.")

@@ -29,8 +29,8 @@ def run_command(files: tuple[Path, ...], only: tuple[str, ...], until_input_ends
     """
     import asyncio
 
-    from roundelay.logs import log_to_stderr
-    from roundelay.run_agents import read_agents, run_agents
+    from roundelay.nodes.logs import log_to_stderr
+    from roundelay.nodes.run_agents import read_agents, run_agents
 
     log_to_stderr(log_level)
     target = find_target()
@@ -62,9 +62,9 @@ def try_command(
 
     It runs in a network of its own, in memory: nobody else is there, and nothing is kept. Its tools and its model are the real ones.
     """
-    from roundelay.logs import log_to_stderr
-    from roundelay.run_agents import read_agents
-    from roundelay.try_agent import make_show, pick_agent, try_agent
+    from roundelay.nodes.logs import log_to_stderr
+    from roundelay.nodes.run_agents import read_agents
+    from roundelay.nodes.try_agent import make_show, pick_agent, try_agent
 
     log_to_stderr(log_level)
     spec = pick_agent(read_agents([file], [agent_id] if agent_id is not None else []), agent_id)

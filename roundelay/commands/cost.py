@@ -21,7 +21,7 @@ GROUPS = (
 )  # `features.usage.GROUPS`, which a start need not load
 
 
-@click.command()
+@click.command(short_help="Show what models used, and what it cost.")
 @click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="What each line is of.")
 @click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only this agent.")
 @click.option("--thread", "thread_id", metavar="ID", help="Only reactions to messages of this thread.")
@@ -41,7 +41,7 @@ def cost(
     Agents inside of other agents' calls are counted with those. Operators see all agents; with --as ID --as-kind agent it is that agent's own. People who use
     the owner's token are operators.
     """
-    from roundelay.cost import Wanted, cost_to_json, describe_cost, read_cost, read_since
+    from roundelay.reading.cost import Wanted, cost_to_json, describe_cost, read_cost, read_since
     from roundelay.terminal import Screen
 
     try:

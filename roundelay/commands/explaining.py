@@ -17,7 +17,7 @@ import click
 from roundelay.commands.options import Function, debug_option, identity_options, join_as_reader, json_option, run
 
 if TYPE_CHECKING:
-    from roundelay.sources import Source
+    from roundelay.reading.sources import FileSource, LiveSource
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -29,20 +29,19 @@ def _db_option(function: Function) -> Function:
 
 
 @asynccontextmanager
-async def _open_source(db: Path | None) -> AsyncIterator[Source]:
-    from roundelay.sources import FileSource, LiveSource
+async def _open_source(db: Path | None) -> AsyncIterator[LiveSource | FileSource]:
+    from roundelay.network.ledger_file import open_log
+    from roundelay.reading.sources import FileSource, LiveSource
 
     if db is not None:
-        from roundelay.network.ledger_file import read_log
-        from roundelay.recording import Recording
-
-        yield FileSource(Recording(*read_log(db)))
+        with open_log(db) as log:
+            yield FileSource(log)
         return
     async with join_as_reader() as client:
         yield LiveSource(client)
 
 
-@click.command()
+@click.command(short_help="Tell why a message was said.")
 @click.argument("seq", type=click.IntRange(1))
 @_db_option
 @json_option
@@ -52,8 +51,8 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
 
     SEQ is the number that every list shows as #SEQ. Records are an agent's own and operators' to see.
     """
+    from roundelay.reading.why import describe_steps, explain
     from roundelay.terminal import Screen
-    from roundelay.why import describe_steps, explain
 
     async def show() -> None:
         async with _open_source(db) as source:
@@ -68,15 +67,15 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
     run(show())
 
 
-@click.command()
+@click.command(short_help="Show everything that followed from a message.")
 @click.argument("seq", type=click.IntRange(1))
 @_db_option
 @json_option
 @identity_options
 def impact(seq: int, db: Path | None, as_json: bool) -> None:
     """Show everything that followed from a message, as a tree of reactions and messages."""
+    from roundelay.reading.why import describe_effect, follow
     from roundelay.terminal import Screen
-    from roundelay.why import describe_effect, follow
 
     async def show() -> None:
         async with _open_source(db) as source:
@@ -92,7 +91,7 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
     run(show())
 
 
-@click.command()
+@click.command(short_help="Write the log, a transcript or a diagram.")
 @click.option(
     "--format", "format_", type=click.Choice(("jsonl", "markdown", "mermaid")), default="jsonl", show_default=True,
     help="The log itself, a transcript, or a sequence diagram.",
@@ -112,7 +111,7 @@ def export(
 
     The log is for operators; what was said holds what the caller may read. A whole jsonl export can be replayed.
     """
-    from roundelay.exporting import Part, replace_file, write_log, write_messages
+    from roundelay.reading.exporting import Part, replace_file, write_log, write_messages
 
     if first is not None and last is not None and first > last:
         raise click.UsageError(f"--from {first} lies behind --to {last}; nothing is between them.")
@@ -133,7 +132,7 @@ def export(
     click.echo(f"Written: {output}", err=True)
 
 
-@click.command()
+@click.command(short_help="Write what each agent's model replied as a tape.")
 @click.argument("ledger", type=_FILE)
 @click.option(
     "-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("tapes"), show_default=True,
@@ -148,7 +147,7 @@ def tapes(ledger: Path, output: Path) -> None:
     from roundelay.agents.models.tape import write_tape
     from roundelay.network.errors import ConfigError
     from roundelay.network.ledger_file import read_log
-    from roundelay.recording import Recording
+    from roundelay.reading.recording import Recording
 
     made = Recording(*read_log(ledger)).make_tapes()
     if not made:
@@ -159,7 +158,7 @@ def tapes(ledger: Path, output: Path) -> None:
         click.echo(f"{path}: {_count(len(turns), 'turn')}")
 
 
-@click.command()
+@click.command(short_help="Run recorded agents again and compare.")
 @click.argument("ledger", type=_FILE)
 @click.argument("files", nargs=-1, type=_FILE)
 @click.option(
@@ -189,10 +188,11 @@ def replay(
     """
     import logging
 
-    from roundelay.replay import replay as play
-    from roundelay.replay import write_report
-    from roundelay.replay_files import load_replay
-    from roundelay.terminal import Screen, clean
+    from roundelay.clean_text import clean
+    from roundelay.replay.files import load_replay
+    from roundelay.replay.run import replay as play
+    from roundelay.replay.run import write_report
+    from roundelay.terminal import Screen
 
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())  # what went wrong then goes wrong again, and is no news

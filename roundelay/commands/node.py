@@ -61,10 +61,10 @@ def up(
     """
     import asyncio
 
-    from roundelay.logs import log_to_stderr
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConnectError, ModError
-    from roundelay.up import is_loopback_host, place_mod_error, run_node
+    from roundelay.nodes.logs import log_to_stderr
+    from roundelay.nodes.up import is_loopback_host, place_mod_error, run_node
 
     flags = {
         "host": host, "port": port, "db": db, "durability": durability, "name": name, "tls_cert": tls_cert, "tls_key": tls_key,
@@ -132,8 +132,8 @@ def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s
     import asyncio
 
     from roundelay.commands.options import find_target
-    from roundelay.doctor import examine
     from roundelay.network.config import load_yaml
+    from roundelay.nodes.doctor import examine
     from roundelay.terminal import Screen
 
     if file is not None and not file.exists():

@@ -68,7 +68,7 @@ def _find_database() -> Path:
     return configured
 
 
-@click.group("dead-letters")
+@click.group("dead-letters", short_help="Messages that failed at their recipient: list, retry, drop.")
 def dead_letters() -> None:
     """Messages that failed at their recipient five times: list them, deliver them again, or drop them.
 
@@ -83,7 +83,7 @@ def _owner_option(function: Function) -> Function:
     )
 
 
-@dead_letters.command("list")
+@dead_letters.command("list", short_help="List dead letters, and why they failed.")
 @_owner_option
 @click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="How many at most.")
 @json_option

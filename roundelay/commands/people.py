@@ -10,7 +10,7 @@ import click
 from roundelay.commands.options import check_place, identity_options, join_as_person, json_option, read_address, run
 
 
-@click.command()
+@click.command(short_help="Join the conversation as a person.")
 @click.option(
     "--to",
     metavar="PLACE",

@@ -11,12 +11,12 @@ import click
 from roundelay.commands.options import check_id, identity_options, join_as_reader, json_option, run
 
 if TYPE_CHECKING:
-    from roundelay.reaction_list import ListedReaction
+    from roundelay.reading.reactions import ListedReaction
 
 MAX_LAST = 500
 
 
-@click.group()
+@click.group(short_help="What agents do: list, show, stop it.")
 def reactions() -> None:
     """What agents do: list their reactions, read the records of one, stop one.
 
@@ -25,7 +25,7 @@ def reactions() -> None:
     """
 
 
-@reactions.command("list")
+@reactions.command("list", short_help="List what is open, and what came of the last messages.")
 @click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only those of this agent.")
 @click.option("--open", "only_open", is_flag=True, help="Only those that have not finished.")
 @click.option(
@@ -36,8 +36,9 @@ def reactions() -> None:
 @identity_options
 def list_command(agent_id: str | None, only_open: bool, last: int, as_json: bool) -> None:
     """List the open reactions, and those that the last messages are part of, the oldest first."""
-    from roundelay.reaction_list import list_open_reactions, list_reactions
-    from roundelay.terminal import Screen, clean, format_table
+    from roundelay.clean_text import clean
+    from roundelay.reading.reactions import list_open_reactions, list_reactions
+    from roundelay.terminal import Screen, format_table
 
     async def show() -> None:
         async with join_as_reader() as client:
@@ -57,7 +58,7 @@ def list_command(agent_id: str | None, only_open: bool, last: int, as_json: bool
     run(show())
 
 
-@reactions.command("show")
+@reactions.command("show", short_help="Show the records of REACTION.")
 @click.argument("reaction")
 @json_option
 @identity_options
@@ -66,9 +67,10 @@ def show_command(reaction: str, as_json: bool) -> None:
     from pydantic_core import to_json
 
     from roundelay.agents.records import fetch_records
+    from roundelay.clean_text import clean_lines
     from roundelay.network.errors import UnknownMessage
-    from roundelay.reaction_list import describe_record
-    from roundelay.terminal import CONTINUED, Screen, clean_lines, format_time
+    from roundelay.reading.reactions import describe_record
+    from roundelay.terminal import CONTINUED, Screen, format_time
 
     async def show() -> None:
         async with join_as_reader() as client:
@@ -88,14 +90,14 @@ def show_command(reaction: str, as_json: bool) -> None:
     run(show())
 
 
-@reactions.command("cancel")
+@reactions.command("cancel", short_help="Ask REACTION to stop.")
 @click.argument("reaction")
 @json_option
 @identity_options
 def cancel_command(reaction: str, as_json: bool) -> None:
     """Ask REACTION to stop; one whose agent is away stops when it is back."""
+    from roundelay.clean_text import clean
     from roundelay.network.errors import UnknownMessage
-    from roundelay.terminal import clean
 
     async def cancel() -> None:
         async with join_as_reader() as client:

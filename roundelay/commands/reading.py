@@ -98,7 +98,7 @@ def history(thread: str, as_json: bool, limit: int, before: int | None) -> None:
     run(show())
 
 
-@click.command()
+@click.command(short_help="Show what the node is and how it does.")
 @click.option(
     "--over", "over_s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
     help="How long to count for the rates.",
@@ -112,7 +112,7 @@ def status(as_json: bool, over_s: float) -> None:
     """
     import asyncio
 
-    from roundelay.node_status import compute_rates, describe_figures
+    from roundelay.nodes.status import compute_rates, describe_figures
 
     async def show() -> None:
         async with join_as_reader() as client:
@@ -126,7 +126,8 @@ def status(as_json: bool, over_s: float) -> None:
         if as_json:
             _print_json(value)
             return
-        from roundelay.terminal import Screen, clean
+        from roundelay.clean_text import clean
+        from roundelay.terminal import Screen
 
         screen = Screen(sys.stdout)
         lines = {"url": client.url, **info, **describe_figures(figures, rates)}
@@ -137,7 +138,7 @@ def status(as_json: bool, over_s: float) -> None:
     run(show())
 
 
-@click.command()
+@click.command(short_help="Follow the conversation, as it is stored.")
 @click.option(
     "--last", type=click.IntRange(0, MAX_PAGE), default=0, metavar="N", help="Begin with the last N messages."
 )
@@ -197,10 +198,11 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
 
     import asyncio
 
-    from roundelay.follow import Follower
+    from roundelay.clean_text import clean
     from roundelay.network.client import Reconnected, Reconnecting
     from roundelay.patience import patience_for_output
-    from roundelay.terminal import Screen, clean
+    from roundelay.reading.follow import Follower
+    from roundelay.terminal import Screen
 
     screen, notes = Screen(sys.stdout), Screen(sys.stderr)
     run(follow())
@@ -220,7 +222,7 @@ async def _read_figures(client: NetworkClient) -> dict[str, float]:
 
 
 def _fetch_metrics(url: str) -> dict[str, float]:
-    from roundelay.hub_http import get_from_hub
+    from roundelay.nodes.hub_http import get_from_hub
 
     text = get_from_hub(url, "/metrics").body
     lines = [line.removeprefix("roundelay_").split(" ") for line in text.splitlines() if line and line[0] != "#"]

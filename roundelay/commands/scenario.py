@@ -12,8 +12,8 @@ import click
 from roundelay.commands.options import debug_option, json_option, run
 
 if TYPE_CHECKING:
-    from roundelay.scenario import ScenarioResult
-    from roundelay.scenario_file import Scenario
+    from roundelay.scenario.file import Scenario
+    from roundelay.scenario.run import ScenarioResult
 
 FAILED = 1
 
@@ -56,10 +56,10 @@ def run_command(
     """Run the scenarios in FILES. Exits with 1 if one fails."""
     import logging
 
-    from roundelay.scenario import run_live_scenario, run_scenario
-    from roundelay.scenario_file import load_scenario
-    from roundelay.scenario_report import describe_result, to_json, to_junit
-    from roundelay.terminal import clean_lines
+    from roundelay.clean_text import clean_lines
+    from roundelay.scenario.file import load_scenario
+    from roundelay.scenario.report import describe_result, to_json, to_junit
+    from roundelay.scenario.run import run_live_scenario, run_scenario
 
     if live is not None and (seed, seeds) != (None, None):
         raise click.UsageError("--live runs in real time, without a seed.")

@@ -22,7 +22,7 @@ from roundelay.commands.options import debug_option, json_option
 @debug_option
 def demo(question: str | None, model: str | None, base_url: str | None, serve: bool, kill: str | None) -> None:
     """Watch a node, three agents and a person solve one QUESTION. Needs no key and no network."""
-    from roundelay.demo import run_demo
+    from roundelay.demo.run import run_demo
 
     click.get_current_context().exit(run_demo(question, model=model, base_url=base_url, serve=serve, kill=kill))
 
@@ -32,7 +32,7 @@ def demo(question: str | None, model: str | None, base_url: str | None, serve: b
 @debug_option
 def init(folder: Path) -> None:
     """Write a commented roundelay.yaml and an example agent into FOLDER. Never overwrites."""
-    from roundelay.starter import write_starter
+    from roundelay.nodes.starter import write_starter
 
     try:
         written = write_starter(folder, "roundelay")
@@ -51,15 +51,16 @@ def config() -> None:
     """Look at the configuration."""
 
 
-@config.command()
+@config.command(short_help="Show every value that holds for a node here.")
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--origin", is_flag=True, help="Say of each value where it comes from.")
 @json_option
 @debug_option
 def show(file: Path | None, origin: bool, as_json: bool) -> None:
     """Show every value that holds for a node with FILE here, and with --origin why."""
+    from roundelay.clean_text import clean
     from roundelay.network.config import flat_values, resolve_config
-    from roundelay.terminal import Screen, clean, format_table
+    from roundelay.terminal import Screen, format_table
 
     found, origins = resolve_config(pick_file(file), os.environ, {})
     values = flat_values(found)

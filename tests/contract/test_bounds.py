@@ -17,19 +17,19 @@ from websockets.exceptions import InvalidStatus
 from roundelay.agents.records import fetch_records
 from roundelay.app import Node, serve
 from roundelay.mods.channels import Channels
+from roundelay.network import change, operations
 from roundelay.network import connection as connections
-from roundelay.network import operations
 from roundelay.network.client import Event, NetworkClient, Signal
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.connection import HubConnection
-from roundelay.network.errors import LedgerError
+from roundelay.network.errors import Forbidden, LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.ledger import MAX_PAGE_BYTES, Page
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.local import LocalConnection, LocalTransport
-from roundelay.network.state import DeadLetter, Member, Put
+from roundelay.network.tables import DeadLetter, Member, Put
 from roundelay.network.transport import Closed
 from tests.support.wire import WireSession, get_http
 
@@ -620,6 +620,35 @@ async def test_a_member_that_comes_and_goes_leaves_no_list_behind() -> None:
         assert said == ["while he is here", "here again"]
         deliveries = bob.deliveries()
         assert [(await anext(deliveries)).message.content for _ in said] == said
+
+
+async def test_who_comes_and_goes_between_messages_is_not_let_in_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change, "MAX_SPANS", 3)
+    async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
+        await ann.call("channels.create", {"name": "dev"})
+        for number in range(3):
+            await ann.post("dev", f"away {number}")
+            await bob.call("channels.join", {"name": "dev"})
+            await ann.post("dev", f"here {number}")
+            await bob.call("channels.leave", {"name": "dev"})
+        await bob.call("channels.join", {"name": "dev"})  # nothing was missed: he goes on as if he had stayed
+        await bob.call("channels.leave", {"name": "dev"})
+        await ann.post("dev", "away again")
+        with pytest.raises(Forbidden, match=r"come to the channel 'dev' 3 times.*stay in it"):
+            await bob.call("channels.join", {"name": "dev"})
+        member = hub.state.member("dev", "bob")
+        assert len(member.spans) == 3
+        assert not member.is_in
+        said = [message.content for message in (await bob.history("channel:dev")).messages]
+        assert said == ["here 0", "here 1", "here 2"]
+        await bob.call("channels.create", {"name": "other"})  # no other channel is closed to him
+
+
+@pytest.mark.parametrize("seq", range(12))
+def test_a_member_was_in_between_the_ends_of_its_spans(seq: int) -> None:
+    member = Member(((2, 4), (6, 9), (9, None)))
+    assert member.was_in(seq) == (seq in (3, 7, 8, 10, 11))
+    assert not Member().was_in(seq)
 
 
 def test_spans_that_are_merged_say_the_same() -> None:

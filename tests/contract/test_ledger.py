@@ -18,7 +18,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import KeyTaken, Ledger, Page, Row, Span, Trim, Trimmed, Wanted
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.state import CallResult, Floor, MessageHead, Participant, Put, RootBudget
+from roundelay.network.tables import CallResult, Floor, MessageHead, Participant, Put, RootBudget
 
 Opener = Callable[[], Ledger]
 
@@ -86,7 +86,7 @@ async def test_lookup_finds_keys_heads_their_roots_and_cold_values(ledger: Ledge
     await ledger.append([first, second], [Put("root", "1", RootBudget(2, 2)), Put("call", "ann/c", call)])
     keys = {("ann", "m:ann-1"), ("ann", "m:none"), ("bob", "m:ann-1")}
     facts = await ledger.lookup(Wanted(keys, {2, 99}, {("call", "ann/c"), ("call", "ann/d")}))
-    assert {key: (known.seq, known.thread_id, known.digest) for key, known in facts.known.items()} == {
+    assert {key: (known.seq, known.stream, known.digest) for key, known in facts.known.items()} == {
         ("ann", "m:ann-1"): (1, "t", "d1")
     }
     assert facts.heads == {2: second.head}

@@ -354,6 +354,26 @@ async def test_cancel_by_thread_asks_every_open_reaction_in_it(node: Node, opera
     assert (await bot.expect("signal", kind="cancel"))["body"] == {"reaction": "r1"}
 
 
+async def test_who_was_asked_for_a_stopped_reaction_stops_too_and_nobody_else(
+    node: Node, operator: WireSession
+) -> None:
+    guide, helper, digger = [await node.agent(it, role="reactor") for it in ("guide", "helper", "digger")]
+    first = (await operator.send("agent:guide", "long work"))["seq"]
+    await guide.record("r1", "started", {"trigger": first})
+    second = (await guide.send("agent:helper", "help me", cause=first))["seq"]
+    await helper.record("r2", "started", {"trigger": second})
+    third = (await helper.send("agent:digger", "dig", cause=second))["seq"]
+    await digger.record("r3", "started", {"trigger": third})
+    other = (await operator.send("agent:helper", "something else"))["seq"]
+    await helper.record("r4", "started", {"trigger": other})
+    shout = (await guide.send("broadcast", "all of you", cause=first))["seq"]
+    await digger.record("r5", "started", {"trigger": shout})
+    stopped = await operator.call("network.cancel", {"thread_id": "direct:guide~mia"})
+    assert sorted(stopped["reactions"]) == ["r1", "r2", "r3"]
+    for agent, reaction in ((guide, "r1"), (helper, "r2"), (digger, "r3")):
+        assert (await agent.expect("signal", kind="cancel"))["body"] == {"reaction": reaction}
+
+
 async def test_a_stranger_cancels_nothing(node: Node, operator: WireSession, stranger: WireSession) -> None:
     bot = await node.agent("bot", role="reactor")
     trigger = (await operator.send("agent:bot", "long work"))["seq"]

@@ -25,8 +25,8 @@ from roundelay.agents.events import event_to_json
 from roundelay.agents.models.model import ModelRequest, UserMessage
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.team import build_runner, load_agents
-from roundelay.logs import log_to_stderr
 from roundelay.network.errors import Superseded
+from roundelay.nodes.logs import log_to_stderr
 from tests.support.fake_openai import FakeOpenAI, text
 
 SUPERSEDED = 3

@@ -67,10 +67,12 @@ async def until_ready(url: str) -> None:
 
 
 async def came_back(url: str) -> bool:
-    """Whether the hub is ready again after the several tries that a recovery takes."""
+    """Whether the hub is ready again after the several tries that a recovery takes; until then it says that it recovers."""
     for _ in range(100):
-        if (await get_http(url, "/readyz"))[0] == 200:
+        status, text = await get_http(url, "/readyz")
+        if status == 200:
             return True
+        assert (status, text) == (503, "recovering\n")
         await asyncio.sleep(0.02)
     return False
 

@@ -20,7 +20,7 @@ from roundelay.network.messages import DirectMessage, MessageThread
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/agents.md", "docs/mods.md", "examples/README.md")
-COMMAND_PAGES = (*PAGES, "docs/cli.md", "docs/operations.md", "docs/scenarios.md")
+COMMAND_PAGES = (*PAGES, "docs/cli.md", "docs/operations.md", "docs/scenarios.md", "docs/seed-features.md")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
-import pytest
-
 from roundelay.app import serve
 from roundelay.network.client import NetworkClient, Presence
 from roundelay.network.config import NodeConfig
@@ -135,21 +133,15 @@ async def find_asked(zoe: NetworkClient) -> list[str]:
     return [it["to"] for it in log if it["sender_id"] == "supervisor" and it["to"].startswith("agent:researcher")]
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("something by Woolf", "Mrs Dalloway by Virginia Woolf; To the Lighthouse by Virginia Woolf"),
-        ("cookery", "nothing on the shelf fits"),
-    ],
-)
-async def test_team_answers_a_person_at_a_terminal(question: str, answer: str, tmp_path: Path) -> None:
+async def test_team_answers_a_person_at_a_terminal(tmp_path: Path) -> None:
     up = ("-m", "roundelay", "up", str(EXAMPLES / "team_with_a_person" / "team.yaml"))
     async with started(*up, "--port", "0", "--db", str(tmp_path / "library.db"), folder=tmp_path) as node:
         assert "ws://127.0.0.1:" in await read_line(node)
         async with started("-m", "roundelay", "chat", "--to", "host", "--as", "zoe", folder=tmp_path) as chat:
             async with asyncio.timeout(TIMEOUT_S):
-                out, _ = await chat.communicate(f"{question}\n".encode())
-    assert f"host → zoe: {answer}" in out.decode()
+                out, _ = await chat.communicate(b"something by Woolf\ncookery\n")
+    assert "host → zoe: Mrs Dalloway by Virginia Woolf; To the Lighthouse by Virginia Woolf" in out.decode()
+    assert "host → zoe: nothing on the shelf fits" in out.decode()
 
 
 async def test_client_in_plain_websockets_answers_people_and_nobody_else(tmp_path: Path) -> None:

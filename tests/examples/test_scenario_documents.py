@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from roundelay import scenario_spec
-from roundelay.scenario import run_scenario
-from roundelay.scenario_file import load_scenario
-from roundelay.scenario_report import describe_result
+from roundelay.scenario import expectations, load_scenario, run_scenario, spec
+from roundelay.scenario.report import describe_result
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/scenarios.md").read_text(encoding="utf-8")
@@ -56,8 +54,9 @@ def test_the_scenario_passes_and_prints_what_the_page_says(tmp_path: Path) -> No
 
 
 def test_every_key_is_named() -> None:
-    models = [it for it in vars(scenario_spec).values() if isinstance(it, type) and issubclass(it, BaseModel)]
-    own = [it for it in models if it.__module__ == scenario_spec.__name__]
+    values = [*vars(spec).values(), *vars(expectations).values()]
+    models = {it for it in values if isinstance(it, type) and issubclass(it, BaseModel)}
+    own = [it for it in models if it.__module__ in (spec.__name__, expectations.__name__)]
     keys = {field.alias or name for model in own for name, field in model.model_fields.items()}
     missing = [key for key in sorted(keys) if not re.search(rf"(?<![\w-]){key}(?![\w-])", PAGE)]
     assert len(keys) > 60

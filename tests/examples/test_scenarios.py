@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from roundelay.scenario import ScenarioResult, run_scenario
-from roundelay.scenario_file import load_scenario, make_scenario
-from roundelay.scenario_report import describe_result, list_failures
+from roundelay.scenario import ScenarioResult, load_scenario, make_scenario, run_scenario
+from roundelay.scenario.report import describe_result, list_failures
 from tests.support.counts import Note
 from tests.support.scenarios import FOLDER, SHIPPED, read_plain
 

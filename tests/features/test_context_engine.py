@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from roundelay.agents.features.context_engine import ContextEngine, ContextOptions, Layout
+from roundelay.agents.features.context_engine import ContextEngine, ContextOptions
 from roundelay.agents.features.data_policy import DataPolicy
+from roundelay.agents.features.layouts import Layout
 from roundelay.agents.features.long_results import LongResults
 from roundelay.agents.features.many_results import ManyResults
 from roundelay.agents.features.prompt_budget import PromptBudget

@@ -88,7 +88,7 @@ def test_filters_are_set_in_the_agents_file(tmp_path: Path) -> None:
     path.write_text(f"{head}message_filter: {{kinds: [letter]}}\n")
     with pytest.raises(ConfigError, match=r"bob\.yaml:4.*kinds"):
         load_agents(path)
-    with pytest.raises(ValueError, match="per_thread of x is 500 and must be from 0 to 499"):
+    with pytest.raises(ValueError, match="per_thread of x is 500 and must be a whole number from 0 to 499"):
         MessageFilter(per_thread={"x": 500})
 
 

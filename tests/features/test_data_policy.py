@@ -20,6 +20,7 @@ from roundelay.agents.tools import Output, Tool, tool
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Heard, Person, Provider, make_runner, running
+from tests.support.fake_openai import error
 from tests.support.loops import Body, Killed, Loop, Records, by_turn, results_of, system_of, use
 
 SECRET = "4111-1111"
@@ -289,3 +290,11 @@ def test_a_pattern_that_is_none_is_refused() -> None:
     assert choice.data_policy is not None
     with pytest.raises(ConfigError, match="no regular expression"):
         choice.data_policy.build()
+
+
+async def test_a_provider_that_repeats_the_request_in_its_error_is_blacked_out_too() -> None:
+    refusal = error(400, f"Invalid content: 'my card is {SECRET}'")
+    records, _, answer = await keep(lambda body: refusal, redact=[r"\d{4}-\d{4}"])
+    assert answer == "I could not answer: my model refused the request."
+    assert SECRET not in written(records)
+    assert "my card is [redacted]" in records.bodies("model_failed")[0]["reason"]

@@ -24,7 +24,7 @@ from roundelay.network.messages import DirectMessage
 from roundelay.terminal import format_message
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import Reply, server_error, text
-from tests.support.loops import Body, Loop, Records, survives_kills, tools_of, turn_of, use
+from tests.support.loops import Body, Loop, Records, by_turn, survives_kills, tools_of, turn_of, use
 
 
 def make(name: str, result: str) -> Tool:
@@ -146,7 +146,9 @@ async def test_a_rule_and_a_check_of_ones_own_are_made_together() -> None:
 
 
 @pytest.mark.parametrize("judge", [server_error(), text("Looks fine to me."), use(("verdict", {"is_grounded": "?"}))])
-async def test_a_check_that_cannot_be_made_holds_up_no_answer_and_is_noted(judge: Reply) -> None:
+async def test_a_check_that_cannot_be_made_holds_up_no_answer_and_is_noted(
+    judge: Reply, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Provider(Writer("search", "It is 900 km long.", judge=judge)) as provider:
         loop = Loop(grounded(provider.model(), model_attempts=1))
         end = await loop.drive()
@@ -154,6 +156,9 @@ async def test_a_check_that_cannot_be_made_holds_up_no_answer_and_is_noted(judge
     [review] = loop.records.bodies("review")
     assert review["notes"][0].startswith("grounding: could not be made (ModelError: ")
     assert review["is_accepted"] is True
+    [told] = [it for it in caplog.records if it.msg == "check not made"]
+    assert not told.exc_info  # what a model replies is no fault of code
+    assert vars(told)["error"].startswith("ModelError: ")
 
 
 async def test_a_check_that_raises_or_hangs_is_noted_too() -> None:
@@ -251,3 +256,20 @@ async def test_follow_up_questions_are_for_people() -> None:
             heard = await anext(aiter(ann))
     assert (heard.text, heard.metadata) == ("It is 1,233 km long.", None)
     assert ["suggest"] not in [tools_of(it) for it in provider.requests]
+
+
+async def test_a_tool_that_was_called_and_is_disabled_was_not_used() -> None:
+    """Its checks are not made: there is nothing to hold the answer against."""
+
+    @tool(idempotent=True, should_use=lambda context: False)
+    def search() -> str:
+        """Look something up."""
+        return "found"
+
+    def refuse(answer: str, evidence: Evidence, around: Around) -> str:
+        return "Never good enough."
+
+    async with Provider(by_turn(use(("search", {})), "It is so.")) as provider:
+        agent = Agent("bob", "", provider.model(), [search], middleware=[Evaluations(by_tool={"search": [refuse]})])
+        end = await Loop(agent).drive()
+    assert (end.answer, end.metadata, end.tool_calls) == ("It is so.", {}, 0)

@@ -8,10 +8,14 @@ import pytest
 from pydantic import ValidationError
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.features.few_shot import MARK, Example, ExampleCall, FewShot
-from roundelay.agents.features.images import Images
+from roundelay.agents.compose import agent_tool
+from roundelay.agents.features.attachments import Attachments
+from roundelay.agents.features.few_shot import Example, ExampleCall, FewShot
 from roundelay.agents.features.prompts import Prompts
-from roundelay.agents.models.model import Model
+from roundelay.agents.models.model import Model, ModelRequest
+from roundelay.agents.models.prompt_view import EXAMPLE_MARK as MARK
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Action, ScriptedModel, call, say
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.team_middleware import MiddlewareChoice
 from roundelay.agents.tools import tool
@@ -108,7 +112,7 @@ async def test_what_belongs_to_the_prompt_goes_to_the_prompt_and_not_to_an_examp
     )
 
     def make(model: Model) -> Agent:
-        layers = [FewShot(EXAMPLES), Prompts(system="", user="Mind the gap."), Images()]
+        layers = [FewShot(EXAMPLES), Prompts(system="", user="Mind the gap."), Attachments(["image"])]
         return Agent("bob", "Help.", model, [look], middleware=layers)
 
     async with Provider(by_turn(use(("look", {})), "Done.")) as provider:
@@ -118,3 +122,25 @@ async def test_what_belongs_to_the_prompt_goes_to_the_prompt_and_not_to_an_examp
         told, shown = body["messages"][5]["content"]
         assert told["text"].startswith("<conversation/>\n\nMind the gap.")
         assert shown == {"type": "image_url", "image_url": {"url": pixel}}
+
+
+@pytest.mark.parametrize("prompt", ["<conversation></conversation>", "Look at the cat."])
+async def test_a_scripted_model_does_not_take_examples_for_its_own_turns(prompt: str) -> None:
+    """Nor their calls for its own; what it reads is the message, not the example's."""
+    seen: list[tuple[int, str, list[str]]] = []
+
+    def script(request: ModelRequest) -> Action:
+        view = read_prompt(request)
+        seen.append((view.turn, view.incoming_text.partition("\n")[0], [it.content for it in view.tool_results]))
+        return call("look", at="the cat") if view.turn == 1 else say("Done.")
+
+    agent = Agent("bob", "", ScriptedModel(script), [look], middleware=[FewShot(EXAMPLES)])
+    outer = Agent(
+        "amy",
+        "",
+        ScriptedModel(lambda request: call("bob", task=prompt) if request.turn == 1 else say("So.")),
+        [agent_tool(agent)],
+    )
+    await loops.Loop(outer).drive()
+    said = prompt if prompt.startswith("Look") else ""
+    assert seen == [(1, said, []), (2, said, ["saw the cat"])]

@@ -9,6 +9,7 @@ import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.features.forced_tools import ForcedTools
+from roundelay.agents.features.registry import ToolRegistry
 from roundelay.agents.models.model import Model
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.team import build_runner, load_agents
@@ -117,3 +118,46 @@ def test_forced_tools_are_named_in_the_agents_file(tmp_path: Path) -> None:
     path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {tools: []}}]}")
     with pytest.raises(ConfigError, match="tools"):
         load_agents(path)
+
+
+async def test_a_forced_tool_of_a_registry_may_be_disabled_and_counts_in_the_limits() -> None:
+    """Both are called in the first turn, whatever the limit of calls; the person is told of the disabled one."""
+
+    @tool(idempotent=True, should_use=lambda context: False)
+    def plot(topic: str) -> str:
+        """Draw."""
+        return "drawn"
+
+    async with Provider(script) as provider:
+        middleware = [ForcedTools("plot", "search"), ToolRegistry([SEARCH, plot])]
+        agent = Agent("bob", "", provider.model(), [], AgentPolicy(max_tool_calls=1), middleware=middleware)
+        end = await Loop(agent).drive()
+    assert end.answer == "Twice a day.\n\n(plot is not enabled here, so it was not used.)"
+    assert results_of(provider.requests[-1]) == ["Not run: plot is not enabled here.", "search knows tides"]
+    assert tools_of(provider.requests[-1]) == []  # the limit of calls is reached, by the one that was run
+    assert end.tool_calls == 1
+
+
+async def test_a_forced_tool_that_was_taken_away_is_named() -> None:
+    registry = ToolRegistry([SEARCH, ARCHIVE])
+    registry.unregister("archive")
+    async with Provider(script) as provider:
+        middleware = [ForcedTools("search", "archive"), registry]
+        end = await Loop(Agent("bob", "", provider.model(), middleware=middleware)).drive()
+    assert provider.requests == []
+    assert end.reason == 'The forced tool "archive" is none of the tools of bob: search.'
+
+
+async def test_forced_replies_that_were_cut_withheld_or_say_nothing_do_not_cost_the_others() -> None:
+    odd = {"archive": Reply("", finish_reason="content_filter"), "clock": Reply(None, finish_reason="stop")}
+
+    def answer(body: Body) -> Reply:
+        choice = body.get("tool_choice")
+        return odd.get(choice["function"]["name"]) or script(body) if isinstance(choice, dict) else script(body)
+
+    async with Provider(answer) as provider:
+        tools = [SEARCH, ARCHIVE, make("clock")]
+        middleware = [ForcedTools("archive", "clock", "search")]
+        end = await Loop(Agent("bob", "", provider.model(), tools, middleware=middleware)).drive()
+    assert end.answer == "Twice a day."
+    assert results_of(provider.requests[-1]) == ["search knows tides"]

@@ -159,6 +159,110 @@ async def test_a_server_that_does_not_start_leaves_the_agent_at_work(network: Ne
     assert not [name for name in names(requests[0]) if name.startswith(("gone", "mute"))]
 
 
+# --- what servers say of their use
+
+
+def head_of(request: dict[str, Any]) -> tuple[str, str]:
+    """The system message, and the prompt without what trails it in the first turn."""
+    system, user = (it["content"] for it in request["messages"][:2])
+    return system, user.removesuffix("\n\nTurn 1 of 8.")
+
+
+async def test_what_a_server_says_otherwise_when_it_is_back_shows_in_the_next_turn(
+    network: Network, tmp_path: Path
+) -> None:
+    """And nothing else before the history changes, so that providers' caches hold."""
+    about = tmp_path / "about"
+    about.write_text("Prices are in euros.")
+    servers = McpServers(
+        {
+            "shop": ServerOptions(
+                command=sys.executable,
+                args=(str(SHOP),),
+                env={"SHOP_ORDERS": str(tmp_path / "orders"), "SHOP_ABOUT": str(about)},
+                user_prompt="It is spring.",
+            )
+        }
+    )
+    price = use(("shop_price", {"article": "pear"}))
+
+    async def answer(body: dict[str, Any]) -> Reply:
+        turn = sum(it["role"] == "assistant" for it in body["messages"])
+        if turn == 1:
+            about.write_text("Prices are in francs.")
+        return [price, use(("shop_die", {})), price, price, text("done")][turn]
+
+    async with Provider(answer) as provider:
+        ann = SimpleAgentRunner(
+            "ann",
+            instruction="You sell.",
+            model=provider.model(),
+            middleware=[servers],
+            policy=AgentPolicy(max_turns=8),
+        )
+        mia = await Person.join(network, "mia")
+        async with running(network, ann):
+            assert (await mia.ask("ann", "hello")).text == "done"
+    first, second, third, fourth, fifth = map(head_of, provider.requests)
+    assert first[0].endswith("\n\nAbout the tools shop_*:\nPrices are in euros.")
+    assert first[1].endswith("\n\nIt is spring.")
+    assert first == second == third, "while it is away, what it said holds"
+    assert fourth == fifth == (first[0].replace("euros", "francs"), first[1])
+
+
+async def test_what_a_server_says_otherwise_while_it_runs_shows_soon(network: Network, tmp_path: Path) -> None:
+    more = [use(("shop_price", {"article": f"a{n}"})) for n in range(4)]
+    _, requests = await ask(network, shop(tmp_path), use(("shop_change_currency", {})), *more)
+    said = [head_of(it)[0].rpartition(" ")[2] for it in requests]
+    assert (said[0], said[1:].count("francs.") + said[1:].count("euros."), said[-1]) == ("euros.", 5, "francs.")
+
+
+async def test_a_server_that_comes_later_shows_in_the_reaction_that_finds_it(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roundelay.agents.features.mcp_session.RETRY_AFTER_S", 0)
+    late = tmp_path / "shop.py"
+    servers = McpServers(
+        {"shop": ServerOptions(command=sys.executable, args=(str(late),), user_prompt="It is spring.")}
+    )
+    async with Provider([text("one"), text("two")]) as provider:
+        ann = SimpleAgentRunner("ann", instruction="You sell.", model=provider.model(), middleware=[servers])
+        mia = await Person.join(network, "mia")
+        async with running(network, ann):
+            await mia.ask("ann", "hello")
+            late.write_text(SHOP.read_text())
+            await mia.ask("ann", "hello")
+    first, second = ("".join(head_of(it)) for it in provider.requests)
+    assert "Prices are in euros." not in first
+    assert "It is spring." not in first
+    assert (second.count("Prices are in euros."), second.count("It is spring.")) == (1, 1)
+
+
+async def test_templates_in_the_agents_file_place_what_its_servers_say(network: Network, tmp_path: Path) -> None:
+    """Although they stand before the servers there."""
+    path = tmp_path / "ann.yaml"
+    path.write_text(f"""
+id: ann
+instruction: You sell.
+model: {{rules: []}}
+middleware:
+  - prompts:
+      system: '{{% for it in servers %}}{{{{ it.name }}}}: {{{{ it.tools[0].name }}}}. {{{{ it.system }}}}{{% endfor %}}'
+      user: '{{{{ servers | map(attribute="user") | join }}}}'
+  - mcp:
+      servers:
+        shop: {{command: {sys.executable}, args: [{SHOP}], tools: [price], user_prompt: It is spring.}}
+""")
+    async with Provider([text("done")]) as provider:
+        mia = await Person.join(network, "mia")
+        async with running(network, build_runner(load_agents(path)[0], model=provider.model())):
+            await mia.ask("ann", "hello")
+    system, user = (it["content"] for it in provider.requests[0]["messages"])
+    assert system.endswith("\n\nshop: shop_price. Prices are in euros.")
+    assert user.endswith("\n\nIt is spring.\n\nTurn 1 of 10.")
+    assert (system.count("Prices are in euros."), user.count("It is spring.")) == (1, 1)
+
+
 def find_processes(word: str) -> list[bytes]:
     """The command lines of this machine's processes that hold a word."""
     lines = []

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.features.prompts import PromptFacts, Prompts, ToolNotes
+from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import Model
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.steps import PromptPart, TurnState
 from roundelay.agents.team import build_runner, load_agents
-from roundelay.agents.tools import tool
+from roundelay.agents.tools import Tool, tool
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Person, Provider, running
@@ -140,6 +143,124 @@ async def test_the_date_is_the_incoming_messages() -> None:
 def test_a_wrong_template_is_found_when_the_agent_is_made(template: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         Prompts(system=template)
+
+
+# --- what servers say
+
+
+class Shops(Middleware):
+    """Brings two servers' parts, as `mcp` does."""
+
+    def __init__(self, says: str = "Prices are in euros.") -> None:
+        self.says = says
+
+    def list_tools(self, state: TurnState) -> Sequence[Tool]:
+        return [price]
+
+    def list_parts(self, state: TurnState) -> Sequence[PromptPart]:
+        return [PromptPart("shop", ("shop_price",), self.says, "Mind the season."), PromptPart("bank")]
+
+
+@tool(name="shop_price", idempotent=True)
+def price(article: str) -> str:
+    """Give a price."""
+    return "3"
+
+
+HEADED = "About the tools shop_*:\nPrices are in euros."
+
+
+async def ask_first(*layers: Middleware) -> tuple[str, str]:
+    """The system message and the prompt of a first turn."""
+    async with Provider(SCRIPT) as provider:
+        await Loop(Agent("bob", "Hm.", provider.model(), [search], middleware=layers)).drive()
+    system, user = (it["content"] for it in provider.requests[0]["messages"])
+    return system, user
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+async def test_the_templates_that_ship_show_what_servers_say_once(is_first: bool) -> None:
+    """Wherever the feature stands that brings them."""
+    layers: list[Middleware] = [Shops(), Prompts(facts=FACTS, notes={"search": NOTES})]
+    system, user = await ask_first(*(layers[::-1] if is_first else layers))
+    assert f"The wiki server takes page titles.\n\n{HEADED}\n\n# Instructions for Atlas" in system
+    assert system.count("Prices are in euros.") == 1
+    assert user == (
+        "<conversation/>\n\nMind the year that is asked for.\n\nThe wiki was renewed in May.\n\nMind the season."
+        "\n\nTurn 1 of 10."
+    )
+
+
+async def test_without_templates_servers_parts_have_a_place() -> None:
+    system, user = await ask_first(Shops())
+    assert system == f"Hm.\n\n{HEADED}"
+    assert user == "<conversation/>\n\nMind the season.\n\nTurn 1 of 10."
+
+
+OWN = "{% for it in servers %}<{{ it.name }}:{% for tool in it.tools %} {{ tool.name }}, {{ tool.description }}{% endfor %}>"
+END = "{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("templates", "system", "user"),
+    [
+        # each part by a template of one's own
+        (
+            {"system": OWN + " {{ it.system }} " + END, "user": "{{ servers | map(attribute='user') | join(' ') | trim }}"},
+            "<shop: shop_price, Give a price.> Prices are in euros. <bank:>", "Mind the season.",
+        ),
+        # both in one of them: the one that ships does not show them again
+        (
+            {"system": "{% for it in servers %}{{ it['system'] }} {{ it.user }}{% endfor %}"},
+            "Prices are in euros. Mind the season.", None,
+        ),
+        # by the lists of texts
+        ({"system": "{{ server_prompts[0] }}", "user": "{{ server_user_prompts | join }}"}, HEADED, "Mind the season."),
+        # what none of them shows stands where it would without them
+        ({"system": OWN + END, "user": ""}, f"<shop: shop_price, Give a price.><bank:>\n\n{HEADED}", "Mind the season."),
+        ({"system": "", "user": "Yes?"}, HEADED, "Mind the season.\n\nYes?"),
+        # in the trailing message
+        (
+            {"system": "", "user": "", "turn": "{{ server_prompts | join }} {{ server_user_prompts | join }}"},
+            None, f"Turn 1 of 10.\n\n{HEADED} Mind the season.",
+        ),
+    ],
+)  # fmt: skip
+async def test_templates_of_ones_own_place_what_servers_say(
+    templates: dict[str, str], system: str | None, user: str | None
+) -> None:
+    told, said = await ask_first(Shops(), Prompts(**templates))
+    assert told == ("Hm." if system is None else f"Hm.\n\n{system}")
+    trailing = "" if "turn" in templates else "\n\nTurn 1 of 10."
+    assert said == f"<conversation/>{'' if user is None else f'{chr(10) * 2}{user}'}{trailing}"
+
+
+async def test_what_a_server_says_otherwise_shows_from_the_next_turn_on() -> None:
+    """And while it says the same, what stands before the history does not change."""
+    shops = Shops()
+
+    @tool(idempotent=True)
+    def rename() -> str:
+        """Change what the shop says."""
+        shops.says = "Prices are in francs."
+        return "done"
+
+    script = by_turn(
+        use(("search", {"topic": "Rhine"})), use(("rename", {})), use(("search", {"topic": "Po"})), "Voilà."
+    )
+    async with Provider(script) as provider:
+        await Loop(Agent("bob", "", provider.model(), [search, rename], middleware=[shops, Prompts()])).drive()
+    first, second, third, fourth = (system_of(it) for it in provider.requests)
+    assert first == second
+    assert third == first.replace("euros", "francs")
+    assert fourth == third
+    prompts = {it["messages"][1]["content"].removesuffix("\n\nTurn 1 of 10.") for it in provider.requests}
+    assert prompts == {"<conversation/>\n\nMind the season."}
+
+
+def test_a_wrong_name_of_a_servers_part_is_found_when_the_agent_is_made() -> None:
+    with pytest.raises(ConfigError, match="has no attribute 'nobody'"):
+        Prompts(system="{% for it in servers %}{{ it.nobody }}{% endfor %}")
 
 
 def test_prompts_are_set_in_the_agents_file(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from roundelay.agents import live
-from roundelay.agents.agent import Agent
+from roundelay.agents.agent import Agent, Handoff
 from roundelay.agents.compose import agent_tool
 from roundelay.agents.events import Event, ModelOutput, Progress, ToolCallEnd, ToolCallStart, ToolOutput
+from roundelay.agents.features.references import References
 from roundelay.agents.middleware import Around, Middleware
-from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, OnDelta, ToolCall
+from roundelay.agents.models.model import ModelDelta, ModelReply, ToolCall
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Output, ToolContext, tool
@@ -25,6 +26,7 @@ from roundelay.terminal import PLAIN
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import text
 from tests.support.loops import Body, Loop, by_turn, results_of, system_of, use
+from tests.support.remote_team import Stepped
 
 
 @tool(idempotent=True)
@@ -130,21 +132,6 @@ async def test_text_reasoning_tools_and_agents_inside_stream_in_one_order() -> N
 # --- seen live
 
 
-class Stepped:
-    """A model that streams what the test says, when it says so."""
-
-    name = "stepped"
-
-    def __init__(self) -> None:
-        self.asked: asyncio.Queue[OnDelta] = asyncio.Queue()
-        self.reply: asyncio.Queue[ModelReply] = asyncio.Queue()
-
-    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        assert on_delta is not None
-        self.asked.put_nowait(on_delta)
-        return await self.reply.get()
-
-
 class Watching:
     """The deltas that a session is sent."""
 
@@ -242,6 +229,20 @@ async def test_an_answer_that_is_reviewed_is_not_shown_before() -> None:
         model.reply.put_nowait(ModelReply("The secret is 7."))
         assert await seen.until_quiet() == []
         assert (await mia.hear()).text == "(withheld)"
+
+
+async def test_an_answer_that_is_only_edited_is_shown_while_it_is_written() -> None:
+    """Citations are checked at the end: that is no reason to show nothing before."""
+    model = Stepped()
+    runner = make_bob(model, middleware=[References()])
+    async with asyncio.timeout(20), Network.open() as network, running(network, runner):
+        mia = await Person.join(network, "mia")
+        seen = await Watching.begin(mia.client)
+        await mia.client.send_text("bob", "one")
+        (await model.asked.get())(ModelDelta(text="Salt is old [7]."))
+        assert (await seen.piece())["text"] == "Salt is old [7]."
+        model.reply.put_nowait(ModelReply("Salt is old [7]."))
+        assert (await mia.hear()).text == "Salt is old."
 
 
 @pytest.mark.parametrize(("policy", "by"), [(AgentPolicy(on_text="record"), "human"), (AgentPolicy(), "agent")])
@@ -401,7 +402,37 @@ def test_what_is_no_piece_is_passed_over(body: Any) -> None:
 
 
 def test_nobody_writes_into_the_reaction_of_another() -> None:
+    """The same id from somebody else is something else."""
     view = LiveView()
+    view.take(delta(piece("So ", kind="reasoning"), by="ann"))
     view.take(delta(piece("The sea ")))
     view.take(delta(piece("is sweet.", at=8), by="ann"))
-    assert shown(view) == ["bob … The sea "]
+    assert shown(view) == ["ann …  … is sweet.", "bob … The sea "]
+    view.take(Signal("ann", "t", "thinking", {"reaction": "r1", "active": False}))
+    view.take(delta(piece("is salt.", at=8)))
+    assert shown(view) == ["bob … The sea is salt."]
+
+
+async def test_whoever_comes_back_to_a_reviewer_is_not_read_before_either() -> None:
+    """What bob hands over, and takes back, goes out through his review."""
+
+    class Guard(Middleware):
+        async def review(self, around: Around, answer: str) -> str:
+            return "(withheld)"
+
+    model = Stepped()
+    ann = Agent("ann", "", model)
+    runner = make_bob(model, middleware=[Guard()], handoffs=[Handoff(ann, returns="to_caller")])
+    async with asyncio.timeout(20), Network.open() as network, running(network, runner):
+        mia = await Person.join(network, "mia")
+        seen = await Watching.begin(mia.client)
+        await mia.client.send_text("bob", "one")
+        await model.asked.get()
+        model.reply.put_nowait(ModelReply(None, (ToolCall("c", "hand_over_to_ann", '{"note": ""}'),)))
+        (await model.asked.get())(ModelDelta(text="The secret is 7."))
+        await asyncio.sleep(3 * live.INTERVAL_S)
+        model.reply.put_nowait(ModelReply("The secret is 7."))
+        await model.asked.get()
+        model.reply.put_nowait(ModelReply("It is 7."))
+        assert await seen.until_quiet() == []
+        assert (await mia.hear()).text == "(withheld)"

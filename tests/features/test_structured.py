@@ -1,4 +1,4 @@
-"""Answers that are values of a type, and images for models that take them: asserted on the provider's requests and on what the person gets."""
+"""Answers that are values of a type: asserted on the provider's requests and on what the person gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from roundelay.agents.features.images import Images
 from roundelay.agents.features.structured import StructuredAnswer
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.policy import AgentPolicy
@@ -86,18 +85,3 @@ async def test_an_answer_that_never_fits_goes_out_unstructured_and_is_noted(netw
     assert answer.text == "three"
     with pytest.raises(ValueError, match="Bill"):
         BILL.read(answer)
-
-
-async def test_images_of_the_incoming_message_are_shown_to_the_model(network: Network) -> None:
-    pixel = "data:image/png;base64,iVBORw0KGgo="
-    content = {"text": "what is this?", "images": [pixel, {"url": "https://x.example/a.png"}, "file:///etc/passwd", 3]}
-    _, requests = await ask(network, Images(), text("a pixel"), content=content)
-    prompt = requests[0]["messages"][1]["content"]
-    assert prompt[0]["type"] == "text"
-    assert "what is this?" in prompt[0]["text"]
-    assert [it["image_url"]["url"] for it in prompt[1:]] == [pixel, "https://x.example/a.png"]
-
-
-async def test_without_images_the_prompt_is_text(network: Network) -> None:
-    _, requests = await ask(network, Images(), text("hello"), content="hi")
-    assert isinstance(requests[0]["messages"][1]["content"], str)

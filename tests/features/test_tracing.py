@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from roundelay.agents.agent import Agent
+from roundelay.agents.compose import agent_tool
+from roundelay.agents.features.forced_tools import ForcedTools
 from roundelay.agents.features.tracing import Tracing
+from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Action, ScriptedModel, call, say
@@ -24,7 +28,7 @@ from roundelay.agents.tools import tool
 from roundelay.app import Network, serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
-from tests.support.agents import Person, make_runner, running
+from tests.support.agents import Heard, Person, make_runner, running
 
 AGENT = Path(__file__).parents[1] / "support" / "traced_agent.py"
 
@@ -145,3 +149,77 @@ async def test_one_trace_spans_agents_in_different_processes(tmp_path: Path, exp
     assert reaction["parent_id"] == f"0x{ours['execute_tool ask'].span_id:016x}"
     named = (answer.metadata or {})["traceparent"].split("-")
     assert named[1:3] == [trace_id[2:], f"{ours['invoke_agent ann'].span_id:016x}"]
+
+
+class Counted(SpanProcessor):
+    """Which spans have begun and not ended."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+
+    def on_start(self, span: Span, parent_context: Any = None) -> None:
+        self.open.append(span.name)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.open.remove(span.name)
+
+
+@pytest.mark.parametrize("ending", ["cancel", "kill"])
+@pytest.mark.parametrize("at", ["model", "tool", "inside", "review"])
+async def test_every_span_ends_however_the_reaction_does(network: Network, at: str, ending: str) -> None:
+    counted, exporter = Counted(), InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(counted)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traced, hanging = Tracing(provider=provider, content=True), asyncio.Event()
+
+    async def hang() -> str:
+        hanging.set()
+        await asyncio.Event().wait()
+        return ""
+
+    @tool(idempotent=True)
+    async def wait() -> str:
+        """Wait."""
+        return await hang()
+
+    class Reviews(Middleware):
+        async def review(self, around: Around, answer: str) -> str:
+            return await hang()
+
+    async def script(request: ModelRequest) -> list[Action] | Action:
+        if request.agent_id == "helper":
+            return call("wait")
+        match at:
+            case "model":
+                return say(await hang())
+            case "review":
+                return say("done")
+            case _:
+                return [
+                    call("wait" if at == "tool" else "helper", **({} if at == "tool" else {"task": "wait"})),
+                    call("fail"),
+                ]
+
+    inner = agent_tool(Agent("helper", "", ScriptedModel(script), [wait], middleware=[traced]))
+    layers = [traced, ForcedTools("wait" if at == "tool" else "helper"), *([Reviews()] if at == "review" else [])]
+    mia = await Person.join(network, "mia")
+    heard = Heard()
+    runner = make_runner("ann", script, tools=[wait, fail, inner], middleware=layers, on_event=heard)
+    task = asyncio.create_task(runner.run(await network.join("ann", role="reactor")))
+    await runner.ready()
+    await mia.client.send_text("ann", "hello")
+    await hanging.wait()
+    assert "invoke_agent ann" in counted.open
+    if ending == "cancel":
+        await mia.client.call("network.cancel", {"thread_id": "direct:ann~mia"})
+        count = 1
+        while all(it.path for it in await heard.finished(count)):  # an agent inside ends first
+            count += 1
+        await runner.stop()
+    else:
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert counted.open == []
+    names = {span.name for span in exporter.get_finished_spans()}
+    assert names >= {"invoke_agent ann"} | ({"invoke_agent helper", "execute_tool wait"} if at == "inside" else set())

@@ -14,17 +14,17 @@ import pytest
 from roundelay.agents.agent import Agent
 from roundelay.agents.compose import agent_tool
 from roundelay.agents.features.prices import Price, Prices, write_dollars
-from roundelay.agents.features.usage import GROUPS
+from roundelay.agents.features.usage import GROUPS, Total, UsedCall, add_up
 from roundelay.agents.middleware import Correction, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
-from roundelay.cost import Wanted, cost_to_json, read_cost, read_since
+from roundelay.reading.cost import Wanted, cost_to_json, read_cost, read_since
 from tests.support.agents import Heard, Person, running
 from tests.support.announced import announced_node
 from tests.support.command import run
-from tests.support.fake_openai import FakeOpenAI, text
+from tests.support.fake_openai import FakeOpenAI, call, calls, text
 from tests.support.node import Node
 
 PRICES = Prices({"big": Price(input=Decimal(10), output=Decimal(20), cached=Decimal(1))})
@@ -210,3 +210,23 @@ async def test_agent_try_tells_tokens_and_cost_at_its_end(tmp_path: Path) -> Non
         (tmp_path / "desk.yaml").write_text(f"id: desk\ninstruction: You help.\n{model}\n", encoding="utf-8")
         shown = await run("agent", "try", tmp_path / "desk.yaml", "hi")
     assert shown.lines[-1].endswith("1 turn, 0 tool calls, 1000 prompt + 100 completion tokens, about $0.00021")
+
+
+def test_a_record_that_used_nothing_makes_no_line() -> None:
+    used = UsedCall(seq=3, at=0, agent_id="ann", kind="model_reply", reaction="r1", model="big", usage=Usage(10, 1))
+    review = used.model_copy(update={"seq": 4, "kind": "review", "model": "", "usage": Usage()})
+    totals: dict[tuple[str, ...], Total] = {}
+    add_up([used, review], "agent", PRICES, totals)
+    assert list(totals) == [("ann", "big")]
+
+
+async def test_agent_try_shows_what_a_model_wrote_and_nobody_was_sent(tmp_path: Path) -> None:
+    async with FakeOpenAI([text("It is three."), calls([call("give_answer", {"answer": 3})])]) as server:
+        (tmp_path / "desk.yaml").write_text(
+            f"id: desk\ninstruction: You help.\nmodel: {{openai: {{name: m, base_url: {server.base_url}}}}}\n"
+            "middleware: [{structured: {type: 'builtins:int'}}]\n",
+            encoding="utf-8",
+        )
+        shown = await run("agent", "try", tmp_path / "desk.yaml", "hi")
+    assert shown.lines.count("* wrote, and it was not sent: It is three.") == 1
+    assert "not sent: 3" not in shown.out

@@ -94,6 +94,36 @@ async def test_who_does_not_answer_in_time_is_told_and_a_late_answer_is_a_messag
     assert ends[1].reason == "at last"
 
 
+async def test_a_stop_reaches_whom_the_reaction_waits_for_and_a_late_answer_wakes_nobody(network: Network) -> None:
+    """ann is an agent that works; carl is a program, which no stop reaches and which answers nevertheless."""
+    mia, heard, is_asked = await Person.join(network, "mia"), Heard(), asyncio.Event()
+    carl = await network.join("carl", kind="agent")
+    requests = []
+
+    async def work(request: ModelRequest) -> Any:
+        is_asked.set()
+        await asyncio.Event().wait()
+
+    def ask(request: ModelRequest) -> Any:
+        requests.append(read_prompt(request).incoming_text)
+        return asker("ann", "carl")(request) if requests[-1] == "go" else "hello"
+
+    async with asyncio.timeout(20), running(network, make_runner("ann", work, on_event=heard), make_runner("bob", ask)):
+        await mia.client.send_text("bob", "go")
+        question = await anext(aiter(carl))
+        await is_asked.wait()
+        bob = await reaction_of(mia, "bob")
+        await until_recorded(mia, bob, "waiting")
+        stopped = (await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"}))["reactions"]
+        assert (len(stopped), bob in stopped) == (2, True)
+        [end] = await heard.finished()
+        assert (end.status, end.reaction in stopped) == ("cancelled", True)
+        await until_recorded(mia, bob, "finished")
+        await carl.reply(question, "five")
+        assert (await mia.ask("bob", "hello?")).text == "hello"
+    assert requests == ["go", "hello?"]
+
+
 async def test_somebody_unknown_oneself_and_who_waits_for_this_very_answer_are_not_asked(network: Network) -> None:
     mia = await Person.join(network, "mia")
     ann = make_runner("ann", asker("bob", "cid"))

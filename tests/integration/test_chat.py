@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import pty
 import re
-import struct
-import sys
-import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +13,7 @@ import pytest
 from tests.support.announced import announced_node
 from tests.support.command import Command, command, run
 from tests.support.node import Node, node_process
+from tests.support.terminals import at_terminal
 from tests.support.wire import WireSession
 
 THINKING = {"type": "signal", "kind": "thinking"}
@@ -178,12 +173,18 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
         "/thread nowhere:x",
         "/leave",
         "/resume x",
+        "/dm",
+        "/join",
+        "/reply 999 hm",
         "//help is a command",
     ]
     done = await run("chat", "--as", "mia", "--wait", "0", stdin="\n".join(lines), code=1)
     errors = done.err.splitlines()
-    assert len(errors) == 5
-    for line, said in zip(errors, ("nobody", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ"), strict=True):
+    expected = (
+        "'nobody'; /agents lists who is.", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ", "Write /dm ID", "Write /join CHANNEL",
+        "There is no message 999 that mia may read; /history shows their numbers.",
+    )  # fmt: skip
+    for line, said in zip(errors, expected, strict=True):
         assert line.startswith("! ")
         assert said in line
     await bob.message("still to all")
@@ -332,6 +333,41 @@ async def test_cost_adds_up_the_recorded_replies(node: Node) -> None:
         await chat.line(r"^all +1 +2 +200 +100 +10$")
 
 
+async def test_cost_counts_who_was_asked_on_ones_behalf(node: Node) -> None:
+    """Their records are not mia's to read, without an operator's rights; what they used is hers to know."""
+    bob, ann = await node.agent("bob", role="reactor"), await node.agent("ann", role="reactor")
+    token = (await run("token", "create", "mia", "--kind", "human")).out.strip()
+    async with chatting("--to", "bob", ROUNDELAY_TOKEN=token) as chat:
+        await chat.type("work")
+        message = await bob.message("work")
+        await bob.send("agent:ann", "help me", cause=message["seq"])
+        await start_reaction(ann, await ann.message("help me"), "r2")
+        usage = {"prompt_tokens": 70, "completion_tokens": 3, "cached_tokens": 20, "reasoning_tokens": 0}
+        reply = {"text": "x", "tool_calls": [], "usage": usage, "finish_reason": "stop", "model": "m"}
+        await ann.record("r2", "model_reply", {"turn": 1, "reply": reply})
+        await chat.type("/cost")
+        await chat.line(r"^others +1 +70 +20 +3$")
+        await chat.line(r"^all +0 +1 +70 +20 +3$")
+        await chat.line("^Others are those that were asked")
+
+
+async def test_cost_counts_no_reaction_twice_whoever_claims_it(node: Node) -> None:
+    bob, eve = await node.agent("bob", role="reactor"), await node.agent("eve")
+    async with chatting("--to", "bob") as chat:
+        await chat.type("work")
+        await start_reaction(bob, await bob.message("work"))
+        usage = {"prompt_tokens": 70, "completion_tokens": 3, "cached_tokens": 20, "reasoning_tokens": 0}
+        reply = {"text": "x", "tool_calls": [], "usage": usage, "finish_reason": "stop", "model": "m"}
+        await bob.record("r1", "model_reply", {"turn": 1, "reply": reply})
+        claim = {"type": "signal", "kind": "thinking", "to": "agent:mia", "body": {"reaction": "r1", "active": True}}
+        await eve.send_frame(claim)
+        await chat.line("eve is thinking")
+        await chat.type("/cost")
+        await chat.line(r"^bob +1 +1 +70 +20 +3$")
+        await chat.line(r"^all +1 +1 +70 +20 +3$")
+        assert not any(line.startswith("eve ") for line in chat.lines)
+
+
 async def test_cost_says_when_the_records_may_not_be_read(node: Node) -> None:
     bob = await node.agent("bob", role="reactor")
     token = (await run("token", "create", "mia", "--kind", "human")).out.strip()
@@ -407,65 +443,6 @@ async def test_the_login_user_is_who_one_is(node: Node) -> None:
 # -- at a terminal
 
 
-class Terminal:
-    """A chat on a pseudo-terminal; ``text`` is everything that it wrote there."""
-
-    def __init__(self, descriptor: int, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.text = ""
-        self._descriptor = descriptor
-        self._news = asyncio.Event()
-        asyncio.get_running_loop().add_reader(descriptor, self._read)
-
-    def type(self, keys: str) -> None:
-        os.write(self._descriptor, keys.encode())
-
-    def is_as_before(self) -> bool:
-        """Whether the terminal echoes and waits for whole lines, as a shell wants it."""
-        return termios.tcgetattr(self._descriptor)[3] & (termios.ECHO | termios.ICANON) != 0
-
-    async def shows(self, pattern: str) -> None:
-        """Wait until the pattern stands in what was written since the last such wait."""
-        try:
-            async with asyncio.timeout(20):
-                while (found := re.search(pattern, self.text)) is None:
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            raise AssertionError(f"{pattern!r} is not in {self.text!r}") from None
-        self.text = self.text[found.end() :]
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._descriptor, 65536)
-        except OSError:  # the other end is closed
-            asyncio.get_running_loop().remove_reader(self._descriptor)
-            return
-        self.text += data.decode(errors="replace")
-        self._news.set()
-
-
-@asynccontextmanager
-async def at_terminal(*flags: str) -> AsyncIterator[Terminal]:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "roundelay", "chat", "--as", "mia", *flags,
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"},
-    )  # fmt: skip
-    terminal = Terminal(ours, process)
-    try:
-        await terminal.shows("Ctrl-D leaves")
-        yield terminal
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        asyncio.get_running_loop().remove_reader(ours)
-        os.close(theirs)
-        os.close(ours)
-
-
 async def test_what_is_typed_stays_below_what_arrives(node: Node, bob: WireSession) -> None:
     async with at_terminal("--to", "bob") as terminal:
         terminal.type("half a li")
@@ -500,6 +477,19 @@ async def test_the_prompt_leaves_room_to_type_in(node: Node, bob: WireSession) -
         terminal.type("0123456789")
         await terminal.shows(r"\r\x1b\[2K(?:\x1b\[\d+m)*(?=[^\r]*bob uses t)")
         await terminal.shows(r"0123456789\r\x1b\[(?=[0-5]?\dC)")  # the cursor stands in the same row of 60 columns
+
+
+async def test_the_prompt_is_not_drawn_for_each_of_many_signals(node: Node, bob: WireSession) -> None:
+    """Signals are anybody's to send, as many as one likes; who types must not wait for their drawing."""
+    async with at_terminal("--to", "bob") as terminal:
+        await terminal.shows("bob> ")
+        thinking = {"type": "signal", "kind": "thinking", "to": "agent:mia", "body": {"reaction": "r", "active": True}}
+        await bob.send_frame(thinking)
+        for number in range(500):
+            body = {"reaction": "r", "turn": number, "call": 0, "tool": f"t{number}", "active": number == 499}
+            await bob.send_frame({"type": "signal", "kind": "tool", "to": "agent:mia", "body": body})
+        drawn = await terminal.shows("bob uses t499")
+        assert drawn.count("bob> ") < 100
 
 
 async def test_others_see_that_one_types(node: Node, bob: WireSession) -> None:
@@ -564,3 +554,10 @@ async def test_a_pipe_is_told_what_an_agent_is_at_and_no_half_sentences(node: No
         await bob.send_frame({"type": "signal", "kind": "delta", "thread_id": thread, "body": body})
         await chat.line(r"^\* bob: progress here \(direct:bob~mia\)$")
         assert not any("text here" in line for line in chat.lines)
+        call = {"reaction": "r", "turn": 1, "call": 0, "tool": "ask", "active": True}
+        inside = call | {"path": "1.0", "tool": "dig"}
+        for told in (call, call | {"asked": ["ann"]}, inside, inside | {"active": False}):
+            await bob.send_frame({"type": "signal", "kind": "tool", "thread_id": thread, "body": told})
+        await chat.line(r"^\* bob uses ask \(direct:bob~mia\)$")
+        await chat.line(r"^\* bob waits for ann \(direct:bob~mia\)$")
+        await chat.line(r"^\* bob › ann uses dig \(direct:bob~mia\)$")

@@ -70,6 +70,17 @@ async def test_help_lists_every_command() -> None:
         assert f"\n  {name} " in listed
 
 
+@pytest.mark.parametrize("group", ["", "agent", "config", "dead-letters", "reactions", "scenario", "token"])
+def test_no_line_of_a_list_of_commands_is_cut(group: str) -> None:
+    from click.testing import CliRunner
+
+    from roundelay.cli import cli
+
+    listed = CliRunner().invoke(cli, [*group.split(), "--help"]).output.partition("Commands:")[2]
+    assert listed.strip()
+    assert "..." not in listed
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -451,6 +462,17 @@ async def test_something_else_at_the_address_is_3() -> None:
     async with server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         assert "no Roundelay hub" in sentence(await run("agents", "--url", url, code=3))
+
+
+async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) -> None:
+    cases = {
+        ("why", "999"): "There is no message 999 that you may read; `roundelay tail --last 20` shows their numbers.",
+        ("send", "nobody", "hi"): "Nobody is registered as 'nobody'; `roundelay agents` lists who is.",
+        ("send", "mod:none", "hi"): "This hub has no mod 'none'; `roundelay status` lists its mods.",
+        ("token", "revoke", "nobody"): "'nobody' has no token; `roundelay token list` lists them.",
+    }
+    for done, said in zip(await asyncio.gather(*(run(*it, code=1) for it in cases)), cases.values(), strict=True):
+        assert sentence(done).endswith(said)
 
 
 async def test_a_refusal_says_what_to_do(node: Node) -> None:

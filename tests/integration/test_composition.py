@@ -11,6 +11,7 @@ import pytest
 from roundelay.agents import Agent, AgentPolicy, Handoff, agent_tool, template_instruction
 from roundelay.agents.agent import Returns
 from roundelay.agents.events import HandedOver, ToolCallEnd, TurnStart
+from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import ToolContext, ToolError, tool
 from roundelay.app import Network
@@ -302,7 +303,7 @@ async def test_an_agent_inside_is_cancelled_with_its_caller(network: Network) ->
 
 
 async def test_an_agent_tool_outside_of_a_reaction_says_so() -> None:
-    made = agent_tool(Agent("x", "y", None))  # type: ignore[arg-type]
+    made = agent_tool(Agent("x", "y", ScriptedModel(lambda request: "z")))
     context = ToolContext("bob", "r", 1, "c", None, None)  # type: ignore[arg-type]
     with pytest.raises(ToolError, match="only inside of a reaction"):
         await made.call(context, made.parse('{"task": "x"}'))
@@ -335,6 +336,7 @@ def test_a_wrong_template_of_an_instruction_is_refused_at_once(source: str) -> N
 
 
 def test_a_handoff_and_a_tool_of_one_name_are_refused() -> None:
-    other = Agent("look_up", "x", None)  # type: ignore[arg-type]
+    model = ScriptedModel(lambda request: "z")
+    other = Agent("look_up", "x", model)
     with pytest.raises(ToolError, match="two tools, or handoffs, named hand_over_to_look_up"):
-        Agent("a", "x", None, [tool(name="hand_over_to_look_up")(look_up.function)], handoffs=[other])  # type: ignore[arg-type]
+        Agent("a", "x", model, [tool(name="hand_over_to_look_up")(look_up.function)], handoffs=[other])  # type: ignore[arg-type]

@@ -26,9 +26,9 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Call, Say
-from roundelay.demo import PERSON, Plan, Progress, play, run_demo
-from roundelay.demo_screen import DemoScreen
-from roundelay.demo_team import DESK, ROLES
+from roundelay.demo.run import PERSON, Plan, Progress, play, run_demo
+from roundelay.demo.screen import DemoScreen
+from roundelay.demo.team import DESK, ROLES
 from roundelay.network.client import NetworkClient
 from roundelay.network.home import running_nodes
 from roundelay.network.messages import BaseMessage
@@ -142,7 +142,9 @@ def test_another_question_gets_another_answer(question: str, parts: list[str]) -
         assert part in answer
 
 
-@pytest.mark.parametrize("agent_id", ROLES)
+@pytest.mark.parametrize(
+    "agent_id", [it if it == "numbers" else pytest.param(it, marks=pytest.mark.full) for it in ROLES]
+)
 def test_an_agent_killed_at_its_work_changes_no_message(agent_id: str, undisturbed: tuple[Progress, str]) -> None:
     progress, screen = run(Plan(kill=agent_id, thinking_s=0.4))  # time enough to be hit in the middle on a busy machine
     assert places(progress.messages) == places(undisturbed[0].messages)
@@ -200,6 +202,13 @@ def test_wrong_use_is_refused_at_once(
     assert run_demo(question, kill=kill) == 2
     printed = capsys.readouterr()
     assert word in printed.err
+    assert printed.out == ""
+
+
+def test_the_address_of_no_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(None, base_url="http://127.0.0.1:9/v1") == 2
+    printed = capsys.readouterr()
+    assert "add --model NAME" in printed.err
     assert printed.out == ""
 
 

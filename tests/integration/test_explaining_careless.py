@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from roundelay.cli import cli
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, UnknownMessage
-from roundelay.why import MAX_DEPTH
+from roundelay.reading.why import MAX_DEPTH
 
 HEAD = {"roundelay_log": 1, "epoch": "E", "name": "x", "first_seq": 1, "is_excerpt": False}
 
@@ -62,6 +63,23 @@ def test_an_export_over_its_own_source_loses_nothing(tmp_path: Path) -> None:
     assert look("export", "--db", log, "-o", log).exit_code == 0
     assert log.read_bytes() == (tmp_path / "copy.jsonl").read_bytes()
     assert log.read_bytes().count(b"\n") == 3
+
+
+@pytest.mark.parametrize(
+    "command", [("export",), ("export", "--root", 1), ("export", "--from", 3990), ("why", 4000), ("impact", 1)]
+)
+def test_a_log_is_not_held_by_who_looks_into_it(tmp_path: Path, command: tuple[object, ...]) -> None:
+    long = "many words " * 200
+    log = write(tmp_path / "log.jsonl", *(message(seq, None, long) for seq in range(1, 4001)))
+    wanted = (*command, "--db", log, *(("-o", tmp_path / "copy.jsonl") if command[0] == "export" else ()))
+    look(*wanted)  # what a first run imports is not counted
+    tracemalloc.start()
+    try:
+        assert look(*wanted).exit_code == 0
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < log.stat().st_size / 4
 
 
 def test_an_export_to_no_folder_names_the_file_that_was_asked_for(tmp_path: Path) -> None:

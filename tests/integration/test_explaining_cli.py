@@ -24,8 +24,8 @@ from roundelay.network.ledger import Row
 from roundelay.network.ledger_file import read_log
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.log_lines import decode_row, encode_row, read_lines
-from roundelay.sources import LiveSource
-from roundelay.why import describe_steps, explain
+from roundelay.reading.sources import LiveSource
+from roundelay.reading.why import describe_steps, explain
 from tests.support.agents import Person, make_runner
 from tests.support.command import Done, run
 from tests.support.node import Node, running_node

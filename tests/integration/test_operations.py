@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from roundelay import doctor, up
 from roundelay.network.auth import hash_token
 from roundelay.network.config import NodeConfig, Retain
 from roundelay.network.errors import LedgerError
 from roundelay.network.home import announce_node
 from roundelay.network.ledger_upkeep import back_up
-from roundelay.node_status import compute_rates, describe_figures
+from roundelay.nodes import doctor, up
+from roundelay.nodes.status import compute_rates, describe_figures
 from tests.support.announced import announced_node
 from tests.support.command import command, run
 from tests.support.node import Node, ProcessNode, node_process

@@ -294,7 +294,9 @@ ERRAND = [
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "stream", [pytest.param(False, id="whole", marks=pytest.mark.full), pytest.param(True, id="streamed")]
+)
 async def test_an_agent_killed_while_its_model_thinks_says_each_thing_once(tmp_path: Path, stream: bool) -> None:
     async with Errand(hesitates=True) as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
         await chat.type("/join dev")

@@ -78,12 +78,16 @@ def test_scenario_files_are_tests_and_their_failures_tell_all(tmp_path: Path) ->
         expect:
           - message: {from: mia, to: bob, contains: hello}
     """
+    desk = "seed: 4\n        agents: {desk: {file: desk.yaml, model: {replay: desk.jsonl}}}"
     code, out = run_pytest(
         tmp_path,
-        "--scenario-seeds", "2", "-v",
+        "--scenario-seeds", "2", "-v", "-rP",
         good__scenario__yaml=good,
         bad__scenario__yaml=good.replace("contains: hello", "contains: goodbye"),
         wrong__scenario__yaml=good.replace("people:", "poeple:"),
+        unheard__scenario__yaml=good.replace("seed: 4", desk),
+        desk__yaml="id: desk\ninstruction: x\nmodel: {rules: []}\n",
+        desk__jsonl='{"text": "Hello"}\n',
     )  # fmt: skip
     assert code != 0
     assert "good.scenario.yaml::seed-4 PASSED" in out
@@ -93,6 +97,8 @@ def test_scenario_files_are_tests_and_their_failures_tell_all(tmp_path: Path) ->
     assert "Again: roundelay scenario run" in out
     assert 'wrong.scenario.yaml:2: unknown key "poeple"; did you mean "people"?' in out
     assert "wrong.scenario.yaml::read FAILED" in out
+    assert "unheard.scenario.yaml::seed-4 PASSED" in out
+    assert re.search(r"desk did not ask for all of its tape \S*desk.jsonl; turns left: 1", out)
     assert "Traceback" not in out
     code, out = run_pytest(tmp_path, "-o", "roundelay_scenarios=false")
     assert "no tests ran" in out
@@ -133,7 +139,7 @@ def test_marks_choose_seed_and_clock_and_real_models_are_refused(tmp_path: Path)
 def test_importing_the_plugin_loads_nothing_of_the_package() -> None:
     code = "import roundelay.pytest_plugin, sys; print(*(it for it in sys.modules if it.startswith('roundelay')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["roundelay", "roundelay.pytest_plugin"]
+    assert set(done.stdout.split()) == {"roundelay", "roundelay.lazy", "roundelay.pytest_plugin"}
 
 
 @pytest.mark.roundelay_processes
@@ -178,6 +184,9 @@ def test_agents_are_rules_functions_files_and_runners(network: NetworkUnderTest,
     assert "how?" in network.prompts("rules")[0]
     with pytest.raises(ConfigError, match="did you mean"):
         network.agent("wrong", {"do": [{"say": "x"}]}, visibilty="all")
+    for options in ({}, {"script": answer}, {"file": tmp_path / "file.yaml"}):
+        with pytest.raises(ConfigError, match="'A B' is no id of an agent; one is like desk-2"):
+            network.agent("A B", **options)
 
 
 def test_transcripts_reasons_and_expectations(network: NetworkUnderTest) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from roundelay import reaction_list
 from roundelay.app import Network
-from roundelay.follow import Follower
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
-from roundelay.reaction_list import list_open_reactions
+from roundelay.reading import reactions as reaction_list
+from roundelay.reading.follow import Follower
+from roundelay.reading.reactions import list_open_reactions
 from tests.support.announced import announced_node
 from tests.support.command import TIMEOUT_S, Command, command, run
 from tests.support.node import Node
@@ -243,6 +243,13 @@ async def test_a_decision_needs_the_number_of_its_request(node: Node) -> None:
         for line in ("/approve", "/deny too much", "/edit 3", "/reply 3", "/approve 999999"):
             await chat.type(line)
             await chat.error(r"^! ")
+        await chat.type("hello all")
+        said = (await chat.line(r"#(\d+) mia → broadcast: hello all"))[1]
+        for line in (f"/edit {said} bob, 3", f"/edit {said} [3]"):
+            await chat.type(line)
+            await chat.error(r"^! Write /edit SEQ ARGUMENTS .* as a JSON object")
+        await chat.type(f"/approve {said}")
+        await chat.error(rf"^! #{said} asks for no approval, so nothing was sent")
 
 
 async def test_open_reactions_are_found_however_long_ago_they_began() -> None:

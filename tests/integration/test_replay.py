@@ -24,8 +24,8 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
 from roundelay.network.ledger import Row
-from roundelay.recording import Recording
-from roundelay.replay import ReplayOptions, ReplayReport, replay
+from roundelay.reading.recording import Recording
+from roundelay.replay.run import ReplayOptions, ReplayReport, replay
 from tests.support.agents import Person, make_runner
 from tests.support.recorded import edit, record, written
 
@@ -333,7 +333,7 @@ async def test_what_was_said_while_somebody_waited_takes_no_time_from_it(
         await people["mia"].hear()
 
     recording = await record(tmp_path / "log.db", [make_runner("chief", impatient)], talk)
-    monkeypatch.setattr("roundelay.replay.PATIENCE_S", 0.05)
+    monkeypatch.setattr("roundelay.replay.run.PATIENCE_S", 0.05)
     await plays_as_it_was(recording, make_runner("chief", never))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.events import Resumed
-from roundelay.agents.journal import reaction_id
+from roundelay.agents.ids import reaction_id
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, broadcast, call, finish, say, send

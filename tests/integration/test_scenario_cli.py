@@ -14,9 +14,8 @@ import pytest
 
 from roundelay.app import serve
 from roundelay.network.config import NodeConfig
-from roundelay.scenario import run_live_scenario
-from roundelay.scenario_file import load_scenario
-from roundelay.scenario_report import describe_result
+from roundelay.scenario import load_scenario, run_live_scenario
+from roundelay.scenario.report import describe_result
 
 SCENARIO = """\
 scenario: A desk answers

@@ -10,9 +10,8 @@ import pytest
 from roundelay.agents.models.scripted import ScriptedModel, finish, send
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.network.errors import ConfigError
-from roundelay.scenario import ScenarioResult, run_scenario
-from roundelay.scenario_file import make_scenario
-from roundelay.scenario_report import describe_result, list_failures
+from roundelay.scenario import ScenarioResult, make_scenario, run_scenario
+from roundelay.scenario.report import describe_result, list_failures, to_json
 
 DESK = [
     {"when": {"from": "mia", "contains": "refund"}, "do": [{"send": {"to": "finance", "text": "refund: {{ text }}"}}, {"finish": "asked"}]},
@@ -118,6 +117,16 @@ def test_a_killed_hub_takes_nothing_until_it_is_back() -> None:
     result = run({"message": {"from": "desk", "to": "mia", "count": 1}}, steps=steps)
     assert result.passed, describe_result(result)
     assert result.record.messages[-1].sent_at - result.record.messages[0].sent_at > 50_000
+
+
+def test_a_hub_that_a_step_has_killed_cannot_be_killed_again() -> None:
+    again = {"kill": "hub"}
+    result = run(steps=[REFUND, again, {"wait": "1s"}, again])
+    assert (
+        failure_of(result)
+        == 'kill: "hub": simulation: The hub is killed already; a step `restart: hub` brings it back.'
+    )
+    assert run(steps=[REFUND, again, {"restart": "hub"}, again, {"restart": "hub"}, {"wait": "idle"}]).passed
 
 
 def test_participants_and_members_come_and_go() -> None:
@@ -234,7 +243,7 @@ HOLD_AND_FAIL: list[tuple[Any, Any, str]] = [
 
 
 def test_every_kind_of_expectation_is_tried_below() -> None:
-    from roundelay.scenario_spec import Expectation
+    from roundelay.scenario.expectations import Expectation
 
     assert {next(iter(holds)) for holds, _, _ in HOLD_AND_FAIL} == set(Expectation.model_fields) - {"no_dead_letters"}
 
@@ -332,6 +341,15 @@ def test_tapes_are_made_and_played_and_a_changed_prompt_is_noticed(tmp_path: Pat
     )
     played = run_scenario(make_scenario(plain, path))
     assert played.passed, describe_result(played)
+    assert played.notes == []
+    tape = tmp_path / "tapes" / "finance.jsonl"
+    lines = tape.read_text(encoding="utf-8")
+    tape.write_text(f'{lines}{{"text": "and more"}}\n', encoding="utf-8")
+    longer = run_scenario(make_scenario(plain, path))
+    assert longer.passed
+    assert f"\n  Note: finance did not ask for all of its tape {tape}; turns left: 1" in describe_result(longer)
+    assert to_json([longer])["runs"][0]["notes"] == longer.notes
+    tape.write_text(lines, encoding="utf-8")
     changed = {**plain, "steps": [{**REFUND, "send": "refund order 13"}, {"wait": "idle"}]}
     drifted = run_scenario(make_scenario(changed, path))
     assert not drifted.passed

@@ -19,11 +19,11 @@ from roundelay.agents.models.scripted import Answer, ScriptedModel, call, finish
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
-from roundelay.faults import FaultPlan, inject_faults
 from roundelay.network.config import Limits
 from roundelay.network.messages import DirectMessage
-from roundelay.simulated_links import Delay
 from roundelay.simulation import Setting, Simulation, SimulationError, simulate
+from roundelay.simulation.faults import FaultPlan, inject_faults
+from roundelay.simulation.links import Delay
 
 ORDERS = 4
 FAULTS = FaultPlan(drops=3, agent_kills=3, hub_restarts=2, within_s=3)

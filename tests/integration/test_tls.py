@@ -15,7 +15,7 @@ from roundelay.network.config import NodeConfig
 from roundelay.network.errors import ConfigError, ConnectError
 from roundelay.network.home import announce_node, running_nodes
 from roundelay.network.tls import read_certificate, server_context
-from roundelay.up import load_tls
+from roundelay.nodes.up import load_tls
 from tests.support.certificates import make_certificate
 from tests.support.command import command, run
 

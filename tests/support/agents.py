@@ -74,6 +74,11 @@ class Heard:
         self.events.append(event)
         self._changed.set()
 
+    async def next(self) -> None:
+        """Wait for another event, of any kind."""
+        self._changed.clear()
+        await self._changed.wait()
+
     async def first(self, kind: type[Event]) -> Event:
         """Wait for the first event of a kind."""
         while not (found := [it for it in self.events if isinstance(it, kind)]):

@@ -54,6 +54,8 @@ class Reply:
     delay_s: float = 0.0
     until: asyncio.Event | None = None
     """The reply waits for this, for tests that need a request to be in flight."""
+    ends: asyncio.Event | None = None
+    """A stream says all that it has to say, and waits for this before it ends."""
 
 
 def text(content: str, **options: Any) -> Reply:
@@ -284,6 +286,8 @@ class FakeOpenAI:
         _write_head(writer, 200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **reply.headers})
         chunks = list(self._build_chunks(reply, body))
         for chunk in chunks[: len(chunks) // 2] if reply.fault else chunks:
+            if reply.ends is not None and any(choice["finish_reason"] for choice in chunk["choices"]):
+                await reply.ends.wait()
             _write_chunk(writer, f"data: {json.dumps(chunk)}\n\n".encode())
             await writer.drain()
         if reply.fault is None:

@@ -1,16 +1,19 @@
-"""An MCP server for tests, over stdio, or over HTTP: ``python mcp_shop.py [PORT]``. Its stock is an order in itself; it can add a tool, die and hang."""
+"""An MCP server for tests, over stdio, or over HTTP: ``python mcp_shop.py [PORT]``. Its stock is an order in itself; it can add a tool, say
+something else of its use, die and hang. ``SHOP_ABOUT`` names a file with what it says of its use at its start."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 
-server = MCPServer("shop", instructions="Prices are in euros.")
+ABOUT = os.environ.get("SHOP_ABOUT")
+server = MCPServer("shop", instructions=Path(ABOUT).read_text("utf-8") if ABOUT else "Prices are in euros.")
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
@@ -57,6 +60,14 @@ async def grow(context: Context) -> str:
 
     await context.notify_tools_changed()
     return "there is a new tool"
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+async def change_currency(context: Context) -> str:
+    """Say something else of its use, and that there is news."""
+    server._lowlevel_server.instructions = "Prices are in francs."
+    await context.notify_tools_changed()
+    return "there is another currency"
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping
@@ -113,10 +114,59 @@ def _refuse_open_calls(open_calls: Mapping[str, None], place: str) -> None:
 
 def _check_text(message: Body, index: int) -> None:
     content = message.get("content")
-    if isinstance(content, str) or (isinstance(content, list) and content):
+    if isinstance(content, list) and content:
+        for position, part in enumerate(content):
+            _check_part(message.get("role"), part, f"messages[{index}].content[{position}]")
+        return
+    if isinstance(content, str):
         return
     got = "null" if content is None else type(content).__name__
     raise Refusal(f"Invalid value for 'content': expected a string, got {got}.", f"messages.[{index}].content")
+
+
+def _check_part(role: Any, part: Any, place: str) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    kinds = ("text", "image_url", "input_audio", "file") if role == "user" else ("text",)
+    if kind not in kinds:
+        listed = ", ".join(f"'{it}'" for it in kinds)
+        raise Refusal(f"Invalid value: '{kind}'. Supported values are: {listed}.", f"{place}.type", "invalid_value")
+    fields = {"text": (), "image_url": ("url",), "input_audio": ("data", "format"), "file": ("file_data", "filename")}[
+        kind
+    ]
+    inner = part.get(kind)
+    if not isinstance(inner, dict) if fields else not isinstance(inner, str):
+        raise Refusal(f"Missing required parameter: '{place}.{kind}'.", f"{place}.{kind}", "missing_required_parameter")
+    for name in fields:
+        if not isinstance(inner.get(name), str) or not inner[name]:
+            told = "file_id" if kind == "file" else name
+            sentence = f"Missing required parameter: '{place}.{kind}.{told}'."
+            raise Refusal(sentence, f"{place}.{kind}.{told}", "missing_required_parameter")
+    if kind == "input_audio":
+        if inner["format"] not in ("wav", "mp3"):
+            sentence = f"Invalid value: '{inner['format']}'. Supported values are: 'wav' and 'mp3'."
+            raise Refusal(sentence, f"{place}.input_audio.format", "invalid_value")
+        _check_base64(
+            inner["data"], f"Invalid value: '{place}.input_audio.data' is no base64.", f"{place}.input_audio.data"
+        )
+    if kind == "file":
+        head, _, data = inner["file_data"].partition(",")
+        sentence = (
+            f"Invalid file data: '{place}.file.file_data'. Expected a base64-encoded data URL with an application/pdf MIME type "
+            "(e.g. 'data:application/pdf;base64,SGVsbG8sIFdvcmxkIQ=='), but got "
+        )
+        if head.startswith("data:") and head != "data:application/pdf;base64":
+            kind = head.removeprefix("data:").partition(";")[0]
+            raise Refusal(f"{sentence}unsupported MIME type '{kind}'.", f"{place}.file.file_data", "invalid_value")
+        _check_base64(data, f"{sentence}an invalid base64-encoded value.", f"{place}.file.file_data")
+
+
+def _check_base64(data: str, sentence: str, place: str) -> None:
+    try:
+        good = bool(data) and bool(base64.b64decode(data, validate=True))
+    except ValueError:
+        good = False
+    if not good:
+        raise Refusal(sentence, place, "invalid_value")
 
 
 def _check_call(item: Any, place: str) -> None:

@@ -13,7 +13,7 @@ from roundelay.agents.runner import AgentRunner
 from roundelay.app import Network
 from roundelay.network.ledger import Row
 from roundelay.network.ledger_file import read_log
-from roundelay.recording import Recording
+from roundelay.reading.recording import Recording
 from tests.support.agents import Person, running
 
 Talk = Callable[[Network, dict[str, Person]], Awaitable[None]]

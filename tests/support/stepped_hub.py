@@ -23,7 +23,7 @@ from roundelay.network.ledger import Ledger, Row
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.session import Session
-from roundelay.network.state import Put
+from roundelay.network.tables import Put
 
 THREAD_TIMEOUT_S = 10.0
 

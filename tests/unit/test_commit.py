@@ -17,7 +17,7 @@ from roundelay.network.hub import Hub
 from roundelay.network.ledger import Row
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.local import LocalConnection, LocalTransport
-from roundelay.network.state import Put
+from roundelay.network.tables import Put
 
 
 class MoodyLedger(MemoryLedger):

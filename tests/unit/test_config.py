@@ -305,6 +305,11 @@ def test_a_wrong_node_file_is_refused_by_line(write) -> None:
         resolve(write("name: x\nport: 70000\n"))
 
 
+def test_an_agents_file_where_a_nodes_belongs_is_called_what_it_is(write) -> None:
+    with pytest.raises(ConfigError, match="is an agent's file, not a node's; run the agent by `roundelay agent run`"):
+        resolve(write("id: ann\ninstruction: x\nmodel: {rules: []}\n"))
+
+
 def test_agents_are_kept_as_they_were_read(write) -> None:
     config, origins = resolve(write("name: x\nagents:\n  - agents/ada.yaml\n  - id: bob\n"))
     assert [(node.plain(), node.line) for node in config.agents] == [("agents/ada.yaml", 3), ({"id": "bob"}, 4)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from roundelay.agents.models.prompt_view import MessageView, PromptView, ThreadView, ToolResultView
 from roundelay.agents.models.scripted import Action, Call, Say
 from roundelay.agents.tools import Tool, ToolError
-from roundelay.demo_skills import Task, evaluate, find_sums, find_word_tasks, format_number
-from roundelay.demo_team import DESK, ROLES, SPECIALISTS
+from roundelay.demo.skills import Task, evaluate, find_sums, find_word_tasks, format_number
+from roundelay.demo.team import DESK, ROLES, SPECIALISTS
 
 TOOLS: dict[str, Tool] = {tool.name: tool for role in ROLES.values() for tool in role.tools}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundelay.agents.inbox import REMEMBERED, Arrival, Inbox, ReactTo, mentions, wakes
+from roundelay.agents.inbox import MAX_IN_THREAD, REMEMBERED, Arrival, Inbox, ReactTo, mentions, wakes
 from roundelay.network.messages import BaseMessage, message_from_wire
 
 
@@ -217,7 +217,7 @@ def test_a_reaction_that_waits_gives_its_place_to_another_thread() -> None:
         inbox.offer(make_message(seq, thread_id=thread))
     assert inbox.next_message() is not None
     assert inbox.next_message() is None
-    inbox.pause("r1")
+    inbox.pause("r1", "direct:a~bob")
     other = inbox.next_message()
     assert other is not None
     inbox.resume("r1")
@@ -231,13 +231,87 @@ def test_a_reaction_that_waits_in_two_calls_gives_one_place() -> None:
         inbox.offer(make_message(seq, thread_id=f"direct:bob~p{seq}"))
     assert inbox.next_message() is not None
     for _ in range(2):
-        inbox.pause("r1")
+        inbox.pause("r1", "direct:bob~p1")
     assert inbox.next_message() is not None
     assert inbox.next_message() is None
     inbox.resume("r1")  # the other call waits on
     assert inbox.at_work == 1
     inbox.resume("r1")
     assert inbox.at_work == 2
+
+
+def make_question(seq: int) -> BaseMessage:
+    return make_message(seq, requires_response=["bob"], metadata={"ask": {"waiting": ["carl"]}})
+
+
+def test_a_question_goes_ahead_where_all_reactions_only_wait() -> None:
+    inbox = Inbox("bob")
+    first, second, question, other = make_message(1), make_message(2), make_question(3), make_question(4)
+    for message in (first, second, question, other):
+        inbox.offer(message)
+    assert drain(inbox) == [1]
+    inbox.pause("r1", first.thread_id)
+    assert drain(inbox) == [3], "one at a time"
+    inbox.pause("r3", first.thread_id)
+    inbox.resume("r1")
+    assert drain(inbox) == [], "nor where one goes on"
+    inbox.pause("r1", first.thread_id)
+    assert drain(inbox) == [4]
+    for message, reaction in ((other, ""), (question, "r3"), (first, "r1")):
+        assert drain(inbox) == [], "what is no question waits for all of them"
+        if reaction:
+            inbox.resume(reaction)
+        inbox.finish(message)
+    assert drain(inbox) == [2]
+    inbox.finish(second)
+    assert (len(inbox), inbox.at_work) == (0, 0)
+
+
+def test_a_question_that_comes_later_or_to_somebody_else_or_too_often() -> None:
+    inbox = Inbox("bob")
+    first = make_message(1)
+    inbox.offer(first)
+    assert drain(inbox) == [1]
+    inbox.pause("r1", first.thread_id)
+    inbox.offer(make_message(2, requires_response=["bob"]))
+    inbox.offer(make_message(3, requires_response=["ann"], metadata={"ask": {"waiting": ["carl"]}}))
+    assert drain(inbox) == [], "no question to this agent"
+    for seq in range(4, 4 + 2 * MAX_IN_THREAD):
+        inbox.offer(make_question(seq))
+        for taken in drain(inbox):
+            inbox.pause(f"r{taken}", first.thread_id)
+    assert inbox.at_work == 0
+    assert len(inbox) == 3 + 2 * MAX_IN_THREAD
+    assert inbox._working[first.thread_id].reactions == MAX_IN_THREAD
+
+
+def test_a_question_is_not_read_in_another_reaction() -> None:
+    inbox = Inbox("bob")
+    first, second, question = make_message(1), make_message(2), make_question(3)
+    for message in (first, second, question):
+        inbox.offer(message)
+    assert inbox.next_message() == first
+    assert inbox.withdraw(first) == [second]
+    inbox.note_handled(2)
+    inbox.finish(first)
+    assert drain(inbox) == [3]
+
+
+def test_a_wait_that_outlives_its_reaction_changes_no_other() -> None:
+    """Code that swallows its cancellation is left behind, and may end whenever it likes."""
+    inbox = Inbox("bob")
+    first, second = make_message(1), make_message(2)
+    inbox.offer(first)
+    drain(inbox)
+    inbox.pause("r1", first.thread_id)
+    inbox.finish(first)
+    inbox.offer(second)
+    assert drain(inbox) == [2]
+    inbox.resume("r1")
+    inbox.offer(make_question(3))
+    assert drain(inbox) == []
+    inbox.pause("r2", first.thread_id)
+    assert drain(inbox) == [3]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ def shape_of(schema: Any, strict: bool = True) -> dict[str, Any]:
     )
 
 
+def parts_of(**part: Any) -> dict[str, Any]:
+    [kind] = part
+    return body_of({"role": "user", "content": [{"type": kind, **part}]})
+
+
 OBJECT = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
 LIST = {"type": "array"}
 
@@ -51,6 +56,24 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("call without result", body_of(assistant("c1")), "did not have response messages: c1"),
     ("one result missing", body_of(assistant("c1", "c2"), result("c1"), USER), "did not have response messages: c2"),
     ("user before results", body_of(assistant("c1"), USER, result("c1")), "must be followed by tool messages"),
+    (
+        "file of text",
+        parts_of(file={"filename": "a", "file_data": "data:text/plain;base64,QQ=="}),
+        "got unsupported MIME type 'text/plain'",
+    ),
+    ("file as base64", parts_of(file={"filename": "a", "file_data": "QQ=="}), "an invalid base64-encoded value"),
+    (
+        "file without name",
+        parts_of(file={"file_data": "data:application/pdf;base64,QQ=="}),
+        "'messages[1].content[0].file.file_id'",
+    ),
+    ("audio as ogg", parts_of(input_audio={"data": "QQ==", "format": "ogg"}), "Supported values are: 'wav' and 'mp3'"),
+    ("unknown part", parts_of(film={}), "Invalid value: 'film'"),
+    (
+        "image of an agent's",
+        body_of({"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": "https://x"}}]}),
+        "Supported values are: 'text'",
+    ),
     ("stray result", body_of(result("c1")), "must be a response to a preceeding message with 'tool_calls'"),
     ("unknown id", body_of(assistant("c1"), result("c2")), "'tool_call_id' of 'c2' not found"),
     ("answered twice", body_of(assistant("c1"), result("c1"), result("c1")), "not found in 'tool_calls'"),

@@ -12,6 +12,7 @@ import pytest
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
+    File,
     ModelError,
     ModelReply,
     ModelRequest,
@@ -79,6 +80,12 @@ def test_for_whom_a_request_is_does_not_count() -> None:
         ),
         (make_request(tools=(LOOK,)), 'the tool "send" is gone'),
         (make_request(tools=(LOOK, SEND, replace(SEND, name="ask"))), 'the tool "ask" was added'),
+        (make_request(tools=(LOOK, replace(SEND, name="ask"))), 'the tool "send" is called "ask" now'),
+        (
+            make_request(tools=(LOOK, replace(SEND, name="ask", description="Ask"))),
+            'the tool "send" is gone, and the tool "ask" was added',
+        ),
+        (make_request(tools=()), 'the tools "look", "send" are gone'),
         (make_request(tools=(SEND, LOOK)), "the tools are in another order: send, look"),
         (make_request(tools=(replace(LOOK, description="Look away"), SEND)), 'the tool "look" has another description'),
         (make_request(tools=(replace(LOOK, parameters={"type": "object"}), SEND)), 'the tool "look" has another description'),
@@ -118,6 +125,29 @@ def test_another_model_is_named_unless_any_will_do(model: NamedModel, named: str
     printed = print_request(MODEL, make_request())
     assert find_drift(printed, model, make_request()) == named
     assert find_drift(printed, model, make_request(), any_model=True) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [
+        (UserMessage("see", ("https://x.example/a.png",), (File("a.pdf", "application/pdf", "QUE="),)), None),
+        (UserMessage("see", ("https://x.example/b.png",), (File("a.pdf", "application/pdf", "QUE="),)), "number 1 is another"),
+        (UserMessage("see", ("https://x.example/a.png",), (File("a.pdf", "application/pdf", "QUI="),)), "number 2 is another"),
+        (UserMessage("see", ("https://x.example/a.png",), (File("b.pdf", "application/pdf", "QUE="),)), "number 2 is another"),
+        (UserMessage("see", ("https://x.example/a.png",)), "there were 2 images and files, and there are 1 now"),
+        (UserMessage("see"), "there were 2 images and files, and there are 0 now"),
+    ],
+)  # fmt: skip
+def test_another_image_or_file_is_a_drift(now: UserMessage, named: str | None) -> None:
+    then = UserMessage("see", ("https://x.example/a.png",), (File("a.pdf", "application/pdf", "QUE="),))
+    printed = json.loads(json.dumps(print_request(MODEL, make_request(then))))
+    found = find_drift(printed, MODEL, make_request(now))
+    assert found is named is None or (named is not None and named in str(found))
+    assert "QUE=" not in str(printed)
+
+
+def test_the_print_of_a_request_without_images_and_files_has_nothing_of_them() -> None:
+    assert "attached" not in print_request(MODEL, make_request())
 
 
 def test_a_print_is_small_and_says_nothing_of_what_was_said() -> None:

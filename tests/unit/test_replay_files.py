@@ -12,8 +12,8 @@ from roundelay.agents.team import build_runner
 from roundelay.app import Network
 from roundelay.network.config import Limits
 from roundelay.network.errors import ConfigError
-from roundelay.replay import replay
-from roundelay.replay_files import load_replay
+from roundelay.replay.files import load_replay
+from roundelay.replay.run import replay
 from tests.support.agents import Person, make_runner
 from tests.support.recorded import record, written
 
@@ -56,7 +56,7 @@ async def recorded(tmp_path: Path) -> Path:
 
 
 def _build(folder: Path) -> list[AgentRunner]:
-    from roundelay.run_agents import read_agents
+    from roundelay.nodes.run_agents import read_agents
 
     return [build_runner(spec) for spec in read_agents([folder / "node.yaml"])]
 

@@ -94,10 +94,10 @@ async def begin_and_vanish(network: Network, *, ack: bool) -> int:
     body = {
         "trigger": asked.seq, "thread_id": "direct:bob~mia", "as_of": asked.seq, "manifest": [asked.seq], "config_hash": "",
     }  # fmt: skip
-    from roundelay.agents.journal import _digest, reaction_id
+    from roundelay.agents.ids import digest, reaction_id
 
     reaction = reaction_id("bob", asked.seq, bob.welcome.network.epoch)
-    await bob.record(reaction, "started", body, record_id=_digest("started", reaction, "", 0, 0))
+    await bob.record(reaction, "started", body, record_id=digest("started", reaction, "", 0, 0))
     if ack:
         await delivery.ack()
     await bob.close()

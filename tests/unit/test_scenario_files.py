@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 
 from roundelay.network.errors import ConfigError
-from roundelay.scenario_file import load_scenario
-from roundelay.scenario_spec import WaitStep
+from roundelay.scenario import load_scenario
+from roundelay.scenario.spec import WaitStep
 
 GOOD = """\
 scenario: Good

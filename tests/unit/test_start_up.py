@@ -22,13 +22,20 @@ def find_loaded(statement: str) -> set[str]:
     [
         "from roundelay import *",
         "from roundelay import SimpleOpenAIAgentRunner",
-        "import roundelay.up, roundelay.chat_input, roundelay.run_agents, roundelay.demo",
+        "import roundelay.nodes.up, roundelay.chat_input, roundelay.nodes.run_agents, roundelay.demo.run",
     ],
 )
 def test_no_model_provider_is_loaded_before_a_model_is_built(statement: str) -> None:
     loaded = find_loaded(statement)
     assert "pydantic" in loaded
     assert loaded & PROVIDERS == set()
+
+
+def test_the_parser_of_files_is_not_loaded_before_a_file_is_read() -> None:
+    assert "yaml" not in find_loaded("from roundelay import *")
+    assert "yaml" in find_loaded(
+        "from roundelay.network.config import load_yaml; load_yaml(__import__('pathlib').Path('/dev/null'))"
+    )
 
 
 def test_the_bare_package_loads_nothing_but_itself() -> None:

@@ -192,10 +192,10 @@ class Delivery(RuleBasedStateMachine):
         self.arrive(agent, resumes=resumes and is_known, cursor=sorted(set(own))[-1 - back % len(set(own))])
         self.finish(settles)
 
-    def arrive(self, agent: str, *, resumes: bool, cursor: int) -> None:
+    def arrive(self, agent: str, *, resumes: bool, cursor: int, role: str = "observer") -> None:
         connection, session = self.hub.connect()
         visit = Visit(agent, session, connection, resumes, set(self.inboxes[agent].handled))
-        frame: dict[str, Any] = {"type": "hello", "protocol": 1, "agent_id": agent, "kind": "agent"}
+        frame: dict[str, Any] = {"type": "hello", "protocol": 1, "agent_id": agent, "kind": "agent", "role": role}
         if resumes:
             frame["resume"] = {"epoch": self.hub.hub.epoch, "cursor": cursor}
             self.count("resumed from a cursor")
@@ -471,18 +471,76 @@ class Delivery(RuleBasedStateMachine):
         failures = inbox.failures.get(seq, 0) + 1
         self.count("nacked")
         if failures == MAX_FAILURES:
-            inbox.failures.pop(seq)
-            inbox.due.pop(seq, None)
-            inbox.dead.add(seq)
-            self.handle(agent, [seq])
-            for other in self.visits:
-                if other.agent == agent:
-                    other.held.discard(seq)
-            self.count("dead letters")
+            self.bury(agent, seq)
             return
         inbox.failures[seq] = failures
         delay_ms = 1000 * 2 ** (failures - 1) if retry_after_ms is None else retry_after_ms
         inbox.due[seq] = visit.refused[seq] = self.hub.now_ms + delay_ms
+
+    def bury(self, agent: str, seq: int) -> None:
+        """One message has failed for the last time."""
+        inbox = self.inboxes[agent]
+        inbox.failures.pop(seq, None)
+        inbox.due.pop(seq, None)
+        inbox.dead.add(seq)
+        self.release(agent, seq)
+        self.count("dead letters")
+
+    def release(self, agent: str, seq: int) -> None:
+        """One message is handled for all sessions of its recipient."""
+        self.handle(agent, [seq])
+        for other in self.visits:
+            if other.agent == agent:
+                other.held.discard(seq)
+
+    # --- reactors
+
+    @rule(pick=picks, times=st.sampled_from((1, 2, MAX_FAILURES)))
+    def lose_reactors(self, pick: int, times: int) -> None:
+        """A reactor begins a reaction and is lost, and so are those that take it up: its trigger is handled, and a dead letter at the
+        fifth failure, unless one of them finishes."""
+        self.settle()
+        visit = self.pick_visit(pick)
+        if visit is None:
+            return
+        agent, inbox, reaction = visit.agent, self.inboxes[visit.agent], f"x{next(self.numbers)}"
+        reactor = self.come_as_reactor(agent)
+        if reactor.held:
+            seq = min(reactor.held)
+            self.release(agent, seq)
+            self.record(reactor, reaction, "started", {"trigger": seq})
+            for _ in range(times):
+                failures = inbox.failures.get(seq, 0) + 1
+                self.count("reactors lost")
+                if failures == MAX_FAILURES:
+                    self.bury(agent, seq)
+                    self.lose(reactor)
+                    return
+                inbox.failures[seq] = failures
+                self.lose(reactor)
+                reactor = self.come_as_reactor(agent)
+            self.record(reactor, reaction, "finished", {})
+            inbox.failures.pop(seq, None)
+        self.hub.receive(reactor.session, {"type": "bye"})
+        self.settle()
+        assert reactor.connection.closed == 1000
+
+    def come_as_reactor(self, agent: str) -> Visit:
+        self.arrive(agent, resumes=False, cursor=0, role="reactor")
+        self.settle()
+        return self.visits[-1]
+
+    def record(self, visit: Visit, reaction: str, kind: str, body: dict[str, Any]) -> None:
+        record_id = f"r{next(self.numbers)}"
+        frame = {"type": "record", "record_id": record_id, "reaction": reaction, "kind": kind, "body": body}
+        self.hub.receive(visit.session, frame)
+        self.settle()
+        assert visit.answers.pop(record_id)["type"] == "stored"
+
+    def lose(self, visit: Visit) -> None:
+        self.hub.hub.disconnect(visit.session)
+        visit.is_open = False
+        self.settle()
 
     # --- time and failures
 
@@ -601,7 +659,7 @@ class Delivery(RuleBasedStateMachine):
                 case "deliver":
                     deliveries.append(frame)
                 case "stored" | "error" | "result":
-                    name = frame.get("message_id") or frame.get("call_id") or ""
+                    name = frame.get("message_id") or frame.get("call_id") or frame.get("record_id") or ""
                     if name in visit.unread:
                         assert frame.get("seq") == visit.unread.pop(name)
                         continue
@@ -610,7 +668,8 @@ class Delivery(RuleBasedStateMachine):
                 case "notice" if frame["kind"] == "behind":
                     self.count("times behind")
                 case "notice" if frame["kind"] == "dead_letter":
-                    assert frame["body"]["seq"] in self.inboxes[visit.agent].dead
+                    inbox, seq = self.inboxes[visit.agent], frame["body"]["seq"]
+                    assert seq in inbox.dead or seq in inbox.lives, "heard late, it may have been taken back since"
         visit.connection.frames = deliveries
 
     def register(self, visit: Visit) -> None:
@@ -824,7 +883,7 @@ def run(machine: type[Delivery], note: Note, examples: int, steps: int) -> None:
 
 
 def test_every_session_is_given_what_is_its_own(note: Note) -> None:
-    run(Delivery, note, 180, 50)
+    run(Delivery, note, 120, 50)
 
 
 def test_every_session_is_given_what_is_its_own_over_a_file(note: Note) -> None:

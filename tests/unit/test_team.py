@@ -141,6 +141,7 @@ def test_a_template_is_relative_to_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
+        ("id: Ann Lee\ninstruction: x\nmodel: {rules: []}\n", 1, '"id" must be lower case letters, digits,'),
         (BOB + "chanels: [dev]\n", 6, 'unknown key "chanels"; did you mean "channels"?'),
         (BOB + "limits:\n  max_turn: 3\n", 7, 'unknown key "max_turn"; did you mean "max_turns"?'),
         (BOB + "limits: {max_turns: 0}\n", 6, "limits.max_turns"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from roundelay.activity import Activity
 from roundelay.agents.text import strip_unseen
+from roundelay.clean_text import break_lines, clean, clean_lines, display_width, fit
 from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
 from roundelay.live import LiveView
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
@@ -20,11 +21,6 @@ from roundelay.terminal import (
     Paint,
     Screen,
     StreamedText,
-    break_lines,
-    clean,
-    clean_lines,
-    display_width,
-    fit,
     format_event,
     format_line,
     format_message,
@@ -316,6 +312,22 @@ def test_all_the_tools_that_an_agent_uses_at_once_are_told() -> None:
     activity.take(tool_signal("look_up", 1, active=False))
     activity.take(tool_signal("search", 2, active=False))
     assert activity.describe() == "bob thinking"
+
+
+def test_of_calls_inside_of_calls_the_innermost_is_told_and_ends_with_the_outer_one() -> None:
+    activity = Activity()
+    activity.take(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
+    outer = {"reaction": "r", "turn": 1, "call": 0, "tool": "ask", "active": True, "asked": ["ann", "cy"]}
+    activity.take(Signal("bob", "direct:bob~mia", "tool", outer))
+    assert activity.describe() == "bob waits for ann, cy"
+    for path in ("1.0", "1.0.1"):
+        inner = {"reaction": "r", "turn": 1, "call": 0, "tool": f"dig {path}", "active": True, "path": path}
+        activity.take(Signal("bob", "direct:bob~mia", "tool", inner))
+    assert activity.describe() == "bob uses dig 1.0, dig 1.0.1"
+    activity.take(tool_signal("search", 1, active=True))
+    assert activity.describe() == "bob uses dig 1.0, dig 1.0.1, search"
+    activity.take(Signal("bob", "direct:bob~mia", "tool", outer | {"active": False}))
+    assert activity.describe() == "bob uses search"
 
 
 # -- the line that is typed

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from roundelay.virtual_time import SimulationLoop, Stalled, run
+from roundelay.simulation.virtual_time import SimulationLoop, Stalled, run
 
 T = TypeVar("T")
 

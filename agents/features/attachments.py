@@ -1,0 +1,207 @@
+"""Images and files of the incoming message, for a model that takes them: what stands in its content under ``images``
+and ``files`` goes into the request as what it is.
+
+Middleware. An image is an address (``https:``), or the image itself; of a file the bytes have to be there, as a
+``data:`` address or as base64 under ``data``, and so have to fit into a frame. What kinds a model takes is set: one
+that is given others refuses the request. All attachments are named in the conversation, as text; those that should be
+shown and cannot be are named once more behind it, with the reason. Attachments are in no record but the message itself:
+a resumed reaction reads them there again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from roundelay.agents.history import add_to_prompt, find_prompt
+from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.models.model import File, ModelReply, ModelRequest, UserMessage
+from roundelay.agents.text import escape_text, strip_unseen
+
+KINDS = {"image": "image/*", "pdf": "application/pdf", "wav": "audio/wav", "mp3": "audio/mpeg"}
+AUDIO = ("wav", "mp3")
+"""The audio that OpenAI's chat completions have a part for."""
+
+MAX_BYTES = 8_000_000
+MAX_NAMED = 10
+"""How many of those that are left out are named; the others are counted."""
+
+MAX_NAME_CHARS = 100
+
+_SAME = {
+    "audio/x-wav": "audio/wav", "audio/wave": "audio/wav", "audio/vnd.wave": "audio/wav", "audio/mp3": "audio/mpeg", "image/jpg": "image/jpeg",
+}  # fmt: skip
+_ENDINGS = {
+    "pdf": "application/pdf", "wav": "audio/wav", "mp3": "audio/mpeg", "png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg",
+    "gif": "image/gif", "webp": "image/webp",
+}  # fmt: skip
+# What such a file has near its beginning: a provider refuses the whole request for one that is something else.
+_MARKS: Mapping[str, tuple[bytes, ...]] = {
+    "application/pdf": (b"%PDF-",), "audio/wav": (b"RIFF", b"RF64"), "audio/mpeg": (b"ID3", b"\xff"),
+}  # fmt: skip
+_ADDRESS = re.compile(r"https://\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One of a message, as its sender wrote it. ``url`` is an ``https:`` address; ``data`` is base64, if it is what it
+    should be. ``media_type`` is ``image/*`` for an image of which nothing else is known."""
+
+    name: str
+    media_type: str
+    url: str = ""
+    data: str = ""
+
+
+class Attachments(Middleware):
+    """Shows the incoming message's attachments of the kinds in ``takes`` to the model, in every turn.
+
+    A kind is ``image``, ``pdf``, ``audio`` (WAV and MP3), or a pattern of media types (``text/csv``). ``models`` are
+    patterns of the names of models that take them. Of one message at most ``most``, whose bytes are at most
+    ``max_bytes``; further ones are left out, which the model is told.
+    """
+
+    def __init__(
+        self, takes: Sequence[str], *, models: Sequence[str] = ("*",), most: int = 8, max_bytes: int = MAX_BYTES
+    ) -> None:
+        kinds = [kind for it in takes for kind in (AUDIO if it == "audio" else (it,))]
+        self._takes = tuple(KINDS.get(it, it) for it in kinds)
+        self._models = tuple(models)
+        self._most = most
+        self._max_bytes = max_bytes
+
+    async def around_model(
+        self, around: Around, request: ModelRequest, proceed: Callable[[ModelRequest], Awaitable[ModelReply]]
+    ) -> ModelReply:
+        place = find_prompt(request.messages, around.state.history)
+        if around.path or place is None or not any(fnmatchcase(around.model.name, it) for it in self._models):
+            return await proceed(request)
+        images, files, left_out = self._choose(read_attachments(around.context.trigger.content))
+        messages = request.messages
+        if left_out:
+            messages = add_to_prompt(messages, around.state.history, _tell_left_out(left_out))
+        if images or files:
+            prompt = messages[place]
+            assert isinstance(prompt, UserMessage)
+            shown = replace(prompt, images=(*prompt.images, *images), files=(*prompt.files, *files))
+            messages = (*messages[:place], shown, *messages[place + 1 :])
+        return await proceed(replace(request, messages=messages))
+
+    def _choose(self, given: Sequence[Attachment]) -> tuple[list[str], list[File], list[tuple[str, str]]]:
+        """Give images, files, and those that are left out, each with the reason."""
+        images: list[str] = []
+        files: list[File] = []
+        left_out: list[tuple[str, str]] = []
+        room = self._max_bytes
+        for it in given:
+            if not any(fnmatchcase(it.media_type, kind) for kind in self._takes):
+                continue
+            is_image = it.media_type.startswith("image/")
+            content = _decode(it)
+            if len(images) + len(files) == self._most:
+                left_out.append((it.name, f"at most {self._most} are shown"))
+            elif is_image and it.url:
+                images.append(it.url)
+            elif not it.data:
+                left_out.append((it.name, "its bytes are not in the message"))
+            elif content is None or "*" in it.media_type:
+                left_out.append((it.name, f"its bytes cannot be read as {it.media_type}"))
+            elif len(content) > room:
+                left_out.append((it.name, f"it has {len(content):,} bytes, and there is room for {room:,}"))
+            else:
+                room -= len(content)
+                data = base64.b64encode(content).decode()
+                if is_image:
+                    images.append(f"data:{it.media_type};base64,{data}")
+                else:
+                    files.append(File(it.name, it.media_type, data))
+        return images, files, left_out
+
+
+_Kind = Annotated[str, Field(pattern=r"^(image|pdf|audio|[a-z]+/[a-z0-9.+*-]+)$")]
+
+
+class AttachmentsOptions(BaseModel):
+    """``attachments`` in an agent's file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    takes: Annotated[tuple[_Kind, ...], Field(min_length=1)]
+    models: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
+    most: int = Field(8, ge=1, le=64)
+    max_bytes: int = Field(MAX_BYTES, ge=1, le=50_000_000)
+
+    def build(self) -> Attachments:
+        return Attachments(self.takes, models=self.models, most=self.most, max_bytes=self.max_bytes)
+
+
+class ImagesOptions(BaseModel):
+    """``images`` in an agent's file: attachments of which only images are shown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    most: int = Field(8, ge=1, le=64)
+
+    def build(self) -> Attachments:
+        return Attachments(["image"], most=self.most)
+
+
+def read_attachments(content: object) -> list[Attachment]:
+    """Give what a message's content has under ``images`` and ``files``: texts, or objects with ``url`` or ``data``. What
+    is neither is passed over."""
+    if not isinstance(content, dict):
+        return []
+    listed = [(it, key) for key in ("images", "files") if isinstance(content.get(key), list) for it in content[key]]
+    return [made for it, key in listed if (made := _read(it, is_image=key == "images")) is not None]
+
+
+def _read(given: object, *, is_image: bool) -> Attachment | None:
+    if isinstance(given, str):
+        given = {"url": given}
+    if not isinstance(given, dict):
+        return None
+    url, data, kind = _pick(given, "url"), _pick(given, "data"), _pick(given, "media_type", "mime_type", "type")
+    for it in (url, data):
+        if it.startswith("data:"):
+            head, _, data = it.removeprefix("data:").partition(",")
+            kind = kind or head
+            data = data if head.endswith(";base64") else ""
+    url = url if _ADDRESS.fullmatch(url) else ""
+    name = strip_unseen(_pick(given, "name", "filename", "title") or urlsplit(url).path.rpartition("/")[2])
+    kind = kind.partition(";")[0].strip().lower()
+    kind = _SAME.get(kind, kind)
+    if "/" not in kind or kind == "application/octet-stream":
+        kind = _ENDINGS.get(name.rpartition(".")[2].lower(), "image/*" if is_image else "")
+    ending = next((ending for ending, it in _ENDINGS.items() if it == kind), "")
+    name = name[:MAX_NAME_CHARS] or f"{'image' if is_image else 'file'}{'.' if ending else ''}{ending}"
+    return Attachment(name, kind, url, data)
+
+
+def _pick(given: Mapping[str, object], *keys: str) -> str:
+    return next((it for key in keys if isinstance(it := given.get(key), str) and it), "")
+
+
+def _decode(given: Attachment) -> bytes | None:
+    """Give the bytes; None if they are no base64, or nothing of this kind."""
+    try:
+        content = base64.b64decode("".join(given.data.split()), validate=True)
+    except ValueError:
+        return None
+    marks = _MARKS.get(given.media_type)
+    return content if marks is None or any(mark in content[:1024] for mark in marks) else None
+
+
+def _tell_left_out(left_out: Sequence[tuple[str, str]]) -> str:
+    # Names are a sender's words: quoted, and escaped like everything of the conversation.
+    told = [f"{json.dumps(escape_text(name), ensure_ascii=False)} ({reason})" for name, reason in left_out[:MAX_NAMED]]
+    if len(left_out) > MAX_NAMED:
+        told.append(f"and {len(left_out) - MAX_NAMED} more")
+    return f"Attached to the incoming message, but not shown to you: {', '.join(told)}."

@@ -1,0 +1,16 @@
+"""An MCP server over stdio with the tool that the measured loops call, for `features`."""
+
+from mcp.server.mcpserver import MCPServer
+from mcp_types import ToolAnnotations
+
+server = MCPServer("stock")
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def look_up(article: str, warehouse: str) -> str:
+    """Tell how many pieces of an article a warehouse has, and what one costs."""
+    return f"{article}: 12 pieces in {warehouse}, 9.90 each"
+
+
+if __name__ == "__main__":
+    server.run("stdio")

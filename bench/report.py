@@ -1,0 +1,67 @@
+"""How a measurement is asked for, and how its results are told: the options that every one has, a table, JSON, Markdown of a run that was kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from table import Line, format_lines, format_markdown
+
+Results = dict[str, Any]
+"""Plain data. Its lines stand under ``table``."""
+
+Size = TypeVar("Size")
+
+
+def make_parser(description: str | None, sizes: Iterable[str], *, quick: str, rounds: str) -> argparse.ArgumentParser:
+    """A parser with the options of every measurement; ``quick`` and ``rounds`` say what these two mean here."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--size", choices=sizes, default="full", help="tiny: whether it works at all")
+    parser.add_argument("--rounds", type=int, help=rounds)
+    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
+    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: the table of a --json FILE, as Markdown")
+    return parser
+
+
+def pick_size(options: argparse.Namespace, sizes: Mapping[str, Size]) -> Size:
+    return sizes["quick" if options.quick else options.size]
+
+
+def tell_results(
+    options: argparse.Namespace,
+    measure: Callable[[], Results],
+    describe: Callable[[Results], str],
+    *,
+    failure: type[Exception] = RuntimeError,
+) -> None:
+    """Measure, unless a kept run is to be shown, and tell it as it was asked for. ``failure`` ends the process with its sentence."""
+    if options.markdown:
+        kept = json.loads(Path(options.markdown).read_text())
+        print(f"```\n{describe(kept)}\n```\n\n{format_markdown(_read_lines(kept))}")
+        return
+    try:
+        results = measure()
+    except failure as error:
+        sys.exit(f"the measurement failed: {error}")
+    text = json.dumps(results, indent=2) + "\n"
+    if options.json == "-":
+        print(text, end="")
+        return
+    parts = (describe(results), results.get("subjects"), format_lines(_read_lines(results)))
+    print("\n\n".join(part for part in parts if part))
+    if options.json:
+        Path(options.json).write_text(text)
+
+
+def tell(text: str) -> None:
+    """What it is at, beside the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _read_lines(results: Results) -> list[Line]:
+    return [Line.from_plain(plain) for plain in results["table"]]

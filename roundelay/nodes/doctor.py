@@ -1,0 +1,380 @@
+"""``roundelay doctor``: what a node and its agents need, checked one by one, each with what to do if it is missing.
+
+It changes nothing that lasts: it writes and deletes one small file beside the database, and asks each model once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from roundelay.app import OWN_MODS, raise_file_limit
+from roundelay.clean_text import clean
+from roundelay.network.config import NodeConfig, resolve_config
+from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
+from roundelay.network.home import find_url, running_nodes
+from roundelay.network.ledger_upkeep import check_file, summarise
+from roundelay.network.mod import load_mods
+from roundelay.nodes.hub_http import get_from_hub
+from roundelay.nodes.up import FEW_FILES, is_loopback_host, load_tls, place_mod_error
+from roundelay.terminal import Paint
+
+if TYPE_CHECKING:
+    from roundelay.agents.models.model import Model
+    from roundelay.agents.team import AgentSpec
+
+Status = Literal["ok", "note", "failed"]
+
+PACKAGES = ("roundelay", "websockets", "msgspec", "pydantic", "aiosqlite", "jinja2", "openai", "click", "PyYAML")
+MIN_FREE_BYTES = 200 * 1024 * 1024
+SLOW_SYNC_MS = 50.0
+MAX_SKEW_S = 5.0
+EARLIEST_S = 1_735_689_600
+"""The year 2025: a clock before it was never set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. ``advice`` says what to do about it."""
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+
+    def describe(self, paint: Paint) -> str:
+        color = {"ok": paint.green, "note": paint.yellow, "failed": paint.red}[self.status]
+        advice = f" {clean(self.advice)}" if self.advice else ""
+        return f"{color(f'{self.status:<6}')} {clean(self.name):<10} {clean(self.detail)}{advice}"
+
+    def to_json(self) -> dict[str, str]:
+        return {"name": self.name, "status": self.status, "detail": self.detail, "advice": self.advice}
+
+
+async def examine(
+    file: Path | None,
+    *,
+    url: str | None,
+    model: str | None,
+    base_url: str | None,
+    timeout_s: float,
+    env: Mapping[str, str],
+) -> list[Check]:
+    """Check everything; what depends on something that failed is left out."""
+    checks = [check_python(), check_packages()]
+    config: NodeConfig | None = None
+    try:
+        config, origins = resolve_config(file, env, {})
+        checks.append(Check("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
+        checks.append(check_mods(config, origins["mods"]))
+    except ConfigError as error:
+        checks.append(Check("config", "failed", str(error)))
+    if config is not None:
+        checks.append(check_database(config))
+        if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
+            checks += [await asyncio.to_thread(check_integrity, config.db), check_retention(config)]
+        checks += [check_files(config), check_tls(config), await check_port(config)]
+    checks.append(await check_clock(url or find_url(), config))
+    if config is not None and config.agents:
+        checks += [check async for check in check_agents(config, timeout_s)]
+    if model is not None:
+        checks.append(await check_named_model(model, base_url, timeout_s))
+    return checks
+
+
+def check_python() -> Check:
+    detail = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()}, SQLite {sqlite3.sqlite_version}"
+    return Check("python", "ok", f"{detail}.")
+
+
+def check_packages() -> Check:
+    found, missing = [], []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Check("packages", "failed", f"{', '.join(missing)} missing.", "Install: pip install roundelay")
+    try:
+        found.append(f"uvloop {version('uvloop')}")
+    except PackageNotFoundError:
+        return Check(
+            "packages", "note", f"{', '.join(found)}.", "Without uvloop the node is slower: pip install uvloop"
+        )
+    return Check("packages", "ok", f"{', '.join(found)}.")
+
+
+def check_mods(config: NodeConfig, origin: str) -> Check:
+    """Whether each mod can be loaded; ``origin`` is where they are named."""
+    try:
+        load_mods(config.mods, OWN_MODS)
+    except ModError as error:
+        return Check("mods", "failed", str(place_mod_error(error, origin)))
+    return Check("mods", "ok", f"{', '.join(config.mods)} load." if config.mods else "There are none.")
+
+
+def check_database(config: NodeConfig) -> Check:
+    """Whether the folder takes durable files, how fast, and whether the file is a database."""
+    if config.durability == "memory":
+        return Check("database", "note", "durability is memory: nothing outlives the node.")
+    db = config.db
+    owner = Path(f"{db}.owner").resolve()
+    busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
+    try:
+        db.resolve().parent.mkdir(parents=True, exist_ok=True)
+        took_ms = _measure_sync(db.resolve().parent)
+        size = _measure_database(db) if db.exists() else 0
+        free = shutil.disk_usage(db.resolve().parent).free
+    except OSError as error:
+        detail = f"{db} cannot be written: {error.strerror}."
+        return Check("database", "failed", detail, "Choose a db in a folder that is yours.")
+    except sqlite3.DatabaseError as error:
+        detail = f"{db} cannot be read as a database: {error}."
+        return Check("database", "failed", detail, "Choose another db, or restore it from a copy.")
+    state = f"open in the node at {busy}" if busy else f"{size // 1024} KiB" if db.exists() else "will be made"
+    detail = f"{db} ({state}); a durable write takes {took_ms:.1f} ms; {free // 2**20} MiB free."
+    if free < MIN_FREE_BYTES:
+        return Check("database", "note", detail, "Make room: a full disk stops the node.")
+    if took_ms > SLOW_SYNC_MS and config.durability == "full":
+        return Check("database", "note", detail, "The disk is slow to sync, and each commit waits for it.")
+    return Check("database", "ok", detail)
+
+
+def check_integrity(db: Path) -> Check:
+    """Whether the file is whole, which reads all of it."""
+    began = time.perf_counter()
+    try:
+        problems = check_file(db)
+    except LedgerError as error:
+        problems = [str(error)]
+    if problems:
+        advice = "Stop the node and go on from a backup: docs/operations.md."
+        return Check("integrity", "failed", f"{db} is not right: {problems[0]}.", advice)
+    return Check("integrity", "ok", f"Every page of {db} is right (looked at in {time.perf_counter() - began:.1f} s).")
+
+
+def check_retention(config: NodeConfig) -> Check:
+    """What is dropped when, and whether something holds it back."""
+    try:
+        log = summarise(config.db)
+    except LedgerError as error:
+        return Check("retention", "failed", str(error))
+    retain = config.retain
+    rules = [f"messages for {retain.days} days"] if retain.days is not None else []
+    rules += [f"records for {retain.record_days} days"] if retain.record_days is not None else []
+    rules += [f"at most {retain.bytes / 2**20:.1f} MiB"] if retain.bytes is not None else []
+    kept = f"Kept: {', '.join(rules)}" if rules else "Everything is kept"
+    since = f", since {time.strftime('%Y-%m-%d', time.localtime(log.oldest_at / 1000))}" if log.oldest_at else ""
+    detail = f"{kept}; there are {log.used_bytes / 2**20:.1f} MiB{since}."
+    if log.held_by is not None and log.held_at is not None and rules:
+        held_days = (time.time() * 1000 - log.held_at) / 86_400_000
+        is_over = retain.bytes is not None and log.used_bytes > retain.bytes
+        if is_over or held_days > min(retain.days or 36_500, retain.record_days or 36_500):
+            advice = f"It goes on when {log.held_by} runs again; or remove {log.held_by}: docs/operations.md."
+            return Check(
+                "retention", "note", f"{detail} An open reaction of {log.held_by} holds back the rest.", advice
+            )
+    return Check("retention", "ok", detail)
+
+
+def check_files(config: NodeConfig) -> Check:
+    """Whether the node may open as many files as it takes connections."""
+    limit = raise_file_limit()
+    shown = "as many files as there are" if limit == sys.maxsize else f"{limit} files"
+    detail = f"A process may open {shown}; each connection is one."
+    if limit < min(FEW_FILES, config.limits.max_connections):
+        return Check("files", "note", detail, "Raise it where the node is started: ulimit -Hn 65536")
+    if limit < config.limits.max_connections:
+        return Check("files", "ok", f"{detail} That is less than max_connections ({config.limits.max_connections}).")
+    return Check("files", "ok", detail)
+
+
+def check_tls(config: NodeConfig) -> Check:
+    """Whether certificate and key fit, or why there are none."""
+    try:
+        tls, _ = load_tls(config)
+    except ConfigError as error:
+        return Check("tls", "failed", str(error))
+    if tls is not None:
+        return Check("tls", "ok", f"{config.tls_cert} and {config.tls_key} fit each other.")
+    if is_loopback_host(config.host):
+        return Check("tls", "ok", f"Nothing is encrypted, and only this machine reaches {config.host}.")
+    return Check(
+        "tls", "note", f"Nothing is encrypted, and others reach {config.host}.", "Give it tls_cert and tls_key."
+    )
+
+
+def _measure_sync(folder: Path) -> float:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".roundelay-doctor-") as file:
+        file.write(b"\0" * 4096)
+        file.flush()
+        began = time.perf_counter()
+        os.fsync(file.fileno())
+        return (time.perf_counter() - began) * 1000
+
+
+def _measure_database(db: Path) -> int:
+    connection = sqlite3.connect(f"{db.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        connection.execute("PRAGMA schema_version").fetchone()
+    finally:
+        connection.close()
+    if not os.access(db, os.W_OK):
+        raise PermissionError(13, "Permission denied", str(db))
+    return db.stat().st_size
+
+
+async def check_port(config: NodeConfig) -> Check:
+    """Whether a node can listen there, or one does."""
+    where = f"{config.host}:{config.port}"
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((config.host, config.port))
+        return Check("port", "ok", f"{where} is free.")
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error)
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    scheme = "ws" if config.tls_cert is None else "wss"
+    try:
+        answer = await asyncio.to_thread(get_from_hub, f"{scheme}://{host}:{config.port}/", "/readyz")
+    except ConnectError:
+        return Check(
+            "port", "failed", f"{where} cannot be used: {reason}.", "Stop what uses it, or choose another port."
+        )
+    if answer.body.strip() == "ready":
+        return Check("port", "ok", f"{where} is used by a Roundelay node, which is ready.")
+    if answer.body.startswith(("recovering", "The hub")):
+        return Check("port", "note", f"{where} is used by a Roundelay node that is not ready.", "See its log.")
+    return Check("port", "failed", f"{where} is used by another program.", "Stop it, or choose another port.")
+
+
+async def check_clock(url: str, config: NodeConfig | None) -> Check:
+    """Whether this clock was set, agrees with the hub's and has not gone back since the database was last written."""
+    now = time.time()
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now))
+    if now < EARLIEST_S:
+        return Check("clock", "failed", f"It is {shown} here.", "Set the clock; times in the ledger would be wrong.")
+    if config is not None and config.db.exists() and config.db.stat().st_mtime > now + MAX_SKEW_S:
+        detail = f"It is {shown} here, and {config.db} was written later than that."
+        return Check("clock", "note", detail, "The clock went back; stamps stand still until it has caught up.")
+    try:
+        date_s = (await asyncio.to_thread(get_from_hub, url, "/healthz")).date_s
+    except ConnectError:
+        return Check("clock", "ok", f"It is {shown}; no hub at {url} to compare with.")
+    skew_s = now - date_s if date_s is not None else 0.0
+    if abs(skew_s) > MAX_SKEW_S:
+        detail = f"It is {shown} here, {abs(skew_s):.0f} s {'after' if skew_s > 0 else 'before'} the hub's clock."
+        return Check("clock", "note", detail, "Set both by NTP, or times that people read will differ.")
+    return Check("clock", "ok", f"It is {shown}, as at the hub.")
+
+
+async def check_agents(config: NodeConfig, timeout_s: float) -> AsyncIterator[Check]:
+    """Whether each agent's tools load and its model can call one. Agents with the same model share the question."""
+    from roundelay.agents.team import build_runner, load_agents
+
+    try:
+        specs = load_agents(config.agents)
+    except ConfigError as error:
+        yield Check("agents", "failed", str(error))
+        return
+    asked: dict[str, Check] = {}
+    for spec in specs:
+        name = f"agent {spec.id}"
+        try:
+            runner = build_runner(spec)
+        except ConfigError as error:
+            yield Check(name, "failed", str(error))
+            continue
+        kind = _describe_model(spec)
+        if kind is None:
+            yield Check(name, "ok", f"{len(runner.tools)} tools of its own; its model is a script.")
+            continue
+        if kind not in asked:
+            asked[kind] = await check_model(name, runner.model, timeout_s)
+        known = asked[kind]
+        yield Check(name, known.status, known.detail, known.advice)
+
+
+def _describe_model(spec: AgentSpec) -> str | None:
+    """The model's settings, the same for the same model; None for a script."""
+    if spec.model.openai is None and spec.model.local is None:
+        return None
+    return spec.model.model_dump_json()
+
+
+async def check_named_model(name: str, base_url: str | None, timeout_s: float) -> Check:
+    from roundelay.agents.models.openai_model import OpenAIModel
+
+    try:
+        model = OpenAIModel(name, base_url=base_url)
+    except RoundelayError as error:
+        return Check("model", "failed", str(error))
+    return await check_model("model", model, timeout_s)
+
+
+async def check_model(name: str, model: Model, timeout_s: float) -> Check:
+    """Ask a model to call a tool, as an agent would, and close it."""
+    from roundelay.agents.models.model import ModelRequest, SystemMessage, ToolSpec, UserMessage
+
+    word = "roundelay"
+    schema = {
+        "type": "object",
+        "properties": {"word": {"type": "string"}},
+        "required": ["word"],
+        "additionalProperties": False,
+    }
+    request = ModelRequest(
+        messages=[
+            SystemMessage("You check a connection. Answer by calling the tool, not with text."),
+            UserMessage(f'Call the tool "confirm" with the word "{word}".'),
+        ],
+        tools=[ToolSpec("confirm", "Confirm that a word was received.", schema)],
+        agent_id="doctor",
+        turn=1,
+    )
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(timeout_s):
+            reply = await model.complete(request)
+    except RoundelayError as error:
+        return Check(name, "failed", str(error))
+    except TimeoutError:
+        detail = f"Model {model.name} did not answer within {timeout_s:g} s."
+        return Check(name, "failed", detail, "Try again, or give it more time with --timeout.")
+    finally:
+        close = getattr(model, "close", None)
+        if close is not None:
+            await close()
+    took = f"in {time.perf_counter() - began:.1f} s"
+    call = next((it for it in reply.tool_calls if it.name == "confirm"), None)
+    if call is None:
+        detail = f"Model {model.name} answered {took}, but called no tool."
+        return Check(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
+    if not _has_word(call.arguments, word):
+        detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
+        return Check(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
+    return Check(name, "ok", f"Model {model.name} called a tool {took}.")
+
+
+def _has_word(arguments: str, word: str) -> bool:
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return False
+    return isinstance(parsed, dict) and word in str(parsed.get("word", "")).lower()

@@ -1,0 +1,331 @@
+"""``roundelay agent try``: one message to one agent, in a network of its own that is gone at the end, and all that happens shown.
+
+`try_agent` performs; a `Show` prints: `ShowText` for a reader, `ShowJson` for programs. What happens are the events of
+`roundelay.agents.events` and the messages that are sent, in the order of the ledger: a message stands before the event that follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Protocol
+
+from roundelay.agents.events import (
+    AnswerReviewed,
+    Event,
+    Finished,
+    HandedOver,
+    ModelOutput,
+    ModelRetry,
+    Progress,
+    RemoteCall,
+    RemoteOutput,
+    Resumed,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolOutput,
+    ToolRequests,
+    TurnEnd,
+    TurnStart,
+    Waiting,
+    event_to_json,
+)
+from roundelay.agents.features.prices import Prices, write_dollars
+from roundelay.agents.ids import reaction_id
+from roundelay.agents.models.model import Usage
+from roundelay.agents.records import FinishedBody, fetch_records
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import AgentSpec, build_runner
+from roundelay.app import Network
+from roundelay.clean_text import break_lines, clean, clean_lines
+from roundelay.network.client import AnyMessage, NetworkClient, Signal
+from roundelay.network.errors import ConfigError, RoundelayError
+from roundelay.network.messages import message_from_wire
+from roundelay.terminal import CONTINUED, Screen, StreamedText
+
+LOOK_AGAIN_S = 0.02
+"""The last record follows the last event: how often it is looked for."""
+
+
+_Happened = asyncio.Queue[tuple[Event | None, int]]
+"""What happened, and the ledger's last seq then; None for the end of a reaction, however it came."""
+
+
+class Show(Protocol):
+    """Takes what happens, as it happens."""
+
+    def event(self, event: Event) -> None: ...
+
+    def message(self, message: AnyMessage) -> None: ...
+
+    def end(self, finish: Finished, cost: Decimal | None) -> None:
+        """The reaction has ended; ``cost`` is in dollars, None where no price is known."""
+        ...
+
+
+async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, show: Show) -> bool:
+    """Let the agent react to a person's message; True if the reaction finished. Calls that need an approval are approved, or denied.
+
+    Raises what ends the agent (a wrong file, a model that cannot be made), and `RoundelayError` if it failed before its reaction began.
+    """
+    if person == spec.id:
+        raise ConfigError(f"The person cannot be {person}, as the agent is; say with --as who writes.")
+    happened = _Happened()
+    async with Network.open() as network:
+        runner = build_runner(spec, on_event=lambda event: happened.put_nowait((event, network.hub.state.head)))
+        client = await network.join(person, kind="human")
+        joined = await network.join(runner.agent_id, role="reactor", card=runner.describe_card())
+        await client.call("network.watch", {"signals": True})
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(runner.run(joined))  # what it raises ends the group
+            watching = group.create_task(_watch(client, runner.agent_id, happened))
+            await runner.ready()
+            trial = _Trial(client, runner, happened, approves, show)
+            finish = await trial.follow(text)
+            cost = await trial.read_cost()
+            watching.cancel()
+            await runner.stop()
+            await running
+    if finish is None:
+        raise RoundelayError("The agent failed before its reaction began; the log above says how.")
+    show.end(finish, cost)
+    return finish.status == "finished"
+
+
+async def _watch(client: NetworkClient, agent_id: str, happened: _Happened) -> None:
+    """Notice the end of a reaction that came to no last event: its code failed."""
+    async for event in client.events():
+        match event:
+            case Signal(kind="thinking", sender_id=sender, body={"active": False}) if sender == agent_id:
+                happened.put_nowait((None, 0))
+            case _:
+                continue
+
+
+class _Trial:
+    """One message and its reaction, followed to the end."""
+
+    def __init__(
+        self,
+        client: NetworkClient,
+        runner: SimpleAgentRunner,
+        happened: _Happened,
+        approves: bool,
+        show: Show,
+    ) -> None:
+        self._client = client
+        self._runner = runner
+        self._happened = happened
+        self._decision = "/approve" if approves else "/deny nobody is here to approve it"
+        self._show = show
+        self._seen = 0
+        self._trigger = 0
+        self._unshown: list[AnyMessage] = []
+
+    async def follow(self, text: str) -> Finished | None:
+        """Send the message and show what follows; gives the end, None if the reaction did not even begin."""
+        stored = await self._client.send_text(self._runner.agent_id, text)
+        self._trigger = stored.seq
+        reaction = reaction_id(self._runner.agent_id, stored.seq, self._client.welcome.network.epoch)
+        last: Finished | None = None
+        while True:
+            event, head = None, 0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S if last is not None else None):
+                    event, head = await self._happened.get()
+            if not isinstance(event, ModelOutput):
+                await self._show_messages(head)
+            if event is None:
+                end = await self._read_end(reaction, last)
+                if end is not None or last is None:
+                    await self._show_messages()
+                    return end
+            elif isinstance(event, Finished) and not event.path:
+                last = event
+            else:
+                self._show.event(event)
+
+    async def read_cost(self) -> Decimal | None:
+        """What all of it cost, agents inside of calls included; None unless every price is known."""
+        spent = (await self._client.call("network.spent", {"seq": self._trigger}))["of_root"]
+        prices, total = Prices(), Decimal(0)
+        for model, used in spent.items():
+            usage = Usage(used["prompt_tokens"], used["completion_tokens"], used["cached_tokens"])
+            cost = prices.cost(model, usage, used["calls"])
+            if cost is None:
+                return None
+            total += cost
+        return total if spent else None
+
+    async def _show_messages(self, up_to: int | None = None) -> None:
+        """Show what was sent since the last time, later than a seq not yet; and decide at once what the agent asks for."""
+        has_more = True
+        while has_more:
+            page = await self._client.call("network.log", {"after": self._seen})
+            has_more, self._seen = page["next"] > self._seen, page["next"]
+            for message in map(message_from_wire, page["messages"]):
+                self._unshown.append(message)
+                if message.sender_id == self._runner.agent_id and "approval" in (message.metadata or {}):
+                    await self._client.reply(message, self._decision)
+        while self._unshown and (up_to is None or self._unshown[0].seq <= up_to):
+            self._show.message(self._unshown.pop(0))
+
+    async def _read_end(self, reaction: str, last: Finished | None) -> Finished | None:
+        """How it ended is what was recorded: the hub may have refused the answer."""
+        for record in await fetch_records(self._client.call, reaction):
+            if record["kind"] == "finished":
+                body = FinishedBody.model_validate(record["body"])
+                answer = last.answer if last is not None else None
+                return Finished(reaction, body.status, body.reason, answer, body.turns, body.usage, body.tool_calls)
+        return None
+
+
+class ShowJson:
+    """One event a line; a message is one of ``type`` ``message``."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+
+    def event(self, event: Event) -> None:
+        self._write(json.dumps(event_to_json(event), ensure_ascii=False))
+
+    def end(self, finish: Finished, cost: Decimal | None) -> None:
+        known = {"cost_usd": float(cost)} if cost is not None else {}
+        self._write(json.dumps({**event_to_json(finish), **known}, ensure_ascii=False))
+
+    def message(self, message: AnyMessage) -> None:
+        self._write(f'{{"type": "message", "message": {message.model_dump_json(exclude_none=True)}}}')
+
+
+class ShowText:
+    """Lines for a reader; the text of a reply stands there as it comes. On a terminal they are broken here, so that no text forges one."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._text: StreamedText | None = None
+        self._shown: tuple[str, int] | None = None
+        """The agent (its path) and the turn whose text stands there."""
+        self._unsent: tuple[str, str] | None = None
+        """An agent, and what it wrote in a turn of its own that nobody was sent yet."""
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, ModelOutput | ToolRequests) and event.text:
+            self._shown = (event.path, event.turn)
+        if isinstance(event, ModelOutput | ToolOutput):
+            self._stream(event.text)
+            return
+        self._end_text()
+        if isinstance(event, TurnEnd) and event.text and self._shown != (event.path, event.turn):
+            self._unsent = (event.path, event.text)
+        elif isinstance(event, TurnStart) and self._unsent is not None and self._unsent[0] == event.path:
+            self._say_unsent()
+        line = describe_event(event)
+        if line:
+            path = f"[{event.path}] " if event.path else ""
+            self._say(f"{path}{line}")
+
+    def message(self, message: AnyMessage) -> None:
+        self._end_text()
+        self._unsent = None  # it is what was sent
+        self._screen.message(message)
+
+    def end(self, finish: Finished, cost: Decimal | None) -> None:
+        self._end_text()
+        self._say_unsent()
+        price = f", about {write_dollars(cost)}" if cost is not None else ""
+        self._say(f"{describe_event(finish)}{price}")
+
+    def _say_unsent(self) -> None:
+        """What a model wrote in a turn that led to another one, or to no message, would otherwise be seen nowhere."""
+        if self._unsent is not None:
+            path, text = self._unsent
+            self._say(f"{f'[{path}] ' if path else ''}wrote, and it was not sent: {text}")
+        self._unsent = None
+
+    def _say(self, text: str) -> None:
+        width = self._screen.width
+        lines = clean_lines(text)
+        if width is not None:
+            lines = break_lines(lines, width - len(CONTINUED), first_width=width - len("* "))
+        first, *others = lines
+        self._screen.write("\n".join([f"* {first}", *(CONTINUED + it for it in others)]))
+
+    def _stream(self, text: str) -> None:
+        if not text:
+            return
+        if self._text is None:
+            self._text = StreamedText(self._screen.width)
+        self._screen.stream.write(self._text.add(text))
+        self._screen.stream.flush()
+
+    def _end_text(self) -> None:
+        if self._text is not None:
+            self._screen.write(self._text.end())
+        self._text = None
+
+
+def describe_event(event: Event) -> str | None:
+    """What happened, for a reader; None for what its neighbours say already."""
+    match event:
+        case Resumed():
+            return f"goes on after {event.turns} turns"
+        case TurnStart():
+            return f"turn {event.turn} of at most {event.max_turns}"
+        case ModelRetry():
+            return f"the model failed, again in {event.delay_s:g} s: {event.error}"
+        case ToolRequests():
+            calls = [f"{event.turn}.{n} calls {it.name} {it.arguments or '{}'}" for n, it in enumerate(event.calls)]
+            return "\n".join([*calls, *([f"beside: {event.text}"] if event.text else [])])
+        case ToolCallEnd():
+            return f"{event.turn}.{event.call} {event.tool} {'gave' if event.ok else 'failed'}: {event.content}"
+        case Waiting():
+            until = f"{datetime.fromtimestamp(event.until / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
+            whom = "an approval" if event.is_approval else ", ".join(event.agent_ids)
+            return f"{event.turn}.{event.call} waits for {whom} until {until}"
+        case Progress(is_done=True):
+            return None
+        case Progress():
+            return f"{event.turn}{'' if event.call is None else f'.{event.call}'} {event.text}"
+        case AnswerReviewed():
+            if event.is_accepted:
+                return "\n".join(event.notes) or None
+            return "\n".join(
+                ["asks for another answer" if event.correction else "the answer goes out as it is", *event.notes]
+            )
+        case RemoteCall(is_active=True, asked=()):
+            return f"{event.agent_id} ({event.path}) calls {event.tool}"
+        case RemoteOutput(kind="progress", is_done=False):
+            return f"{event.agent_id} ({event.path}) {event.text}"
+        case TurnEnd() | ToolCallStart() | ModelOutput() | ToolOutput() | RemoteOutput() | RemoteCall():
+            return None
+        case HandedOver():
+            return f"{event.from_agent_id} hands over to {event.agent_id}"
+        case Finished():
+            reason = f" ({event.reason})" if event.reason else ""
+            turns = "1 turn" if event.turns == 1 else f"{event.turns} turns"
+            return f"{event.status}{reason}: {turns}, {event.tool_calls} tool calls, {describe_tokens(event.usage)}"
+
+
+def describe_tokens(usage: Usage) -> str:
+    """Tokens in a few words."""
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    return f"{usage.prompt_tokens} prompt{cached} + {usage.completion_tokens} completion tokens"
+
+
+def make_show(*, as_json: bool) -> Show:
+    """What prints to stdout."""
+    screen = Screen(sys.stdout)
+    return ShowJson(screen.write) if as_json else ShowText(screen)
+
+
+def pick_agent(specs: list[AgentSpec], agent_id: str | None) -> AgentSpec:
+    """The agent that is meant. Raises `ConfigError` if a file has several and none is named."""
+    if len(specs) > 1 and agent_id is None:
+        known = ", ".join(clean(spec.id) for spec in specs)
+        raise ConfigError(f"{specs[0].path} has several agents; say with --agent which one: {known}")
+    return specs[0]

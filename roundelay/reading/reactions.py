@@ -1,0 +1,143 @@
+"""Reactions as a reader meets them: which ones the last messages are part of, and each record in a line. Read only, from the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from roundelay.agents.records import fetch_records, read_records
+from roundelay.agents.text import cut
+from roundelay.network.client import NetworkClient
+from roundelay.network.errors import RoundelayError
+from roundelay.reading.follow import Follower
+from roundelay.reading.usage import READS_AT_ONCE, ReactionOf, find_reactions
+
+MAX_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ListedReaction:
+    """One reaction. ``state`` is how it ended, else ``open``, or ``waiting`` for others or an approval; ``turns`` have a recorded reply."""
+
+    reaction: str
+    agent_id: str
+    trigger: int
+    thread_id: str
+    state: str
+    turns: int
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("open", "waiting")
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+async def list_reactions(client: NetworkClient, last: int) -> list[ListedReaction]:
+    """The reactions whose prompts hold one of the last messages, and all that are open, as far as the caller may see; by trigger and agent."""
+    messages = await Follower(client).begin(last)
+    found = await find_reactions(client, [message.seq for message in messages])
+    return await _read_all(client, found | await _find_open(client))
+
+
+async def list_open_reactions(client: NetworkClient) -> list[ListedReaction]:
+    """The reactions that are open, as far as the caller may see, however long ago they began; by trigger and agent."""
+    return [it for it in await _read_all(client, await _find_open(client)) if it.is_open]
+
+
+async def _find_open(client: NetworkClient) -> set[ReactionOf]:
+    found: set[ReactionOf] = set()
+    after, has_more = 0, True
+    while has_more:
+        page = await client.call("network.open_reactions", {"after": after, "limit": MAX_PAGE})
+        found |= {(it["reaction"], it["agent_id"]) for it in page["reactions"]}
+        after, has_more = max((it["seq"] for it in page["reactions"]), default=after), page["has_more"]
+    return found
+
+
+async def _read_all(client: NetworkClient, reactions: Iterable[ReactionOf]) -> list[ListedReaction]:
+    room = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def read(reaction: str, agent_id: str) -> ListedReaction | None:
+        async with room:
+            return _list_one(reaction, agent_id, await fetch_records(client.call, reaction))
+
+    found = await asyncio.gather(*(read(reaction, agent_id) for reaction, agent_id in reactions))
+    return sorted((it for it in found if it is not None), key=lambda it: (it.trigger, it.agent_id))
+
+
+def _list_one(reaction: str, agent_id: str, records: list[Mapping[str, Any]]) -> ListedReaction | None:
+    """None for what may not be read."""
+    if not records:
+        return None
+    try:
+        run = read_records(records)
+    except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):  # another program's, of its own shape
+        run = None
+    if run is None or run.started is None:
+        body = records[0]["body"] if isinstance(records[0]["body"], dict) else {}
+        state = "finished" if any(record["kind"] == "finished" for record in records) else "open"
+        return ListedReaction(reaction, agent_id, int(body.get("trigger", 0)), str(body.get("thread_id", "")), state, 0)
+    state = run.finished.status if run.finished is not None else "waiting" if run.open_waits() else "open"
+    return ListedReaction(reaction, agent_id, run.started.trigger, run.started.thread_id, state, len(run.replies))
+
+
+def describe_record(record: Mapping[str, Any]) -> str:
+    """What a record says, for a reader; one of another program's shape is shown as it is."""
+    kind, body = str(record["kind"]), record["body"]
+    try:
+        told = _describe(kind, body)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        told = None
+    if told is None:
+        return f"{kind} {json.dumps(body, ensure_ascii=False)}"
+    path = f"[{body['path']}] " if body.get("path") else ""
+    return f"{path}{told}"
+
+
+def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
+    place = f"{body.get('turn')}.{body.get('call')}"
+    match kind:
+        case "started":
+            seqs = ", ".join(f"#{seq}" for seq in body["manifest"])
+            return f"began for #{body['trigger']} in {body['thread_id']}; its prompt holds {seqs or 'nothing'}"
+        case "model_reply":
+            reply = body["reply"]
+            usage = reply["usage"]
+            tokens = f"{usage['prompt_tokens']} prompt + {usage['completion_tokens']} completion tokens"
+            said = [f"says: {reply['text']}"] if reply["text"] else []
+            said += [f"calls {it['name']} {it['arguments'] or '{}'}" for it in reply["tool_calls"]]
+            return "\n".join([f"turn {body['turn']} of {body['agent']}, {tokens}", *said])
+        case "model_failed":
+            return f"turn {body['turn']}: the model failed ({body['failure']}): {body['reason']}"
+        case "note":
+            return (
+                f"turn {body['turn']} keeps {body['name']}: {cut(json.dumps(body['value'], ensure_ascii=False), 200)}"
+            )
+        case "new_messages":
+            return f"turn {body['turn']} reads {', '.join(f'#{seq}' for seq in body['seqs'])}"
+        case "tool_started":
+            return f"{place} runs {body['tool']} {body['args'] or '{}'}"
+        case "tool_result":
+            return f"{place} {body['tool']} {'gave' if body['ok'] else 'failed'}: {body['content']}"
+        case "asking":
+            return f"{place} asks {', '.join(body['messages'])}"
+        case "waiting":
+            asked = ", ".join(f"{who} (#{seq})" for who, seq in body["questions"].items())
+            return f"{place} waits for {'an approval by ' if body['is_approval'] else ''}{asked}"
+        case "approval":
+            reason = f": {body['reason']}" if body["reason"] else ""
+            changed = f", with {body['arguments']}" if body["arguments"] is not None else ""
+            return f"{place} was {'approved' if body['is_approved'] else 'denied'} by {body['by']} in #{body['seq']}{changed}{reason}"
+        case "finished":
+            usage = body["usage"]
+            tokens = f"{usage['prompt_tokens']} prompt + {usage['completion_tokens']} completion tokens"
+            return (
+                f"{body['status']} ({body['reason']}): {body['turns']} turns, {body['tool_calls']} tool calls, {tokens}"
+            )
+        case _:
+            return None

@@ -1,0 +1,271 @@
+"""Where the commands that explain a run read it from: a live node, under the caller's rights, or a ledger's file, which holds all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from roundelay.agents.records import fetch_records
+from roundelay.network.client import NetworkClient
+from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
+from roundelay.network.ledger import Row
+from roundelay.network.ledger_file import Log
+from roundelay.network.log_lines import LogHead, decode_row
+from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.reading.recording import read_body, read_message, read_trigger
+
+LOG_PAGE = 100
+MAX_PAGE = 500
+
+
+class Source(Protocol):
+    """A run that can be looked into."""
+
+    async def chain(self, seq: int) -> list[dict[str, Any]]:
+        """A message and what it follows from, as ``network.why`` gives it. Raises `UnknownMessage`."""
+        ...
+
+    async def following(self, seq: int) -> list[BaseMessage]:
+        """What followed from a message, ascending. Raises `UnknownMessage`."""
+        ...
+
+    async def reactions_to(self, message: BaseMessage) -> list[tuple[str, str]]:
+        """The reactions that a message began: their agents and ids."""
+        ...
+
+    async def records(self, reaction: str) -> list[Mapping[str, Any]]:
+        """What a reaction recorded, as far as it may be seen."""
+        ...
+
+    async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
+        """Messages by their seqs, those that may be seen."""
+        ...
+
+    def all_messages(self, after: int, thread_id: str | None = None) -> AsyncIterator[BaseMessage]:
+        """Every message above a seq, ascending, or those of one thread."""
+        ...
+
+
+class ExportSource(Protocol):
+    """A run that can be written out."""
+
+    async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
+        """The log itself. Raises `Forbidden` for who is no operator."""
+        ...
+
+    async def following(self, seq: int) -> list[BaseMessage]:
+        """As in `Source`."""
+        ...
+
+    async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
+        """As in `Source`."""
+        ...
+
+    def all_messages(self, after: int, thread_id: str | None = None) -> AsyncIterator[BaseMessage]:
+        """As in `Source`."""
+        ...
+
+
+class LiveSource:
+    """A node that runs."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self._client = client
+
+    async def chain(self, seq: int) -> list[dict[str, Any]]:
+        chain: list[dict[str, Any]] = []
+        at: int | None = seq
+        while at is not None:
+            try:
+                page = await self._client.call("network.why", {"seq": at})
+            except UnknownMessage:
+                if not chain:
+                    raise
+                break  # the next one may not be seen
+            chain += page["chain"]
+            last = next(it for it in reversed(page["chain"]) if "message_id" in it or "reaction" in it)
+            at = None
+            if page["has_more"]:  # it was cut after a message, or after the reaction that comes of the next one
+                at = last["trigger"] if "reaction" in last else last.get("cause")
+        return chain
+
+    async def following(self, seq: int) -> list[BaseMessage]:
+        found: list[BaseMessage] = []
+        args: dict[str, Any] = {"seq": seq, "limit": MAX_PAGE}
+        while True:
+            page = await self._client.call("network.impact", args)
+            found += [message_from_wire(message) for message in page["messages"]]
+            if not page["has_more"]:
+                return found
+            args["after"] = page["next"]
+
+    async def reactions_to(self, message: BaseMessage) -> list[tuple[str, str]]:
+        status = await self._client.call("network.message_status", {"seq": message.seq})
+        named = [(str(it["agent_id"]), str(it["reaction"])) for it in status["recipients"] if "reaction" in it]
+        begun = []
+        for agent_id, reaction in named:  # a prompt may hold it without being made for it
+            started = next(iter(await self.records(reaction)), None)
+            if started is None or started["body"].get("trigger") == message.seq:
+                begun.append((agent_id, reaction))
+        return begun
+
+    async def records(self, reaction: str) -> list[Mapping[str, Any]]:
+        return await fetch_records(self._client.call, reaction)
+
+    async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
+        found: dict[int, BaseMessage] = {}
+        for seq in seqs:
+            try:
+                found[seq] = message_from_wire((await self._client.call("network.why", {"seq": seq}))["chain"][0])
+            except UnknownMessage:
+                continue
+        return found
+
+    async def all_messages(self, after: int, thread_id: str | None = None) -> AsyncIterator[BaseMessage]:
+        if thread_id is not None:
+            for message in await self._read_thread(thread_id, after):
+                yield message
+            return
+        try:
+            async for message in self._read_log(after):
+                yield message
+        except (Forbidden, UnknownOperation):  # no operator, who reads what its threads hold
+            listed = (await self._client.call("network.list_threads", {"limit": MAX_PAGE}))["threads"]
+            threads = [await self._read_thread(str(it["thread_id"]), after) for it in listed]
+            for message in sorted((it for thread in threads for it in thread), key=lambda it: it.seq):
+                yield message
+
+    async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
+        """The log itself, for operators."""
+        first = await self._client.call("network.rows", {"limit": 1})
+        first_seq = decode_row(first["rows"][0]).seq if first["rows"] else 1
+
+        async def read() -> AsyncIterator[Row]:
+            after = 0
+            while True:
+                page = await self._client.call("network.rows", {"after": after, "limit": LOG_PAGE})
+                for line in page["rows"]:
+                    yield decode_row(line)
+                if not page["rows"]:
+                    return
+                after = page["next"]
+
+        return LogHead(epoch=first["epoch"], name=first["name"], first_seq=first_seq), read()
+
+    async def _read_log(self, after: int) -> AsyncIterator[BaseMessage]:
+        while True:
+            page = await self._client.call("network.log", {"after": after, "limit": LOG_PAGE})
+            for message in page["messages"]:
+                yield message_from_wire(message)
+            if page["next"] == after:
+                return
+            after = page["next"]
+
+    async def _read_thread(self, thread_id: str, after: int) -> list[BaseMessage]:
+        found: list[BaseMessage] = []
+        before: int | None = None
+        while True:
+            page = await self._client.history(thread_id, before=before, limit=MAX_PAGE)
+            found[:0] = [message for message in page.messages if message.seq > after]
+            if not page.has_more or not page.messages or page.messages[0].seq <= after:
+                return found
+            before = page.messages[0].seq
+
+
+@dataclass(slots=True)
+class _Reaction:
+    agent_id: str
+    trigger: int = 0
+    seqs: list[int] = field(default_factory=list)
+
+
+class FileSource:
+    """The log of a ledger's file. Held are which records are of which reaction; all else is read when it is asked for."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._known: dict[str, _Reaction] | None = None
+        self._senders: dict[tuple[str, int | None], str] = {}  # by agent and trigger
+        self._begun: dict[int, list[tuple[str, str]]] = {}  # by trigger: agents and reactions
+
+    async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
+        async def read() -> AsyncIterator[Row]:
+            for row in self._log.rows():
+                yield row
+
+        return self._log.head, read()
+
+    async def chain(self, seq: int) -> list[dict[str, Any]]:
+        chain: list[dict[str, Any]] = []
+        reactions = self._read_reactions()
+        message: BaseMessage | None = self._find(seq)
+        while message is not None:
+            row = self._log.row(message.seq)
+            assert row is not None
+            chain.append(read_body(row))
+            name = self._senders.get((message.sender_id, message.cause))
+            if name is not None:
+                it = reactions[name]
+                chain.append({"reaction": name, "agent_id": it.agent_id, "trigger": it.trigger, "seq": it.seqs[0]})
+            message = self._message(message.cause) if message.cause is not None else None
+        return chain
+
+    async def following(self, seq: int) -> list[BaseMessage]:
+        self._find(seq)
+        follows = {seq}
+        found: list[BaseMessage] = []
+        async for message in self.all_messages(seq):
+            if message.cause in follows:
+                follows.add(message.seq)
+                found.append(message)
+        return found
+
+    async def reactions_to(self, message: BaseMessage) -> list[tuple[str, str]]:
+        self._read_reactions()
+        return sorted(self._begun.get(message.seq, ()))
+
+    async def records(self, reaction: str) -> list[Mapping[str, Any]]:
+        found = self._read_reactions().get(reaction)
+        rows = [row for seq in (found.seqs if found is not None else ()) if (row := self._log.row(seq)) is not None]
+        return [
+            {"seq": row.seq, "record_id": row.key[2:], "kind": row.label, "body": read_body(row), "at": row.at}
+            for row in rows
+        ]
+
+    async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
+        found = {seq: self._message(seq) for seq in seqs}
+        return {seq: message for seq, message in found.items() if message is not None}
+
+    async def all_messages(self, after: int, thread_id: str | None = None) -> AsyncIterator[BaseMessage]:
+        for row in self._log.rows():
+            if row.type == "message" and row.seq > after:
+                message = read_message(row)
+                if thread_id in (None, message.thread_id):
+                    yield message
+
+    def _read_reactions(self) -> dict[str, _Reaction]:
+        if self._known is None:
+            self._known = {}
+            for row in self._log.rows():
+                if row.type != "record":
+                    continue
+                it = self._known.setdefault(row.stream, _Reaction(row.actor))
+                it.seqs.append(row.seq)
+                if row.label == "started":
+                    it.trigger = read_trigger(row.label, read_body(row)) or 0
+            for name, it in self._known.items():
+                if it.trigger:
+                    self._senders[it.agent_id, it.trigger] = name
+                    self._begun.setdefault(it.trigger, []).append((it.agent_id, name))
+        return self._known
+
+    def _message(self, seq: int) -> BaseMessage | None:
+        row = self._log.row(seq)
+        return read_message(row) if row is not None and row.type == "message" else None
+
+    def _find(self, seq: int) -> BaseMessage:
+        message = self._message(seq)
+        if message is None:
+            raise UnknownMessage(f"There is no message {seq} in this ledger; roundelay export lists them.")
+        return message

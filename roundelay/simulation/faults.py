@@ -1,0 +1,77 @@
+"""Faults by seed: connections lost, agents killed, the hub killed, each at a moment and to a victim that the seed chooses.
+
+Runs beside a simulation and ends with everything up again. Failures of models and delays are the simulation's own `Setting`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from roundelay.simulation.network import Simulation
+
+FaultKind = Literal["drop", "agent_kill", "hub_restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """How many faults of each kind, spread over the first ``within_s`` seconds; a killed one is away for up to ``away_s``."""
+
+    drops: int = 0
+    agent_kills: int = 0
+    hub_restarts: int = 0
+    within_s: float = 10.0
+    away_s: float = 2.0
+
+    def __bool__(self) -> bool:
+        return bool(self.drops or self.agent_kills or self.hub_restarts)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: when, of which kind, and how long what was killed is away."""
+
+    at_s: float
+    kind: FaultKind
+    away_s: float
+
+
+def plan_faults(plan: FaultPlan, chance: random.Random) -> list[Fault]:
+    """Draw the faults, the first ones first."""
+    counts: dict[FaultKind, int] = {
+        "drop": plan.drops, "agent_kill": plan.agent_kills, "hub_restart": plan.hub_restarts,
+    }  # fmt: skip
+    kinds = [kind for kind, count in counts.items() for _ in range(count)]
+    drawn = [Fault(chance.uniform(0, plan.within_s), kind, chance.uniform(0, plan.away_s)) for kind in kinds]
+    return sorted(drawn, key=lambda fault: fault.at_s)
+
+
+async def inject_faults(simulation: Simulation, plan: FaultPlan) -> list[str]:
+    """Let all of them happen, from now on; gives what was done to whom. A fault that finds nobody to hit is left out."""
+    chance = simulation.chance("faults")
+    began_s, done = simulation.elapsed_s, list[str]()
+    for fault in plan_faults(plan, chance):
+        await asyncio.sleep(max(0.0, began_s + fault.at_s - simulation.elapsed_s))
+        match fault.kind:
+            case "drop":
+                connected = sorted([*simulation.members, *simulation.people])
+                if connected:
+                    victim = chance.choice(connected)
+                    await simulation.disconnect(victim)
+                    done.append(f"{victim} lost its connection")
+            case "agent_kill":
+                up = sorted(agent_id for agent_id, member in simulation.members.items() if member.runner is not None)
+                if up:
+                    victim = chance.choice(up)
+                    await simulation.kill(victim)
+                    await asyncio.sleep(fault.away_s)
+                    await simulation.restart(victim)
+                    done.append(f"{victim} was killed")
+            case "hub_restart":
+                await simulation.kill_hub()
+                await asyncio.sleep(fault.away_s)
+                await simulation.restart_hub()
+                done.append("the hub was killed")
+    return done

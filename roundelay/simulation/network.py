@@ -1,0 +1,302 @@
+"""The network of a simulation: its hub, its links, its people and agents, which can be lost and come back, and when it is idle.
+
+`Simulation` is made by `run`. All time comes from the event loop, all chance from the seed (`Simulation.chance`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from roundelay.agents.runner import AgentRunner
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.app import OWN_MODS, Network, server_name
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.clock import Clock, NewId, system_clock
+from roundelay.network.hub import Hub
+from roundelay.network.ledger import Row
+from roundelay.network.log_lines import LogHead, encode_head, encode_row
+from roundelay.network.messages import message_from_wire
+from roundelay.network.mod import load_mods
+from roundelay.network.transport import Transport
+from roundelay.simulation.links import SimulatedTransport, Traffic
+from roundelay.simulation.person import Person
+from roundelay.simulation.setting import MakeAgent, Setting, SimulationError
+from roundelay.simulation.virtual_time import SimulationLoop
+from roundelay.simulation.watched import Asked, ModelWatch, WatchedLedger, watch_models
+
+START_MS = 1_767_225_600_000
+"""When every simulation begins: 2026-01-01, 0:00 UTC."""
+
+
+class SimulatedNetwork(Network):
+    """The `Network` of a simulation: its hub may be another one after a restart, its clients come over links that can be cut."""
+
+    def __init__(self, hub: Hub, new_id: NewId, clock: Clock, simulation: Simulation) -> None:
+        super().__init__(hub, new_id, clock)
+        self._simulation = simulation
+
+    def _make_link(self, agent_id: str) -> tuple[Transport, Callable[[], float]]:
+        return self._simulation.make_link(agent_id)
+
+
+@dataclass
+class Member:
+    """An agent or a program of the simulation, while it is up. ``work`` is its task, ``runner`` None for a program."""
+
+    client: NetworkClient
+    transport: SimulatedTransport
+    work: asyncio.Task[None]
+    runner: AgentRunner | None = None
+
+
+class Simulation:
+    """A network with time and chance of its own; made by `simulate` or `open_simulation`.
+
+    ``rows`` are all rows of the ledger, ``asked`` is what the models were asked.
+    """
+
+    def __init__(self, setting: Setting, loop: SimulationLoop) -> None:
+        self.setting = setting
+        self.rows: list[Row] = []
+        self.asked: list[Asked] = []
+        self.people: dict[str, Person] = {}
+        self.members: dict[str, Member] = {}
+        self.broken: dict[str, BaseException] = {}
+        """Agents whose runner ended by an error, unasked."""
+
+        self.hub: Hub | None = None
+        self.crowds = 0
+        self.models = ModelWatch(
+            setting.model_delay, setting.model_failure_rate, setting.max_tokens, on_asked=self.asked.append
+        )
+        self._loop = loop
+        self._messages: list[AnyMessage] = []
+        self._unread: list[Row] = []
+        self._makers: dict[str, MakeAgent] = {}
+        self._transports: dict[str, SimulatedTransport] = {}
+        self._lives: dict[str, int] = {}
+        self._traffic = Traffic()
+        self._ids = self.chance("ids")
+        self._mods = load_mods(list(setting.mods), OWN_MODS)
+        self._epoch = self._new_id()
+        self._ledger = WatchedLedger(epoch=self._epoch, name="roundelay", on_rows=self._take_rows)
+        self._moved: list[tuple[Callable[[AnyMessage], bool], asyncio.Future[AnyMessage]]] = []
+        self._network: SimulatedNetwork | None = None
+
+    # --- chance and time
+
+    def chance(self, purpose: str) -> random.Random:
+        """A stream of chance of its own, from the seed."""
+        return random.Random(f"{self.setting.seed}/{purpose}")
+
+    def _new_id(self) -> str:
+        return f"{self._ids.getrandbits(128):032x}"
+
+    def clock(self) -> int:
+        """The time in milliseconds since the Unix epoch: virtual, or the machine's."""
+        return START_MS + round(self._loop.time() * 1000) if self.setting.is_virtual else system_clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the loop began."""
+        return self._loop.time()
+
+    @property
+    def messages(self) -> list[AnyMessage]:
+        """Every message that was stored, in order."""
+        unread, self._unread = self._unread, []
+        self._messages += [message_from_wire(msgspec.json.decode(row.data)) for row in unread]
+        return self._messages
+
+    # --- the hub
+
+    @property
+    def network(self) -> Network:
+        """The network as programs use it elsewhere: ``join`` and ``client``."""
+        if self._network is None:
+            raise SimulationError("The simulation has not begun.")
+        return self._network
+
+    async def restart_hub(self) -> None:
+        """Start the hub, again over the same ledger if it was there before; one that runs is stopped first, in good order."""
+        if self.hub is not None:
+            hub, self.hub = self.hub, None
+            await hub.close()
+        hub = Hub(
+            self._ledger,
+            limits=self.setting.limits,
+            mods=self._mods,
+            visibility=self.setting.visibility,
+            server=server_name(),
+            clock=self.clock,
+            new_id=self._new_id,
+        )
+        await hub.start()
+        self.hub = hub
+        if self._network is None:
+            self._network = SimulatedNetwork(hub, self._new_id, self.clock, self)
+        self._network.hub = hub
+
+    async def kill_hub(self) -> None:
+        """Stop the hub as ``kill -9`` does: connections end, what was not committed is gone. Clients look for it until `restart_hub`."""
+        if self.hub is None:
+            return
+        hub, self.hub = self.hub, None
+        await hub.abandon()
+        for transport in list(self._transports.values()):
+            await transport.cut()
+
+    # --- participants
+
+    def make_link(self, agent_id: str) -> tuple[SimulatedTransport, Callable[[], float]]:
+        """A link of a participant's own, with delays and a chance of its own in each of its lives."""
+        self._lives[agent_id] = self._lives.get(agent_id, 0) + 1
+        chance = self.chance(f"link/{agent_id}/{self._lives[agent_id]}")
+        transport = SimulatedTransport(lambda: self.hub, self._traffic, chance, self.setting.link_delay)
+        self._transports[agent_id] = transport
+        return transport, chance.random
+
+    async def join_person(self, agent_id: str) -> Person:
+        """A person joins, or comes back."""
+        client = self.network.client(agent_id, kind="human")
+        await client.connect()
+        person = self.people[agent_id] = Person(client)
+        return person
+
+    async def start_agent(self, make: MakeAgent) -> AgentRunner:
+        """Start an agent; gives its runner once it is ready. ``make`` is called again for each `restart`."""
+        runner = make()
+        self._makers[runner.agent_id] = make
+        return await self._start(runner)
+
+    async def _start(self, runner: AgentRunner) -> AgentRunner:
+        agent_id = runner.agent_id
+        if agent_id in self.members:
+            raise SimulationError(f"The agent {agent_id} is up already.")
+        if isinstance(runner, SimpleAgentRunner):
+            watch_models(runner, self.models, self.chance(f"model/{agent_id}/{self._lives.get(agent_id, 0)}"))
+        client = self.network.client(agent_id, role="reactor", card=runner.describe_card())
+        await client.connect()
+        work = asyncio.create_task(runner.run(client), name=f"agent-{agent_id}")
+        member = self.members[agent_id] = Member(client, self._transports[agent_id], work, runner)
+        work.add_done_callback(lambda task: self._note_end(agent_id, member, task))
+        await runner.ready()
+        return runner
+
+    def _note_end(self, agent_id: str, member: Member, task: asyncio.Task[None]) -> None:
+        failure = None if task.cancelled() else task.exception()
+        if self.members.get(agent_id) is member:
+            del self.members[agent_id]
+            if failure is not None:
+                self.broken[agent_id] = failure
+
+    async def kill(self, agent_id: str) -> None:
+        """End an agent as ``kill -9`` does: nothing that it had begun reaches the hub any more."""
+        member = self.members.pop(agent_id, None)
+        if member is None:
+            raise SimulationError(f"No agent {agent_id} is up.")
+        await member.transport.kill()
+        member.work.cancel()
+        await asyncio.gather(member.work, return_exceptions=True)
+        await member.client.close()
+
+    async def stop(self, agent_id: str) -> None:
+        """End an agent in good order; what it had begun stays open for the next one."""
+        member = self.members.pop(agent_id, None)
+        if member is None or member.runner is None:
+            raise SimulationError(f"No agent {agent_id} is up.")
+        await member.runner.stop()
+        await asyncio.gather(member.work, return_exceptions=True)
+        await member.client.close()
+
+    async def restart(self, agent_id: str) -> AgentRunner:
+        """Start an agent again that was killed or stopped, or one that runs after killing it."""
+        if agent_id in self.members:
+            await self.kill(agent_id)
+        return await self._start(self._makers[agent_id]())
+
+    async def disconnect(self, agent_id: str) -> None:
+        """Cut a participant's connection; its client finds out and comes back."""
+        if agent_id not in self._transports:
+            raise SimulationError(f"Nobody called {agent_id} is connected.")
+        await self._transports[agent_id].cut()
+
+    async def leave(self, agent_id: str) -> None:
+        """A participant goes away in good order."""
+        person = self.people.pop(agent_id, None)
+        if person is None:
+            await self.stop(agent_id)
+            return
+        await person.leave()
+
+    # --- waiting
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight: nothing on a link, to be committed, to be delivered again; no client looks for the hub; no reaction
+        runs but those that wait for somebody's answer. What is for somebody who is away does not count. True only of a quiet loop."""
+        hub = self.hub
+        if hub is None or self._traffic.under_way or self._traffic.seekers or self.models.under_way:
+            return False
+        if hub.pending or hub.writing.locked():
+            return False
+        if any(member.runner is not None and member.runner.is_at_work for member in self.members.values()):
+            return False
+        for key, _ in hub.state.items("attempt"):
+            agent_id, _, seq = key.partition("/")
+            if hub.is_online(agent_id) and hub.is_waiting(agent_id, int(seq)):
+                return False
+        return True
+
+    async def idle(self, at_most_s: float = 60.0) -> None:
+        """Wait until `is_idle`. Raises `TimeoutError`."""
+        async with asyncio.timeout(at_most_s):
+            await self._loop.when_quiet(lambda: self.is_idle)
+
+    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float = 60.0) -> AnyMessage:
+        """Wait for the first message, from the beginning, that is ``wanted``. Raises `TimeoutError`."""
+        for message in self.messages:
+            if wanted(message):
+                return message
+        arrived: asyncio.Future[AnyMessage] = self._loop.create_future()
+        entry = (wanted, arrived)
+        self._moved.append(entry)
+        try:
+            async with asyncio.timeout(at_most_s):
+                return await arrived
+        finally:
+            self._moved.remove(entry)
+
+    def _take_rows(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+        new = [row for row in rows if row.type == "message"]
+        self._unread += new
+        if self._moved and new:
+            for message in self.messages[-len(new) :]:
+                for wanted, arrived in self._moved:
+                    if not arrived.done() and wanted(message):
+                        arrived.set_result(message)
+
+    # --- the end
+
+    def export(self) -> bytes:
+        """The ledger as JSON lines, as `roundelay export` writes them: what must be the same for the same seed."""
+        head = LogHead(epoch=self._epoch, name="roundelay")
+        return b"".join(line + b"\n" for line in (encode_head(head), *map(encode_row, self.rows)))
+
+    async def close(self) -> None:
+        """End everybody and the hub. Idempotent."""
+        for agent_id in list(self.members):
+            await self.stop(agent_id)
+        for agent_id in list(self.people):
+            await self.leave(agent_id)
+        if self._network is not None:
+            await asyncio.gather(*(client.close() for client in self._network._clients))
+        if self.hub is not None:
+            hub, self.hub = self.hub, None
+            await hub.close()

@@ -1,0 +1,200 @@
+"""A hook of middleware that hangs ends what it is around; what it awaits of the run does not count as its time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from roundelay.agents import AgentPolicy, Around, Middleware
+from roundelay.agents.hook_time import HookOverdue, run_hook, uncounted
+from roundelay.agents.middleware import Answer
+from roundelay.agents.models.model import ModelReply, ModelRequest
+from roundelay.agents.models.scripted import call
+from roundelay.agents.steps import Finish, PlannedCall
+from roundelay.agents.tools import ToolResult, tool
+from roundelay.app import Network
+from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+
+LIMIT_S = 0.05
+LONG_S = 0.12
+
+HOOKS = ["around_reaction", "around_turn", "around_model", "around_tool", "review", "finish_answer"]
+
+
+class Hanging(Middleware):
+    """Hangs in one hook, once."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    async def _be_at(self, place: str) -> None:
+        if place == self.place:
+            self.place = ""
+            await asyncio.Event().wait()
+
+    async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
+        await self._be_at("around_reaction")
+        return await proceed()
+
+    async def around_turn(self, around: Around, proceed: Callable[[], Awaitable[None]]) -> None:
+        await self._be_at("around_turn")
+        await proceed()
+
+    async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
+        await self._be_at("around_model")
+        reply: ModelReply = await proceed(request)
+        return reply
+
+    async def around_tool(self, around: Around, call: PlannedCall, proceed: Any) -> ToolResult:
+        await self._be_at("around_tool")
+        result: ToolResult = await proceed(call)
+        return result
+
+    async def review(self, around: Around, answer: str) -> str:
+        await self._be_at("review")
+        return answer
+
+    async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
+        await self._be_at("finish_answer")
+        return answer
+
+
+@tool(idempotent=True)
+async def look() -> str:
+    """Look, for longer than a hook may take."""
+    await asyncio.sleep(LONG_S)
+    return "a cat"
+
+
+async def script(request: ModelRequest) -> Any:
+    return call("look") if request.turn == 1 else str(request.messages[-2].content)
+
+
+@pytest.mark.parametrize("place", HOOKS)
+async def test_a_hook_that_hangs_ends_what_it_is_around_and_the_agent_lives_on(place: str) -> None:
+    heard = Heard()
+    runner = make_runner(
+        "bob",
+        script,
+        tools=[look],
+        middleware=[Hanging(place)],
+        policy=AgentPolicy(hook_timeout_s=LIMIT_S),
+        on_event=heard,
+    )
+    async with asyncio.timeout(20), Network.open() as network, running(network, runner):
+        mia = await Person.join(network, "mia")
+        told = (await mia.ask("bob", "one")).text
+        [ended] = await heard.finished()
+        await until_recorded(mia, ended.reaction, "finished")
+        [finished] = [it["body"] for it in await mia.records(ended.reaction) if it["kind"] == "finished"]
+        assert (await mia.ask("bob", "two")).text == "a cat"
+    why = f"Hanging.{place} took longer than 0.05 s by itself (hook_timeout_s)."
+    if place == "around_tool":
+        assert told == f"Something around look failed (HookOverdue: {why}). Whether it took effect is unknown."
+        assert finished["status"] == "finished"
+    else:
+        assert told.startswith("I could not answer: ")
+        assert (finished["status"], finished["reason"]) == ("failed", f"HookOverdue: {why}")
+
+
+async def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
+    """A slow tool, a slow model that it asks itself, and a slow hub."""
+
+    class Slow(Hanging):
+        async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
+            other = asyncio.ensure_future(around.complete(around.model, request))  # both at once
+            reply: ModelReply = await proceed(request)
+            await other
+            return reply
+
+        async def review(self, around: Around, answer: str) -> str:
+            await asyncio.sleep(LONG_S) if not runs else None
+            await around.context.client.call("network.ping_slowly")
+            return answer
+
+    class SlowHub:
+        def __init__(self, client: Any) -> None:
+            self._client = client
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._client, name)
+
+        async def call(self, op: str, *given: Any, **options: Any) -> Any:
+            if op == "network.ping_slowly":
+                await asyncio.sleep(LONG_S)
+                return {}
+            return await self._client.call(op, *given, **options)
+
+    runs = [1]
+
+    async def slow_script(request: ModelRequest) -> Any:
+        await asyncio.sleep(LONG_S)
+        return await script(request)
+
+    runner = make_runner(
+        "bob", slow_script, tools=[look], middleware=[Slow("")], policy=AgentPolicy(hook_timeout_s=LIMIT_S)
+    )
+    async with asyncio.timeout(20), Network.open() as network:
+        mia = await Person.join(network, "mia")
+        client = SlowHub(await network.join("bob", role="reactor"))
+        task = asyncio.create_task(runner.run(client))  # type: ignore[arg-type]
+        await runner.ready()
+        assert (await mia.ask("bob", "one")).text == "a cat"
+        runs.clear()
+        assert "an error on my side" in (await mia.ask("bob", "two")).text, "its own time counts"
+        await runner.stop()
+        await task
+
+
+async def test_the_time_of_a_hook_goes_on_where_it_stood_still() -> None:
+    async def proceed() -> None:
+        await asyncio.sleep(LONG_S)
+
+    async def twice(own_s: float, go_on: Callable[[], Awaitable[None]]) -> str:
+        await asyncio.sleep(own_s)
+        await asyncio.gather(go_on(), uncounted(asyncio.sleep(LONG_S / 2)))
+        await asyncio.sleep(own_s)
+        return "done"
+
+    assert await run_hook(LIMIT_S, twice, LIMIT_S * 0.2, proceed=proceed) == "done"
+    with pytest.raises(HookOverdue, match=r"twice took longer than 0.05 s by itself \(hook_timeout_s\)"):
+        await run_hook(LIMIT_S, twice, LIMIT_S * 0.7, proceed=proceed)
+    assert await run_hook(math.inf, twice, LIMIT_S * 0.7, proceed=proceed) == "done"
+
+
+async def test_a_hooks_own_timeout_and_a_cancellation_stay_what_they_are() -> None:
+    async def impatient() -> None:
+        raise TimeoutError("mine")
+
+    async def hang() -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    entered = asyncio.Event()
+    with pytest.raises(TimeoutError, match=r"^mine$") as caught:
+        await run_hook(LIMIT_S, impatient)
+    assert not isinstance(caught.value, HookOverdue)
+    task = asyncio.create_task(run_hook(20, hang))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_what_a_hook_leaves_running_has_no_time_of_its_own() -> None:
+    left: list[asyncio.Task[None]] = []
+
+    async def leave(go_on: Callable[[], Awaitable[None]]) -> None:
+        async def later() -> None:
+            await go_on()
+            await uncounted(asyncio.sleep(0))
+
+        left.append(asyncio.create_task(later()))
+        await asyncio.sleep(0)
+
+    await run_hook(LIMIT_S, leave, proceed=lambda: asyncio.sleep(LIMIT_S * 1.5))
+    await asyncio.gather(*left)

@@ -1,0 +1,94 @@
+"""A team of agents that ask each other, the last one's model in the test's hands, and a person who watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from roundelay.agents.compose import remote_agent_tool, remote_handoff
+from roundelay.agents.events import Event
+from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta
+from roundelay.agents.models.scripted import call
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.tools import Tool, ToolContext, tool
+from roundelay.app import Network
+from roundelay.live import LiveView
+from roundelay.network.client import Signal
+from roundelay.terminal import PLAIN
+from tests.support.agents import Person, make_runner, running
+
+
+class Stepped:
+    """A model that streams what the test says, when it says so."""
+
+    name = "stepped"
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[OnDelta] = asyncio.Queue()
+        self.reply: asyncio.Queue[ModelReply] = asyncio.Queue()
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        assert on_delta is not None
+        self.asked.put_nowait(on_delta)
+        return await self.reply.get()
+
+
+@tool(idempotent=True)
+def dig(context: ToolContext) -> str:
+    """Dig."""
+    context.report("digging")
+    return "gold"
+
+
+def asks(name: str, **arguments: str) -> Any:
+    """A script that makes one call, and gives its result as the answer."""
+    return lambda request: (
+        request.messages[-2].content
+        if type(request.messages[-2]).__name__ == "ToolMessage"
+        else call(name, **arguments)
+    )
+
+
+@dataclass
+class Team:
+    """Guide asks supervisor, who asks researcher, whose model the test drives. Mia watches what comes from guide."""
+
+    network: Network
+    model: Stepped
+    mia: Person
+    view: LiveView = field(default_factory=LiveView)
+    events: list[Event] = field(default_factory=list)
+
+    async def signal(self, kind: str, *, by: str = "guide", **wanted: object) -> dict[str, Any]:
+        """The next signal of a kind that says this."""
+        async for event in self.mia.client.events():
+            if isinstance(event, Signal):
+                self.view.take(event)
+                if (event.kind, event.sender_id) == (kind, by) and wanted.items() <= event.body.items():
+                    return event.body
+        raise AssertionError
+
+    async def pieces(self, count: int) -> list[dict[str, Any]]:
+        pieces: list[dict[str, Any]] = []
+        while len(pieces) < count:
+            pieces += (await self.signal("delta"))["pieces"]
+        return pieces
+
+    def lines(self) -> list[str]:
+        return self.view.lines("direct:guide~mia", width=100, rows=8, paint=PLAIN)
+
+
+@asynccontextmanager
+async def team(*first: Tool, tools: tuple[Tool, ...] = (dig,), **options: Any) -> AsyncIterator[Team]:
+    model, events = Stepped(), []
+    asked = first or (remote_handoff("supervisor"),)
+    guide = make_runner("guide", asks(asked[0].name, **({"note": ""} if not first else {"task": "gold"})), tools=asked, on_event=events.append, **options)  # fmt: skip
+    supervisor = make_runner("supervisor", asks("researcher", task="gold"), tools=[remote_agent_tool("researcher")])
+    researcher = SimpleAgentRunner("researcher", instruction="Dig.", model=model, tools=tools)
+    async with asyncio.timeout(20), Network.open() as network, running(network, researcher, supervisor, guide):
+        mia = await Person.join(network, "mia")
+        await mia.client.call("network.watch", {"signals": True})
+        yield Team(network, model, mia, events=events)

@@ -1,0 +1,175 @@
+"""What chat makes of signals that hostile, loud or careless agents send: lines of a terminal, and who is said to be at work."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from roundelay.activity import Activity
+from roundelay.clean_text import display_width
+from roundelay.live import LiveView
+from roundelay.network.client import Signal
+from roundelay.terminal import PLAIN
+
+WIDE = "界" * 400
+ZALGO = "a\u0301\u0302" * 400
+ESCAPES = "\x1b[2J\x1b]0;pwned\x07\r\n\u202e\u200b" * 40
+EMOJI = "👩\u200d👩\u200d👧 " * 200
+
+
+def delta(text: str, at: int = 0, *, by: str = "bob", reaction: str = "r", **more: Any) -> Signal:
+    piece = {"index": 1, "turn": 1, "kind": "text", "at": at, "text": text, **more}
+    return Signal(by, "t", "delta", {"reaction": reaction, "pieces": [piece]})
+
+
+def call(*, by: str = "bob", reaction: str = "r", active: Any = True, **more: Any) -> Signal:
+    body = {"reaction": reaction, "tool": "dig", "turn": 1, "call": 0, "active": active, **more}
+    return Signal(by, "t", "tool", body)
+
+
+def thinks(active: bool, *, by: str = "bob", reaction: str = "r") -> Signal:
+    return Signal(by, "t", "thinking", {"reaction": reaction, "active": active})
+
+
+def shown(view: LiveView, width: int = 100, rows: int = 8) -> list[str]:
+    return view.lines("t", width=width, rows=rows, paint=PLAIN)
+
+
+def test_an_agent_that_begins_everything_hides_nobody_else() -> None:
+    view = LiveView()
+    for number in range(100):
+        view.take(delta("noise", by="eve", reaction=f"e{number}"))
+    view.take(delta("The sea "))
+    for number in range(100, 200):
+        view.take(delta("noise", by="eve", reaction=f"e{number}"))
+    view.take(delta("is salt.", at=8))
+    assert "bob … The sea is salt." in shown(view, rows=1000)
+
+
+def test_nobody_ends_what_another_one_writes() -> None:
+    view, activity = LiveView(), Activity()
+    for signal in (thinks(True), call(), delta("The sea "), thinks(False, by="eve"), call(by="eve", active=False)):
+        view.take(signal)
+        activity.take(signal)
+    view.take(delta("is salt.", at=8))
+    assert shown(view) == ["bob … The sea is salt."]
+    assert activity.describe() == "bob uses dig"
+
+
+def test_the_end_of_one_reaction_leaves_the_calls_of_another() -> None:
+    activity = Activity()
+    for signal in (
+        thinks(True, reaction="a"),
+        thinks(True, reaction="b"),
+        call(reaction="a"),
+        thinks(False, reaction="b"),
+    ):
+        activity.take(signal)
+    assert activity.describe() == "bob uses dig"
+    activity.take(thinks(False, reaction="a"))
+    assert activity.describe() == ""
+
+
+@pytest.mark.parametrize("width", [19, 30, 60, 99])
+@pytest.mark.parametrize(
+    "text", [WIDE, ZALGO, ESCAPES, EMOJI, "word " * 300], ids=["wide", "zalgo", "escapes", "emoji", "words"]
+)
+def test_no_line_is_wider_than_the_terminal_whatever_stands_in_it(width: int, text: str) -> None:
+    """One that is would be broken by the terminal, and could not be drawn over."""
+    names = [text[:64], "researcher-2"]
+    for kind in ("text", "reasoning", "tool", "progress"):
+        for by in ("bob", "a" * 64):
+            view = LiveView()
+            view.take(call(by=by, asked=names, tool=text))
+            for path in ("", "1.0", "1.0.1"):
+                view.take(delta(text, by=by, kind=kind, path=path, call=2, tool=text))
+            lines = shown(view, width)
+            assert len(lines) >= 3
+            assert max(map(display_width, lines)) <= width
+            assert not any(char in line for line in lines for char in "\x1b\r\n\u202e")
+
+
+def test_a_narrow_terminal_shows_who_is_innermost_and_the_end_of_what_it_writes() -> None:
+    view = LiveView()
+    view.take(call(by="guide", asked=["supervisor-of-everything"]))
+    view.take(call(by="guide", asked=["researcher-2"], path="1.0"))
+    view.take(delta("one two three four five six", by="guide", path="1.0/1.0"))
+    [line] = shown(view, width=40)
+    assert line.startswith("…")
+    assert line.endswith("researcher-2 · writes: …four five six")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"turn": 10**400}, {"call": 10**400}, {"turn": -1}, {"turn": "1"}, {"path": "../1"}, {"path": ["1.0"]},
+        {"path": "/".join(["1.0"] * 999)},
+    ],
+)  # fmt: skip
+def test_what_is_at_no_place_is_passed_over(place: dict[str, Any]) -> None:
+    view, activity = LiveView(), Activity()
+    for signal in (thinks(True), call(**place), delta("x", **place), call(**place, active=False)):
+        assert view.take(signal) == []
+        activity.take(signal)
+    assert shown(view) == []
+    assert activity.describe() == "bob thinking"
+
+
+def test_what_is_kept_of_signals_is_bounded() -> None:
+    view, activity = LiveView(), Activity()
+    tracemalloc.start()
+    for number in range(2000):
+        reaction = f"{number}" * 20_000
+        for signal in (
+            thinks(True, reaction=reaction), call(reaction=reaction), delta("x", reaction=reaction), thinks(False, reaction=reaction),
+            call(turn=number, tool="t" * 50_000, asked=["a" * 50_000] * 3), call(path="1" * 50_000),
+            delta("y" * 50_000, turn=number, kind="progress"), delta("z" * 50_000, turn=number, tool="t" * 50_000),
+        ):  # fmt: skip
+            view.take(signal)
+            activity.take(signal)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 2_000_000
+
+
+def test_a_reader_without_a_screen_is_told_who_uses_what_and_waits_for_whom() -> None:
+    view = LiveView()
+    told = [
+        view.take(it)
+        for it in (
+            call(tool="hand_over"), call(tool="hand_over", asked=["ann"]), call(tool="researcher", path="1.0"),
+            call(tool="researcher", path="1.0", asked=["researcher"]), call(tool="search\x1b[2J", path="1.0/1.0"),
+            delta("reading", kind="progress", path="1.0/1.0", call=0), call(path="1.0/1.0", active=False),
+        )
+    ]  # fmt: skip
+    assert told == [
+        ["bob uses hand_over"],
+        ["bob waits for ann"],
+        ["bob › ann uses researcher"],
+        [],
+        ["bob › ann › researcher uses search\\x1b[2J"],
+        ["bob › ann › researcher: reading"],
+        [],
+    ]
+
+
+def test_one_signal_cannot_fill_the_screen_of_a_reader() -> None:
+    piece = {"index": 1, "turn": 1, "kind": "progress", "at": 0, "text": "x" * 900}
+    told = LiveView().take(Signal("bob", "t", "delta", {"reaction": "r", "pieces": [piece] * 3000}))
+    assert len(told) == 64
+    assert max(map(len, told)) < 600
+
+
+def test_an_agent_that_numbers_no_calls_has_one_at_a_time() -> None:
+    """Programs in other languages may say no more than that."""
+    view, activity = LiveView(), Activity()
+    body = {"reaction": "r", "tool": "dig", "active": True}
+    for signal in (thinks(True), Signal("bob", "t", "tool", body)):
+        told = view.take(signal)
+        activity.take(signal)
+    assert told == ["bob uses dig"]
+    assert activity.describe() == "bob uses dig"
+    activity.take(Signal("bob", "t", "tool", body | {"active": False}))
+    assert activity.describe() == "bob thinking"
