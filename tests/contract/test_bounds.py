@@ -541,7 +541,7 @@ async def test_a_message_is_put_off_by_a_day_at_most() -> None:
     async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
         stored = await ann.send_text("bob", "not now")
         await (await anext(bob.deliveries())).nack("never", retry_after_ms=2**50)
-        await bob.call("network.info")
+        await bob.send_text("ann", "later")  # written after the nack
         attempt = hub.state.get("attempt", f"bob/{stored.seq}")
         assert attempt.due_at <= system_clock() + DAY_MS
 
@@ -580,7 +580,7 @@ async def test_a_dead_letter_is_found_among_many(ledger: Any) -> None:
         deliveries = zoe.deliveries()
         for _ in range(5):
             await (await anext(deliveries)).nack("no", retry_after_ms=1)
-        await zoe.call("network.info")
+        await zoe.send_text("ann", "given up")  # what is written after the last nack is written when this is
         [status] = (await ann.call("network.message_status", {"seq": stored.seq}))["recipients"]
         assert (status["state"], status["attempts"]) == ("dead", 5)
 
