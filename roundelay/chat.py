@@ -20,31 +20,15 @@ from roundelay.identity import READER_ID
 from roundelay.live import LiveView
 from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal, Stored
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError, UnknownRecipient
-from roundelay.network.frames import is_id
 from roundelay.network.messages import message_from_wire
-from roundelay.network.visibility import direct_thread
 from roundelay.participants import list_participants
 from roundelay.patience import Patience
+from roundelay.places import BROADCAST, Place, find_place
 from roundelay.terminal import Screen, describe_place, format_line, format_participants, tell_person
 
 HISTORY_MESSAGES = 20
 SENT_REMEMBERED = 500
 TYPING_SENT_EVERY_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where plain lines go. In a reply thread they answer its newest message, which must be known."""
-
-    to: str
-    thread_id: str
-    reply_to: int | None = None
-
-    def describe(self) -> str:
-        return describe_place(self.to, self.thread_id)
-
-
-BROADCAST = Place("broadcast", "broadcast")
 
 
 class Chat:
@@ -204,31 +188,9 @@ class Chat:
 
     async def go(self, to: str) -> None:
         """Make an address or a thread the current place; a channel is joined. Raises `RoundelayError`."""
-        kind, _, name = to.partition(":")
-        me = self.client.agent_id
-        if to == "broadcast":
-            place = BROADCAST
-        elif kind == "channel" and name:
-            await self._join(name)
-            place = Place(to, to)
-        elif kind == "direct" and me in name.split("~"):
-            one, _, other = name.partition("~")
-            target = other if one == me else one
-            place = Place(f"agent:{target}", to)
-        elif kind == "mod" and name:
-            mod = name.partition("~")[0]
-            place = Place(f"mod:{mod}", f"mod:{mod}~{me}")
-        elif kind == "thread":
-            newest = (await self.client.history(to, limit=1)).messages[-1]
-            place = Place(newest.to, to, newest.seq)
-        else:
-            target = name if kind == "agent" else to
-            if not is_id(target):
-                raise InvalidArguments(
-                    f"{clean(to)!r} is no place; write an id, channel:NAME, broadcast, mod:ID or thread:SEQ."
-                )
-            place = Place(f"agent:{target}", direct_thread(me, target))
-        self.place = place
+        if to.startswith("channel:") and to != "channel:":
+            await self._join(to.removeprefix("channel:"))
+        self.place = await find_place(self.client, to)
 
     async def _join(self, name: str) -> None:
         try:
