@@ -41,7 +41,8 @@ class Heard:
 class Peer:
     """One participant. Send with `send`, wait with `settled`; `come_back` and `lose` are for the test to call.
 
-    ``answers`` holds every answer to each ``message_id``, ``heard`` every delivery in order of arrival, over all its sessions.
+    ``answers`` holds every answer to each ``message_id``, ``heard`` every delivery in order of arrival,
+    over all its sessions, and ``heard_seqs`` which they were: what `until` waits for is asked with each frame, so it must be cheap.
     ``on_heard`` may answer a delivery; else each one is acknowledged by itself, or, with ``ack_every`` > 1, so many at once, or, with 0,
     none. ``keeps_cursor``: it resumes after what it has heard, not from the hub's floor.
     """
@@ -52,6 +53,7 @@ class Peer:
         self.agent_id = agent_id
         self.answers: dict[str, list[dict[str, Any]]] = {}
         self.heard: list[Heard] = []
+        self.heard_seqs: set[int] = set()
         self.notices: list[dict[str, Any]] = []
         self.welcomes: list[dict[str, Any]] = []
         self.on_heard: Callable[[Heard], dict[str, Any] | None] | None = None
@@ -191,6 +193,7 @@ class Peer:
             case "deliver" if not self._has_left:
                 heard = Heard.read(frame)
                 self.heard.append(heard)
+                self.heard_seqs.add(heard.seq)
                 reply = self.on_heard(heard) if self.on_heard is not None else None
                 if reply is not None:
                     await self._push(json.dumps(reply))

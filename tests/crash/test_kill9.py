@@ -49,7 +49,7 @@ async def _prove(db: Path, note: Note, *, kills: int) -> None:
         elapsed_s = time.monotonic() - began_at
         await asyncio.gather(*(peer.settled() for peer in senders))
         sent = sum(len(peer.answers) for peer in senders)
-        await ear.until(lambda: len({heard.seq for heard in ear.heard}) == sent)
+        await ear.until(lambda: len(ear.heard_seqs) == sent)
 
     ledger = SQLiteLedger(db, new_epoch=lambda: "renewed")
     meta, _ = await ledger.open()
