@@ -10,7 +10,7 @@ from typing import Any
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 RUN, TURNS = BENCH / "run.py", BENCH / "turns.py"
-TIMEOUT_S = 90
+TIMEOUT_S = 170
 
 
 def _bench(folder: Path, *arguments: str, script: Path = RUN) -> subprocess.CompletedProcess[str]:

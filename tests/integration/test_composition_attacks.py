@@ -27,7 +27,7 @@ from roundelay.app import Network
 from roundelay.network.config import Limits
 from tests.support.agents import Heard, Person, make_runner, running
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 """For one line, or one short command; a machine under load starts Python slowly."""
 
 

@@ -24,8 +24,8 @@ from tests.support.wire import WireSession, make_token
 Durability = Literal["full", "normal", "memory"]
 Visibility = Literal["people", "strict", "all", "current"]
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 DEFAULT_MODS = ("channels", "discovery")
 _URL = re.compile(r"ws://[^\s'\"]+")
 

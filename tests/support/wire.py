@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 20.0
 SUBPROTOCOL = "roundelay.v1"
 
 _ANSWERS = frozenset({"stored", "error", "result"})
