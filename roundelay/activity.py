@@ -27,6 +27,8 @@ class Activity:
         self.on_change: Callable[[], None] = lambda: None
         self._thinking: dict[tuple[str, str], str] = {}  # agent and reaction -> its thread
         self._tools: dict[str, dict[tuple[str, str], str]] = {}  # agent -> what its calls do, by reaction and path
+        self.undecided: dict[tuple[str, str], int] = {}
+        """The reactions that wait for a person's decision, by agent: the seq of the request."""
         self._typing: dict[str, float] = {}  # person -> when the line says so no more
         self._news = asyncio.Event()
         self._is_connected = True
@@ -34,6 +36,15 @@ class Activity:
     def happened(self) -> None:
         """Something was said or done; whoever waits for quiet waits on."""
         self._news.set()
+
+    def asked(self, agent_id: str, reaction: str, seq: int) -> None:
+        """An agent waits for a person's approval: until then it does nothing that somebody else could wait for."""
+        if len(self.undecided) < MAX_REACTIONS:
+            self.undecided[agent_id, reaction] = seq
+
+    def decided(self, seq: int) -> None:
+        """A person has decided the request with this seq."""
+        self.undecided = {key: request for key, request in self.undecided.items() if request != seq}
 
     def take(self, event: object) -> None:
         match event:
@@ -49,6 +60,7 @@ class Activity:
                     self._thinking[key] = event.thread_id
                 else:
                     self._thinking.pop(key, None)
+                    self.undecided.pop(key, None)
                     self._end_calls(key)
             case Signal(kind="typing"):
                 self._typing[event.sender_id] = time.monotonic() + TYPING_SHOWN_S
@@ -82,14 +94,14 @@ class Activity:
         return "; ".join(parts)
 
     async def wait_until_quiet(self, quiet_s: float) -> None:
-        """Wait until the hub is there, nobody thinks and nothing has happened for ``quiet_s``."""
+        """Wait until the hub is there, nobody thinks, but for who waits for a decision, and nothing has happened for ``quiet_s``."""
         while True:
             self._news.clear()
             try:
                 async with asyncio.timeout(quiet_s):
                     await self._news.wait()
             except TimeoutError:
-                if not self._thinking and self._is_connected:
+                if self._thinking.keys() <= self.undecided.keys() and self._is_connected:
                     return
 
     def _take_call(self, key: tuple[str, str], body: Mapping[str, object], *, is_active: bool) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from roundelay.activity import Activity
+from roundelay.approvals import find_settled, read_request
 from roundelay.clean_text import clean
 from roundelay.identity import READER_ID
 from roundelay.live import LiveView
@@ -117,6 +118,8 @@ class Chat:
 
     def _notice_message(self, message: AnyMessage) -> None:
         self.activity.happened()
+        if (reaction := read_request(message)) is not None:
+            self.activity.asked(message.sender_id, reaction, message.seq)
         if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
             self.place = Place(self.place.to, self.place.thread_id, message.seq)
 
@@ -296,9 +299,12 @@ class Chat:
         if not number.isdecimal():
             raise InvalidArguments(f"Write /{word} SEQ with the number of the message that asks for it.")
         request = await self._find(int(number))
-        if "approval" not in (request.metadata or {}):
+        if read_request(request) is None:
             raise InvalidArguments(f"#{number} asks for no approval, so nothing was sent; /reply {number} answers it.")
+        if why := await find_settled(self.client, request):
+            raise InvalidArguments(f"#{number} {why}, so nothing was sent.")
         await self._answer(request, f"/{word} {text.strip()}".strip())
+        self.activity.decided(request.seq)
 
     async def _find(self, seq: int) -> AnyMessage:
         return message_from_wire((await self.client.call("network.why", {"seq": seq}))["chain"][0])

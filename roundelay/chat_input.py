@@ -80,8 +80,11 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
     try:
         async with asyncio.timeout(MOST_QUIET_WAIT_S):
             await chat.activity.wait_until_quiet(QUIET_S)
-            while await _count_open_reactions(chat.client) > open_before:
+            while await _count_open_reactions(chat.client) > open_before + len(chat.activity.undecided):
                 await chat.activity.wait_until_quiet(QUIET_S)
+        for (agent_id, _), seq in chat.activity.undecided.items():
+            decide = f"/approve {seq} or /deny {seq} in: roundelay chat --as {chat.client.agent_id}"
+            chat.screen.note(f"{clean(agent_id)} waits for the decision of #{seq}: {decide}")
     except TimeoutError:
         chat.screen.note(f"Left after {MOST_QUIET_WAIT_S:g} s; to stay longer, give --wait SECONDS.")
 

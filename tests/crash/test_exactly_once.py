@@ -16,6 +16,8 @@ import pytest
 from tests.support.counts import Note
 from tests.support.node import Node, running_node
 
+ORDERS = 10
+"""Before each kill: enough for the shop to be at work still when a slow machine gets to killing it."""
 SHOP = Path(__file__).parents[2] / "examples" / "exactly_once" / "shop.py"
 
 
@@ -50,10 +52,16 @@ async def kill_while_booking(folder: Path, kills: int) -> tuple[list[int], list[
         await customer.expect("presence", agent_id="shop", state="online")
         sent: list[int] = []
         for _ in range(kills):
-            sent += [(await customer.send("agent:shop", f"order {len(sent) + n}"))["seq"] for n in range(4)]
+            sent += [(await customer.send("agent:shop", f"order {len(sent) + n}"))["seq"] for n in range(ORDERS)]
             for _ in range(chance.randint(1, 4)):  # somewhere between the handler's write and what follows its commit
                 runs.append(await read_booking(shop))
             shop.send_signal(signal.SIGKILL)
+            assert shop.stdout is not None
+            runs += [
+                int(line.split()[1])
+                for line in (await shop.stdout.read()).splitlines(keepends=True)
+                if line.endswith(b"\n")
+            ]
             await shop.wait()
             shop = await start_shop(node, folder)
         while not runs or runs[-1] != sent[-1]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,55 @@ async def test_an_agent_that_went_offline_is_not_waited_for(node: Node, bob: Wir
         await bob.drop()
         await chat.line("bob is offline")
         await chat.end()
+
+
+async def _ask_for_approval(bob: WireSession, message: dict[str, Any], reaction: str = "r1") -> int:
+    """Begin a reaction to a message, and ask in it whether a call may be made; gives the seq of the request."""
+    await start_reaction(bob, message, reaction)
+    stored = await bob.send(
+        "agent:mia",
+        "May I call pay?",
+        reply_to=message["seq"],
+        metadata={"approval": {"reaction": reaction, "tool": "pay"}},
+    )
+    return int(stored["seq"])
+
+
+async def test_a_pipe_ends_where_only_its_person_could_go_on(node: Node) -> None:
+    bob = await node.agent("bob", role="reactor")
+    async with chatting("--to", "bob") as chat:
+        await chat.type("pay ann")
+        chat.close_input()
+        message = await bob.message("pay ann")
+        await bob.send_frame(
+            {**THINKING, "thread_id": message["thread_id"], "body": {"reaction": "r1", "active": True}}
+        )
+        seq = await _ask_for_approval(bob, message)
+        await chat.line(
+            rf"bob waits for the decision of #{seq}: /approve {seq} or /deny {seq} in: roundelay chat --as mia"
+        )
+        await chat.end()
+
+
+async def test_a_request_takes_one_decision_and_none_when_nobody_waits(node: Node) -> None:
+    bob = await node.agent("bob", role="reactor")
+    async with chatting("--to", "bob") as chat:
+        await chat.type("pay ann", "pay zoe")
+        pay_ann, pay_zoe = await bob.message("pay ann"), await bob.message("pay zoe")
+        first = await _ask_for_approval(bob, pay_ann)
+        await chat.line(rf"#{first} ")
+        await chat.type(f"/approve {first}")
+        decision = await bob.message("/approve")
+        await chat.type(f"/deny {first} no")
+        await chat.error(rf"#{first} was decided by mia in #{decision['seq']}: /approve, so nothing was sent")
+        second = await _ask_for_approval(bob, pay_zoe, "r2")
+        await bob.record("r2", "finished", {"status": "cancelled"})
+        await chat.type(f"/approve {second}")
+        await chat.error(rf"#{second} waits no more: what bob was at is cancelled, so nothing was sent")
+        await bob.record("r1", "finished", {})
+        chat.close_input()
+        await chat.end(code=1)
+    assert [it for it in shown(chat) if it.startswith("mia") and "/" in it] == ["mia → bob: /approve"]
 
 
 async def test_wait_says_how_long_to_stay(node: Node, bob: WireSession) -> None:

@@ -63,7 +63,7 @@ def test_quiet_is_when_everything_ready_is_done_and_no_time_has_passed(is_virtua
                 done.append(f"step {step}")
 
         async def wait() -> None:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
             done.append("later")
 
         tasks = [asyncio.create_task(chain()), asyncio.create_task(wait())]
