@@ -148,8 +148,7 @@ def _find_place(
                 raise UnknownRecipient(f"This hub has no mod {name!r}; network.info lists its mods.")
             place = _Place("mod", mod_thread(name, sender))
         case _:
-            excluded = tuple(frame.exclude_agent_ids) if frame.exclude_agent_ids is not UNSET else ()
-            place = _Place("broadcast", "broadcast", excluded)
+            place = _Place("broadcast", "broadcast", _left_out(state, frame))
     if parent is None:
         return place
     if not _is_same_place(sender, frame.to, place, parent):
@@ -161,6 +160,13 @@ def _find_place(
     start = anchor(parent.thread_id)
     excluded = tuple(dict.fromkeys((*parent.excluded, *place.excluded)))
     return _Place(place.kind, f"thread:{parent.seq if start is None else start}", excluded)
+
+
+def _left_out(state: State, frame: SendFrame) -> tuple[str, ...]:
+    """Whom a broadcast leaves out. Others than participants would not hear it anyway, and their names would be kept by every reply too."""
+    if frame.exclude_agent_ids is UNSET:
+        return ()
+    return tuple(name for name in dict.fromkeys(frame.exclude_agent_ids) if state.participant(name) is not None)
 
 
 def _is_same_place(sender: str, to: str, place: _Place, parent: MessageHead) -> bool:

@@ -324,7 +324,7 @@ class HubConnection(ServerConnection):
             self._hub.disconnect(self._session)
 
     def _check_hello(self) -> None:
-        if self._session is not None and self._session.state in (SessionState.OPENING, SessionState.JOINING):
+        if self._session is not None and self._session.state is SessionState.OPENING:
             self._session.state = SessionState.CLOSED
             self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
 

@@ -43,8 +43,8 @@ class Outbox:
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
         self._queue: deque[tuple[int, bytes, bool]] = deque()
-        self._late: set[int] = set()
-        """Redeliveries: in the window or the queue, and not in the order of the rest."""
+        self._late: dict[int, int] = {}
+        """Redeliveries: in the window or the queue, and not in the order of the rest; with the highest seq handed over before each."""
 
     @property
     def unacked(self) -> int:
@@ -67,7 +67,7 @@ class Outbox:
             return True
         # redeliveries below that are not in the pages to come: they stay
         self._queue = deque(item for item in self._queue if item[0] <= self._done)
-        self._late = {late for late in self._late if late <= self._done}
+        self._late = {late: before for late, before in self._late.items() if late <= self._done}
         self.queued_bytes = sum(len(item[1]) for item in self._queue)
         self.position = self._done
         self.is_behind = True
@@ -92,7 +92,7 @@ class Outbox:
 
     def push_again(self, seq: int, frame: bytes) -> None:
         """Queue a redelivery, before everything else; but one that this session has not had comes in its order."""
-        self._late.add(seq)
+        self._late[seq] = self.delivered
         is_new = seq > self.delivered  # an ack of it must not cover what is queued below it
         at = sum(queued < seq for queued, _, _ in self._queue) if is_new else 0
         self._queue.insert(at, (seq, frame, True))
@@ -102,7 +102,7 @@ class Outbox:
         """Hand over what the window and ``max_bytes`` allow (one frame at least)."""
         frames: list[bytes] = []
         size = newest = 0
-        queue, unacked = self._queue, self._unacked
+        queue, unacked, late = self._queue, self._unacked, self._late
         while queue and size < max_bytes:
             seq, frame, needs_ack = queue[0]
             if needs_ack:
@@ -112,6 +112,8 @@ class Outbox:
             queue.popleft()
             size += len(frame)
             frames.append(frame)
+            if late and seq in late:
+                late[seq] = max(self.delivered, newest)
             if seq > newest:
                 newest = seq
         self.delivered = max(self.delivered, newest)
@@ -148,15 +150,23 @@ class Outbox:
             self._queue = deque(item for item in self._queue if item[0] != seq)
             self.queued_bytes = sum(len(item[1]) for item in self._queue)
         self._unacked.pop(seq, None)
-        self._late.discard(seq)
+        self._late.pop(seq, None)
+
+    def covers(self, acked: int, seq: int) -> bool:
+        """Whether an acknowledgement of everything up to ``acked`` means this message too.
+
+        A redelivery that was handed over after what is named may have been on its way when that was said: it is not meant.
+        """
+        return seq in self._unacked and seq <= acked and (seq == acked or acked > self._late.get(seq, -1))
 
     def settle_up_to(self, seq: int) -> None:
-        """Everything up to ``seq`` that was handed over is handled."""
+        """Everything up to ``seq`` that was handed over, and that it `covers`, is handled."""
         unacked = self._unacked
-        for late in [other for other in self._late if other <= seq and other in unacked]:
+        for late in [other for other in self._late if self.covers(seq, other)]:
             self.settle(late)
         for handled in list(itertools.takewhile(lambda other: other <= seq, unacked)):
-            del unacked[handled]
+            if handled not in self._late:
+                del unacked[handled]
 
     def first_owed(self) -> int | None:
         """The smallest seq that may yet have to be read from the ledger, or None when it is up to date."""
@@ -222,8 +232,8 @@ class Mailbox:
             self.above = set(sorted(self.above)[MAX_ABOVE // 2 :])
 
     def settle_up_to(self, seq: int, outbox: Outbox) -> None:
-        """Everything up to ``seq`` is handled, but what failed and has not come again to the session of ``outbox``."""
-        exempt = {tried for tried in self.tried if tried <= seq and not outbox.holds(tried)}
+        """Everything up to ``seq`` is handled, but what failed and has not come again to the session of ``outbox``, as far as it knew."""
+        exempt = {tried for tried in self.tried if tried <= seq and not outbox.covers(seq, tried)}
         for tried in [tried for tried in self.tried if tried <= seq and tried not in exempt]:
             self.settle(tried)
         kept = {other for other in self.open if other > seq} | exempt

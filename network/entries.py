@@ -183,7 +183,7 @@ class Retry(Struct, frozen=True):
 
 
 class Disconnect(Struct, frozen=True):
-    """Close a participant's sessions with 4403; only those with this token hash, if given."""
+    """Close a participant's sessions with 4403."""
 
     agent_id: str
     reason: str

@@ -40,11 +40,13 @@ class Explanations(Mod):
         while head is not None:
             is_seen = await view.shows(head)
             if is_seen:
-                data = (await reading.hub.ledger.messages([head.seq]))[head.seq].data
-                size += len(data)
+                row = (await reading.hub.ledger.messages([head.seq])).get(head.seq)
+                if row is None:  # retention has let it go meanwhile
+                    break
+                size += len(row.data)
                 if chain and size > reading.hub.limits.max_result_bytes:
                     return {"chain": chain, "has_more": True}
-                chain.append(Raw(data))
+                chain.append(Raw(row.data))
             if head.cause is None:
                 break
             sent_in = await find_reaction(reading, head)
@@ -107,8 +109,8 @@ async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] |
     """The reaction that a message was sent in, as far as there is one."""
     if head.cause is None:
         return None
-    found = await reading.hub.ledger.lookup_cold("triggered", f"{head.sender_id}/{head.cause}")
-    if not isinstance(found, Triggered):
+    found: Triggered | None = await reading.hub.ledger.lookup_cold("triggered", f"{head.sender_id}/{head.cause}")
+    if found is None:
         return None
     return {"reaction": found.reaction, "agent_id": head.sender_id, "trigger": head.cause, "seq": found.seq}
 

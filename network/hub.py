@@ -383,8 +383,9 @@ class Hub:
         delay_s = FIRST_REOPEN_S
         while not self.is_ready and not self.is_draining:
             try:
-                await self.ledger.close()
-                await self._load()
+                async with self.writing:  # nothing is cut by a plan from before
+                    await self.ledger.close()
+                    await self._load()
             except Exception:  # the last boundary: whatever a failing storage raises, it is tried again
                 log.exception("the ledger cannot be reopened yet")
                 await asyncio.sleep(delay_s)

@@ -282,7 +282,7 @@ class Intake:
             error = InvalidArguments(
                 f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not acked."
             )
-            self.enter(Refused(session.live_origin(), error, {}))
+            self.enter(Refused(origin, error, {}))
             return
         outbox.settle(frame.seq)
         self._board.touch(session)
@@ -310,7 +310,7 @@ class Intake:
     def _signal_readers(self, sender: str, kind: str, name: str) -> tuple[str, list[str]]:
         state = self._board.state
         if kind == "agent" and state.present(name) is not None:
-            return direct_thread(sender, name), [name, sender]
+            return direct_thread(sender, name), list(dict.fromkeys((name, sender)))
         if kind == "broadcast":
             return "broadcast", [participant.agent_id for participant in state.participants()]
         if kind == "channel" and state.member(name, sender).is_in:

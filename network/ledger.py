@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from .frames import WireMessage
 from .tables import Facts, Known, MessageHead, Put, Table
 
 RowType: TypeAlias = Literal[
@@ -44,7 +43,6 @@ class Row(Known, frozen=True, kw_only=True, gc=False):
     label: str = ""
     excluded: tuple[str, ...] = ()
     head: MessageHead | None = None
-    message: WireMessage | None = None
 
 
 class KeyTaken(Exception):
@@ -177,9 +175,7 @@ class Ledger(Protocol):
     async def trim(self, trim: Trim) -> Trimmed:
         """Drop old rows."""
 
-    async def records(
-        self, agent_id: str, kind: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES
-    ) -> Page:
+    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> Page:
         """Records of one agent and kind with seq > ``after``, ascending."""
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:

@@ -188,15 +188,13 @@ class MemoryLedger:
             for key in [key for key in kept if int(key.partition("/")[2]) < first]:
                 del kept[key]
 
-    async def records(
-        self, agent_id: str, kind: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES
-    ) -> Page:
+    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> Page:
         found = (
             seq
             for seq in self._order[bisect_right(self._order, after) :]
             if (row := self._rows[seq]).type == "record" and row.actor == agent_id and row.label == kind
         )
-        return self._page(found, limit, max_bytes, newest=False)
+        return self._page(found, limit, MAX_PAGE_BYTES, newest=False)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         start = bisect_right(self._order, after)

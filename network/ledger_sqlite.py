@@ -326,11 +326,9 @@ class SQLiteLedger:
     async def trim(self, trim: Trim) -> Trimmed:
         return await self._run(self._writer, partial(trim_log, trim))
 
-    async def records(
-        self, agent_id: str, kind: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES
-    ) -> Page:
+    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> Page:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE actor = ? AND type = 'record' AND label = ? AND seq > ? ORDER BY seq LIMIT ?"
-        return await self._read_page(self._browser, sql, (agent_id, kind, after, limit + 1), limit, max_bytes)
+        return await self._read_page(self._browser, sql, (agent_id, kind, after, limit + 1), limit, MAX_PAGE_BYTES)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?"

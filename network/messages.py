@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from .content import write_content
 
-ParticipantKind = Literal["agent", "human", "service"]
-
 
 class BaseMessage(BaseModel):
     """One message of the ledger; fields as in the ``deliver`` frame of docs/protocol.md.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw
 
-from .change import ChangeSet
+from .change import ChangeSet, find_budget
 from .entries import AskToStop
 from .errors import Forbidden, InvalidArguments, UnknownMessage
 from .explain import Explanations
@@ -21,7 +21,7 @@ from .mod import Mod, Reading, operation
 from .open_reactions import OpenReactions
 from .operator_operations import OperatorOperations
 from .spending_operations import Spending
-from .tables import DeadLetter, OpenReaction, RootBudget, Triggered
+from .tables import DeadLetter, OpenReaction, Triggered
 from .visibility import Visibility, may_read, readable_spans, recipients, thread_readers
 from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, take_newest
 
@@ -68,9 +68,7 @@ class NetworkOperations(Mod):
                 raise Forbidden("Only a person in the thread, or an operator, lets a stopped conversation go on.")
         if head is None or head.root != root:
             raise UnknownMessage(f"There is no root message {root}; a loop_stopped notice names it.")
-        budget: RootBudget = (
-            change.state.get("root", str(root)) or change.facts.cold.get(("root", str(root))) or RootBudget(1, root)
-        )
+        budget = find_budget(change.state, change.facts, root)
         limits = change.rules.limits
         change.write_row("budget", data=msgspec.json.encode({"root": root, "event": "resumed"}))
         extended = msgspec.structs.replace(
@@ -315,14 +313,9 @@ async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
     return False
 
 
-async def _triggered(reading: Reading, agent_id: str, trigger: int) -> Triggered | None:
-    found = await reading.hub.ledger.lookup_cold("triggered", f"{agent_id}/{trigger}")
-    return found if isinstance(found, Triggered) else None
-
-
 async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> Triggered | None:
     """The first reaction of an agent whose prompt holds a message: as its trigger, or in its manifest."""
-    triggered = await _triggered(reading, agent_id, seq)
+    triggered: Triggered | None = await reading.hub.ledger.lookup_cold("triggered", f"{agent_id}/{seq}")
     if triggered is not None:
         return triggered
     after, has_more = seq, True

@@ -251,9 +251,11 @@ class Switchboard:
     # --- what is not stored
 
     def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
+        """Tell sessions something; dropped for those that do not take even their answers."""
         frame = encode(NoticeFrame(kind=kind, thread_id=UNSET if thread_id is None else thread_id, body=body))
         for session in sessions:
-            self.write(session, frame)
+            if Pause.ANSWERS not in session.pauses:
+                self.write(session, frame)
 
     def signal(self, readers: Iterable[str], sender_session: str, frame: bytes) -> None:
         """Pass a signal on to the readers that watch signals; dropped for those that are slow."""

@@ -26,6 +26,7 @@ class BareClient:
         self.close_code: int | None = None
         """How the connection ended: the hub's code, 1006 without one, None while it is open."""
         self.on_frame: Callable[[dict[str, Any]], None] = lambda frame: None
+        self.answers_pings = True
         self._sock = sock
         self._received = bytearray()
         self._writing = asyncio.Lock()
@@ -115,7 +116,7 @@ class BareClient:
     async def _take_frame(self, opcode: int, payload: bytes) -> None:
         if opcode == _CLOSE:
             self.close_code = int.from_bytes(payload[:2], "big")
-        elif opcode == _PING:
+        elif opcode == _PING and self.answers_pings:
             await self._write(_PONG, payload)
         elif opcode == _TEXT:
             frame = json.loads(payload)
@@ -135,6 +136,17 @@ class BareClient:
                 await asyncio.get_running_loop().sock_sendall(self._sock, data)
             except OSError:
                 self.close_code = self.close_code or 1006
+
+
+async def read_without_pongs(node: Node, agent_id: str) -> int | None:
+    """Read all that comes and say nothing, until the hub has had enough; gives its close code."""
+    client = await BareClient.open(node, agent_id)
+    client.answers_pings = False
+    try:
+        await client.read()
+    finally:
+        client.close()
+    return client.close_code
 
 
 def resident_bytes(pid: int) -> int:

@@ -132,7 +132,7 @@ async def _read_messages(db: Path) -> dict[tuple[str, str], list[int]]:
 
 @pytest.mark.usefixtures("_soon")
 async def test_everyone_gets_everything_across_40_disconnects(tmp_path: Path, note: Note) -> None:
-    await _prove(tmp_path / "team.db", note, seed=60, disconnects=40, peers=8, timeout_s=30)
+    await _prove(tmp_path / "team.db", note, seed=60, disconnects=40, peers=8, timeout_s=80)
 
 
 @pytest.mark.full

@@ -204,7 +204,7 @@ async def _drip(client: BareClient, bytes_per_s: int) -> None:
         await asyncio.sleep(step / bytes_per_s)
 
 
-async def _prove(db: Path, note: Note, load: Load, *, judges_latency: bool) -> None:
+async def _prove(db: Path, note: Note, load: Load, *, judges_times: bool) -> None:
     limits = {
         "stall_timeout_ms": load.stall_timeout_ms, "session_queue_bytes": load.session_queue_bytes,
         "root_messages_per_s": 1_000_000, "max_root_messages": 1_000_000,
@@ -259,12 +259,13 @@ async def _prove(db: Path, note: Note, load: Load, *, judges_latency: bool) -> N
     timeout_s = load.stall_timeout_ms / 1000
     assert readers.codes.keys() == {4429}
     assert readers.codes[4429] >= load.stalled
-    assert all(timeout_s * 0.9 <= life_s <= timeout_s * CLOSED_WITHIN for life_s in readers.lives_s), readers.lives_s
+    assert all(life_s >= timeout_s * 0.9 for life_s in readers.lives_s), readers.lives_s
     assert slow_is_open, "who reads a little is not closed"
     assert complete == load.stalled + 1
     assert all(seqs == loud.seqs for seqs in heard), "the others got everything"
     assert memory.growth < load.growth_bytes
-    if judges_latency:
+    if judges_times:
+        assert max(readers.lives_s) <= timeout_s * CLOSED_WITHIN
         assert loud_ms < max(2 * quiet_ms, NOISE_MS)
 
 
@@ -286,10 +287,10 @@ async def _catch_up(node: ProcessNode, names: list[str], expected: list[int]) ->
 
 
 async def test_10_readers_that_never_read_harm_nobody(tmp_path: Path, note: Note) -> None:
-    await _prove(tmp_path / "team.db", note, SHORT, judges_latency=False)
+    await _prove(tmp_path / "team.db", note, SHORT, judges_times=False)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 async def test_50_readers_that_never_read_harm_nobody(tmp_path: Path, note: Note) -> None:
-    await _prove(tmp_path / "team.db", note, LONG, judges_latency=True)
+    await _prove(tmp_path / "team.db", note, LONG, judges_times=True)

@@ -31,7 +31,7 @@ from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.local import LocalConnection, LocalTransport
 from roundelay.network.tables import DeadLetter, Member, Put
 from roundelay.network.transport import Closed
-from tests.support.wire import WireSession, get_http
+from tests.support.wire import WireSession, get_http, hello_frame, make_token
 
 TIMEOUT_S = 20.0
 DAY_MS = 24 * 3600 * 1000
@@ -405,6 +405,41 @@ async def test_a_session_that_is_not_read_for_a_while_lives_on(node: Node, is_ea
     writer.close()
 
 
+async def test_notices_to_a_session_that_reads_nothing_do_not_pile_up() -> None:
+    async with running_hub(MemoryLedger(epoch="e1"), session_queue_bytes=64 * 1024) as hub, joined(hub, "ann") as ann:
+        slow = Peer(hub)
+        await slow.join("slow")
+        async with joined(hub, "bob", role="reactor") as bob:
+            trigger = (await ann.broadcast("go")).seq
+            await bob.record("r", "started", {"trigger": trigger}, record_id="started")
+            spent = {"failure": "budget", "reason": "x" * 2000}
+            for number in range(1200):
+                await bob.record("r", "model_failed", spent, record_id=f"r{number}")
+        waiting = [sum(map(len, session.outgoing)) for session in hub.switchboard.sessions.values()]
+        assert max(waiting) < 80 * 1024
+        slow.say(type="call", call_id="c", op="network.info", args={})
+        while (await slow.hear())["type"] != "result":
+            pass
+
+
+@pytest.mark.parametrize("node", [{"hello_timeout_ms": 200}], indirect=True)
+async def test_who_said_hello_in_time_is_not_closed_for_a_slow_writer(node: Node) -> None:
+    may_append, append = asyncio.Event(), node.hub.ledger.append
+
+    async def append_later(rows: Any, puts: Any) -> None:
+        await may_append.wait()
+        await append(rows, puts)
+
+    node.hub.ledger.append = append_later  # type: ignore[method-assign]
+    session = await WireSession.open(node.url)
+    await session.send_frame(hello_frame("ann", token=make_token()))
+    silent = await WireSession.open(node.url)
+    assert await silent.closed() == 4408  # its time, which began later, is over
+    may_append.set()
+    await session.expect("welcome")
+    await session.close()
+
+
 async def next_signal(events: AsyncIterator[Event]) -> Signal:
     event = await anext(events)
     assert isinstance(event, Signal)
@@ -550,26 +585,26 @@ async def test_attempts_count_what_was_handed_over() -> None:
     async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann:
         async with joined(hub, "bob"):
             pass
-        stored = await ann.send_text("bob", "difficult")
+        later, soon = [(await ann.send_text("bob", text)).seq for text in ("later", "soon")]
 
-        async def attempts() -> tuple[str, int]:
-            [status] = (await ann.call("network.message_status", {"seq": stored.seq}))["recipients"]
+        async def attempts(seq: int) -> tuple[str, int]:
+            [status] = (await ann.call("network.message_status", {"seq": seq}))["recipients"]
             return status["state"], status["attempts"]
 
-        assert await attempts() == ("queued", 0)
+        assert await attempts(soon) == ("queued", 0)
         async with joined(hub, "bob") as bob:
             deliveries = bob.deliveries()
-            first = await anext(deliveries)
-            assert await attempts() == ("delivered", 1)
-            await first.nack("later", retry_after_ms=50)
+            first, second = await anext(deliveries), await anext(deliveries)
+            assert await attempts(later) == await attempts(soon) == ("delivered", 1)
+            await first.nack("not before tomorrow", retry_after_ms=DAY_MS)
+            await second.nack("once more", retry_after_ms=1)
+            third = await anext(deliveries)
+            assert (third.message.seq, third.attempt) == (soon, 2)
+            assert (await attempts(later))[1] == 1  # it waits, and the nack before the other's is written
+            assert (await attempts(soon))[1] == 2
+            await third.ack()
             await bob.call("network.info")
-            assert (await attempts())[1] == 1
-            second = await anext(deliveries)
-            assert second.attempt == 2
-            assert (await attempts())[1] == 2
-            await second.ack()
-            await bob.call("network.info")
-            assert await attempts() == ("handled", 2)
+            assert await attempts(soon) == ("handled", 2)
 
 
 async def test_a_dead_letter_is_found_among_many(ledger: Any) -> None:

@@ -87,6 +87,15 @@ async def test_a_signal_can_name_a_thread(alice: WireSession, bob: WireSession) 
     assert (await bob.expect("signal"))["thread_id"] == "direct:alice~bob"
 
 
+async def test_a_signal_to_oneself_reaches_ones_other_session_once(node: Node, alice: WireSession) -> None:
+    other = await node.agent("alice")
+    await other.call("network.watch", {"signals": True})
+    await signal(alice, to="agent:alice", body="once")
+    await signal(alice, to="broadcast", body="marker")
+    bodies = [(await other.expect("signal"))["body"] for _ in range(2)]
+    assert bodies == ["once", "marker"]
+
+
 async def test_a_signal_reaches_nobody_else(node: Node, alice: WireSession, bob: WireSession) -> None:
     carol, operator = await node.agent("carol"), await node.person("mia")
     for session in (carol, operator):

@@ -9,8 +9,9 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from roundelay.network.config import Limits
+from tests.chaos.bare import read_without_pongs
 from tests.support.node import Node, running_node
-from tests.support.wire import WireSession, expect_error, hello_frame
+from tests.support.wire import Frame, WireSession, expect_error, hello_frame
 
 Reach = Callable[[Node], Awaitable[None]]
 REACHED: dict[str, tuple[dict[str, int], Reach]] = {}
@@ -43,6 +44,13 @@ async def deaf_session(node: Node) -> WireSession:
     session = await node.connect(max_queue=1, receive_buffer_bytes=8 * 1024)
     await session.hello("bob", token=node.token_of("bob"))
     return session
+
+
+async def send_at_once(session: WireSession, count: int, content: str = "hello") -> list[Frame]:
+    """The answers to messages of which none waits for another's: however slow the machine, they come within one moment."""
+    for number in range(count):
+        await session.send_frame({"type": "send", "message_id": f"m{number}", "to": "broadcast", "content": content})
+    return [await session.answer(f"m{number}") for number in range(count)]
 
 
 @reaches("max_frame_bytes", 2048)
@@ -86,20 +94,16 @@ async def silence_is_closed(node: Node) -> None:
 @reaches("stall_timeout_ms", 200, session_queue_bytes=64 * 1024)
 async def a_stalled_reader_is_closed(node: Node) -> None:
     ann, bob = await node.agent("ann"), await deaf_session(node)
-    for _ in range(40):
+    await ann.call("network.watch", {"presence": True})
+    for _ in range(20):
         await ann.send("agent:bob", "x" * 60_000)
-    await asyncio.sleep(0.6)  # not for a state: that the peer takes no byte for so long is what is tested
+    await ann.expect("presence", agent_id="bob", state="offline")  # it took no byte for so long
     assert await bob.closed() == 4429
 
 
 @reaches("ping_interval_ms", 100)
 async def an_unanswered_ping_is_closed(node: Node) -> None:
-    deaf = await node.connect(max_queue=1)
-    await deaf.hello("deaf", token=node.token_of("deaf"))
-    deaf.socket.transport.pause_reading()
-    await asyncio.sleep(0.5)  # not for a state: to be deaf for some pings is what is tested
-    deaf.socket.transport.resume_reading()
-    assert await deaf.closed() == 1011
+    assert await read_without_pongs(node, "deaf") == 1011
 
 
 @reaches("session_queue_bytes", 64 * 1024)
@@ -113,15 +117,13 @@ async def beyond_its_queue_a_session_is_behind(node: Node) -> None:
 
 @reaches("sends_per_s", 2)
 async def more_sends_are_rate_limited(node: Node) -> None:
-    mia = await node.person("mia")
-    answers = [await mia.submit("broadcast", str(number)) for number in range(6)]
+    answers = await send_at_once(await node.person("mia"), 6)
     assert expect_error(answers[-1], "rate_limited")["retry_after_ms"] <= 1000
 
 
 @reaches("root_messages_per_s", 2)
 async def more_messages_without_a_cause_are_rate_limited(node: Node) -> None:
-    ann = await node.agent("ann")
-    answers = [await ann.submit("broadcast", str(number)) for number in range(6)]
+    answers = await send_at_once(await node.agent("ann"), 6)
     assert expect_error(answers[-1], "rate_limited")["retry_after_ms"] <= 1000
 
 
@@ -163,10 +165,7 @@ async def further_connections_without_a_welcome_are_refused(node: Node) -> None:
 
 @reaches("max_pending_bytes", 4096)
 async def a_writer_with_too_much_to_do_is_overloaded(node: Node) -> None:
-    mia = await node.person("mia")
-    for number in range(50):
-        await mia.send_frame({"type": "send", "message_id": f"m{number}", "to": "broadcast", "content": "x" * 500})
-    answers = [await mia.answer(f"m{number}") for number in range(50)]
+    answers = await send_at_once(await node.person("mia"), 50, "x" * 500)
     refused = [answer for answer in answers if answer["type"] == "error"]
     assert {expect_error(answer, "overloaded")["retry_after_ms"] > 0 for answer in refused} == {True}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.node import Node, node_process
+from tests.support.stepped_hub import SteppedHub
 from tests.support.wire import WireSession
 
 
@@ -33,37 +35,112 @@ async def expect_attempt(session: WireSession, seq: int, attempt: int) -> None:
     assert (delivery["message"]["seq"], delivery["attempt"]) == (seq, attempt)
 
 
-async def test_an_ack_of_a_later_one_after_a_reconnect_leaves_a_nacked_one_open(
-    node: Node, alice: WireSession, bob: WireSession
-) -> None:
-    seq = await send_hard(alice, bob)
-    await bob.nack(seq, retry_after_ms=1000)
-    await bob.settle()
-    await bob.drop()
-    later = await alice.send("agent:bob", "later")
-    again = await node.agent("bob")
-    await again.message("later")
-    await again.ack(later["seq"])
-    await expect_attempt(again, seq, 2)
-    await again.ack(seq, only=True)
-    await again.bye()
-    third = await node.agent("bob")
-    assert third.welcome["cursor"] >= later["seq"]
+@pytest.fixture
+def hub() -> Iterator[SteppedHub]:
+    """A hub whose time the test moves: what comes when is a fact, however slow the machine."""
+    stepped = SteppedHub({"root_messages_per_s": 100_000})
+    yield stepped
+    stepped.close()
 
 
-async def test_another_attempt_is_passed_on_when_the_session_that_has_it_is_lost(
-    node: Node, alice: WireSession, bob: WireSession
-) -> None:
-    seq = await send_hard(alice, bob)
-    await bob.nack(seq, retry_after_ms=600)
-    await bob.settle()
-    other = await node.agent("bob")  # its pages leave it out, so it is the one that gets it
-    await expect_attempt(other, seq, 2)
-    later = await alice.send("agent:bob", "later")
-    await bob.message("later")
-    await bob.ack(later["seq"])  # not that one: it is elsewhere
-    await other.drop()
-    await expect_attempt(bob, seq, 2)
+class Visitor:
+    """A session of that hub."""
+
+    def __init__(self, hub: SteppedHub, agent_id: str) -> None:
+        self.hub = hub
+        self.connection, self.session = hub.connect()
+        self.say(type="hello", protocol=1, agent_id=agent_id, kind="agent")
+        [self.welcome] = [frame for frame in self.connection.frames if frame["type"] == "welcome"]
+
+    def say(self, **frame: object) -> None:
+        self.hub.receive(self.session, frame)
+        self.hub.loop.step()
+
+    def send(self, text: str) -> int:
+        self.say(type="send", message_id=text, to="agent:bob", content=text)
+        return int(self.connection.take_frames()[-1]["seq"])
+
+    def given(self) -> list[tuple[str, int]]:
+        """What was delivered since the last time, each with its attempt."""
+        frames = [frame for frame in self.connection.take_frames() if frame["type"] == "deliver"]
+        return [(frame["message"]["content"], frame["attempt"]) for frame in frames]
+
+    def drop(self) -> None:
+        self.hub.hub.disconnect(self.session)
+        self.hub.loop.step()
+
+
+def test_an_ack_of_a_later_one_after_a_reconnect_leaves_a_nacked_one_open(hub: SteppedHub) -> None:
+    alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
+    hard = alice.send("hard")
+    bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=1000)
+    bob.drop()
+    later = alice.send("later")
+    again = Visitor(hub, "bob")
+    assert again.given() == [("later", 1)]
+    again.say(type="ack", seq=later)
+    hub.loop.step(1.1)
+    assert again.given() == [("hard", 2)]
+    again.say(type="ack", seq=hard, only=True)
+    again.say(type="bye")
+    assert Visitor(hub, "bob").welcome["cursor"] >= later
+
+
+def test_another_attempt_is_passed_on_when_the_session_that_has_it_is_lost(hub: SteppedHub) -> None:
+    alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
+    hard = alice.send("hard")
+    assert bob.given() == [("hard", 1)]
+    bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=600)
+    other = Visitor(hub, "bob")  # its pages leave it out, so it is the one that gets it
+    assert other.given() == []
+    hub.loop.step(0.7)
+    assert (other.given(), bob.given()) == ([("hard", 2)], [])
+    later = alice.send("later")
+    assert bob.given() == [("later", 1)]
+    bob.say(type="ack", seq=later)  # not that one: it is elsewhere
+    other.drop()
+    assert bob.given() == [("hard", 2)]
+
+
+def test_an_ack_that_meets_another_attempt_on_its_way_does_not_cover_it(hub: SteppedHub) -> None:
+    alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
+    hard, later = alice.send("hard"), alice.send("later")
+    bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=1000)
+    hub.loop.step(1.1)
+    bob.say(type="ack", seq=later)  # said before he read what came again
+    assert bob.given() == [("hard", 1), ("later", 1), ("hard", 2)]
+    bob.drop()
+    again = Visitor(hub, "bob")
+    hub.loop.step(1.1)
+    assert again.given() == [("hard", 2)]
+
+
+@pytest.mark.parametrize("names", ["itself", "a later one"])
+def test_another_attempt_is_acknowledged_by_itself_or_by_what_came_after_it(hub: SteppedHub, names: str) -> None:
+    alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
+    hard, later = alice.send("hard"), alice.send("later")
+    bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=1000)
+    hub.loop.step(1.1)
+    last = alice.send("last")
+    assert bob.given() == [("hard", 1), ("later", 1), ("hard", 2), ("last", 1)]
+    bob.say(type="ack", seq=hard if names == "itself" else last)
+    bob.say(type="ack", seq=later)
+    bob.drop()
+    again = Visitor(hub, "bob")
+    hub.loop.step(1.1)
+    assert again.given() == ([("last", 1)] if names == "itself" else [])
+
+
+def test_without_retry_after_ms_the_next_attempt_comes_after_a_second_doubled_each_time(hub: SteppedHub) -> None:
+    alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
+    hard = alice.send("hard")
+    assert bob.given() == [("hard", 1)]
+    for failures, delay_s in enumerate((1, 2, 4, 8), 1):
+        bob.say(type="nack", seq=hard, reason="failed")
+        hub.loop.step(delay_s - 0.005)
+        assert bob.given() == []
+        hub.loop.step(0.01)
+        assert bob.given() == [("hard", failures + 1)]
 
 
 async def test_a_nack_of_what_another_session_has_handled_changes_nothing(

@@ -15,7 +15,7 @@ from roundelay.network import retention
 from roundelay.network.client import Cursor, NetworkClient
 from roundelay.network.clock import random_id
 from roundelay.network.config import Limits, Retain
-from roundelay.network.errors import LoopStopped, UnknownMessage
+from roundelay.network.errors import LedgerError, LoopStopped, UnknownMessage
 from roundelay.network.hub import Hub
 from roundelay.network.ledger import Ledger, Trim, Trimmed
 from roundelay.network.ledger_memory import MemoryLedger
@@ -352,6 +352,42 @@ async def test_who_joins_while_the_log_is_cut_is_told(opener: Opener) -> None:
         await bob.close()
 
 
+async def test_nothing_is_cut_while_the_ledger_is_reopened(opener: Opener) -> None:
+    async with team(opener()) as it:
+        async with it.joined("ann") as ann:
+            await ann.broadcast("old")
+        is_opening, may_open, did = asyncio.Event(), asyncio.Event(), list[str]()
+        opens, appends, trims = it.ledger.open, it.ledger.append, it.ledger.trim
+
+        async def fail(rows: Any, puts: Any) -> None:
+            it.ledger.append = appends  # type: ignore[method-assign]
+            raise LedgerError("the disk is gone")
+
+        async def open_slowly() -> Any:
+            opened = await opens()
+            is_opening.set()
+            await may_open.wait()
+            did.append("opened")
+            return opened
+
+        async def trim(plan: Trim) -> Trimmed:
+            did.append("cut")
+            return await trims(plan)
+
+        it.ledger.open, it.ledger.append, it.ledger.trim = open_slowly, fail, trim  # type: ignore[method-assign]
+        connection = LocalConnection(it.hub)
+        connection.send(b'{"type":"hello","protocol":1,"agent_id":"bob","kind":"agent"}')
+        await is_opening.wait()
+        it.day += 2
+        trimming = asyncio.create_task(it.trim())
+        for _ in range(20):  # as far as it gets by itself
+            await asyncio.sleep(0)
+        may_open.set()
+        await trimming
+        assert did[0] == "opened"
+        assert it.first_seq > 1
+
+
 async def test_what_was_dropped_is_not_tried_again(opener: Opener) -> None:
     async with team(opener()) as it, it.joined("ann") as ann:
         async with it.joined("bob") as bob:
@@ -364,7 +400,7 @@ async def test_what_was_dropped_is_not_tried_again(opener: Opener) -> None:
             assert bob.welcome.resume == "limited"
             await ann.send_text("bob", "new")
             assert await take(bob, 1) == ["new"]
-            await bob.history("direct:ann~bob")
+            await it.ledger.messages([])  # the hub's look for what is due was before this one
     async with team(opener()) as it:
         assert list(it.hub.state.items("attempt")) == []
 

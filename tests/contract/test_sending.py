@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -165,6 +166,20 @@ async def test_excluded_participants_do_not_get_a_broadcast(
     await alice.send("broadcast", "for all")
     await bob.message("not for carol")
     assert await carol.contents_until("for all") == []
+
+
+async def test_a_chain_of_replies_does_not_carry_on_all_the_names_that_it_left_out(
+    node: Node, alice: WireSession
+) -> None:
+    operator = await node.person("mia")
+    await node.agent("carol")
+    fields: dict[str, Any] = {}
+    for number in range(5):
+        names = [f"nobody{number}-{other}" for other in range(1000)]
+        stored = await alice.send("broadcast", number, exclude_agent_ids=["carol", *names], **fields)
+        fields = {"reply_to": stored["seq"]}
+    rows = [json.loads(line) for line in (await operator.call("network.rows"))["rows"]]
+    assert [row["excluded"] for row in rows if row["type"] == "message"] == [["carol"]] * 5
 
 
 async def test_an_excluded_participant_does_not_get_it_later_either(

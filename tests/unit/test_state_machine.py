@@ -91,6 +91,11 @@ class Visit:
     def top(self) -> int:
         return max([self.cursor, *(seq for seq, _ in self.given)])
 
+    def top_before(self, seq: int) -> int:
+        """The newest that it had been given when it was given this one the last time."""
+        at = max(place for place, (given, _) in enumerate(self.given) if given == seq)
+        return max([self.cursor, *(given for given, _ in self.given[:at])])
+
     @property
     def is_blocked(self) -> bool:
         return self.connection.is_paused or len(self.held) >= LIMITS["max_unacked"]
@@ -326,16 +331,18 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, back=picks, settles=settles)
     def ack(self, pick: int, back: int, settles: bool) -> None:
-        """Everything up to a delivery is handled, what came to other sessions included, but for what is on another attempt elsewhere."""
+        """Everything up to a delivery is handled, what came to other sessions included, but for what is on another attempt elsewhere, or
+        came again after that delivery: the acknowledgement may have met it on its way."""
         visit, seq = self.pick_delivery(pick, back)
         if visit is None:
             return
         inbox = self.inboxes[visit.agent]
         elsewhere = {seq for seq in inbox.failures if seq not in inbox.handled} - visit.held
         mine = {m.seq for m in self.messages if m.seq <= seq and visit.agent in m.recipients}
+        again = {other for other in visit.held if other < seq <= visit.top_before(other)}
         self.hub.receive(visit.session, {"type": "ack", "seq": seq})
-        visit.held = {other for other in visit.held if other > seq}
-        self.handle(visit.agent, sorted(mine - elsewhere))
+        visit.held = {other for other in visit.held if other > seq} | again
+        self.handle(visit.agent, sorted(mine - elsewhere - again))
         self.finish(settles)
 
     @rule(pick=picks, back=picks, settles=settles)
