@@ -72,6 +72,9 @@ class Attachments(Middleware):
     def __init__(
         self, takes: Sequence[str], *, models: Sequence[str] = ("*",), most: int = 8, max_bytes: int = MAX_BYTES
     ) -> None:
+        for name, given in (("takes", takes), ("models", models)):
+            if isinstance(given, str):  # its letters would be taken for the items
+                raise TypeError(f'Attachments: {name} is {given!r} and must be a list: write ["{given}"]')
         kinds = [kind for it in takes for kind in (AUDIO if it == "audio" else (it,))]
         self._takes = tuple(KINDS.get(it, it) for it in kinds)
         self._models = tuple(models)
@@ -174,7 +177,7 @@ def _read(given: object, *, is_image: bool) -> Attachment | None:
             head, _, data = it.removeprefix("data:").partition(",")
             kind = kind or head
             data = data if head.endswith(";base64") else ""
-    url = url if _ADDRESS.fullmatch(url) else ""
+    url = url if _is_address(url) else ""
     name = strip_unseen(_pick(given, "name", "filename", "title") or urlsplit(url).path.rpartition("/")[2])
     kind = kind.partition(";")[0].strip().lower()
     kind = _SAME.get(kind, kind)
@@ -183,6 +186,14 @@ def _read(given: object, *, is_image: bool) -> Attachment | None:
     ending = next((ending for ending, it in _ENDINGS.items() if it == kind), "")
     name = name[:MAX_NAME_CHARS] or f"{'image' if is_image else 'file'}{'.' if ending else ''}{ending}"
     return Attachment(name, kind, url, data)
+
+
+def _is_address(text: str) -> bool:
+    """Whether a model's provider may find something there: it refuses the whole request for what is no address."""
+    try:
+        return _ADDRESS.fullmatch(text) is not None and bool(urlsplit(text).hostname)
+    except ValueError:  # of brackets around no IPv6 address, say
+        return False
 
 
 def _pick(given: Mapping[str, object], *keys: str) -> str:

@@ -9,14 +9,15 @@ ends as `stopped`, whoever waits is told, and the hub tells the thread's readers
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.models.fallback import list_names
 from roundelay.agents.models.model import AssistantMessage, ModelError, ModelReply, ModelRequest, Usage
 from roundelay.agents.retry import retry_later
 from roundelay.agents.steps import Finish
@@ -29,7 +30,6 @@ Scope = Literal["turn", "reaction", "root", "day"]
 SCOPES: tuple[Scope, ...] = ("turn", "reaction", "root", "day")
 Unit = Literal["tokens", "usd"]
 
-_SUMS = {"reaction": "of_reaction", "root": "of_root", "day": "of_day"}
 _NAMES = {"turn": "this turn", "reaction": "this reaction", "root": "this conversation", "day": "today"}
 
 _Key = tuple[object, ...]
@@ -152,43 +152,35 @@ class Budget(Middleware):
                 used = self._add_up(around, unit, spent["of_root"])
             case _:
                 whose = around.reaction if scope == "reaction" else whose
-                used = self._add_up(around, unit, spent[_SUMS[scope]])
+                used = self._add_up(around, unit, spent[f"of_{scope}"])
         epoch = around.context.client.welcome.network.epoch
-        needed = round(self._estimate(around, unit, asked), 9)  # so that sums of them come back to nothing
+        needed = self._value(unit, asked, 1, list_names(around.model), list_names(around.agent.model))
+        needed = round(needed, 9)  # so that sums of them come back to nothing
         return _Claim((epoch, unit, scope, whose), scope, unit, limit, used, needed)
 
     def _add_up(self, around: Around, unit: Unit, sums: Mapping[str, Mapping[str, int]]) -> Decimal:
         total = Decimal(0)
         for model, used in sums.items():
-            usage = Usage(
-                used["prompt_tokens"], used["completion_tokens"], used["cached_tokens"], used["reasoning_tokens"]
-            )
-            total += self._value(around, unit, model, usage, used["calls"])
+            usage = Usage(*(used[it.name] for it in fields(Usage)))
+            # What reviews and the like used is not told by model.
+            total += self._value(unit, usage, used["calls"], [model] if model else list_names(around.agent.model))
         return total
 
-    def _value(self, around: Around, unit: Unit, model: str, usage: Usage, calls: int) -> Decimal:
-        """Give what a usage counts. Raises `ModelError` where money is counted and no price is known."""
+    def _value(self, unit: Unit, usage: Usage, calls: int, *choices: Sequence[str]) -> Decimal:
+        """Give what a usage counts. Money is by the dearest of several models, of the first ``choices`` of them that have
+        a known price. Raises `ModelError` where none has one."""
         tokens = usage.prompt_tokens + usage.completion_tokens
         if unit == "tokens" or not tokens:
             return Decimal(tokens)
-        name = model or around.agent.model.name  # what reviews and the like used is not told by model
-        cost = self._prices.cost(name, usage, calls)
-        if cost is None:
-            sentence = (
-                f'No price is known of the model "{name}", and a budget in dollars needs it: install roundelay[prices], '
-                "or say it under the budget's prices."
-            )
-            raise ModelError(sentence, reason="misconfigured")
-        return cost
-
-    def _estimate(self, around: Around, unit: Unit, asked: Usage) -> Decimal:
-        """Give what a call may take: by the price of the model that is asked or, where none is known, as if it were the
-        agent's own."""
-        return self._value(around, unit, self._choose_name(around, unit, around.model.name), asked, 1)
-
-    def _choose_name(self, around: Around, unit: Unit, name: str) -> str:
-        is_known = unit == "tokens" or self._prices.cost(name, Usage(1)) is not None
-        return name if is_known else around.agent.model.name
+        for names in choices:
+            costs = [cost for it in names if (cost := self._prices.cost(it, usage, calls)) is not None]
+            if costs:
+                return max(costs)
+        sentence = (
+            f'No price is known of the model "{" or ".join(choices[-1])}", and a budget in dollars needs it: install '
+            "roundelay[prices], or say it under the budget's prices."
+        )
+        raise ModelError(sentence, reason="misconfigured")
 
     def _settle(self, around: Around, reply: ModelReply) -> None:
         turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
@@ -196,7 +188,7 @@ class Budget(Middleware):
             sums = {}
         for unit, scope in self._limits:
             if scope == "turn":
-                used = self._value(around, unit, self._choose_name(around, unit, reply.model), reply.usage, 1)
+                used = self._value(unit, reply.usage, 1, [reply.model], list_names(around.agent.model))
                 sums = {**sums, unit: sums.get(unit, Decimal(0)) + used}
         self._turns[around.reaction, around.path] = (around.state.turn, sums)
 

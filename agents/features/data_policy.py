@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
@@ -59,13 +59,13 @@ class DataPolicy(Middleware):
     def describe(self) -> object:
         return self._options
 
-    def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
+    def store(self, kind: str, body: Mapping[str, Any]) -> Mapping[str, object]:
         match kind:
             case "model_reply":
                 return self._store_reply(body)
             case "tool_started":
-                name, arguments = str(body["tool"]), str(body["args"])
-                return {**body, "args": self._redact_arguments(arguments) if self._keeps_calls(name) else "{}"}
+                is_kept = self._keeps_calls(body["tool"])
+                return {**body, "args": self._redact_arguments(body["args"]) if is_kept else "{}"}
             case "tool_result":
                 return self._store_result(body)
             case "review":
@@ -77,21 +77,19 @@ class DataPolicy(Middleware):
                 return {**body, "reason": self._redact(body["reason"])}  # a provider's words may repeat the request's
             case "note":
                 # A summary holds what the model wrote, too.
-                is_kept = self._keeps_text and all(
-                    self._keeps_results(str(name)) for name in _as_names(body.get("of", ()))
-                )
+                is_kept = self._keeps_text and all(self._keeps_results(name) for name in body.get("of", ()))
                 return {**body, "value": self._redact(body["value"]) if is_kept else None}
             case _:
                 return body
 
-    def _store_reply(self, body: Mapping[str, object]) -> Mapping[str, object]:
-        reply = _as_body(body["reply"])
+    def _store_reply(self, body: Mapping[str, Any]) -> Mapping[str, object]:
+        reply = body["reply"]
         text = reply["text"]
         kept = self._redact(text) if self._keeps_text else NOT_KEPT if text else text
         calls, altered = [], []
-        for place, call in enumerate(_as_list(reply["tool_calls"])):
-            name, written = str(call["name"]), str(call["arguments"])
-            arguments = self._redact_arguments(written) if self._keeps_calls(name) else "{}"
+        for place, call in enumerate(reply["tool_calls"]):
+            written = call["arguments"]
+            arguments = self._redact_arguments(written) if self._keeps_calls(call["name"]) else "{}"
             calls.append({**call, "arguments": arguments})
             if arguments != written:
                 altered.append(place)
@@ -100,7 +98,7 @@ class DataPolicy(Middleware):
         changed |= {"calls": altered} if altered else {}
         return {**made, ALTERED: changed} if changed else made
 
-    def _store_review(self, body: Mapping[str, object]) -> Mapping[str, object]:
+    def _store_review(self, body: Mapping[str, Any]) -> Mapping[str, object]:
         answer, made = body["answer"], dict(body)
         if not self._keeps_text:
             made |= {"answer": _say("answer") if answer else answer, "notes": [NOT_KEPT] if body["notes"] else []}
@@ -111,17 +109,17 @@ class DataPolicy(Middleware):
         is_same = all(made.get(name) == (body.get(name) or made.get(name)) for name in ("answer", "metadata"))
         return made if is_same else {**made, ALTERED: True}
 
-    def _store_result(self, body: Mapping[str, object]) -> Mapping[str, object]:
-        name, data = str(body["tool"]), _as_body(body.get("data", {}))
+    def _store_result(self, body: Mapping[str, Any]) -> Mapping[str, object]:
+        name, data = body["tool"], body.get("data", {})
         if self._keeps_results(name):
-            content, kept = self._redact(body["content"]), _as_body(self._redact(data))
+            content, kept = self._redact(body["content"]), self._redact(data)
         else:
             content, kept = _say(f"result of {name}"), {key: data[key] for key in _KEPT_DATA if key in data}
         if (content, kept) == (body["content"], data):
             return body
         return {**body, "content": content, "data": {**kept, ALTERED: True}}
 
-    def _redact(self, value: object) -> object:
+    def _redact(self, value: Any) -> Any:
         """Black out what is to be, in every text of a JSON value; its names stay."""
         match value:
             case str():
@@ -210,18 +208,3 @@ def _as_redaction(given: Redaction) -> Callable[[str], str]:
     if pattern.search(""):
         raise ValueError(f"the pattern {pattern.pattern!r} finds nothing, between any two characters: write + for *")
     return lambda text: pattern.sub(REDACTED, text)
-
-
-def _as_body(value: object) -> dict[str, object]:
-    assert isinstance(value, Mapping)
-    return dict(value)
-
-
-def _as_names(value: object) -> Collection[object]:
-    assert isinstance(value, Collection)
-    return value
-
-
-def _as_list(value: object) -> list[dict[str, object]]:
-    assert isinstance(value, list)
-    return value

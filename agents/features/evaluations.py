@@ -79,7 +79,7 @@ class Evaluations(Middleware):
         notes = [f"{name}: {note}" for name, task in tasks if (note := task.result()[1])]
         if found:
             told = cut("\n".join(it for _, it in found), MAX_FINDING_CHARS)
-            return Correction(told, ", ".join(name for name, _ in found))
+            return Correction(told, ", ".join(name for name, _ in found), notes)
         return Answer(answer, notes=notes) if notes else answer
 
     async def _make(self, check: Check, answer: str, evidence: Evidence, around: Around) -> tuple[str | None, str]:

@@ -203,8 +203,8 @@ def _make_readers(session: ServerSession) -> list[Tool]:
         @tool(name=tool_name(f"{session.name}_list_resources"), idempotent=True)
         async def list_resources() -> object:
             """List what can be read there."""
-            listed = await session.request("list_resources")
-            return [{"uri": str(it.uri), "name": it.name, "about": it.description or ""} for it in listed.resources]
+            listed = await session.list_all("list_resources", "resources")
+            return [{"uri": str(it.uri), "name": it.name, "about": it.description or ""} for it in listed]
 
         @tool(name=tool_name(f"{session.name}_read_resource"), idempotent=True)
         async def read_resource(uri: str) -> str:
@@ -218,10 +218,10 @@ def _make_readers(session: ServerSession) -> list[Tool]:
         @tool(name=tool_name(f"{session.name}_list_prompts"), idempotent=True)
         async def list_prompts() -> object:
             """List the prompts that are kept there, with what they take."""
-            listed = await session.request("list_prompts")
+            listed = await session.list_all("list_prompts", "prompts")
             return [
                 {"name": it.name, "about": it.description or "", "takes": [arg.name for arg in it.arguments or ()]}
-                for it in listed.prompts
+                for it in listed
             ]
 
         @tool(name=tool_name(f"{session.name}_get_prompt"), idempotent=True)

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -117,6 +118,10 @@ class ServerSession:
             self._lost.set()
             raise ToolError(self._explain_loss()) from error
 
+    async def list_all(self, method: str, kind: str) -> list[Any]:
+        """Give all that a method lists, page by page; ``kind`` is what it is called there."""
+        return await _read_pages(partial(self.request, method), kind)
+
     def _explain_loss(self) -> str:
         return f"The MCP server {self.name} was lost in the middle of the call. Whether it took effect is unknown."
 
@@ -212,15 +217,19 @@ class ServerSession:
         await self._read_tools(client)
 
     async def _read_tools(self, client: Client) -> None:
-        tools: list[types.Tool] = []
-        cursor: str | None = None
-        for _ in range(MAX_PAGES):
-            page = await client.list_tools(cursor=cursor, cache_mode="bypass")
-            tools += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        self.tools = tools
+        self.tools = await _read_pages(partial(client.list_tools, cache_mode="bypass"), "tools")
+
+
+async def _read_pages(fetch: Callable[..., Awaitable[Any]], kind: str) -> list[Any]:
+    found: list[Any] = []
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await fetch(cursor=cursor)
+        found += getattr(page, kind)
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return found
 
 
 def _settle(settled: asyncio.Future[None]) -> None:

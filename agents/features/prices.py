@@ -16,10 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from roundelay.agents.models.model import Usage
 
-_MILLION = Decimal(1_000_000)
-_VERSION = re.compile(
-    r"[-@:](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)\Z"
-)  # that a server adds to the name it was asked by
+# What a server adds to the name that it was asked by.
+_VERSION = re.compile(r"[-@:](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)\Z")
 _Dollars = Annotated[Decimal, Field(ge=0)]
 
 
@@ -49,12 +47,9 @@ class Prices:
         known = self.own.get(model) or self.own.get(_VERSION.sub("", model))
         if known is not None:
             cached_price = known.input if known.cached is None else known.cached
-            cached = min(
-                usage.prompt_tokens, usage.cached_tokens
-            )  # there are servers that count them beside the prompt
+            cached = min(usage.prompt_tokens, usage.cached_tokens)  # some servers count them beside the prompt
             fresh = usage.prompt_tokens - cached
-            tokens = known.input * fresh + cached_price * cached + known.output * usage.completion_tokens
-            return tokens / _MILLION
+            return (known.input * fresh + cached_price * cached + known.output * usage.completion_tokens) / 1_000_000
         try:
             import genai_prices
         except ImportError:

@@ -12,7 +12,7 @@ same. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.middleware import Middleware
-from roundelay.agents.models.model import Model, SystemMessage, UserMessage
+from roundelay.agents.models.model import Model, SystemMessage, ToolSpec, UserMessage
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.models.scripted import say as answer
 from roundelay.agents.network_tools import communication_tools
@@ -119,7 +119,7 @@ class Prompts(Middleware):
         specs = step.tools or [it for it in step.agent.specs if not isinstance(shown, list) or it.name in shown]
         agent, facts, model = step.agent, self._facts, step.model or step.agent.model
         day = datetime.fromtimestamp(state.sent_at / 1000, UTC)
-        tools = [_describe_tool(it.name, it.description, self._notes.get(it.name, ToolNotes())) for it in specs]
+        tools = [_describe_tool(it, self._notes.get(it.name, ToolNotes())) for it in specs]
         system = [] if "system" in self._by_server else [it.headed for it in step.parts]
         user = [] if "user" in self._by_server else [it.user for it in step.parts]
         return {
@@ -199,15 +199,12 @@ class PromptsOptions(BaseModel):
     metadata: dict[str, JsonValue] = {}
     model_info: dict[str, JsonValue] = {}
 
-    def build(
-        self, folder: Path, *, server_prompts: Sequence[str] = (), server_user_prompts: Sequence[str] = ()
-    ) -> Prompts:
+    def build(self, folder: Path) -> Prompts:
         """Make the middleware; ``folder`` is the file's. Raises `ConfigError`."""
         system, user, turn = (_find(folder, it) for it in (self.system, self.user, self.turn))
         facts = PromptFacts(
-            self.custom_instructions, self.project_name, self.constraints, self.metadata, self.model_info, server_prompts,
-            server_user_prompts,
-        )  # fmt: skip
+            self.custom_instructions, self.project_name, self.constraints, self.metadata, self.model_info
+        )
         notes = {name: ToolNotes(**it.model_dump()) for name, it in self.notes.items()}
         return Prompts(system=system, user=user, turn=turn, notes=notes, facts=facts)
 
@@ -216,11 +213,9 @@ def _find(folder: Path, given: str | None) -> str | Path | None:
     return folder / given if given is not None and given.endswith(".jinja") else given
 
 
-def _describe_tool(name: str, description: str, notes: ToolNotes) -> dict[str, str]:
-    return {
-        "name": name, "description": description, "display_name": notes.display_name or name, "system_prompt": notes.system_prompt,
-        "user_prompt": notes.user_prompt, "format": notes.format,
-    }  # fmt: skip
+def _describe_tool(spec: ToolSpec, notes: ToolNotes) -> dict[str, str]:
+    told = {**asdict(notes), "display_name": notes.display_name or spec.name}
+    return {"name": spec.name, "description": spec.description, **told}
 
 
 def _describe_server(part: PromptPart, tools: Sequence[Mapping[str, str]]) -> dict[str, object]:

@@ -140,8 +140,9 @@ def read_found(kind: type[R], given: JsonValue, tool: str) -> list[R]:
     found: list[R] = []
     problems: list[str] = []
     for it in given if isinstance(given, list) else [given]:
+        told = {name: value for name, value in it.items() if value is not None} if isinstance(it, dict) else it
         try:
-            found.append(kind.model_validate(it))
+            found.append(kind.model_validate(told))
         except ValidationError as error:
             problems.append(str(error.errors()[0]["msg"]))
     if problems:

@@ -62,7 +62,7 @@ class ToolRegistry(Middleware):
         modes: Sequence[str] = (),
         reports_disabled: bool = True,
     ) -> None:
-        made = {name: _make_set(given) for name, given in (sets or {}).items()}
+        made = {name: (tuple(map(as_tool, it.tools)), it.replaces) for name, it in (sets or {}).items()}
         self._sets: Mapping[str, tuple[tuple[Tool, ...], bool]] = made
         self._reports_disabled = reports_disabled
         self._tools: dict[str, Tool] = {}
@@ -175,10 +175,6 @@ class RegistryOptions(BaseModel):
             return ToolRegistry(tools, sets=sets, modes=self.modes, reports_disabled=self.reports_disabled)
         except ToolError as error:
             raise ConfigError(str(error)) from error
-
-
-def _make_set(given: ToolSet) -> tuple[tuple[Tool, ...], bool]:
-    return tuple(map(as_tool, given.tools)), given.replaces
 
 
 def _read_names(state: TurnState, key: str) -> list[str]:

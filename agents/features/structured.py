@@ -1,8 +1,9 @@
 """Structured answers: the agent's answer is a value of a type, or the model is told what does not fit and asked again.
 
 Middleware. The model gives its answer by a tool whose parameter has that type, so what does not fit is answered like
-any wrong argument. In the last turn, which has no tools, it writes JSON. What goes out is the value as compact JSON,
-and as ``structured`` in the message's metadata.
+any wrong argument. In the last turn, which has no tools, it writes JSON. Text is held against the type when it is
+reviewed, so it is asked for again as often as the policy's ``max_corrections`` says. What goes out is the value as
+compact JSON, and as ``structured`` in the message's metadata.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, Vali
 from roundelay.agents.agent import Agent
 from roundelay.agents.foreign import describe_error
 from roundelay.agents.import_path import import_named
-from roundelay.agents.middleware import Answer, Around, Correction, End, Middleware, NoCallsReason
+from roundelay.agents.middleware import Answer, Around, Correction, Middleware
 from roundelay.agents.steps import CallModel, PlannedCall, TurnState
 from roundelay.agents.text import take_fence_away
 from roundelay.agents.tools import Tool, ToolResult, tool
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 STRUCTURED = "structured"
 MAX_PROBLEMS = 10
+
+# Of fields with an alias: a model writes that, as the schema has it, and what goes out has the name.
+_BOTH: Any = {"by_alias": True, "by_name": True}
 
 
 class StructuredOptions(BaseModel):
@@ -59,17 +63,20 @@ class StructuredAnswer(Middleware, Generic[T]):
             return adapter.dump_json(answer).decode()
 
         give.__annotations__["answer"] = kind
-        self._tools: tuple[Tool] = (tool(name=tool_name, idempotent=True, answers=True)(give),)
+        self._tool = tool(name=tool_name, idempotent=True, answers=True)(give)
 
     def describe(self) -> object:
         return self._name, self._adapter.json_schema()
 
     def read(self, message: BaseMessage) -> T:
         """Give the value of an answer. Raises `ValueError` for a message that has none that fits."""
-        return self._adapter.validate_python((message.metadata or {}).get(STRUCTURED))
+        return self._adapter.validate_python((message.metadata or {}).get(STRUCTURED), **_BOTH)
+
+    def _parse(self, text: str) -> T:
+        return self._adapter.validate_json(text, **_BOTH)
 
     def list_tools(self, state: TurnState) -> Sequence[Tool]:
-        return self._tools
+        return (self._tool,)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         """In a turn without tools, say what the answer has to look like."""
@@ -78,16 +85,13 @@ class StructuredAnswer(Middleware, Generic[T]):
         schema = json.dumps(self._adapter.json_schema(), ensure_ascii=False)
         return step.tell(f"Your answer must be JSON, and nothing else, that fits this JSON Schema: {schema}")
 
-    def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
-        return f"Give your answer by calling {self._name}." if reason == "no_calls" else None
-
     async def around_tool(
         self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
     ) -> ToolResult:
         """Give the whole answer: cut off, as a long result is, it would be none. It goes into a record, and into a message
         beside itself as a value."""
         result = await proceed(call)
-        if call.tool is not self._tools[0] or result.whole is None:
+        if call.tool is not self._tool or result.whole is None:
             return result
         size, most = len(json.dumps(result.whole)), 5 * around.max_kept_chars
         if size > most:
@@ -95,22 +99,21 @@ class StructuredAnswer(Middleware, Generic[T]):
             return ToolResult(told, ok=False)
         return replace(result, content=result.whole, whole=None)
 
-    async def review(self, around: Around, answer: str) -> str | Answer | Correction:
+    async def review(self, around: Around, answer: str) -> str | Correction:
         try:
-            value = self._adapter.validate_json(take_fence_away(answer))
+            value = self._parse(take_fence_away(answer))
         except ValidationError as error:
             problems = [
                 f"{'.'.join(map(str, it['loc'])) or 'the answer'}: {it['msg']}" for it in error.errors()[:MAX_PROBLEMS]
             ]
-            return Correction(f"It does not fit: {'; '.join(problems)}.", name=STRUCTURED)
-        return Answer(
-            self._adapter.dump_json(value).decode(), {STRUCTURED: self._adapter.dump_python(value, mode="json")}
-        )
+            told = f"It does not fit: {'; '.join(problems)}. Give your answer by calling {self._name}."
+            return Correction(told, name=STRUCTURED)
+        return self._adapter.dump_json(value).decode()
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        """Give the value once more, as those that reviewed after it left the answer."""
+        """Give the value as those that reviewed after it left the answer."""
         try:
-            value = self._adapter.validate_json(answer)
+            value = self._parse(answer)
         except ValidationError:
             return answer
         return Answer(answer, {STRUCTURED: self._adapter.dump_python(value, mode="json")})

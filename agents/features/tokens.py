@@ -8,7 +8,7 @@ Pure. What a provider has counted is better than both, and the features that dec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from roundelay.agents.models.model import AssistantMessage, ChatMessage, ToolSpec, UserMessage
@@ -59,8 +59,15 @@ def load_count(name: str | None) -> Count:
         raise ConfigError('counting by tiktoken needs it: pip install "roundelay[tokens]"') from error
     try:
         encoding = tiktoken.get_encoding(name)
-    except Exception as error:  # an unknown name, or the network
-        raise ConfigError(f"the encoding {name!r} of tiktoken cannot be loaded ({error})") from error
+    except Exception as error:  # an unknown name; or the network, in any of its library's words
+        known = tiktoken.list_encoding_names()
+        if name not in known:
+            raise ConfigError(f"tiktoken has no encoding {name!r}; it has: {', '.join(sorted(known))}") from error
+        raise ConfigError(
+            f"the encoding {name!r} is not on this machine, and tiktoken could not fetch it ({type(error).__name__}): "
+            "let it reach the network once, or name a folder that holds it in TIKTOKEN_CACHE_DIR, or leave encoding out "
+            "(tokens are then estimated)"
+        ) from error
 
     @lru_cache(maxsize=512)
     def count(text: str) -> int:
@@ -84,13 +91,10 @@ def count_message(message: ChatMessage, count: Count) -> int:
     return tokens
 
 
-def count_messages(messages: Iterable[ChatMessage], count: Count) -> int:
-    return sum(count_message(message, count) for message in messages)
-
-
-def count_request(messages: Iterable[ChatMessage], tools: Sequence[ToolSpec], count: Count) -> int:
+def count_request(messages: Iterable[ChatMessage], tools: Iterable[ToolSpec], count: Count) -> int:
     """Count all that a request holds, the schemas of its tools included."""
-    return count_messages(messages, count) + sum(_count_tool(tool, count) for tool in tools)
+    told = sum(count_message(message, count) for message in messages)
+    return told + sum(_count_tool(tool, count) for tool in tools)
 
 
 def _count_tool(tool: ToolSpec, count: Count) -> int:

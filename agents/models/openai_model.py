@@ -16,7 +16,8 @@ import math
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Literal
@@ -26,7 +27,7 @@ import httpx2
 import openai
 from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
+from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
 
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
@@ -80,7 +81,9 @@ class OpenAIModel:
         self._stream = stream
         self._silence_s = silence_s
         self._total_s = total_s
-        self._settings = dict(settings or {})
+        self.settings: Mapping[str, object] = dict(settings or {})
+        """What goes into each request's body beside messages and tools."""
+
         self._client: AsyncOpenAI | None = None
         if not self._api_key and not _is_loopback(self._base_url):
             raise ModelError(
@@ -88,11 +91,6 @@ class OpenAIModel:
                 f"export {api_key_env}=..., or name another variable with api_key_env.",
                 reason="unauthorized",
             )
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        """What goes into each request's body beside messages and tools."""
-        return self._settings
 
     async def __aenter__(self) -> OpenAIModel:
         return self
@@ -132,7 +130,9 @@ class OpenAIModel:
         # (docs/performance.md).
         client, body = self._open_client(), self._build_body(request, step)
         if not self._stream:
-            return _read_completion(await client.post(_PATH, cast_to=ChatCompletion, body=body))
+            completion = await client.post(_PATH, cast_to=ChatCompletion, body=body)
+            with _reading():
+                return _read_completion(completion)
         draft = _Draft()
         stream = await client.post(
             _PATH, cast_to=ChatCompletion, body=body, stream=True, stream_cls=AsyncStream[ChatCompletionChunk]
@@ -145,12 +145,10 @@ class OpenAIModel:
         body: dict[str, object] = {"model": self.name, **encode_request(request, step)}
         if self._stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        settings = self._settings
+        body |= self.settings
         if "tools" not in body:
-            settings = {
-                name: value for name, value in settings.items() if name != "parallel_tool_calls"
-            }  # refused without tools
-        return body | settings
+            body.pop("parallel_tool_calls", None)  # refused without them
+        return body
 
     def _open_client(self) -> AsyncOpenAI:
         if self._client is None:
@@ -203,9 +201,8 @@ def _load_certificates() -> ssl.SSLContext:
 class _CallDraft:
     id: str = ""
     name: str = ""
-    arguments: StringIO = field(
-        default_factory=StringIO
-    )  # not a str: a long one that grows piece by piece is copied each time
+    # Not a str: a long one that grows piece by piece is copied each time.
+    arguments: StringIO = field(default_factory=StringIO)
 
 
 @dataclass(slots=True)
@@ -220,9 +217,17 @@ class _Draft:
     model: str = ""
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """The SDK does not validate: what a server sends in another shape than its types say is noticed where it is
+    read."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"it has another shape: {error}") from error
+
+
 def _read_completion(completion: object) -> _Draft:
-    # The SDK does not validate: for a 200 with something else in it this is a str, or has None where its types say a
-    # list.
     if not isinstance(completion, ChatCompletion) or not completion.choices:
         raise ValueError("it has no choices")
     choice = completion.choices[0]
@@ -244,22 +249,31 @@ def _read_completion(completion: object) -> _Draft:
 async def _read_stream(stream: AsyncIterator[ChatCompletionChunk], draft: _Draft, on_delta: OnDelta | None) -> None:
     positions: dict[int, int] = {}  # the server's index of a call -> its place in the draft
     async for chunk in stream:
-        draft.model = chunk.model or draft.model
-        if chunk.usage is not None:
-            draft.usage = _read_usage(chunk.usage)
-        for choice in chunk.choices or ():
-            draft.finish_reason = _text(choice.finish_reason) or draft.finish_reason
-            delta = choice.delta
-            draft.text.write(_text(delta.content))
-            draft.refusal.write(_text(delta.refusal))
-            for part in delta.tool_calls or ():
-                _add_call_part(draft.calls, positions, part)
-            if on_delta is not None:
-                extra = delta.model_extra or {}
-                reasoning = extra.get("reasoning_content") or extra.get("reasoning")  # two spellings, no standard
-                piece = ModelDelta(_text(delta.content), reasoning if isinstance(reasoning, str) else "")
+        with _reading():
+            pieces = [_add_choice(draft, positions, choice) for choice in chunk.choices or ()]
+            draft.model = _text(chunk.model) or draft.model
+            if chunk.usage is not None:
+                draft.usage = _read_usage(chunk.usage)
+        if on_delta is not None:
+            for piece in pieces:
                 if piece.text or piece.reasoning:
                     on_delta(piece)
+
+
+def _add_choice(draft: _Draft, positions: dict[int, int], choice: Choice) -> ModelDelta:
+    """Put what is new to the draft; give what of it can be shown."""
+    draft.finish_reason = _text(choice.finish_reason) or draft.finish_reason
+    delta: ChoiceDelta | None = choice.delta  # None of some servers, at the end
+    if delta is None:
+        return ModelDelta()
+    text = _text(delta.content)
+    draft.text.write(text)
+    draft.refusal.write(_text(delta.refusal))
+    for part in delta.tool_calls or ():
+        _add_call_part(draft.calls, positions, part)
+    extra = delta.model_extra or {}
+    reasoning = extra.get("reasoning_content") or extra.get("reasoning")  # two spellings, no standard
+    return ModelDelta(text, reasoning if isinstance(reasoning, str) else "")
 
 
 def _add_call_part(calls: list[_CallDraft], positions: dict[int, int], part: ChoiceDeltaToolCall) -> None:
@@ -325,7 +339,7 @@ def _classify_status(error: openai.APIStatusError) -> ModelFailure:
             return "context_too_long"
         case _, "content_filter" | "content_policy_violation":
             return "content_filter"
-        case 429, "insufficient_quota":
+        case (429, "insufficient_quota") | (402, _):  # 402 is how others than OpenAI say it
             return "quota"
         case 429, _:
             return "rate_limited"
@@ -339,7 +353,9 @@ def _classify_status(error: openai.APIStatusError) -> ModelFailure:
         case _:
             # Servers other than OpenAI's have no code for it, only words.
             text = error.message.lower()
-            return "context_too_long" if "context" in text and ("length" in text or "exceed" in text) else "rejected"
+            is_context = "context" in text and ("length" in text or "exceed" in text)
+            is_prompt = "token" in text and ("too long" in text or "exceed" in text)
+            return "context_too_long" if is_context or is_prompt else "rejected"
 
 
 def _read_message(error: openai.APIStatusError) -> str:

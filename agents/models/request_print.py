@@ -223,9 +223,8 @@ def _digest_tool(tool: ToolSpec) -> str:
 
 
 MAX_KNOWN_TOOLS = 4096
-_tools: dict[
-    int, tuple[object, tuple[str, str], str]
-] = {}  # digests by the identity of a schema, which is held so that it stays one
+# Digests by the identity of a schema, which is held so that it stays one.
+_tools: dict[int, tuple[object, tuple[str, str], str]] = {}
 
 
 def _write_choice(request: ModelRequest) -> str:

@@ -7,12 +7,14 @@ time. No IO of its own.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
+
+from roundelay.agents.import_path import import_callable
+from roundelay.network.errors import ConfigError
 
 from .model import (
     AssistantMessage,
@@ -156,28 +158,16 @@ def _list_actions(answer: Action | str | Iterable[Action] | None) -> list[Action
 
 def load_script(spec: str) -> Script:
     """Import the callable that ``package.module:function`` names. Raises `ModelError` when there is none."""
-    module_name, colon, attribute = spec.partition(":")
     try:
-        if not colon:
-            raise ImportError("it has no colon")
-        script = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # importing runs the user's module, which may raise anything
-        raise ModelError(
-            f"The script {spec!r} cannot be loaded ({error}): write package.module:function, importable from here.",
-            reason="misconfigured",
-        ) from error
-    if not callable(script):
-        raise ModelError(f"The script {spec!r} is no function.", reason="misconfigured")
-    found: Script = script
-    return found
+        script: Script = import_callable(spec, "script")
+    except ConfigError as error:
+        raise ModelError(str(error), reason="misconfigured") from error
+    return script
 
 
 def _estimate_prompt(request: ModelRequest) -> int:
-    count = 0
-    for message in request.messages:
-        calls = message.tool_calls if isinstance(message, AssistantMessage) else ()
-        count += _estimate(message.content or "", *(item.arguments for item in calls))
-    return count
+    calls = (call for it in request.messages if isinstance(it, AssistantMessage) for call in it.tool_calls)
+    return _estimate(*(it.content or "" for it in request.messages), *(it.arguments for it in calls))
 
 
 def _estimate(*texts: str) -> int:

@@ -79,6 +79,13 @@ async def test_images_of_the_incoming_message_are_shown_to_the_model(network: Ne
     assert [it["image_url"]["url"] for it in shown] == [PIXEL, "https://x.example/a.png"]
 
 
+@pytest.mark.parametrize("address", ["https://[x", "https://a\u2100b/a.png", "https:///a.png"])
+async def test_an_address_that_is_none_is_not_shown(network: Network, address: str) -> None:
+    told, *shown = await ask(network, ALL, content={"text": "what is this?", "images": [address, PIXEL]})
+    assert [it["image_url"]["url"] for it in shown] == [PIXEL]
+    assert 'not shown to you: "image" (its bytes are not in the message).' in told["text"]
+
+
 async def test_a_message_without_attachments_is_text(network: Network) -> None:
     [told] = await ask(network, ALL, content="hi")
     assert "hi" in told["text"]

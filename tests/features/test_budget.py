@@ -14,6 +14,7 @@ from roundelay.agents.agent import Agent
 from roundelay.agents.compose import agent_tool
 from roundelay.agents.features.budget import Budget, MoneyLimits, TokenLimits
 from roundelay.agents.features.prices import Price, Prices
+from roundelay.agents.models.fallback import FallbackModel
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
@@ -204,6 +205,21 @@ async def test_the_price_is_that_of_the_model_that_is_asked(network: Network) ->
         )  # fmt: skip
         async with running(network, runner):
             assert (await mia.ask("ann", "hello")).text == "done"
+
+
+async def test_a_model_that_falls_back_counts_as_the_dearest_of_those_it_asks(network: Network) -> None:
+    prices = Prices(
+        {"m": Price(input=Decimal(1), output=Decimal(1)), "dear": Price(input=Decimal(100), output=Decimal(100))}
+    )
+    async with Provider([used(text("done"), 1000, 0)] * 2) as provider:
+        mia, dear = await Person.join(network, "mia"), provider.model()
+        dear.name = "dear"
+        model = FallbackModel(provider.model(), dear)
+        for agent_id, limit, answer in (("ann", "0.05", "done"), ("bob", "0.005", SPENT)):  # the reserve alone is 0.01
+            budget = Budget(usd=MoneyLimits(turn=Decimal(limit)), reserve=100, prices=prices, count=lambda written: 0)
+            runner = SimpleAgentRunner(agent_id, instruction="You look.", model=model, middleware=[budget])
+            async with running(network, runner):
+                assert (await mia.ask(agent_id, "hello")).text == answer
 
 
 async def test_money_without_a_price_spends_nothing(network: Network) -> None:

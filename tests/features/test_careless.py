@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.agent import Agent
+from roundelay.agents.features.attachments import Attachments
 from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.evaluations import Evaluations, Evidence, Grounding
 from roundelay.agents.features.few_shot import Example, FewShot
@@ -129,6 +130,8 @@ def test_a_budget_around_several_forced_requests_is_refused(tmp_path: Path) -> N
         (lambda: DataPolicy(calls="search"), r"must be a list: write \['search'\]"),
         (lambda: DataPolicy(results="search"), r"results is 'search'"),
         (lambda: DataPolicy(redact=r"\d+"), "redact is"),
+        (lambda: Attachments("image"), r'takes is \'image\' and must be a list: write \["image"\]'),
+        (lambda: Attachments(["image"], models="gpt-*"), "models is 'gpt-\\*'"),
     ],
 )
 def test_a_text_in_place_of_a_list_is_not_taken_letter_by_letter(make: Callable[[], Middleware], said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -293,8 +294,31 @@ def test_tiktoken_counts_where_it_is_asked_for() -> None:
         assert (count("abc"), count("é"), count("<|endoftext|>")) == (3, 2, 13)
     finally:
         del registry.ENCODINGS["bytewise"]
-    with pytest.raises(ConfigError, match="no_such_encoding"):
+    with pytest.raises(ConfigError, match=r"has no encoding 'no_such_encoding'; it has: .*o200k_base"):
         load_count("no_such_encoding")
+
+
+def test_an_encoding_that_cannot_be_fetched_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tiktoken")
+    from tiktoken import registry
+
+    path = tmp_path / "bob.yaml"
+    path.write_text(
+        "id: bob\ninstruction: x\nmodel: {rules: []}\nmiddleware:\n  - context: {max_tokens: 5000, encoding: o200k_base}\n"
+    )
+    monkeypatch.delitem(registry.ENCODINGS, "o200k_base", raising=False)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        with pytest.raises(ConfigError) as caught:
+            build_runner(load_agents(path)[0])
+    said = str(caught.value)
+    assert said.startswith(f"{path}:5: agent bob: the encoding 'o200k_base' is not on this machine")
+    assert "TIKTOKEN_CACHE_DIR" in said
+    assert "leave encoding out" in said
+    assert "HTTPSConnectionPool" not in said
 
 
 # --- long results

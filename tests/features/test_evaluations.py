@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,20 @@ async def test_a_check_that_cannot_be_made_holds_up_no_answer_and_is_noted(
     assert vars(told)["error"].startswith("ModelError: ")
 
 
+async def test_a_check_that_cannot_be_made_is_noted_beside_one_that_found_something() -> None:
+    def broken(answer: str, evidence: Evidence, around: Around) -> str | None:
+        raise LookupError("no such table")
+
+    async with Provider(Writer("clock", "It costs 3 EUR.")) as provider:
+        layers = [Evaluations(always=[broken, NO_PRICES])]
+        loop = Loop(Agent("bob", "", provider.model(), [CLOCK], AgentPolicy(max_corrections=0), middleware=layers))
+        end = await loop.drive()
+    assert end.answer == "It costs 3 EUR."
+    assert loop.records.bodies("review")[0]["notes"] == [
+        "no_prices: Leave out prices.", "broken: could not be made (LookupError: no such table)"
+    ]  # fmt: skip
+
+
 async def test_a_check_that_raises_or_hangs_is_noted_too() -> None:
     def broken(answer: str, evidence: Evidence, around: Around) -> str | None:
         raise LookupError("no such table")
@@ -170,6 +185,16 @@ async def test_a_check_that_raises_or_hangs_is_noted_too() -> None:
         end = await loop.drive()
     assert end.answer == "Noon."
     assert loop.records.bodies("review")[0]["notes"] == ["broken: could not be made (LookupError: no such table)"]
+
+    async def hangs(answer: str, evidence: Evidence, around: Around) -> str | None:
+        return await asyncio.Future()
+
+    async with Provider(Writer("clock", "Noon.")) as provider:
+        layers = [Evaluations(always=[hangs], timeout_s=0.01)]
+        loop = Loop(Agent("bob", "", provider.model(), [CLOCK], middleware=layers))
+        end = await loop.drive()
+    assert end.answer == "Noon."
+    assert loop.records.bodies("review")[0]["notes"][0].startswith("hangs: could not be made (Overdue")
 
 
 def answered(records: Records) -> int:

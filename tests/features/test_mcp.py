@@ -109,6 +109,54 @@ async def test_resources_and_prompts_are_usable(network: Network, tmp_path: Path
     assert prompt == "user: Greet Zoe warmly."
 
 
+PAGED = """
+import asyncio
+import mcp_types as types
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+
+
+def page(params, kind):
+    at = int(params.cursor or 0) if params else 0
+    return [kind(at)], str(at + 1) if at < 2 else None
+
+
+async def list_tools(context, params):
+    tools, after = page(params, lambda at: types.Tool(name=f"t{at}", input_schema={"type": "object"}))
+    return types.ListToolsResult(tools=tools, next_cursor=after)
+
+
+async def list_resources(context, params):
+    resources, after = page(params, lambda at: types.Resource(name=f"r{at}", uri=f"paged://{at}"))
+    return types.ListResourcesResult(resources=resources, next_cursor=after)
+
+
+async def list_prompts(context, params):
+    prompts, after = page(params, lambda at: types.Prompt(name=f"p{at}"))
+    return types.ListPromptsResult(prompts=prompts, next_cursor=after)
+
+
+async def main():
+    server = Server("paged", on_list_tools=list_tools, on_list_resources=list_resources, on_list_prompts=list_prompts)
+    async with stdio_server() as streams:
+        await server.run(*streams, server.create_initialization_options())
+
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_server_lists_in_pages_is_all_there(network: Network, tmp_path: Path) -> None:
+    script = tmp_path / "paged.py"
+    script.write_text(PAGED)
+    servers = McpServers({"paged": ServerOptions(command=sys.executable, args=(str(script),))})
+    _, requests = await ask(network, servers, use(("paged_list_resources", {}), ("paged_list_prompts", {})))
+    assert {"paged_t0", "paged_t1", "paged_t2"} <= set(names(requests[0]))
+    resources, prompts = map(json.loads, results(requests[1]))
+    assert [it["name"] for it in resources] == ["r0", "r1", "r2"]
+    assert [it["name"] for it in prompts] == ["p0", "p1", "p2"]
+
+
 async def test_a_tool_that_a_server_adds_is_there_in_the_next_turn_or_soon(network: Network, tmp_path: Path) -> None:
     servers = shop(tmp_path)
     more = [use(("shop_price", {"article": f"a{n}"})) for n in range(4)]

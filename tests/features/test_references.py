@@ -177,6 +177,15 @@ async def test_a_tool_whose_result_is_the_answer_has_its_sources_beside_it() -> 
     assert [it["n"] for it in end.metadata["sources"]] == [1]  # type: ignore[union-attr, index, call-overload]
 
 
+async def test_what_a_tool_gives_as_null_is_not_there() -> None:
+    found = {"id": "b12", "title": None, "url": None, "text": "1,233 km", "n": None}
+    async with Provider(by_turn(use(("search", {})), "1,233 km [1].")) as provider:
+        tool = finds("search", found, content="Found this.")
+        end = await Loop(Agent("bob", "", provider.model(), [tool], middleware=[References()])).drive()
+    assert "[1] b12\n1,233 km" in results_of(provider.requests[1])[0]
+    assert (end.answer, end.metadata) == ("1,233 km [1].", {"sources": [{"n": 1, "id": "b12"}]})
+
+
 async def test_what_is_no_reference_is_left_out() -> None:
     broken = finds("search", "just text", content="Found this.")
     async with Provider(by_turn(use(("search", {})), "Nothing [1].")) as provider:

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
+from roundelay.agents.agent import Agent
 from roundelay.agents.features.structured import StructuredAnswer
-from roundelay.agents.middleware import Middleware
+from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
 from roundelay.network.messages import BaseMessage
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import Reply, calls, text
+from tests.support.loops import Loop
 
 
 class Bill(BaseModel):
@@ -68,6 +70,48 @@ async def test_text_is_sent_back_to_the_tool(network: Network) -> None:
     answer, requests = await ask(network, BILL, text("You owe 3."), calls([("give_answer", GOOD)]))
     assert BILL.read(answer).total == 3
     assert "Give your answer by calling give_answer." in requests[1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+async def test_a_model_that_never_calls_the_tool_is_asked_again_as_often_as_it_may_be_corrected(
+    network: Network, most: int
+) -> None:
+    answer, requests = await ask(network, BILL, *[text("You owe 3.")] * 10, max_corrections=most)
+    assert len(requests) == 1 + most
+    assert answer.text == "You owe 3."
+    assert (answer.metadata or {})["failed_checks"] == ["structured"]
+
+
+async def test_text_that_fits_is_the_answer(network: Network) -> None:
+    answer, requests = await ask(network, BILL, text('{"total": 3, "items": ["pear"]}'))
+    assert len(requests) == 1
+    assert BILL.read(answer) == Bill(total=3, items=["pear"])
+
+
+class Aliased(BaseModel):
+    total: float = Field(alias="sum")
+
+
+@pytest.mark.parametrize(
+    "given", [calls([("give_answer", {"answer": {"sum": 3}})]), text('{"sum": 3}'), text('{"total": 3}')]
+)
+async def test_a_type_may_have_other_names_in_json(network: Network, given: Reply) -> None:
+    layer = StructuredAnswer(Aliased)
+    answer, requests = await ask(network, layer, given)
+    assert len(requests) == 1
+    assert answer.text == '{"total":3.0}'
+    assert layer.read(answer) == Aliased(sum=3)
+
+
+async def test_a_value_that_a_later_reviewer_undid_is_in_no_metadata() -> None:
+    class Shout(Middleware):
+        async def review(self, around: Around, answer: str) -> str:
+            return f"{answer}!"
+
+    async with Provider([calls([("give_answer", GOOD)])]) as provider:
+        end = await Loop(Agent("bob", "", provider.model(), middleware=[BILL, Shout()])).drive()
+    assert end.answer == '{"total":3.0,"items":["pear"]}!'
+    assert "structured" not in end.metadata
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,8 @@ def test_without_tools_but_with_past_calls_the_reply_is_an_answer() -> None:
         ('{"call": {"tool": "finish"}}', "finish", {}),
         ('{"call": {"tool": "send", "arguments": "{\\"a\\": 1}"}}', "send", {"a": 1}),
         ('{"call": {"tool": "send", "arguments": [1]}}', "send", [1]),
+        ('```json\n{"call": {"tool": "send", "arguments": {"a": 1}}}\n```', "send", {"a": 1}),
+        ('\n```\n{"tool": "send", "arguments": {}}```  ', "send", {}),
     ],
 )
 def test_a_step_is_a_call(text: str, name: str, arguments: object) -> None:
@@ -160,7 +162,20 @@ def test_a_step_is_a_call(text: str, name: str, arguments: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Hello there", "[1]", "3", "null", '{"call": "send"}', '{"tool": 3}', "{}", '{"calls": []}', '"finish"']
+    "text",
+    [
+        "Hello there",
+        "[1]",
+        "3",
+        "null",
+        '{"call": "send"}',
+        '{"tool": 3}',
+        "{}",
+        '{"calls": []}',
+        '"finish"',
+        "```\nx = 1\n```",
+        '```json\n{"x": 1}\n```',
+    ],
 )
 def test_what_is_no_step_is_text(text: str) -> None:
     assert decode_step(request_of(), text) == (text, ())
@@ -183,6 +198,7 @@ def test_a_cut_step_is_a_call_with_the_arguments_as_far_as_they_came() -> None:
         ('{"answer": "All \\"done\\"."}', 'All "done".'),
         ('{"answer": "All \\"do', 'All "do'),
         ('{ "answer" : "cut \\u00', "cut \\u00"),
+        ('```json\n{"answer": "All done."}\n```', "All done."),
     ],
 )
 def test_an_answer_is_text_even_when_it_was_cut(text: str, answer: str) -> None:

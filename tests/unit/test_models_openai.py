@@ -208,6 +208,21 @@ FAILURES: list[tuple[str, Callable[[], Reply], str, bool]] = [
         "context_too_long",
         False,
     ),
+    (
+        "tokens, by words",
+        lambda: fake.error(
+            400, "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
+        ),
+        "context_too_long",
+        False,
+    ),
+    (
+        "prompt, by words",
+        lambda: fake.error(400, "prompt is too long: 208310 tokens > 200000 maximum"),
+        "context_too_long",
+        False,
+    ),
+    ("402", lambda: fake.error(402, "Insufficient Balance"), "quota", False),
     ("filtered prompt", lambda: fake.error(400, "Filtered.", code="content_filter"), "content_filter", False),
     ("reset", fake.reset, "unreachable", True),
     ("cut", fake.cut, "unreachable", True),
@@ -243,6 +258,45 @@ async def test_a_stream_that_ends_before_its_end_is_no_reply() -> None:
         with pytest.raises(ModelError, match="broke off") as caught:
             await model.complete(ASK)
     assert caught.value.retryable
+
+
+EVENTS = {"content-type": "text/event-stream"}
+
+
+def in_events(*chunks: object) -> Reply:
+    return Reply(body="".join(f"data: {json.dumps(it)}\n\n" for it in chunks) + "data: [DONE]\n\n", headers=EVENTS)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["x", {"message": None}, {}, {"message": "x"}, {"message": {"tool_calls": [{"function": "x"}]}}, {"message": {"tool_calls": 3}}],
+    ids=json.dumps,
+)  # fmt: skip
+async def test_a_reply_of_another_shape_is_a_broken_one(choice: object) -> None:
+    async with FakeOpenAI([Reply(body={"choices": [choice]})]) as server, model_for(server) as model:
+        with pytest.raises(ModelError, match="cannot be read") as caught:
+            await model.complete(ASK)
+    assert caught.value.reason == "broken_reply"
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    ["x", [1], {"choices": ["x"]}, {"choices": [{"delta": "x"}]}, {"choices": [{"delta": {"tool_calls": ["x"]}}]}, {"choices": 3}],
+    ids=json.dumps,
+)  # fmt: skip
+async def test_a_stream_of_another_shape_is_a_broken_reply(chunk: object) -> None:
+    async with FakeOpenAI([in_events(chunk)]) as server, model_for(server, stream=True) as model:
+        with pytest.raises(ModelError, match="cannot be read") as caught:
+            await model.complete(ASK)
+    assert caught.value.reason == "broken_reply"
+
+
+async def test_a_chunk_may_have_nothing_new_and_its_models_name_any_type() -> None:
+    first = {"model": 3, "choices": [{"index": 0, "delta": {"content": "fine"}}]}
+    last = {"choices": [{"index": 0, "delta": None, "finish_reason": "stop"}]}
+    async with FakeOpenAI([in_events(first, last)]) as server, model_for(server, stream=True) as model:
+        reply = await model.complete(ASK)
+    assert (reply.text, reply.finish_reason, reply.model) == ("fine", "stop", "3")
 
 
 async def test_an_error_inside_a_stream_is_a_failure() -> None:
