@@ -39,7 +39,10 @@ async def request_approval(
         lambda: context.client.reply(trigger, text, message_id=context.call_id, metadata=metadata)
     )
     waiter.expect(stored.seq, is_approval=True)
-    replies = await waiter.wait({PERSON: stored}, timeout_s, is_approval=True)
+    try:
+        replies = await waiter.wait({PERSON: stored}, timeout_s, is_approval=True)
+    finally:
+        waiter.forget([stored.seq])
     return replies.get(PERSON)
 
 

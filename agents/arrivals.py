@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 from roundelay.network.client import NetworkClient
+from roundelay.network.errors import IdConflict
 from roundelay.network.messages import BaseMessage
 
 from .ids import reaction_id
+from .inbox import Inbox
 from .journal import Journal
 from .models.model import Usage
 from .ongoing import Ongoing
@@ -23,30 +26,26 @@ from .steps import Finish, NewMessages
 
 
 class ThreadArrivals:
-    """What waits behind one reaction. ``withdraw`` takes it out of the inbox, ``put_back`` one of it in again,
-    ``settle`` says of one message that it was read."""
+    """What waits behind one reaction. ``settle`` says of one message that it was read."""
 
     def __init__(
         self,
         ongoing: Ongoing,
+        inbox: Inbox,
         *,
-        withdraw: Callable[[BaseMessage], Sequence[BaseMessage]],
-        put_back: Callable[[BaseMessage], None],
         should_answer: Callable[[BaseMessage], bool],
         settle: Callable[[int, str, str], Awaitable[None]],
     ) -> None:
         self._ongoing = ongoing
-        self._withdraw = withdraw
-        self._put_back = put_back
+        self._inbox = inbox
         self._should_answer = should_answer
         self._settle = settle
 
     def take(self) -> NewMessages | None:
         """Take what has arrived; None for nothing."""
-        waiting = self._withdraw(self._ongoing.message)
+        waiting = self._inbox.withdraw(self._ongoing.message)
         messages = waiting[: self._count_fitting(waiting)]
-        for message in waiting[len(messages) :]:
-            self._put_back(message)
+        self._inbox.put_back(waiting[len(messages) :])
         if not messages:
             return None
         self._ongoing.taken = {message.seq: message for message in messages}
@@ -73,4 +72,5 @@ async def record_as_read(
     restarted agent."""
     journal = make_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
     await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))
-    await journal.record_finished(Finish("finished", f"read in reaction {reader}", None, 0, Usage()))
+    with suppress(IdConflict):  # the other was broken off in the middle of this, and the message got its own after all
+        await journal.record_finished(Finish("finished", f"read in reaction {reader}", None, 0, Usage()))

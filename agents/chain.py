@@ -57,14 +57,14 @@ class Chain:
         self._around_model = collect("around_model")
         self._around_tool = collect("around_tool")
         self._review = collect("review")
-        self._withholds = any(hook.__self__.withholds for hook in self._review)
         self._finish_answer = collect("finish_answer")
+        self.brings_tools = bool(self._list_tools)
+        self.stores = bool(self._store)
+        self.reviews = bool(self._review or self._finish_answer)
+        self.withholds = any(hook.__self__.withholds for hook in self._review)
+        """Whether nobody may read an answer before it was reviewed."""
 
     # --- pure
-
-    @property
-    def brings_tools(self) -> bool:
-        return bool(self._list_tools)
 
     def list_tools(self, state: TurnState) -> list[Tool]:
         return [it for hook in self._list_tools for it in hook(state)]
@@ -155,32 +155,11 @@ class Chain:
 
     # --- around what is done
 
-    @property
-    def withholds(self) -> bool:
-        """Whether nobody may read an answer before it was reviewed."""
-        return self._withholds
-
-    @property
-    def reviews(self) -> bool:
-        return bool(self._review or self._finish_answer)
-
-    @property
-    def stores(self) -> bool:
-        return bool(self._store)
-
     async def around_reaction(self, around: Callable[[], Around], proceed: Callable[[], Awaitable[Finish]]) -> Finish:
-        if self._around_reaction:
-            it = around()
-            for hook in reversed(self._around_reaction):
-                proceed = partial(run_hook, self._time_s, hook, it, proceed=proceed)
-        return await proceed()
+        return await self._pass(self._around_reaction, around, proceed)
 
     async def around_turn(self, around: Callable[[], Around], proceed: Callable[[], Awaitable[None]]) -> None:
-        if self._around_turn:
-            it = around()
-            for hook in reversed(self._around_turn):
-                proceed = partial(run_hook, self._time_s, hook, it, proceed=proceed)
-        await proceed()
+        await self._pass(self._around_turn, around, proceed)
 
     async def around_model(
         self,
@@ -188,12 +167,23 @@ class Chain:
         request: ModelRequest,
         proceed: Callable[[ModelRequest], Awaitable[ModelReply]],
     ) -> ModelReply:
-        return await _pass(self._time_s, self._around_model, around, request, proceed)
+        return await self._pass(self._around_model, around, proceed, request)
 
     async def around_tool(
         self, around: Callable[[], Around], call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
     ) -> ToolResult:
-        return await _pass(self._time_s, self._around_tool, around, call, proceed)
+        return await self._pass(self._around_tool, around, proceed, call)
+
+    async def _pass(
+        self, hooks: Sequence[Any], around: Callable[[], Around], proceed: Callable[..., Awaitable[T]], *given: object
+    ) -> T:
+        """Await ``proceed(*given)`` inside of the hooks, the first outermost; ``around`` is asked only if there are
+        any."""
+        if hooks:
+            it = around()
+            for hook in reversed(hooks):
+                proceed = partial(run_hook, self._time_s, hook, it, proceed=proceed)
+        return await proceed(*given)
 
     async def review(self, around: Around, answer: str, *, can_correct: bool) -> Reviewed:
         """Give the answer as the reviewers leave it, or what they find wrong; each looks at what the one before it
@@ -217,7 +207,7 @@ class Chain:
             given: str | Answer | Correction = await run_hook(self._time_s, hook, around, answer)
             if isinstance(given, Correction):
                 found.append(given)
-                notes.append(f"{given.name}: {given.instruction}" if given.name else given.instruction)
+                notes += [f"{given.name}: {given.instruction}" if given.name else given.instruction, *given.notes]
             else:
                 answer = take(given)
         if found and can_correct:
@@ -227,24 +217,6 @@ class Chain:
         if failed := [it.name for it in found if it.name]:
             metadata[FAILED_CHECKS] = list(failed)
         return Reviewed(answer, notes=tuple(notes), is_accepted=not found, metadata=metadata)
-
-
-_A = TypeVar("_A")
-
-
-async def _pass(
-    time_s: float, hooks: Sequence[Any], around: Callable[[], Around], given: _A, proceed: Callable[[_A], Awaitable[T]]
-) -> T:
-    if hooks:
-        it = around()
-        for hook in reversed(hooks):
-            proceed = partial(_step, time_s, hook, it, proceed)
-    return await proceed(given)
-
-
-async def _step(time_s: float, hook: Any, around: Around, proceed: Callable[[_A], Awaitable[T]], given: _A) -> T:
-    result: T = await run_hook(time_s, hook, around, given, proceed=proceed)
-    return result
 
 
 def _chooses(policy: AgentPolicy) -> bool:

@@ -57,7 +57,7 @@ def agent_tool(
         return Output(end.answer or end.reason, _pass_on(end.metadata))
 
     about = description or agent.description or f"Give a task to {agent.id}, who works on it and answers."
-    return tool(name=name or agent.id, description=about, idempotent=True, timeout_s=math.inf)(run)
+    return tool(name=name or tool_name(agent.id), description=about, idempotent=True, timeout_s=math.inf)(run)
 
 
 def remote_handoff(

@@ -18,7 +18,7 @@ from roundelay.network.errors import RoundelayError
 
 from .agent import Agent
 from .events import AnswerReviewed, Event, Finished, HandedOver, OnEvent, Resumed, TurnEnd, TurnStart
-from .journal import Journal, Store
+from .journal import Journal, Store, drop_largest
 from .model_calls import ModelCalls
 from .models.model import ModelReply, Usage
 from .models.request_print import print_request
@@ -63,14 +63,7 @@ def _fit(reviewed: Reviewed, max_bytes: int) -> Reviewed:
     """Leave out what makes the metadata too large for a record, and a message, beside the answer, the largest first, and
     note it."""
     left = dict(reviewed.metadata)
-    sizes = {name: len(json.dumps({name: value})) for name, value in left.items()}
-    room = max_bytes - len(json.dumps([reviewed.answer, reviewed.correction, *reviewed.notes]))
-    dropped: list[str] = []
-    for name in sorted(sizes, key=lambda name: -sizes[name]):
-        if sum(sizes[it] for it in left) <= room:
-            break
-        del left[name]
-        dropped.append(name)
+    dropped = drop_largest(left, max_bytes - len(json.dumps([reviewed.answer, reviewed.correction, *reviewed.notes])))
     if not dropped:
         return reviewed
     note = f"too large for the message's metadata: {', '.join(dropped)}"

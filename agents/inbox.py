@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -166,6 +167,14 @@ class Inbox:
             line.waiting = deque(it for it in waiting if is_question(it, self.agent_id))
         return [it for it in waiting if not is_question(it, self.agent_id)]
 
+    def put_back(self, messages: Collection[BaseMessage]) -> None:
+        """Take in again what was withdrawn of a thread: where it was, before what came later."""
+        for message in messages:
+            self.admit(message)
+        for thread_id in {it.thread_id for it in messages}:
+            line = self._working[thread_id]
+            line.waiting = deque(sorted(line.waiting, key=lambda it: it.seq))
+
     def note_handled(self, seq: int) -> None:
         """A message needs no reaction of its own."""
         self._known.discard(seq)
@@ -215,9 +224,8 @@ class Inbox:
         if not line.reactions:
             del self._working[message.thread_id]
             if line.waiting:
-                self._waiting[message.thread_id] = (
-                    line.waiting
-                )  # to the end of the line: a busy thread starves no other
+                # To the end of the line: a busy thread starves no other.
+                self._waiting[message.thread_id] = line.waiting
         self._look(message.thread_id)
 
     def _take_question(self, line: _Line) -> BaseMessage:

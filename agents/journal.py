@@ -9,9 +9,10 @@ its ``path``.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -30,6 +31,20 @@ from .text import replace_surrogates
 from .tools import ToolResult
 
 _logger = logging.getLogger(__name__)
+
+
+def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
+    """Take out of ``data`` what makes it longer than that as JSON, the largest first; gives the names."""
+    sizes = {name: len(json.dumps({name: value})) for name, value in data.items()}
+    left = sum(sizes.values())
+    dropped: list[str] = []
+    for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+        if left <= max_chars:
+            break
+        left -= sizes[name]
+        del data[name]
+        dropped.append(name)
+    return dropped
 
 
 class StoredRecord(Protocol):
@@ -62,13 +77,19 @@ class Journal:
         self.max_body_bytes = max_body_bytes
         self.is_started = False
         self._client = client
+        self._closed = asyncio.Event()
 
     def descend(self, turn: int, call: int, run: int) -> Journal:
         """Give the journal of a run inside a call of this one, the first (0) or a further one."""
         path = path_of_call(self.path, turn, call, run)
         inner = Journal(self._client, self.reaction, max_body_bytes=self.max_body_bytes, path=path)
-        inner.store = self.store
+        inner.store, inner._closed = self.store, self._closed
         return inner
+
+    def close(self) -> None:
+        """Write nothing more, in the runs inside neither: who goes on with the reaction does. To try ends the task that
+        does it, as cancelling does."""
+        self._closed.set()
 
     @property
     def depth(self) -> int:
@@ -120,7 +141,10 @@ class Journal:
             body["once"] = True
         await self._record("tool_started", turn, planned.index, body)
 
-    async def record_tool_result(self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult) -> None:
+    async def record_tool_result(
+        self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult, replies: Sequence[int] = ()
+    ) -> None:
+        """``replies``: the seqs of those that the call waited for and had."""
         body: dict[str, object] = {
             "turn": turn, "call": call.index, "tool": call.call.name[:64], "content": result.content, "ok": result.ok,
         }  # fmt: skip
@@ -130,6 +154,8 @@ class Journal:
             body["is_answer"] = True
         if result.data:
             body["data"] = dict(result.data)
+        if replies:
+            body["replies"] = list(replies)
         if result.tool_calls or result.usage != Usage():
             body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}
         await self._record("tool_result", turn, call.index, body)
@@ -141,7 +167,9 @@ class Journal:
             await self._record("note", turn, name, {"turn": turn, "name": name, "value": value, **made_of})
 
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
-        await self._record("waiting", turn, call, {"turn": turn, "call": call, **wait.model_dump()})
+        # A call that was approved may wait for others itself.
+        key = f"{call}-approval" if wait.is_approval else call
+        await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.model_dump()})
 
     async def record_asking(self, turn: int, call: int, messages: Mapping[str, str]) -> None:
         await self._record("asking", turn, call, {"turn": turn, "call": call, "messages": dict(messages)})
@@ -183,6 +211,8 @@ class Journal:
 
     async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
         """Write one record; True when it was there already."""
+        if self._closed.is_set():
+            raise asyncio.CancelledError
         record_id = digest(kind, self.reaction, self.path, turn, call)
         if self.store is not None:
             try:

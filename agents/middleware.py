@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from .events import Progress
 from .models.model import ChatMessage, Model, ModelReply, ModelRequest, ToolCall, Usage
 from .steps import CallModel, Finish, PlannedCall, PromptPart, TurnState
+from .text import replace_surrogates
 from .tools import Tool, ToolContext, ToolResult
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ class AfterTool:
 @dataclass(frozen=True, slots=True)
 class Correction:
     """What a reviewer gives for an answer that must not go out: what the model is told. ``name`` says which check it
-    was."""
+    was; ``notes`` are what else the record of the review keeps."""
 
     instruction: str
     name: str = ""
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Around:
     @contextmanager
     def report(self, text: str) -> Iterator[None]:
         """Tell people what the work is at, as long as the block runs. Not for the model."""
-        self.emit(Progress(self.reaction, self.state.turn, text, path=self.path))
+        self.emit(Progress(self.reaction, self.state.turn, replace_surrogates(text), path=self.path))
         try:
             yield
         finally:

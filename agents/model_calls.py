@@ -141,11 +141,9 @@ class ModelCalls:
 
         def tell(delta: ModelDelta) -> None:
             if is_heard:  # an attempt that was given up may go on for a while
-                index = next(run.pieces)
-                is_held = run.is_held
-                run.emit(
-                    ModelOutput(run.id, request.turn, delta.text, delta.reasoning, run.path, index, is_held=is_held)
-                )
+                text, reasoning = replace_surrogates(delta.text), replace_surrogates(delta.reasoning)
+                index, is_held = next(run.pieces), run.is_held
+                run.emit(ModelOutput(run.id, request.turn, text, reasoning, run.path, index, is_held=is_held))
 
         stand_in = STAND_IN.get()
 

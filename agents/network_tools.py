@@ -16,11 +16,7 @@ import msgspec
 from pydantic import Field
 
 from .agent import REFERENCES, SOURCES
-from .arguments import (
-    read_object,
-    read_required,
-    tidy_schema,
-)
+from .arguments import read_object, read_required, tidy_schema
 from .citations import merge_sources
 from .models.json_schema import read_properties
 from .models.model import JsonSchema

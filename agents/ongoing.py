@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient
@@ -73,6 +74,9 @@ class Ongoing:
 
     taken: dict[int, BaseMessage] = field(default_factory=dict)
     """Messages that were taken out of the inbox to be read in it, and are not settled yet."""
+
+    expected: Sequence[int] = ()
+    """Questions of it, put before a restart: a reply to one is its own, as long as it runs."""
 
     is_asked: bool = False
     """Whether its message is a question of `ask` to this agent."""

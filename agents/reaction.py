@@ -98,7 +98,7 @@ class Reaction:
         self.sent_at = sent_at
         self.trigger = trigger
         self._callers: list[tuple[Agent, list[ChatMessage]]] = []  # who handed over and gets control back, as they were
-        self._keeper = keeper
+        self.keeper = keeper
         self._read_meanwhile: tuple[int, ...] = ()
         self.has_spoken = False
         self._is_last = False
@@ -222,6 +222,7 @@ class Reaction:
             return self._ask()
         if self._is_last and not goes_on:
             text = "" if self._is_text_altered else text
+            self.history.append(AssistantMessage(text or NO_TEXT))  # a reviewer may want another one
             return self._close(f"{text}\n{CUT_HERE}" if is_cut and text else text)
         if self._is_withheld or not text:
             self.history.append(AssistantMessage(NO_TEXT))  # so that each turn stands in the history
@@ -270,7 +271,7 @@ class Reaction:
         given = next((it for _, it in sorted(answers.items()) if it.is_answer and ALTERED not in it.data), None)
         if given is not None and not goes_on:
             keeper = given.data.get(KEEPER)
-            self._keeper = keeper if isinstance(keeper, str) else self._keeper
+            self.keeper = keeper if isinstance(keeper, str) else self.keeper
             return self._end("a tool gave the answer", given.content, is_new=True)
         if ending is not None and self._is_text_lost and not self.has_spoken:
             say(self.history, NOT_KEPT)
@@ -326,7 +327,7 @@ class Reaction:
         else:
             self._callers.clear()
         if handoff.returns == "never":
-            self._keeper = handoff.agent.id
+            self.keeper = handoff.agent.id
         self.agent, self.history = handoff.agent, handoff.take_over(caller.id, self.history, note)
         self._values = {**handoff.agent.chain.start(), **self._values}
         return self._ask()
@@ -394,6 +395,4 @@ class Reaction:
 
     def _finish(self, status: Status, reason: str, answer: str | None) -> Finish:
         self.state = State.FINISHED
-        return Finish(
-            status, reason, answer, self.turn, self.usage, self.tool_calls, self._keeper, self._read_meanwhile
-        )
+        return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self.keeper, self._read_meanwhile)

@@ -57,30 +57,42 @@ class FinishedBody(BaseModel):
     """Messages that arrived while it ran, and were read in it."""
 
 
-@dataclass(frozen=True, slots=True)
+_Place = tuple[int, int]  # of a call: its turn, its place in that
+
+
+@dataclass(slots=True)
 class Recorded:
     """What a run has recorded so far; turns count from 1, calls by their place in the turn. ``children`` are runs
-    inside of it, by path."""
+    inside of it, by path. To be read only."""
 
     started: Started | None = None
-    replies: Mapping[int, ModelReply] = field(default_factory=dict)
-    last_turns: frozenset[int] = frozenset()
-    failures: Mapping[int, ModelFailed] = field(default_factory=dict)
-    begun_calls: frozenset[tuple[int, int]] = frozenset()
-    results: Mapping[tuple[int, int], ToolResult] = field(default_factory=dict)
-    askings: Mapping[tuple[int, int], Mapping[str, str]] = field(default_factory=dict)
-    waits: Mapping[tuple[int, int], Wait] = field(default_factory=dict)
-    approvals: Mapping[tuple[int, int], Approval] = field(default_factory=dict)
-    new_messages: Mapping[int, NewMessages] = field(default_factory=dict)
-    finished: FinishedBody | None = None
-    children: Mapping[str, Recorded] = field(default_factory=dict)
-    reviews: Mapping[int, Reviewed] = field(default_factory=dict)
-    notes: Mapping[int, Mapping[str, JsonValue]] = field(default_factory=dict)
+    replies: dict[int, ModelReply] = field(default_factory=dict)
+    last_turns: set[int] = field(default_factory=set)
+    failures: dict[int, ModelFailed] = field(default_factory=dict)
+    begun_calls: set[_Place] = field(default_factory=set)
+    once_calls: set[_Place] = field(default_factory=set)
+    """Of those that were begun, the ones whose tool was ``once`` then."""
+
+    results: dict[_Place, ToolResult] = field(default_factory=dict)
+    askings: dict[_Place, Mapping[str, str]] = field(default_factory=dict)
+    waits: dict[_Place, Wait] = field(default_factory=dict)
+    """Of the calls themselves."""
+
+    approval_waits: dict[_Place, Wait] = field(default_factory=dict)
+    """Before the calls were begun."""
+
+    taken: set[int] = field(default_factory=set)
+    """The replies that its calls waited for and had."""
+
+    approvals: dict[_Place, Approval] = field(default_factory=dict)
+    new_messages: dict[int, NewMessages] = field(default_factory=dict)
+    reviews: dict[int, Reviewed] = field(default_factory=dict)
+    notes: dict[int, dict[str, JsonValue]] = field(default_factory=dict)
     """What middleware kept in a turn, by name."""
 
-    altered: Mapping[int, Altered] = field(default_factory=dict)
-    once_calls: frozenset[tuple[int, int]] = frozenset()
-    """Of those that were begun, the ones whose tool was ``once`` then."""
+    altered: dict[int, Altered] = field(default_factory=dict)
+    finished: FinishedBody | None = None
+    children: Mapping[str, Recorded] = field(default_factory=dict)
 
     def read_meanwhile(self) -> list[int]:
         """Give the messages that were read while it ran."""
@@ -95,7 +107,22 @@ class Recorded:
     def open_waits(self) -> list[Wait]:
         """Give what this run, or one inside of it, still waits for."""
         runs = (self, *self.children.values())
-        return [wait for run in runs for place, wait in run.waits.items() if place not in run.results]
+        waits = [it for run in runs for place, it in run.waits.items() if place not in run.results]
+        undecided = (
+            it
+            for run in runs
+            for place, it in run.approval_waits.items()
+            if place not in {*run.approvals, *run.results}
+        )
+        return [*waits, *undecided]
+
+    def has_taken(self, seq: int) -> bool:
+        """Tell whether a message was the reply that a call waited for, here or in a run inside of it."""
+        return any(seq in run.taken for run in (self, *self.children.values()))
+
+    def was_waiting_for(self, question: int) -> bool:
+        """Tell whether it ended while it waited for the reply to a message."""
+        return any(question in it.questions.values() for it in self.open_waits())
 
     def replay(self, turn: int) -> Replayed | ModelFailed | None:
         """Give what is known of a turn, None if nothing is."""
@@ -127,9 +154,12 @@ class _NewMessages(BaseModel):
     answers: bool
 
 
-class _Asking(BaseModel):
+class _At(BaseModel):
     turn: int
     call: int
+
+
+class _Asking(_At):
     messages: dict[str, str]
 
 
@@ -139,15 +169,11 @@ class _ModelFailed(BaseModel):
     reason: str
 
 
-class _ToolStarted(BaseModel):
-    turn: int
-    call: int
+class _ToolStarted(_At):
     once: bool = False
 
 
-class _ToolResult(BaseModel):
-    turn: int
-    call: int
+class _ToolResult(_At):
     content: str
     ok: bool
     threads: tuple[str, ...] = ()
@@ -155,6 +181,7 @@ class _ToolResult(BaseModel):
     tool_calls: int = 0
     is_answer: bool = False
     data: dict[str, JsonValue] = {}
+    replies: tuple[int, ...] = ()
 
 
 class _Note(BaseModel):
@@ -207,76 +234,54 @@ def read_records(records: Sequence[Mapping[str, Any]]) -> Recorded:
 
 
 def _read_run(records: Sequence[Mapping[str, Any]], children: Mapping[str, Recorded]) -> Recorded:
-    started: Started | None = None
-    replies: dict[int, ModelReply] = {}
-    last_turns: set[int] = set()
-    failures: dict[int, ModelFailed] = {}
-    begun: set[tuple[int, int]] = set()
-    once: set[tuple[int, int]] = set()
-    results: dict[tuple[int, int], ToolResult] = {}
-    askings: dict[tuple[int, int], Mapping[str, str]] = {}
-    waits: dict[tuple[int, int], Wait] = {}
-    approvals: dict[tuple[int, int], Approval] = {}
-    new_messages: dict[int, NewMessages] = {}
-    finished: FinishedBody | None = None
-    reviews: dict[int, Reviewed] = {}
-    altered: dict[int, Altered] = {}
-    notes: dict[int, dict[str, JsonValue]] = {}
+    run = Recorded(children=children)
     for record in records:
         body = record["body"]
         match record["kind"]:
             case "started":
-                started = Started.model_validate(body)
+                run.started = Started.model_validate(body)
             case "model_reply":
                 reply = _Reply.model_validate(body)
-                replies[reply.turn] = ModelReply.from_json(reply.reply)
-                altered[reply.turn] = reply.altered
+                run.replies[reply.turn] = ModelReply.from_json(reply.reply)
+                run.altered[reply.turn] = reply.altered
                 if reply.is_last:
-                    last_turns.add(reply.turn)
+                    run.last_turns.add(reply.turn)
             case "model_failed":
                 failed = _ModelFailed.model_validate(body)
-                failures[failed.turn] = ModelFailed(failed.reason, failed.failure, is_recorded=True)
+                run.failures[failed.turn] = ModelFailed(failed.reason, failed.failure, is_recorded=True)
             case "tool_started":
                 begin = _ToolStarted.model_validate(body)
-                begun.add((begin.turn, begin.call))
+                run.begun_calls.add((begin.turn, begin.call))
                 if begin.once:
-                    once.add((begin.turn, begin.call))
+                    run.once_calls.add((begin.turn, begin.call))
             case "tool_result":
                 it = _ToolResult.model_validate(body)
-                results[it.turn, it.call] = ToolResult(
+                run.results[it.turn, it.call] = ToolResult(
                     it.content, it.ok, it.threads, it.usage, it.tool_calls, it.is_answer, it.data
                 )
+                run.taken.update(it.replies)
             case "new_messages":
                 new = _NewMessages.model_validate(body)
-                new_messages[new.turn] = NewMessages(new.text, new.seqs, new.answers)
+                run.new_messages[new.turn] = NewMessages(new.text, new.seqs, new.answers)
             case "asking":
                 asking = _Asking.model_validate(body)
-                askings[asking.turn, asking.call] = asking.messages
+                run.askings[asking.turn, asking.call] = asking.messages
+            case "waiting":
+                at, wait = _At.model_validate(body), Wait.model_validate(body)
+                (run.approval_waits if wait.is_approval else run.waits)[at.turn, at.call] = wait
             case "approval":
-                place = _ToolStarted.model_validate(body)
-                approvals[place.turn, place.call] = Approval.model_validate(body)
+                at = _At.model_validate(body)
+                run.approvals[at.turn, at.call] = Approval.model_validate(body)
             case "note":
                 note = _Note.model_validate(body)
-                notes.setdefault(note.turn, {})[note.name] = note.value
+                run.notes.setdefault(note.turn, {})[note.name] = note.value
             case "review":
-                review = _Review.model_validate(body)
-                reviews[review.turn] = Reviewed(
-                    review.answer,
-                    review.correction,
-                    review.usage,
-                    review.notes,
-                    review.is_accepted,
-                    review.metadata,
-                    review.altered,
+                said = _Review.model_validate(body)
+                run.reviews[said.turn] = Reviewed(
+                    said.answer, said.correction, said.usage, said.notes, said.is_accepted, said.metadata, said.altered
                 )
-            case "waiting":
-                place = _ToolStarted.model_validate(body)
-                waits[place.turn, place.call] = Wait.model_validate(body)
             case "finished":
-                finished = FinishedBody.model_validate(body)
+                run.finished = FinishedBody.model_validate(body)
             case _:
                 continue
-    return Recorded(
-        started, replies, frozenset(last_turns), failures, frozenset(begun), results, askings, waits, approvals, new_messages,
-        finished, children, reviews, notes, altered, frozenset(once),
-    )  # fmt: skip
+    return run

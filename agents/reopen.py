@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 
-from pydantic import ValidationError
-
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import OpenReactionInfo
@@ -30,7 +28,7 @@ async def read_open_reaction(
     try:
         recorded = await journal.load()
         return await _find_trigger(client, opened.trigger, recorded), recorded
-    except (UnknownMessage, ValidationError, LookupError) as error:
+    except (UnknownMessage, ValueError, TypeError, LookupError) as error:
         # Written by another program under this agent's id, or no longer to be read. It must not keep the agent from
         # starting.
         _logger.error(
@@ -42,14 +40,15 @@ async def read_open_reaction(
         return None
 
 
-async def expect_replies(recorded: Recorded, replies: Replies) -> None:
-    """Expect the replies that it waited for, before any is delivered."""
+async def expect_replies(recorded: Recorded, replies: Replies) -> list[int]:
+    """Expect the replies that it waited for, before any is delivered; gives the questions."""
     since = recorded.started.trigger if recorded.started is not None else 0
-    for messages in recorded.open_askings():
-        await replies.expect_sent(messages, since)
+    questions = [it for messages in recorded.open_askings() for it in await replies.expect_sent(messages, since)]
     for wait in recorded.open_waits():
         for question in wait.questions.values():
             replies.expect(question, is_approval=wait.is_approval)
+            questions.append(question)
+    return questions
 
 
 async def _find_trigger(client: NetworkClient, seq: int, recorded: Recorded) -> BaseMessage:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,9 +72,7 @@ class Replies:
         self._open: dict[int, asyncio.Future[BaseMessage]] = {}  # by the seq of the question
         self._approvals: set[int] = set()  # of these, the requests for approval: only a person's decision is a reply
         self._taken: OrderedDict[int, None] = OrderedDict()  # seqs of the last replies
-        self._dropped: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # questions whose wait was stopped: nobody needs an answer
+        self._dropped: OrderedDict[int, None] = OrderedDict()  # questions whose wait was stopped
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:
         """A reply to this message is nobody else's from here on."""
@@ -89,9 +87,9 @@ class Replies:
             self._approvals.discard(question)
 
     def take(self, message: BaseMessage) -> bool:
-        """Take a delivered message, if it is a reply that is waited for (or was taken already, or that nobody waits for
-        since a person stopped who did)."""
-        if message.seq in self._taken or message.reply_to in self._dropped:
+        """Take a delivered message, if it is a reply that is waited for (or was taken already, or is a program's that
+        nobody waits for since a person stopped who did)."""
+        if message.seq in self._taken or (message.reply_to in self._dropped and message.sender_kind != "human"):
             return True
         reply = self._open.get(message.reply_to) if message.reply_to is not None else None
         if reply is None or reply.done():
@@ -122,7 +120,8 @@ class Replies:
             await self._look_up(wait)
         except asyncio.CancelledError:
             for question in wait.questions.values():
-                _remember(self._dropped, question)
+                if not wait.is_approval:  # what people say beside a decision is a message like any other
+                    _remember(self._dropped, question)
             raise
         finally:
             for question in wait.questions.values():  # what comes from now on is a message like any other
@@ -149,36 +148,42 @@ class Replies:
                 hopeless |= {to: why for to, why in found.items() if not replies[to].done()}
         return hopeless
 
-    async def expect_sent(self, messages: Mapping[str, str], since: int) -> None:
-        """Expect replies to those of these messages (ids, by whom they are to) that were sent after a seq."""
+    async def expect_sent(self, messages: Mapping[str, str], since: int) -> list[int]:
+        """Expect replies to those of these messages (ids, by whom they are to) that were sent after a seq; gives their
+        seqs."""
+        sent: list[int] = []
         for agent_id, message_id in messages.items():
             thread_id = "direct:" + "~".join(sorted((self._client.agent_id, agent_id)))
             try:
-                messages_there = await self._read_since(thread_id, since)
+                async for it in self._read_back(thread_id, since):
+                    if it.message_id == message_id and it.sender_id == self._client.agent_id:
+                        self.expect(it.seq)
+                        sent.append(it.seq)
             except RequestError:
                 continue  # there is nobody of that id
-            for message in messages_there:
-                if message.message_id == message_id and message.sender_id == self._client.agent_id:
-                    self.expect(message.seq)
+        return sent
 
     async def _look_up(self, wait: Wait) -> None:
         """Read the threads of what has no reply."""
+        own = self._client.agent_id
         for to, question in wait.questions.items():
             if not self._open[question].done():
-                thread_id = wait.threads[to]
-                for message in await self._read_since(thread_id, question):
-                    if message.reply_to == question and message.sender_id != self._client.agent_id:
-                        self.take(message)
+                there = self._read_back(wait.threads[to], question)
+                replies = [it async for it in there if it.reply_to == question and it.sender_id != own]
+                for message in reversed(replies):  # of several decisions the first one holds
+                    self.take(message)
 
-    async def _read_since(self, thread_id: str, seq: int) -> list[BaseMessage]:
-        """Give what the thread holds after a seq, newest page first."""
-        found: list[BaseMessage] = []
+    async def _read_back(self, thread_id: str, seq: int) -> AsyncIterator[BaseMessage]:
+        """Give what the thread holds after a seq, newest first."""
         before: int | None = None
         while True:
             page = await retry_later(partial(self._client.history, thread_id, before=before, limit=PAGE))
-            found += [message for message in page.messages if message.seq > seq]
-            if not page.has_more or page.messages[0].seq <= seq:
-                return found
+            for message in reversed(page.messages):
+                if message.seq <= seq:
+                    return
+                yield message
+            if not page.has_more:
+                return
             before = page.messages[0].seq
 
 
@@ -191,7 +196,7 @@ def _remember(seqs: OrderedDict[int, None], seq: int) -> None:
 
 class Waiter:
     """The wait of one call. ``known`` is what it waited for before, ``record`` keeps what it waits for, ``tell`` is
-    called when a wait begins or goes on, ``listener`` takes what those who were asked are at meanwhile."""
+    called when a wait begins or goes on, ``take`` with the seqs of the replies that it had, ``listener`` takes what those who were asked are at meanwhile."""
 
     def __init__(
         self,
@@ -203,6 +208,7 @@ class Waiter:
         prepare: Callable[[Mapping[str, str]], Awaitable[None]],
         record: Callable[[Wait], Awaitable[None]],
         tell: Callable[[Wait], None],
+        take: Callable[[Iterable[int]], None],
         listener: Listener,
     ) -> None:
         self._replies = replies
@@ -212,6 +218,7 @@ class Waiter:
         self._prepare = prepare
         self._record = record
         self._tell = tell
+        self._take = take
         self._listener = listener
         self.hopeless: Mapping[str, str] = {}
         """Who will not reply any more, and why, once it has waited."""
@@ -245,9 +252,8 @@ class Waiter:
             return {}
         wait, left_s = self._known, min(timeout_s, MAX_WAIT_S)
         if wait is not None:
-            left_s = max(
-                0.0, min(left_s, (wait.until - self._replies.clock()) / 1000)
-            )  # the clock may have been set back
+            # At most as long as a new one: the clock may have been set back.
+            left_s = max(0.0, min(left_s, (wait.until - self._replies.clock()) / 1000))
         else:
             wait = Wait(
                 questions={to: stored.seq for to, stored in questions.items()},
@@ -265,6 +271,7 @@ class Waiter:
             replies, self.hopeless = await self._replies.wait(
                 wait, reaction=self._reaction, look_first=look_first, left_s=left_s
             )
+            self._take(reply.seq for reply in replies.values())
             return replies
 
 

@@ -15,17 +15,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
-from roundelay.network.errors import (
-    ConfigError,
-    Superseded,
-)
+from roundelay.network.errors import ConfigError, Superseded
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .arrivals import ThreadArrivals, record_as_read
 from .channels import join_channel
 from .context import build_context
+from .earlier import is_answer_of_earlier_run
 from .events import Event, OnEvent
-from .foreign import first_error
+from .foreign import first_error, is_told_to_end
 from .ids import reaction_id
 from .inbox import Arrival, Inbox, ReactTo, Visibility, is_question, requires_response_from
 from .journal import Journal
@@ -71,9 +69,10 @@ class AgentRunner(ABC):
         self._inbox = Inbox(agent_id)
         self._replies: Replies | None = None  # while it runs
         self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
-        self._resumed: dict[int, tuple[str, Recorded]] = {}  # likewise, of reactions begun earlier
+        self._resumed: dict[int, tuple[str, Recorded, list[int]]] = {}  # likewise, of reactions begun earlier
         self._ongoing: dict[int, Ongoing] = {}  # by the trigger's seq
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
+        self._head = 0  # of the ledger when it began: what was asked after that, it asked itself
         self._display = Display(agent_id, on_event)
         self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
         self._readiness = Readiness()
@@ -165,7 +164,7 @@ class AgentRunner(ABC):
             )
 
     async def _serve(self, client: NetworkClient) -> None:
-        self._client = client
+        self._client, self._carried = client, None
         while True:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -176,14 +175,17 @@ class AgentRunner(ABC):
                 if errors is None:
                     return
                 error = first_error(errors)
+                if isinstance(error, Superseded):
+                    told = f"Another runner of agent {self.agent_id} has taken over; this one has stopped. ({error})"
+                    raise Superseded(told) from failures
                 if not isinstance(error, _NewEpoch):
-                    raise self._explain(error) from failures
+                    raise error from failures
                 _logger.warning("the ledger was replaced; starting over", extra={"agent_id": self.agent_id})
 
     async def _serve_epoch(self, client: NetworkClient, group: asyncio.TaskGroup) -> None:
         """Serve as long as the ledger is the same one. In another one the seqs and reactions known here mean
         nothing."""
-        epoch = client.welcome.network.epoch
+        epoch, self._head = client.welcome.network.epoch, client.welcome.head
         self._inbox = Inbox(self.agent_id, react_to=self.react_to, max_parallel=self.policy.max_parallel_reactions)
         replies = self._replies = Replies(
             client, pause=partial(self._pause, group), resume=self._inbox.resume, clock=client.clock
@@ -194,9 +196,8 @@ class AgentRunner(ABC):
         for name in self.channels:
             await retry_later(partial(join_channel, client, name))
         await self._take_open_reactions(client, replies)
-        group.create_task(
-            self._watch(client, epoch, group)
-        )  # before any reaction begins: one may have been stopped meanwhile
+        # Before any reaction begins: one may have been stopped meanwhile.
+        group.create_task(self._watch(client, epoch, group))
         self._start_reactions(group)
         self._readiness.reach()
         if self._carried is not None:
@@ -215,13 +216,6 @@ class AgentRunner(ABC):
         await self._stopping.wait()
         raise _Stop
 
-    def _explain(self, error: BaseException) -> BaseException:
-        if isinstance(error, Superseded):
-            return Superseded(
-                f"Another runner of agent {self.agent_id} has taken over; this one has stopped. ({error})"
-            )
-        return error
-
     def _pause(self, group: asyncio.TaskGroup, reaction: str) -> None:
         at_it = (it.message.thread_id for it in self._ongoing.values() if it.journal.reaction == reaction)
         self._inbox.pause(reaction, next(at_it, ""))
@@ -232,17 +226,21 @@ class AgentRunner(ABC):
         if self._replies is not None and self._replies.take(message):
             await delivery.ack()  # it can be read again in its thread
             return
+        if await is_answer_of_earlier_run(self.client, message, self._head, self._load):
+            await delivery.ack()
+            return
         match self._inbox.offer(message):
             case Arrival.QUEUED:
                 self._deliveries[message.seq] = delivery
             case Arrival.CONTEXT | Arrival.HANDLED:
                 await delivery.ack()
             case Arrival.PENDING:
-                if self._is_resumed(message.seq):
-                    await (
-                        delivery.ack()
-                    )  # handled since its `started`, which a hub that crashed knows and may not have counted
-                # else its reaction acks it
+                if self._is_resumed(message.seq):  # else its reaction acks it
+                    # Handled since its `started`, which a hub that crashed knows and may not have counted.
+                    await delivery.ack()
+
+    async def _load(self, reaction: str) -> Recorded:
+        return await self._make_journal(self.client, reaction).load()
 
     def _is_resumed(self, seq: int) -> bool:
         ongoing = self._ongoing.get(seq)
@@ -255,10 +253,10 @@ class AgentRunner(ABC):
             if found is None or found[1].finished is not None:  # which came of an earlier one in this loop
                 continue
             message, recorded = found
-            await expect_replies(recorded, replies)
+            questions = await expect_replies(recorded, replies)
             for seq in recorded.read_meanwhile():
                 await self._settle(client, seq, message.thread_id, opened.reaction)
-            self._resumed[message.seq] = (opened.reaction, recorded)
+            self._resumed[message.seq] = (opened.reaction, recorded, questions)
             self._inbox.admit(message)
 
     def _start_reactions(self, group: asyncio.TaskGroup) -> None:
@@ -272,11 +270,9 @@ class AgentRunner(ABC):
             is_handled = await self._attempt(ongoing)
         finally:
             del self._ongoing[message.seq]
-            if ongoing.recorded is not None and self._replies is not None:
-                waits = ongoing.recorded.open_waits()
-                self._replies.forget(question for it in waits for question in it.questions.values())
-        for left in ongoing.taken.values():  # it ended in the middle of taking them in
-            self._inbox.admit(left)
+            if self._replies is not None:
+                self._replies.forget(ongoing.expected)
+        self._inbox.put_back(ongoing.taken.values())  # it ended in the middle of taking them in
         if is_handled:
             self._inbox.finish(message)
         else:
@@ -285,11 +281,12 @@ class AgentRunner(ABC):
 
     def _begin(self, message: BaseMessage) -> Ongoing:
         client = self.client
-        reaction, recorded = self._resumed.pop(message.seq, (None, None))
+        reaction, recorded, questions = self._resumed.pop(message.seq, (None, None, ()))
         reaction = reaction or reaction_id(self.agent_id, message.seq, client.welcome.network.epoch)
         journal = self._make_journal(client, reaction)
         journal.is_started = recorded is not None
         ongoing = Ongoing(client, _narrow(message), journal, recorded, self._deliveries.pop(message.seq, None))
+        ongoing.expected = questions
         ongoing.is_asked = is_question(message, self.agent_id)
         ongoing.stopped_by = self._stopped_early.pop(reaction, None)
         self._ongoing[message.seq] = ongoing
@@ -310,8 +307,8 @@ class AgentRunner(ABC):
             if ongoing.delivery is not None:
                 await ongoing.delivery.ack()  # handled, if `react` kept no journal; else nothing new
         except BaseException as error:
-            if self._is_ending(error):
-                raise  # nothing can be recorded any more, or the runner ends: the reaction stays open
+            if is_told_to_end(error) or self.client.failure is not None:
+                raise  # the runner ends, or nothing can be recorded any more: the reaction stays open
             # The boundary of one reaction: a fault in it must not end the agent, and must not pass unseen.
             _logger.exception(
                 "reaction failed", extra={"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
@@ -322,14 +319,6 @@ class AgentRunner(ABC):
             self._display.end(ongoing.journal.reaction, message.thread_id)
         return True
 
-    def _is_ending(self, error: BaseException) -> bool:
-        """Whether an error ends the runner rather than one reaction: it is cancelled, or its own connection is lost for
-        good."""
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError):
-            return task is None or task.cancelling() > 0
-        return isinstance(error, KeyboardInterrupt) or self.client.failure is not None
-
     # --- messages that arrive while their thread is in a reaction
 
     def find_arrivals(self, ongoing: Ongoing) -> ThreadArrivals | None:
@@ -337,10 +326,7 @@ class AgentRunner(ABC):
         if self.policy.on_new_message == "queue":
             return None
         settle = partial(self._settle, ongoing.client)
-        inbox, should_answer = self._inbox, self.should_answer
-        return ThreadArrivals(
-            ongoing, withdraw=inbox.withdraw, put_back=inbox.admit, should_answer=should_answer, settle=settle
-        )
+        return ThreadArrivals(ongoing, self._inbox, should_answer=self.should_answer, settle=settle)
 
     async def _settle(self, client: NetworkClient, seq: int, thread_id: str, reader: str) -> None:
         await record_as_read(client, self._make_journal, seq, thread_id, reader)
@@ -400,7 +386,7 @@ class AgentRunner(ABC):
                 if ongoing.work is not None:
                     ongoing.work.cancel()  # nothing happens to one that has ended already
                 return
-        if any(reaction == waiting for waiting, _ in self._resumed.values()):
+        if any(reaction == waiting for waiting, *_ in self._resumed.values()):
             self._stopped_early[reaction] = by
 
 

@@ -21,49 +21,29 @@ MAX_SIGNALS = 256
 _logger = logging.getLogger(__name__)
 
 
-class Signals:
-    """Signals to send. ``put`` never waits: a full queue drops the newest, since it must never hold up a reaction."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], str]] = asyncio.Queue(maxsize=MAX_SIGNALS)
-
-    def put(self, kind: SignalKind, body: dict[str, object], thread_id: str, *, is_own: bool = True) -> None:
-        """``is_own`` is False of what is only passed on, for which half of the queue is enough."""
-        if self._queue.qsize() < (MAX_SIGNALS if is_own else MAX_SIGNALS // 2):
-            self._queue.put_nowait((kind, body, thread_id))
-
-    async def send(self, client: NetworkClient) -> None:
-        """Send them as they come, for ever."""
-        while True:
-            kind, body, thread_id = await self._queue.get()
-            try:
-                await client.signal(kind, body, thread_id=thread_id)
-            except RoundelayError as error:
-                _logger.debug("signal refused", extra={"kind": kind, "code": error.code})
-
-
 class Display:
-    """What is seen of an agent's reactions while they run: by ``on_event``, and by signals in their threads."""
+    """What is seen of an agent's reactions while they run: by ``on_event``, and by signals in their threads. It never
+    waits: a full queue of signals drops the newest, since it must never hold up a reaction."""
 
     def __init__(self, agent_id: str, on_event: OnEvent | None) -> None:
         self._agent_id = agent_id
         self._on_event = on_event
-        self._signals = Signals()
-        self._pieces = LivePieces(partial(self._signals.put, "delta"))
+        self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], str]] = asyncio.Queue(maxsize=MAX_SIGNALS)
+        self._pieces = LivePieces(partial(self._put, "delta"))
 
     def begin(self, reaction: str, thread_id: str) -> None:
-        self._signals.put("thinking", {"reaction": reaction, "active": True}, thread_id)
+        self._put("thinking", {"reaction": reaction, "active": True}, thread_id)
 
     def end(self, reaction: str, thread_id: str) -> None:
         self._pieces.end(reaction)
-        self._signals.put("thinking", {"reaction": reaction, "active": False}, thread_id)
+        self._put("thinking", {"reaction": reaction, "active": False}, thread_id)
 
     def tell(self, event: Event, thread_id: str, *, is_watched: bool, shows_text: bool) -> None:
         """Pass an event on; calls to the thread's readers, and what streams if a person watches. ``shows_text``: the
         model's own text goes to that thread."""
         body = describe_call(event, is_watched=is_watched)
         if body is not None:
-            self._signals.put("tool", body, thread_id, is_own=not isinstance(event, RemoteCall))
+            self._put("tool", body, thread_id, is_own=not isinstance(event, RemoteCall))
         if is_watched:  # nobody else does
             self._pieces.take(event, thread_id, shows_text=shows_text)
         if self._on_event is not None:
@@ -74,7 +54,17 @@ class Display:
 
     async def send(self, client: NetworkClient) -> None:
         """Send the signals as they come, for ever."""
-        await self._signals.send(client)
+        while True:
+            kind, body, thread_id = await self._queue.get()
+            try:
+                await client.signal(kind, body, thread_id=thread_id)
+            except RoundelayError as error:
+                _logger.debug("signal refused", extra={"kind": kind, "code": error.code})
 
     def close(self) -> None:
         self._pieces.close()
+
+    def _put(self, kind: SignalKind, body: dict[str, object], thread_id: str, *, is_own: bool = True) -> None:
+        """``is_own`` is False of what is only passed on, for which half of the queue is enough."""
+        if self._queue.qsize() < (MAX_SIGNALS if is_own else MAX_SIGNALS // 2):
+            self._queue.put_nowait((kind, body, thread_id))

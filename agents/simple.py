@@ -8,6 +8,7 @@ It imports no model provider.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -24,7 +25,7 @@ from .context import keep_recorded, list_manifest, select_threads
 from .driver import Driver
 from .events import OnEvent
 from .features.run_limits import limit_run
-from .foreign import Broken, first_error
+from .foreign import Broken, describe_error
 from .inbox import ReactTo, Visibility
 from .middleware import Middleware
 from .models.model import Model
@@ -41,6 +42,8 @@ from .tools import Tool, ToolContext, index_tools
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient, Welcome
+
+_logger = logging.getLogger(__name__)
 
 
 class SimpleAgentRunner(AgentRunner):
@@ -158,9 +161,8 @@ class SimpleAgentRunner(AgentRunner):
                 prompt_hash=hash_text(prompt),
             )
             if not await ongoing.journal.record_started(started):
-                ongoing.recorded = (
-                    await ongoing.journal.load()
-                )  # begun earlier: it is acked at its end, as nothing new opens it
+                # Begun earlier: it is acked at its end, as nothing new opens it.
+                ongoing.recorded = await ongoing.journal.load()
             elif ongoing.delivery is not None:
                 await ongoing.delivery.ack()  # the hub did it with `started`; this moves the client's own window
         if ongoing.recorded is not None:
@@ -173,7 +175,7 @@ class SimpleAgentRunner(AgentRunner):
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         reaction = ongoing.reaction = Reaction(
             limit_run(keeper or agent, incoming_message),
-            keeper=keeper.id if keeper is not None and keeper.id != agent.id else None,
+            keeper=keeper.id if keeper is not None else None,  # its own id, once it gets the thread back
             prompt=prompt,
             answers=self.should_answer(incoming_message),
             threads=(incoming_thread_id, f"thread:{incoming_message.seq}"),
@@ -220,28 +222,50 @@ class SimpleAgentRunner(AgentRunner):
             except SystemExit as error:  # of middleware: out of a task it would end the event loop
                 raise Broken(error) from error
 
+        work = ongoing.work = asyncio.create_task(run())
         try:
-            async with asyncio.TaskGroup() as group:
-                work = ongoing.work = group.create_task(run())
-        except BaseExceptionGroup as failures:
-            raise first_error(failures) from failures
-        if work.cancelled():
-            if ongoing.stopped_by is None:  # by what runs in it: nobody stopped it
-                raise Broken(asyncio.CancelledError())
-            return driver.cancel(_stopped(ongoing.stopped_by or "a person"))
-        return work.result()
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            # The runner ends. Whatever the code in it makes of its cancellation, the reaction stays open.
+            ongoing.journal.close()
+            work.cancel()
+            await asyncio.wait({work})
+            if not work.cancelled() and (failure := work.exception()) is not None and self.client.failure is None:
+                self._note_failure(failure)
+            raise
+        failure = asyncio.CancelledError() if work.cancelled() else work.exception()
+        if failure is None:
+            return work.result()
+        if ongoing.stopped_by is not None:
+            if not work.cancelled():
+                self._note_failure(failure)
+            return driver.cancel(_stopped(ongoing.stopped_by))
+        raise Broken(failure) if work.cancelled() else failure  # cancelled by what runs in it: nobody stopped it
+
+    def _note_failure(self, failure: BaseException) -> None:
+        told = {"agent_id": self.agent_id, "error": describe_error(failure)}
+        _logger.warning("a reaction that was broken off failed of it", extra=told)
 
     def _make_context(self, ongoing: Ongoing, call_id: str, turn: int) -> ToolContext:
         trigger = ongoing.message
-        client = ToolClient(self.client, call_id=call_id, cause=trigger.seq, visibility=self.visibility)
+        keeper = ongoing.reaction.keeper if ongoing.reaction is not None else None
+        client = ToolClient(
+            self.client,
+            call_id=call_id,
+            cause=trigger.seq,
+            visibility=self.visibility,
+            reply_metadata={KEEPER: keeper} if keeper is not None else {},
+        )
         return ToolContext(self.agent_id, ongoing.journal.reaction, turn, call_id, trigger, client)
 
     def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
-        """Give the agent that the thread stays with, after a handoff for good."""
+        """Give the agent that the thread stays with, after a handoff for good: the last one that a message of this
+        agent's names. Others of its messages say nothing of it: an apology, what a mod's operation posted."""
         for message in reversed(thread.messages if thread is not None else ()):
             if message.sender_id == self.agent_id and message.kind != "mod":
                 keeper = (message.metadata or {}).get(KEEPER)
-                return (find_agent(agent, keeper) or relay(agent, keeper)) if isinstance(keeper, str) else None
+                if isinstance(keeper, str):
+                    return find_agent(agent, keeper) or relay(agent, keeper)
         return None
 
     def _render_shortly(self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage) -> str:

@@ -237,7 +237,7 @@ class Replayed:
     is_last: bool = False
     goes_on: bool = False
     is_corrected: bool = False
-    altered: Altered = field(default_factory=lambda: Altered())
+    altered: Altered = field(default_factory=Altered)
 
 
 @dataclass(frozen=True, slots=True)

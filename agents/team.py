@@ -300,11 +300,8 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
 
 
 def _build_model(spec: AgentSpec) -> Model:
-    choices = [spec.model]
-    while (fallback := choices[-1].fallback) is not None:
-        choices.append(fallback)
     try:
-        models = [_build_choice(spec, choice) for choice in choices]
+        models = [_build_choice(spec, choice) for choice in _list_choices(spec)]
         return FallbackModel(*models) if len(models) > 1 else models[0]
     except (ModelError, OSError, ValueError) as error:
         raise spec.find_node("model").error(f"agent {spec.id}: {error}") from error
@@ -313,12 +310,18 @@ def _build_model(spec: AgentSpec) -> Model:
 def name_model(spec: AgentSpec) -> NamedModel:
     """Give what the agent's model is called and how it is set, and never ask it: for a replay, without keys and
     weights."""
-    choices = [spec.model]
-    while (fallback := choices[-1].fallback) is not None:
-        choices.append(fallback)
+    choices = _list_choices(spec)
     names = [_name_choice(spec, choice) for choice in choices]
     settings = spec.model.openai.settings if spec.model.openai is not None and len(choices) == 1 else {}
     return NamedModel(" or ".join(names), settings)
+
+
+def _list_choices(spec: AgentSpec) -> list[ModelChoice]:
+    """Give the model that is asked first, and those that are asked when it fails."""
+    choices = [spec.model]
+    while (fallback := choices[-1].fallback) is not None:
+        choices.append(fallback)
+    return choices
 
 
 def _name_choice(spec: AgentSpec, choice: ModelChoice) -> str:

@@ -35,8 +35,14 @@ def escape_text(text: str) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which JSON escapes and broken decoders make and no frame may hold, by question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Join halves of characters, which JSON escapes bring apart where a text comes in pieces, and replace a half that
+    stays alone by a question mark: no frame may hold one."""
+    try:
+        text.encode("utf-8")
+        return text
+    except UnicodeEncodeError:
+        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        return joined.encode("utf-8", "replace").decode("utf-8")
 
 
 def take_fence_away(text: str) -> str:

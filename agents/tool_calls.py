@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -34,6 +33,7 @@ from .events import (
     Waiting,
 )
 from .foreign import Overdue, describe_error, first_error, is_told_to_end, run_foreign
+from .journal import drop_largest
 from .model_calls import ModelCalls
 from .models.model import Usage
 from .records import Approval
@@ -62,6 +62,7 @@ class ToolCalls:
     def __init__(self, run: Run, models: ModelCalls, run_inside: RunInside) -> None:
         self._run = run
         self._models = models
+        self._taken: dict[tuple[int, int], list[int]] = {}  # by call: the replies that it waited for and had
         self._run_inside = run_inside
 
     async def call(self, step: CallTools) -> dict[int, ToolResult]:
@@ -121,7 +122,7 @@ class ToolCalls:
         run = self._run
         if (turn, call.index) not in run.recorded.results:
             run.live_turn = turn
-            await run.journal.record_tool_result(turn, call, result)
+            await run.journal.record_tool_result(turn, call, result, self._taken.pop((turn, call.index), ()))
             name, content = call.call.name, result.content
             run.emit(ToolCallEnd(run.id, turn, call.index, name, result.ok, content, run.path))
         return result
@@ -151,7 +152,7 @@ class ToolCalls:
             context = replace(
                 run.make_context(run.journal.derive_id(turn, planned.index), turn),
                 run_agent=partial(self._run_inside, turn, planned.index, ends),
-                waiter=self._make_waiter(turn, planned),
+                waiter=self._make_waiter(turn, planned, run.recorded.waits),
                 tell=tell,
             )
             if tool.should_use is not None and not await _ask(tool.should_use, context):
@@ -193,24 +194,11 @@ class ToolCalls:
         is_answer = ok and tool.answers
         content = replace_surrogates(content)
         whole = content if len(content) > limit else None
-        data = self._fit(tool.name, data)
+        if dropped := drop_largest(data, run.journal.max_body_bytes // 4):
+            named: list[JsonValue] = [cut(key, MAX_KEY_CHARS) for key in dropped[:MAX_NAMED]]
+            _logger.warning("tool data dropped", extra={"tool": tool.name, "keys": named})
+            data["dropped"] = named
         return ToolResult(cut(content, limit), ok, tuple(threads), usage, calls, is_answer, data, whole)
-
-    def _fit(self, name: str, data: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Leave out what makes the data too large for a record, the largest first, and say so in it."""
-        sizes = {key: len(json.dumps({key: value})) for key, value in data.items()}
-        left = sum(sizes.values())
-        dropped: list[JsonValue] = []
-        for key in sorted(sizes, key=lambda key: sizes[key], reverse=True):
-            if left <= self._run.journal.max_body_bytes // 4:
-                break
-            left -= sizes[key]
-            del data[key]
-            dropped.append(cut(key, MAX_KEY_CHARS))
-        if dropped:
-            _logger.warning("tool data dropped", extra={"tool": name, "keys": dropped[:MAX_NAMED]})
-            data["dropped"] = dropped[:MAX_NAMED]
-        return data
 
     def _tell(self, turn: int, planned: PlannedCall, kind: Literal["progress", "piece"], text: str) -> None:
         run, name, text = self._run, planned.tool.name, replace_surrogates(text)
@@ -223,7 +211,8 @@ class ToolCalls:
 
     async def _seek_approval(self, turn: int, planned: PlannedCall) -> Approval | None:
         """Ask the people in the thread, and wait; None if nobody decided in time."""
-        run, waiter = self._run, self._make_waiter(turn, planned)
+        run = self._run
+        waiter = self._make_waiter(turn, planned, run.recorded.approval_waits)
         if waiter is None:
             return None
         context = run.make_context(f"{run.journal.derive_id(turn, planned.index)}-approval", turn)
@@ -234,7 +223,8 @@ class ToolCalls:
         await run.journal.record_approval(turn, planned.index, approval)
         return approval
 
-    def _make_waiter(self, turn: int, planned: PlannedCall) -> Waiter | None:
+    def _make_waiter(self, turn: int, planned: PlannedCall, waits: Mapping[tuple[int, int], Wait]) -> Waiter | None:
+        """``waits``: those that are known."""
         run, call = self._run, planned.index
         if run.replies is None:
             return None
@@ -251,13 +241,16 @@ class ToolCalls:
                 event = replace(event, is_held=run.is_held)
             run.emit(event)
 
-        known = run.recorded.waits.get((turn, call))
+        def take(replies: Iterable[int]) -> None:
+            self._taken.setdefault((turn, call), []).extend(replies)
+
+        known = waits.get((turn, call))
         is_resumed = (turn, call) in run.recorded.begun_calls
         prepare = partial(run.journal.record_asking, turn, call)
         listener = Listener(run.id, run.path, turn, call, run.pieces, tell_remote)
         return Waiter(
             run.replies, known=known, reaction=run.id, is_resumed=is_resumed, prepare=prepare, record=record, tell=tell,
-            listener=listener,
+            take=take, listener=listener,
         )  # fmt: skip
 
 

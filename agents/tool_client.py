@@ -34,6 +34,7 @@ _UNFILTERED = frozenset(
     {
         "network.list_threads",
         "network.message_status",
+        "network.open_reactions",
         "network.records",
         "network.usage",
         "network.dead_letters",
@@ -49,10 +50,17 @@ class ToolClient:
     filled in."""
 
     def __init__(
-        self, client: NetworkClient, *, call_id: str, cause: int, visibility: Visibility | None = None
+        self,
+        client: NetworkClient,
+        *,
+        call_id: str,
+        cause: int,
+        visibility: Visibility | None = None,
+        reply_metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.threads: list[str] = []
         """The threads that its messages went to."""
+        self._reply_metadata = reply_metadata  # of every reply to the incoming message
         self._client = client
         self._call_id = call_id
         self._cause = cause
@@ -80,7 +88,8 @@ class ToolClient:
         return await self.send(f"channel:{channel}", text, **options)
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
-        return self._note(await uncounted(self._client.reply(message, text, **self._fill(options))))
+        filled = self._fill({"reply_to": message.seq, **options})
+        return self._note(await uncounted(self._client.reply(message, text, **filled)))
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
         """Call an operation. What reads the conversation reads it as this reaction may: see `history`.
@@ -130,7 +139,8 @@ class ToolClient:
 
     def _fill(self, options: dict[str, Any]) -> dict[str, Any]:
         filled = {"cause": self._cause, **options}
-        if added := SENT_METADATA.get():
+        own = self._reply_metadata if filled.get("reply_to") == self._cause else {}
+        if added := {**SENT_METADATA.get(), **own}:
             filled["metadata"] = {**added, **(filled.get("metadata") or {})}
         if filled.get("message_id") is None:
             filled["message_id"] = self._next_id()

@@ -9,7 +9,6 @@ it; timeouts, size limits and the answer to an unknown name are theirs. Nothing 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import logging
 import re
@@ -23,16 +22,15 @@ from typing import TYPE_CHECKING, Literal, overload
 from pydantic import JsonValue, TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json
 
-from .arguments import (
-    ToolArgumentsError,
-    ToolError,
-    read_arguments,
-    read_signature,
-    tidy_schema,
-)
+from roundelay.network.errors import ConfigError
+
+from .arguments import ToolArgumentsError, ToolError, read_arguments, read_signature, tidy_schema
 from .citations import fit_sources
+from .foreign import describe_error
+from .import_path import import_named
 from .models.model import JsonSchema, ToolSpec, Usage
 from .replies import Waiter
+from .text import replace_surrogates
 from .threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -195,7 +193,7 @@ class Tool:
             raise
         except Exception as error:  # of a validator of the tool's
             raise ToolArgumentsError(
-                f"Wrong arguments for {self.name}: their check failed ({type(error).__name__}: {error})."
+                f"Wrong arguments for {self.name}: their check failed ({describe_error(error)})."
             ) from error
 
     async def call(self, context: ToolContext, kwargs: Mapping[str, object]) -> str:
@@ -306,17 +304,12 @@ def tool_name(text: str) -> str:
 def load_tool(spec: str) -> Tool:
     """Import the tool that ``package.module:function`` names; the function need not be decorated. Raises
     `ToolError`."""
-    module_name, colon, attribute = spec.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ToolError(f"The tool {spec!r} is no import path: write package.module:function.")
     try:
-        found: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # importing runs the user's module, which may raise anything
-        raise ToolError(f"The tool {spec!r} cannot be loaded ({type(error).__name__}: {error}).") from error
+        found = import_named(spec, "tool", "function")
+    except ConfigError as error:
+        raise ToolError(str(error)) from error
     if not callable(found) and not isinstance(found, Tool):
-        raise ToolError(f"The tool {spec!r} is a {type(found).__name__}, not a function.")
+        raise ToolError(f"the tool {spec!r} is a {type(found).__name__}, not a function")
     return as_tool(found)
 
 
@@ -398,7 +391,7 @@ def is_deeper(value: JsonValue, levels: int) -> bool:
 
 def _write_result(name: str, value: object) -> str:
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate fits neither the wire nor the ledger
+        return replace_surrogates(value)
     try:
         return to_json(value, inf_nan_mode="strings").decode("utf-8")
     except (PydanticSerializationError, ValueError, RecursionError) as error:

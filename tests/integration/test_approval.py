@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roundelay.agents.compose import remote_agent_tool
 from roundelay.agents.events import Waiting
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
@@ -108,12 +110,62 @@ async def test_in_a_channel_only_a_persons_reply_with_a_decision_counts(network:
     assert bank.paid == [("ann", 5)]
 
 
+async def test_what_a_person_says_to_a_request_that_was_stopped_is_a_message_like_any_other(network: Network) -> None:
+    mia, heard, bank = await Person.join(network, "mia"), Heard(), Bank()
+    async with running(network, bank.make_runner(on_event=heard)):
+        request = await mia.ask("bob", "pay ann")
+        await heard.first(Waiting)
+        await mia.client.call("network.cancel", {"thread_id": request.thread_id})
+        await heard.finished()
+        await decide(mia, request, "pay nobody, then")
+        assert [it.status for it in await heard.finished(2)] == ["cancelled", "finished"]
+    assert bank.paid == []
+
+
+async def test_a_call_that_was_approved_may_itself_wait_for_an_answer(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+
+    def desk(request: ModelRequest) -> Any:
+        results = read_prompt(request).tool_results
+        return results[-1].content if results else call("lawyer", task="Is it lawful?")
+
+    asking = replace(remote_agent_tool("lawyer"), needs_approval=True)
+    async with running(
+        network, make_runner("lawyer", lambda request: "It is."), make_runner("desk", desk, tools=[asking])
+    ):
+        await decide(mia, await mia.ask("desk", "go"), "/approve")
+        assert (await mia.hear()).text == "It is."
+
+
 async def test_nobody_decides_in_time(network: Network) -> None:
     mia, bank = await Person.join(network, "mia"), Bank()
     async with running(network, bank.make_runner(policy=AgentPolicy(approval_timeout_s=0.05))):
         await mia.ask("bob", "pay ann")
         assert (await mia.hear()).text == "Not run: nobody approved it in time."
     assert bank.paid == []
+
+
+async def test_a_decision_that_is_delivered_again_wakes_nobody(network: Network) -> None:
+    """As by a hub that was killed before it had kept the acknowledgement."""
+    mia, bank = await Person.join(network, "mia"), Bank()
+
+    async def lose(*_args: object, **_options: object) -> None:
+        return
+
+    async with await network.join("bob", role="reactor") as client:
+        client.ack = lose  # type: ignore[method-assign]
+        runner = bank.make_runner()
+        running_task = asyncio.create_task(runner.run(client))
+        await decide(mia, await mia.ask("bob", "pay ann"), "/approve")
+        assert (await mia.hear()).text == "5 paid to ann"
+        await runner.stop()
+        await running_task
+    async with running(network, bank.make_runner()):
+        await decide(mia, await mia.ask("bob", "pay ann"), "/deny no more")
+        assert (await mia.hear()).text == "Not run: mia denied it: no more"
+    said = [text.partition(" ")[0] for sender, text in await mia.history("direct:bob~mia") if sender == "bob"]
+    assert said == ["May", "5", "May", "Not"]
+    assert bank.paid == [("ann", 5)]
 
 
 @pytest.mark.parametrize("decided", ["while it was away", "after it is back"])

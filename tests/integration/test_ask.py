@@ -124,6 +124,24 @@ async def test_a_stop_reaches_whom_the_reaction_waits_for_and_a_late_answer_wake
     assert requests == ["go", "hello?"]
 
 
+async def test_a_persons_late_answer_to_a_question_that_was_stopped_is_a_message_like_any_other(
+    network: Network,
+) -> None:
+    mia, zoe, heard = await Person.join(network, "mia"), await Person.join(network, "zoe"), Heard()
+
+    def ask(request: ModelRequest) -> Any:
+        return asker("zoe")(request) if read_prompt(request).incoming_text == "go" else "Thank you nevertheless."
+
+    async with running(network, make_runner("bob", ask, on_event=heard)):
+        await mia.client.send_text("bob", "go")
+        question = await zoe.hear()
+        await until_recorded(mia, await reaction_of(mia, "bob"), "waiting")
+        await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+        await heard.finished()
+        await zoe.client.reply(question, "five")  # type: ignore[arg-type]
+        assert (await zoe.hear()).text == "Thank you nevertheless."
+
+
 async def test_somebody_unknown_oneself_and_who_waits_for_this_very_answer_are_not_asked(network: Network) -> None:
     mia = await Person.join(network, "mia")
     ann = make_runner("ann", asker("bob", "cid"))
@@ -315,6 +333,32 @@ async def test_a_handoff_that_is_declined_leaves_the_request_with_the_agent(netw
     runner = make_runner("desk", desk, tools=[remote_handoff("billing")])
     async with running(network, runner, make_runner("billing", lambda request: finish("closed today"))):
         assert (await mia.ask("desk", "hi")).text == "tool: billing declined: closed today"
+
+
+async def test_an_answer_to_a_question_whose_tool_is_gone_after_a_restart_is_a_message_like_any_other(
+    network: Network,
+) -> None:
+    mia, ann = await Person.join(network, "mia"), await network.join("ann")
+
+    def bob(request: ModelRequest) -> Any:
+        view = read_prompt(request)
+        if view.incoming_text != "go":
+            return f"ann said {view.incoming_text}"
+        return "I do not know." if view.tool_results else call("ann", task="how many?")
+
+    first = make_runner("bob", bob, tools=[remote_agent_tool("ann")])
+    client = BusyClient(await network.join("bob", role="reactor"), "waiting", cut_at=1)
+    task = asyncio.create_task(first.run(client))  # type: ignore[arg-type]
+    await first.ready()
+    await mia.client.send_text("bob", "go")
+    with pytest.raises(ConnectError, match="cut"):
+        await task
+    heard = Heard()
+    async with running(network, make_runner("bob", bob, policy=AgentPolicy(on_text="reply"), on_event=heard)):
+        assert (await mia.hear()).text == "I do not know."
+        messages = aiter(ann)
+        await ann.reply(await anext(messages), "three")
+        assert (await anext(messages)).text == "ann said three"
 
 
 # --- killed while it asks

@@ -11,7 +11,10 @@ import pytest
 from roundelay.agents import Agent, AgentPolicy, Handoff, agent_tool, template_instruction
 from roundelay.agents.agent import Returns
 from roundelay.agents.events import HandedOver, ToolCallEnd, TurnStart
-from roundelay.agents.models.scripted import ScriptedModel
+from roundelay.agents.models.model import ModelError, ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import ScriptedModel, finish
+from roundelay.agents.models.scripted import call as scripted_call
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import ToolContext, ToolError, tool
 from roundelay.app import Network
@@ -176,7 +179,37 @@ async def test_control_returns_by_rule(network: Network, returns: Returns, answe
             assert "billing has handed the conversation back to you. It said: billing says" in str(server.requests[2])
 
 
+async def test_a_thread_stays_with_an_agent_that_speaks_by_a_tool_and_fails_in_between(network: Network) -> None:
+    mia, heard, asked = await Person.join(network, "mia"), Heard(), list[str]()
+
+    def triage(request: ModelRequest) -> Any:
+        asked.append("triage")
+        return scripted_call("hand_over_to_billing", note="")
+
+    def billing(request: ModelRequest) -> Any:
+        view = read_prompt(request)
+        asked.append("billing")
+        if view.incoming_text == "two":
+            raise ModelError("down", reason="misconfigured")
+        if view.tool_results:
+            return finish()
+        return scripted_call("send_text_message", target_agent_id="mia", text=f"billing says {view.incoming_text}")
+
+    handoff = Handoff(Agent("billing", "", ScriptedModel(billing)), returns="never")
+    runner = SimpleAgentRunner("desk", instruction="", model=ScriptedModel(triage), handoffs=[handoff], on_event=heard)
+    async with running(network, runner):
+        assert (await mia.ask("desk", "one")).text == "billing says one"
+        assert (await mia.ask("desk", "two")).text.startswith("I could not answer")
+        assert (await mia.ask("desk", "three")).text == "billing says three"
+        await heard.finished(3)
+    assert asked == ["triage", *["billing"] * 5]
+
+
 # --- an agent as a tool
+
+
+def test_an_agent_whose_id_is_no_name_of_a_tool_is_one_nevertheless() -> None:
+    assert agent_tool(Agent("bob.smith", "", ScriptedModel(lambda request: "hi"))).name == "bob_smith"
 
 
 def make_manager(server: Provider, **options: Any) -> SimpleAgentRunner:

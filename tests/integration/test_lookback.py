@@ -81,6 +81,7 @@ async def test_a_tool_cannot_ask_for_another_view_than_its_reactions() -> None:
             ("network.list_threads", {}),
             ("network.message_status", {"seq": 5}),
             ("network.records", {"reaction": "any"}),
+            ("network.open_reactions", {}),
         ):
             try:
                 found.append(f"{op}: {await context.client.call(op, args)}")
@@ -92,6 +93,7 @@ async def test_a_tool_cannot_ask_for_another_view_than_its_reactions() -> None:
     assert CANARY not in heard
     assert "direct:bob" not in heard
     assert "network.records: forbidden" in heard
+    assert "network.open_reactions: forbidden" in heard
     assert "network.list_threads: forbidden" in heard
 
 

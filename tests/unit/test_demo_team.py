@@ -36,6 +36,7 @@ def do(task: Task) -> str:
         ("1/1000 - 1", ["1 ÷ 1000 - 1 = -0.999"]),
         ("15% of 1,200", ["15 ÷ 100 × 1200 = 180"]),
         ("two plus two", ["2 + 2 = 4"]),
+        ("Well ... + 1?", []),
         ("seven squared times 3", ["7^2 × 3 = 147"]),
         ("2 * (3 + 4", ["2 × (3 + 4) = 14"]),
         ("1/0", ["1 ÷ 0 = undefined (a division by zero)"]),
@@ -73,7 +74,19 @@ def test_words_finds_and_does_what_is_asked(question: str, found: list[str]) -> 
 
 @pytest.mark.parametrize(
     "source",
-    ["__import__('os')", "a + 1", "1e9 + 1", "1 if 1 else 2", "[1]", "1 < 2", "2 ** 0.5", "", "1 +", "(" * 150 + "1"],
+    [
+        "__import__('os')",
+        "a + 1",
+        "1e9 + 1",
+        "1 if 1 else 2",
+        "[1]",
+        "1 < 2",
+        "2 ** 0.5",
+        "",
+        "1 +",
+        "... + 1",
+        "(" * 150 + "1",
+    ],
 )
 def test_calculating_takes_numbers_and_signs_only(source: str) -> None:
     with pytest.raises(ToolError):

@@ -102,6 +102,22 @@ def test_a_thread_has_one_reaction_at_a_time_in_order() -> None:
     assert drain(inbox) == [2]
 
 
+def test_what_is_put_back_stands_before_what_came_later() -> None:
+    inbox = Inbox("bob")
+    for seq in (1, 2, 3):
+        inbox.offer(make_message(seq))
+    first = inbox.next_message()
+    assert first is not None
+    taken = inbox.withdraw(first)
+    inbox.offer(make_message(4))
+    inbox.put_back(taken)
+    order = []
+    for message in (first, *taken):
+        inbox.finish(message)
+        order += drain(inbox)
+    assert order == [2, 3, 4]
+
+
 def test_threads_go_in_parallel_up_to_the_bound() -> None:
     inbox = Inbox("bob", max_parallel=2)
     messages = [make_message(seq, thread_id=f"direct:bob~p{seq}") for seq in (1, 2, 3)]

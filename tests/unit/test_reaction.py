@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundelay.agents.agent import Agent
+from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
@@ -36,6 +37,8 @@ from roundelay.agents.steps import (
     ModelFailed,
     Outcome,
     Replayed,
+    Review,
+    Reviewed,
     State,
     Step,
     ToolsDone,
@@ -101,6 +104,26 @@ def assert_valid(messages: Sequence[ChatMessage]) -> None:
     kinds = [type(message) for message in messages]
     assert kinds[:2] == [SystemMessage, UserMessage]
     assert not any(a is UserMessage is b for a, b in itertools.pairwise(kinds)), "two user messages in a row"
+
+
+def test_a_closing_answer_that_is_corrected_stands_before_its_correction() -> None:
+    class Check(Middleware):
+        async def review(self, around: Around, answer: str) -> str:
+            return answer
+
+    policy = AgentPolicy(max_tool_calls=1)
+    agent = Agent("bob", "", ScriptedModel(lambda request: None), TOOLS, policy, middleware=[Check()])
+    reaction = Reaction(agent, prompt="<conversation/>", answers=True)
+    reaction.advance(Begin())
+    reaction.advance(done(reaction.advance(reply(call("add", a=1, b=2)))))
+    review = reaction.advance(reply(text="It is 4."))
+    assert isinstance(review, Review)
+    assert review.can_correct
+    again = reaction.advance(Reviewed("It is 4.", "It is wrong."))
+    assert isinstance(again, CallModel)
+    answer, correction = again.messages[-2:]
+    assert answer == AssistantMessage("It is 4.")
+    assert str(correction.content).startswith("Your answer was not given. It is wrong.")
 
 
 def test_the_conversation_comes_once_and_the_facts_of_the_turn_trail_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,17 +11,22 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.events import event_to_json
+from roundelay.agents.ids import digest, reaction_id
+from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, OnDelta, Usage
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, ScriptedModel, call, finish, say
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.records import FinishedBody
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
 from roundelay.app import Network, serve
-from roundelay.network.client import NetworkClient
+from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.errors import Overloaded
+from tests.support.agents import Heard, Person, running
 
 
 @pytest.fixture
@@ -94,8 +100,6 @@ async def begin_and_vanish(network: Network, *, ack: bool) -> int:
     body = {
         "trigger": asked.seq, "thread_id": "direct:bob~mia", "as_of": asked.seq, "manifest": [asked.seq], "config_hash": "",
     }  # fmt: skip
-    from roundelay.agents.ids import digest, reaction_id
-
     reaction = reaction_id("bob", asked.seq, bob.welcome.network.epoch)
     await bob.record(reaction, "started", body, record_id=digest("started", reaction, "", 0, 0))
     if ack:
@@ -199,7 +203,17 @@ async def test_a_policys_callable_may_belong_to_what_cannot_be_copied(network: N
 # --- what was begun by another program
 
 
-@pytest.mark.parametrize("body", [{}, {"thread_id": "thread:999", "as_of": 1, "manifest": [], "config_hash": ""}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"thread_id": "thread:999", "as_of": 1, "manifest": [], "config_hash": ""},
+        {"thread_id": "direct:ann~zoe", "as_of": 1, "manifest": [], "config_hash": ""},
+        {"thread_id": "", "as_of": 1, "manifest": [], "config_hash": ""},
+        {"path": ["a", "b"]},
+        {"path": {}},
+    ],
+)
 async def test_an_open_reaction_that_cannot_be_read_does_not_keep_its_agent_from_starting(
     network: Network, body: dict[str, Any]
 ) -> None:
@@ -211,6 +225,156 @@ async def test_an_open_reaction_that_cannot_be_read_does_not_keep_its_agent_from
     bob = make_runner("bob", lambda request: "hi")
     assert await ask(bob, await network.join("bob", role="reactor"), mia, "go") == "hi"
     assert (await network.join("bob", role="reactor")).welcome.open_reactions == []
+
+
+# --- what streams
+
+
+class Splitting(Middleware):
+    """Streams an emoji in two halves, as a provider that escapes JSON does, and reports half of one."""
+
+    async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
+        with around.report("half \ud83d"):
+            return await super().around_model(around, request, proceed)
+
+
+class Halves:
+    """A model of one's own, that waits until what it streams is seen."""
+
+    name = "halves"
+
+    def __init__(self) -> None:
+        self.is_seen = asyncio.Event()
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta) -> ModelReply:
+        on_delta(ModelDelta("hi \ud83d", "\ud83d"))
+        on_delta(ModelDelta("\ude00"))
+        await self.is_seen.wait()
+        return ModelReply("hi \ud83d" + "\ude00")
+
+
+async def test_half_a_character_that_streams_ends_no_agent(network: Network) -> None:
+    mia, heard, model = await Person.join(network, "mia"), Heard(), Halves()
+    await mia.client.call("network.watch", {"signals": True})
+    bob = SimpleAgentRunner("bob", instruction="", model=model, middleware=[Splitting()], on_event=heard)
+    async with running(network, bob):
+        await mia.client.send_text("bob", "go")
+        async for signal in mia.client.events():
+            if isinstance(signal, Signal) and signal.kind == "delta":
+                assert [it["text"] for it in signal.body["pieces"]] == ["half ?", "?", "hi ??"]
+                break
+        model.is_seen.set()
+        assert (await mia.hear()).text == "hi 😀"
+    for event in heard.events:
+        json.dumps(event_to_json(event), ensure_ascii=False).encode()
+
+
+# --- middleware that makes something else of its cancellation
+
+
+class Cleaner(Middleware):
+    """Fails while it cleans up."""
+
+    def __init__(self, hook: str) -> None:
+        async def fail(around: Any, *given: Any) -> Any:
+            *before, proceed = given
+            try:
+                return await proceed(*before)
+            except asyncio.CancelledError:
+                raise OSError("the connection is gone") from None
+
+        setattr(self, hook, fail)
+
+
+HOOKS = ["around_reaction", "around_turn", "around_model", "around_tool"]
+
+
+class Cleaning:
+    """An agent with one tool, in whose call, or else in whose model, it stays until ``release``."""
+
+    def __init__(self, hook: str) -> None:
+        self.begun, self.release, self.heard = asyncio.Event(), asyncio.Event(), Heard()
+
+        async def stay() -> str:
+            self.begun.set()
+            await self.release.wait()
+            return "done"
+
+        async def script(request: ModelRequest) -> Any:
+            if request.turn > 1:
+                return read_prompt(request).tool_results[-1].content
+            if hook != "around_tool":
+                await stay()
+            return call("work")
+
+        async def work() -> str:
+            """Work."""
+            return await stay()
+
+        layer = type("Layer", (Cleaner,), {hook: None})(hook)
+        tools = [tool(idempotent=True)(work)]
+        self.runner = make_runner("bob", script, tools=tools, middleware=[layer], on_event=self.heard)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+async def test_a_reaction_stays_open_although_middleware_fails_when_its_runner_stops(
+    network: Network, hook: str
+) -> None:
+    mia = await network.join("mia", kind="human")
+    first, second = Cleaning(hook), Cleaning(hook)
+    task = asyncio.create_task(first.runner.run(await network.join("bob", role="reactor")))
+    await first.runner.ready()
+    await mia.send_text("bob", "go")
+    await first.begun.wait()
+    await first.runner.stop()
+    await task
+    second.release.set()
+    task = asyncio.create_task(second.runner.run(await network.join("bob", role="reactor")))
+    assert (await anext(mia.__aiter__())).text == "done"
+    await second.runner.stop()
+    await task
+
+
+@pytest.mark.parametrize("hook", HOOKS[:2])
+async def test_a_persons_stop_is_one_although_middleware_fails_of_it(network: Network, hook: str) -> None:
+    mia = await network.join("mia", kind="human")
+    bob = Cleaning(hook)
+    task = asyncio.create_task(bob.runner.run(await network.join("bob", role="reactor")))
+    await bob.runner.ready()
+    asked = await mia.send_text("bob", "go")
+    await bob.begun.wait()
+    await mia.call("network.cancel", {"thread_id": asked.thread_id})
+    [end] = await bob.heard.finished()
+    assert (end.status, end.reason) == ("cancelled", "stopped by mia")
+    await bob.runner.stop()
+    await task
+
+
+async def test_a_message_that_was_read_in_an_open_reaction_and_had_its_own_keeps_no_agent_from_starting(
+    network: Network,
+) -> None:
+    """A reaction that reads what arrives was stopped in the middle of that, and its end could not be recorded."""
+    mia = await network.join("mia", kind="human")
+    other = await network.join("bob", role="reactor")
+    first, late = [await mia.send_text("bob", text) for text in ("one", "two")]
+    outer, own = (reaction_id("bob", it.seq, other.welcome.network.epoch) for it in (first, late))
+    began = {"thread_id": "direct:bob~mia", "as_of": first.seq, "manifest": [first.seq], "config_hash": ""}
+    for reaction, kind, turn, body in (
+        (outer, "started", 0, {"trigger": first.seq, **began}),
+        (outer, "new_messages", 1, {"turn": 1, "seqs": [late.seq], "text": "two", "answers": True}),
+        (own, "started", 0, {"trigger": late.seq, **began}),
+        (own, "finished", 0, FinishedBody(status="finished", reason="", turns=1, usage=Usage()).model_dump()),
+    ):
+        await other.record(reaction, kind, body, record_id=digest(kind, reaction, "", turn, 0))
+    await other.close()
+    bob = make_runner("bob", lambda request: "hi")
+    task = asyncio.create_task(bob.run(await network.join("bob", role="reactor")))
+    answer = asyncio.ensure_future(anext(mia.__aiter__()))
+    done, _ = await asyncio.wait({task, answer}, return_when=asyncio.FIRST_COMPLETED)
+    assert answer in done, task.exception()
+    assert answer.result().cause == first.seq
+    await bob.stop()
+    await task
 
 
 # --- what counts as having spoken

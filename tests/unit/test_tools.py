@@ -13,7 +13,7 @@ from datetime import date
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from roundelay.agents.models.model import ToolSpec
 from roundelay.agents.network_tools import communication_tools, mod_tools
@@ -320,6 +320,28 @@ async def test_hung_sync_functions_neither_hold_up_others_nor_the_exit() -> None
     released.set()
     while any(thread.name == "tool-hang" for thread in threading.enumerate()):
         await asyncio.to_thread(time.sleep, 0.001)
+
+
+class Mute(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def fail(value: int) -> int:
+    raise Mute
+
+
+@tool
+def pick(number: Annotated[int, AfterValidator(fail)]) -> int:
+    """Pick."""
+    return number
+
+
+def test_a_check_that_fails_and_cannot_say_of_what_is_told_by_its_kind() -> None:
+    with pytest.raises(ToolArgumentsError, match=r"their check failed \(Mute\)"):
+        pick.parse('{"number": 5}')
 
 
 # Loading
