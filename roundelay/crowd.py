@@ -99,7 +99,9 @@ class Crowd:
         """What the hub refused."""
 
         self._simulation = simulation
-        self._chance = simulation.chance(f"crowd/{simulation.crowds}")
+        self._number = simulation.crowds
+        self._chance = simulation.chance(f"crowd/{self._number}")
+        self._ids = count(1)
         self._prompt = ConversationPrompt() if renders_prompts else None
         self._policy = AgentPolicy()
         self._members: dict[str, _Member] = {}
@@ -191,6 +193,10 @@ class Crowd:
         self.prompts_rendered += 1
         return self._prompt.render(shown, trigger.thread_id, trigger)
 
+    def make_id(self) -> str:
+        """A message's id, new for a member that comes back too."""
+        return f"crowd-{self._number}-{next(self._ids)}"
+
     @property
     def renders_prompts(self) -> bool:
         return self._prompt is not None
@@ -206,7 +212,6 @@ class _Member:
     __slots__ = (
         "_crowd",
         "_hub",
-        "_ids",
         "_is_held",
         "_last",
         "_open",
@@ -224,7 +229,6 @@ class _Member:
         self.is_paused = False
         self._crowd = crowd
         self._hub = hub
-        self._ids = count(1)
         self._is_held = False
         self._waiting: list[bytes] = []
         self._open: dict[str, WireMessage] = {}
@@ -266,7 +270,7 @@ class _Member:
         to = said.to if ":" in said.to or said.to == "broadcast" else f"agent:{said.to}"
         self._send(
             SendFrame(
-                message_id=f"{self.agent_id}-{next(self._ids)}",
+                message_id=self._crowd.make_id(),
                 to=to,
                 content=Raw(encode(said.text)),
                 cause=UNSET if cause is None else cause,

@@ -51,6 +51,10 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkU
 
     mark = request.node.get_closest_marker("roundelay")
     given: dict[str, Any] = dict(mark.kwargs) if mark is not None else {}
+    if mark is not None and mark.args:
+        raise pytest.UsageError(
+            f"the mark roundelay of {request.node.nodeid}: name the setting, as in roundelay(seed=7)"
+        )
     known = {"clock", *(it.name for it in fields(Setting))}
     clock = given.pop("clock", "virtual")
     if (unknown := sorted(given.keys() - known)) or clock not in ("virtual", "real"):
@@ -104,9 +108,8 @@ class ScenarioFile(pytest.File):
 
         try:
             first = load_scenario(self.path).head.seed
-        except (
-            ConfigError
-        ):  # one test that fails with it: an error in the collection would keep all others from running
+        except ConfigError:
+            # One test that fails with it: an error in the collection would keep all others from running.
             yield ScenarioItem.from_parent(self, name="read", seed=0)
             return
         for seed in range(first, first + max(1, self.config.getoption("--scenario-seeds"))):

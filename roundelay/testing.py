@@ -7,7 +7,7 @@ the test waits; with ``in_processes`` the hub and each agent are real processes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from roundelay.agents.models.scripted import Script, ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.clean_text import clean_lines
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.config import bind
@@ -37,8 +38,6 @@ from roundelay.simulation.setting import MakeAgent, Setting, SimulationError
 from roundelay.simulation.virtual_time import SimulationLoop
 
 T = TypeVar("T")
-
-REAL = "This test would ask a real model; give the agent rules, a script or a tape, or mark the test with roundelay_real_models."
 
 
 class Transcript(list[str]):
@@ -273,10 +272,10 @@ class NetworkUnderTest:
 
     def restart(self, agent_id: str) -> None:
         """Start an agent again."""
-        work: Awaitable[object] = (
-            self._processes.restart_agent(agent_id) if self._processes else self.simulation.restart(agent_id)
-        )
-        self.run(_finish(work))
+        if self._processes is not None:
+            self.run(self._processes.restart_agent(agent_id))
+        else:
+            self.run(self.simulation.restart(agent_id))
 
     def disconnect(self, agent_id: str) -> None:
         """Cut a participant's connection; it comes back by itself. In-process only."""
@@ -284,7 +283,12 @@ class NetworkUnderTest:
 
     def restart_hub(self) -> None:
         """Kill the hub and start it again over its ledger."""
-        self.run(_restart(self._processes or self.simulation))
+        if self._processes is not None:
+            self.run(self._processes.kill_hub())
+            self.run(self._processes.start_hub())
+        else:
+            self.run(self.simulation.kill_hub())
+            self.run(self.simulation.restart_hub())
 
     # --- what is left
 
@@ -331,26 +335,14 @@ class NetworkUnderTest:
             if not verdict.holds:
                 lines = [
                     verdict.name,
-                    *verdict.found.split("\n"),
+                    verdict.found,
                     "",
                     "what was said:",
                     *map(describe_message, record.messages),
                 ]
-                raise AssertionError("\n".join(lines))
+                raise AssertionError("\n".join(clean_lines("\n".join(lines))))
 
 
 def _make_scripted(agent_id: str, script: Script, options: Mapping[str, Any]) -> MakeAgent:
     given = {"instruction": "You act by a script.", **options}
     return lambda: SimpleAgentRunner(agent_id, model=ScriptedModel(script), **given)
-
-
-async def _finish(work: Awaitable[T]) -> T:
-    return await work
-
-
-async def _restart(network: ProcessNetwork | Simulation) -> None:
-    await network.kill_hub()
-    if isinstance(network, Simulation):
-        await network.restart_hub()
-    else:
-        await network.start_hub()

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from roundelay.clean_text import clean, clean_lines
+from roundelay.clean_text import break_lines, clean, clean_lines
 from roundelay.network.messages import BaseMessage
 from roundelay.terminal import Screen
 
@@ -110,11 +110,8 @@ class DemoScreen(Screen):
 
     def _break(self, lines: Iterable[str], indent: int, hanging: str = "") -> list[str]:
         width = max(self.columns - indent, 20)
-        return [
-            piece
-            for line in lines
-            for piece in textwrap.wrap(line, width, subsequent_indent=hanging, drop_whitespace=True) or [""]
-        ]
+        pieces = [piece for line in lines for piece in textwrap.wrap(line, width, subsequent_indent=hanging) or [""]]
+        return break_lines(pieces, width)  # which knows the characters that take two columns
 
 
 def _describe_aim(message: BaseMessage) -> str:

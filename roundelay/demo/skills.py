@@ -165,7 +165,7 @@ def _write_expression(source: str) -> str:
 
 def _evaluate(node: ast.expr, source: str) -> Fraction:
     match node:
-        case ast.Constant():
+        case ast.Constant(int() | float()):  # and no ellipsis
             return Fraction(ast.get_source_segment(source, node) or "0")  # by its digits: a float would round them
         case ast.UnaryOp(ast.USub(), operand):
             return -_evaluate(operand, source)

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from roundelay.agents.events import Event, Resumed, ToolCallEnd, ToolCallStart, TurnStart, event_to_json
 from roundelay.agents.foreign import first_error
@@ -45,6 +44,7 @@ from roundelay.demo.skills import (
 from roundelay.network.client import Delivery, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.network.messages import BaseMessage, MessageThread
+from roundelay.nodes.endings import wait_for_input_end
 
 DESK = "desk"
 THINKING_S = 0.25
@@ -249,10 +249,7 @@ class _Member(AgentRunner):
         except Exception as error:
             report({"type": "reacted", "trigger": incoming_message.seq, "status": "failed", "reason": str(error)})
             raise
-        report(
-            {"type": "reacted", "trigger": incoming_message.seq, "status": result.status, "reason": result.reason}
-            | {"reaction": result.reaction}
-        )
+        report({"type": "reacted", "trigger": incoming_message.seq, "status": result.status, "reason": result.reason})
         return result
 
 
@@ -272,7 +269,7 @@ class MeasuringClient(NetworkClient):
         async for delivery in super().deliveries():
             message = delivery.message
             if message.seq > backlog and delivery.attempt == 1:
-                report({"type": "delivered", "seq": message.seq, "after_ms": time.time() * 1000 - message.sent_at})
+                report({"type": "delivered", "after_ms": time.time() * 1000 - message.sent_at})
             yield delivery
 
 
@@ -298,25 +295,12 @@ def make_member(role: Role, *, model: str | None, base_url: str | None, thinking
 
 async def run_member(runner: SimpleAgentRunner, url: str) -> None:
     """Run until standard input ends."""
-    kind: Literal["agent"] = "agent"
-    async with MeasuringClient(runner.agent_id, url, kind=kind, role="reactor", card=runner.describe_card()) as client:
+    async with MeasuringClient(runner.agent_id, url, role="reactor", card=runner.describe_card()) as client:
         report({"type": "ready", "open_reactions": len(client.welcome.open_reactions)})
         async with asyncio.TaskGroup() as group:
             group.create_task(runner.run(client))
-            await _wait_for_end_of_input()
+            await wait_for_input_end()
             await runner.stop()
-
-
-async def _wait_for_end_of_input() -> None:
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
-    try:
-        while await reader.read(1024):
-            pass
-    finally:
-        transport.close()
 
 
 def main() -> int:

@@ -28,8 +28,8 @@ from roundelay.network.errors import ConfigError, ConnectError, LedgerError, Mod
 from roundelay.network.home import find_url, running_nodes
 from roundelay.network.ledger_upkeep import check_file, summarise
 from roundelay.network.mod import load_mods
-from roundelay.nodes.hub_http import get_from_hub
-from roundelay.nodes.up import FEW_FILES, is_loopback_host, load_tls, place_mod_error
+from roundelay.nodes.hub_http import get_from_hub, read_readiness
+from roundelay.nodes.up import FEW_FILES, is_loopback_host, listening_url, load_tls, place_mod_error
 from roundelay.terminal import Paint
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ def check_database(config: NodeConfig) -> Check:
     owner = Path(f"{db}.owner").resolve()
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
     try:
-        db.resolve().parent.mkdir(parents=True, exist_ok=True)
-        took_ms = _measure_sync(db.resolve().parent)
+        folder = next(it for it in db.resolve().parents if it.exists())  # what is below is made by the node
+        took_ms = _measure_sync(folder)
         size = _measure_database(db) if db.exists() else 0
-        free = shutil.disk_usage(db.resolve().parent).free
+        free = shutil.disk_usage(folder).free
     except OSError as error:
         detail = f"{db} cannot be written: {error.strerror}."
         return Check("database", "failed", detail, "Choose a db in a folder that is yours.")
@@ -249,19 +249,14 @@ async def check_port(config: NodeConfig) -> Check:
         return Check("port", "ok", f"{where} is free.")
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error)
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    scheme = "ws" if config.tls_cert is None else "wss"
-    try:
-        answer = await asyncio.to_thread(get_from_hub, f"{scheme}://{host}:{config.port}/", "/readyz")
-    except ConnectError:
+    is_ready = await asyncio.to_thread(read_readiness, listening_url(config))
+    if is_ready is None:
         return Check(
             "port", "failed", f"{where} cannot be used: {reason}.", "Stop what uses it, or choose another port."
         )
-    if answer.body.strip() == "ready":
+    if is_ready:
         return Check("port", "ok", f"{where} is used by a Roundelay node, which is ready.")
-    if answer.body.startswith(("recovering", "The hub")):
-        return Check("port", "note", f"{where} is used by a Roundelay node that is not ready.", "See its log.")
-    return Check("port", "failed", f"{where} is used by another program.", "Stop it, or choose another port.")
+    return Check("port", "note", f"{where} is used by a Roundelay node that is not ready.", "See its log.")
 
 
 async def check_clock(url: str, config: NodeConfig | None) -> Check:

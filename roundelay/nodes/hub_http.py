@@ -39,6 +39,8 @@ def get_from_hub(url: str, path: str) -> HubAnswer:
         body = response.read(MAX_BODY_BYTES).decode(errors="replace")
     except OSError as error:
         raise ConnectError(explain_failure(url, error)) from error
+    except UnicodeError as error:  # of a name that can be no host's
+        raise ConnectError(f"No hub at {url} can be: that is no host's name ({error}).") from error
     except http.client.HTTPException as error:
         raise ConnectError(
             f"What listens at {url} is no Roundelay hub: {str(error) or type(error).__name__}."
@@ -46,6 +48,15 @@ def get_from_hub(url: str, path: str) -> HubAnswer:
     finally:
         connection.close()
     return HubAnswer(response.status, body, _read_date(response.getheader("Date")))
+
+
+def read_readiness(url: str) -> bool | None:
+    """Whether the hub at an address takes sessions; None where no hub answers."""
+    try:
+        answer = get_from_hub(url, "/readyz")
+    except ConnectError:
+        return None
+    return {"ready": True, "recovering": False}.get(answer.body.strip())
 
 
 def _read_date(header: str | None) -> float | None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import sys
 
+from roundelay.clean_text import clean, clean_lines
+
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class _LineFormatter(logging.Formatter):
-    """One line for each record, its ``extra`` fields behind the message as ``name=value``."""
+    """One line for each record, its ``extra`` fields behind the message as ``name=value``, and a traceback below. What was raised may
+    quote a participant, so nothing of it can drive a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         extra = " ".join(f"{name}={value!r}" for name, value in vars(record).items() if name not in _KNOWN)
-        head, newline, trace = line.partition("\n")
-        return f"{head} {extra}{newline}{trace}" if extra else line
+        head, *trace = clean_lines(line)
+        return "\n".join([f"{head} {clean(extra)}".rstrip(), *trace])
 
 
 def log_to_stderr(level: str) -> None:

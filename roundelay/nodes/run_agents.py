@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,11 +10,10 @@ from roundelay.agents.channels import join_channel
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner, load_agents
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import load_yaml, resolve_config
+from roundelay.network.config import YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, Superseded
+from roundelay.nodes.endings import stop_signals, wait_for_first, wait_for_input_end
 from roundelay.nodes.up import ready_line
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def read_agents(files: Sequence[Path], only: Sequence[str] = ()) -> list[AgentSpec]:
@@ -39,10 +36,14 @@ def read_agents(files: Sequence[Path], only: Sequence[str] = ()) -> list[AgentSp
 
 
 def _read_file(file: Path) -> list[AgentSpec]:
-    root = load_yaml(file)
-    if isinstance(root.value, dict) and "agents" in root.value and "id" not in root.value:
-        return load_agents(resolve_config(file, {}, {})[0].agents)  # a node's file: its other keys must be right too
+    if is_node_file(load_yaml(file)):
+        return load_agents(resolve_config(file, {}, {})[0].agents)  # its other keys must be right too
     return load_agents(file)
+
+
+def is_node_file(root: YamlNode) -> bool:
+    """Whether a file is a node's, and not of one agent or several."""
+    return isinstance(root.value, dict) and "agents" in root.value and "id" not in root.value
 
 
 async def run_agents(
@@ -59,33 +60,13 @@ async def run_agents(
     Raises what ends an agent for good, and then ends the others; an agent that another runner took over just ends.
     """
     runners = [build_runner(spec) for spec in specs]
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        stopping.set()
-        for number in _SIGNALS:  # a second one ends the process, even if a tool hinders the end
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop)
-    async with asyncio.TaskGroup() as group:
-        agents = [group.create_task(_run(runner, url, token, say, note)) for runner in runners]
-        enders = [group.create_task(_wait_for_all(agents)), group.create_task(_wait_for(stopping))]
-        if until_input_ends:
-            enders.append(group.create_task(_wait_for_input_end()))
-        await asyncio.wait(enders, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*agents, *enders):
-            task.cancel()
-
-
-async def _wait_for_all(agents: Sequence[asyncio.Task[None]]) -> None:
-    await asyncio.wait(agents)
-
-
-async def _wait_for(event: asyncio.Event) -> None:
-    await event.wait()
+    with stop_signals() as stopping:
+        async with asyncio.TaskGroup() as group:
+            agents = [group.create_task(_run(runner, url, token, say, note)) for runner in runners]
+            input_end = [wait_for_input_end()] if until_input_ends else []
+            await wait_for_first(asyncio.wait(agents), stopping.wait(), *input_end)
+            for task in agents:
+                task.cancel()
 
 
 async def _run(
@@ -104,16 +85,3 @@ async def _run(
             await runner.run(client)
         except Superseded as error:
             note(str(error))
-
-
-async def _wait_for_input_end() -> None:
-    """Wait until whoever holds the other end of the input is gone: the node that started this process."""
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
-    try:
-        while await reader.read(4096):
-            continue
-    finally:
-        transport.close()

@@ -83,8 +83,9 @@ def write_starter(folder: Path, name: str) -> list[Path]:
     for path in files:
         if path.exists():
             raise FileExistsError(17, "File exists", str(path))
-    for path, text in files.items():
+    for path in files:  # all of them first: where one cannot be, no file is written
         path.parent.mkdir(parents=True, exist_ok=True)
+    for path, text in files.items():
         with path.open("x", encoding="utf-8") as file:  # exclusive: somebody may have been faster
             file.write(text)
     return list(files)

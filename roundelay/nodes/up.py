@@ -9,24 +9,26 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import signal
 import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from roundelay.app import Node, raise_file_limit, serve
+from roundelay.clean_text import clean, clean_lines
 from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, load_yaml
-from roundelay.network.errors import ConfigError, InternalError, LedgerError, ModError
-from roundelay.network.home import agent_token, announce_node
+from roundelay.network.errors import ConfigError, ConnectError, InternalError, LedgerError, ModError, RoundelayError
+from roundelay.network.home import agent_token, announce_node, node_at
 from roundelay.network.local import LocalTransport
 from roundelay.network.tls import read_certificate, server_context
+from roundelay.nodes.endings import stop_signals, wait_for_first
+from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
 
 if TYPE_CHECKING:
     from roundelay.agents.team import AgentSpec
@@ -36,6 +38,7 @@ STEADY_S = 60.0
 """A process that lived so long begins again with the first delay."""
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
+LAST_WORDS_S = 1.0
 WRONG_FILE = 2
 """Exit code of an agent whose file is wrong; starting it again would not help."""
 MAX_LINE_BYTES = 64 * 1024
@@ -54,8 +57,8 @@ async def run_node(
     """
     check_folder(config.db)
     tls, certificate = load_tls(config)
-    with _stop_signals() as stopping:
-        async with serve(config, tls=tls) as node:
+    with stop_signals() as stopping:
+        async with _listening(config, tls, operator_id) as node:
             warn_of_few_files(say)
             url = reachable_url(node.url)
             with _announced(url, config, certificate, say):
@@ -65,7 +68,7 @@ async def run_node(
                     tasks = [group.create_task(process.keep()) for process in processes]
                     settling = _announce_when_settled(node, config, processes, announce_ready, say)
                     tasks.append(group.create_task(settling))
-                    await _wait_for_either(stopping, node.hub.failed)
+                    await wait_for_first(stopping.wait(), node.hub.failed.wait())
                     for task in tasks:
                         task.cancel()
             if node.hub.failed.is_set():
@@ -74,13 +77,33 @@ async def run_node(
                 )
 
 
-async def _wait_for_either(one: asyncio.Event, other: asyncio.Event) -> None:
-    waits = [asyncio.create_task(event.wait()) for event in (one, other)]
+@asynccontextmanager
+async def _listening(config: NodeConfig, tls: ssl.SSLContext | None, operator_id: str) -> AsyncIterator[Node]:
+    """As `serve`; where a node listens already the `ConnectError` says which."""
+    async with AsyncExitStack() as stack:
+        try:
+            node = await stack.enter_async_context(serve(config, tls=tls))
+        except ConnectError as error:
+            url = listening_url(config)
+            if await asyncio.to_thread(read_readiness, url) is None:
+                raise
+            raise ConnectError(
+                f"Cannot listen on {config.host}:{config.port}: {await _name_node(url, operator_id)} listens there already. "
+                f"Go on with that one (roundelay chat --url {url}), or choose another --port and another --db."
+            ) from error
+        yield node
+
+
+async def _name_node(url: str, operator_id: str) -> str:
+    """What to call the node at an address: by its network's name, if its owner's token is at hand."""
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            NetworkClient(operator_id, url, kind="service", reconnect=False) as client,
+        ):
+            return f"the node of the network {clean(client.welcome.network.name)}"
+    except (RoundelayError, TimeoutError):
+        return "a Roundelay node"
 
 
 async def _announce_when_settled(
@@ -158,6 +181,14 @@ def is_loopback_host(host: str) -> bool:
         return host == "localhost"
 
 
+def listening_url(config: NodeConfig) -> str:
+    """The URL for clients on this machine of whatever listens where a node with this configuration would."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    url = reachable_url(f"{'ws' if config.tls_cert is None else 'wss'}://{host}:{config.port}/")
+    node = node_at(url)
+    return url if node is None else node.url
+
+
 def reachable_url(url: str) -> str:
     """The URL for clients on this machine: a node on every address is reached by loopback."""
     host = urlsplit(url).hostname
@@ -214,22 +245,29 @@ class AgentProcess:
             start_new_session=True,  # Ctrl-C is for the node, which then stops its agents
         )
         assert process.stdout is not None
+        hearing = asyncio.create_task(self._hear(process.stdout))
         try:
-            async for line in _read_lines(process.stdout):
-                self._take_line(line)
+            await asyncio.shield(hearing)
             return await process.wait()
         finally:
             self.is_ready = False
             await _stop(process)
+            # Also what it says at its end; but a process that it has left behind may hold its output open.
+            await asyncio.wait([hearing], timeout=LAST_WORDS_S)
+            hearing.cancel()
+
+    async def _hear(self, output: asyncio.StreamReader) -> None:
+        async for line in _read_lines(output):
+            self._take_line(line)
 
     def _take_line(self, line: str) -> None:
         if line.startswith(ready_line(self.agent_id, "")):
             self.is_ready = True
             self.settled.set()
         elif line.startswith("Error: "):
-            self._error = line.removeprefix("Error: ")
+            self._error = clean(line.removeprefix("Error: "))
         else:
-            self._say(f"{self.agent_id}: {line}")
+            self._say(f"{self.agent_id}: {clean_lines(line)[0]}")
 
 
 def ready_line(agent_id: str, url: str) -> str:
@@ -297,28 +335,3 @@ def _announced(url: str, config: NodeConfig, certificate: str, say: Say) -> Iter
     finally:
         if note is not None:
             note.unlink(missing_ok=True)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[asyncio.Event]:
-    """An event that is set by the first signal to stop; a second one ends the process as usual."""
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-
-    def stop() -> None:
-        stopping.set()
-        release()
-
-    def release() -> None:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield stopping
-    finally:
-        release()

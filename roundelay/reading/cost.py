@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 
 from roundelay.agents.features.prices import Prices, write_dollars
 from roundelay.agents.features.usage import HEADS, By, Reader, Total, UsedCall, add_up
@@ -80,7 +81,7 @@ async def _read_pages(client: NetworkClient, wanted: Wanted) -> AsyncIterator[li
 
 
 def read_since(text: str, now_s: float | None = None) -> int:
-    """Read a time: ``2h``, ``30m``, ``7d`` ago, or a date, or a date with a time (of this machine's zone). Raises `ValueError`."""
+    """Read a time: ``2h``, ``30m``, ``7d`` ago, or a date, or a date with a time (of this machine's zone). Raises `ValueError` and `OverflowError`."""
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
     if text[-1:] in units and text[:-1].isdigit():
         ago = timedelta(**{units[text[-1]]: int(text[:-1])})
@@ -105,7 +106,12 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
     if not unknown:
         return table
     names = ", ".join(clean(name) if name else "what no model is named for" for name in unknown)
-    return f"{table}\nNo price is known of: {names}. Prices come from genai-prices: pip install 'roundelay[prices]'"
+    advice = (
+        "Prices come from genai-prices: pip install 'roundelay[prices]'"
+        if find_spec("genai_prices") is None
+        else "genai-prices, which tells them, knows none."
+    )
+    return f"{table}\nNo price is known of: {names}. {advice}"
 
 
 def cost_to_json(report: CostReport) -> dict[str, object]:

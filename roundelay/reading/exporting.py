@@ -14,7 +14,7 @@ from roundelay.network.ledger import Row
 from roundelay.network.log_lines import LogHead, encode_head, encode_row
 from roundelay.network.messages import BaseMessage
 from roundelay.reading.recording import read_body, read_trigger
-from roundelay.reading.sources import ExportSource
+from roundelay.reading.sources import Source
 from roundelay.reading.transcripts import write_markdown, write_mermaid
 
 
@@ -31,7 +31,7 @@ class Part:
     def is_whole(self) -> bool:
         return (self.thread_id, self.root, self.first, self.last) == (None, None, 1, None)
 
-    def is_empty(self) -> UnknownMessage:
+    def not_found(self) -> UnknownMessage:
         """What to raise where nothing belongs to it."""
         of = [f"thread {self.thread_id}"] if self.thread_id is not None else []
         of += [f"root {self.root}"] if self.root is not None else []
@@ -87,7 +87,7 @@ def replace_file(path: Path) -> Iterator[TextIO]:
         raise
 
 
-async def write_log(source: ExportSource, part: Part, file: TextIO) -> None:
+async def write_log(source: Source, part: Part, file: TextIO) -> None:
     """Write the log as lines of JSON. Raises `Forbidden` for who is no operator, `UnknownMessage` if nothing is of that thread or root."""
     head, rows = await source.rows()
     excerpt = LogHead(epoch=head.epoch, name=head.name, first_seq=head.first_seq, is_excerpt=not part.is_whole)
@@ -107,23 +107,23 @@ async def write_log(source: ExportSource, part: Part, file: TextIO) -> None:
         if part.last is not None and row.seq >= part.last:
             break
     if not is_begun and not part.is_whole:
-        raise part.is_empty()
+        raise part.not_found()
     if not is_begun:
         file.write(encode_head(excerpt).decode() + "\n")
 
 
-async def write_messages(source: ExportSource, part: Part, file: TextIO, *, as_markdown: bool) -> None:
+async def write_messages(source: Source, part: Part, file: TextIO, *, as_markdown: bool) -> None:
     """Write what was said as a Markdown transcript, or as a Mermaid sequence diagram."""
     messages = [message async for message in _read_messages(source, part)]
     if not messages and not part.is_whole:
-        raise part.is_empty()
+        raise part.not_found()
     title = "A conversation" if part.thread_id is None else part.thread_id
     lines = write_markdown(messages, title=title) if as_markdown else write_mermaid(messages)
     for line in lines:
         file.write(line + "\n")
 
 
-async def _read_messages(source: ExportSource, part: Part) -> AsyncIterator[BaseMessage]:
+async def _read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage]:
     if part.root is not None:
         found = [*(await source.messages([part.root])).values(), *await source.following(part.root)]
         if not found or found[0].seq != part.root:

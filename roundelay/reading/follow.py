@@ -16,10 +16,20 @@ from roundelay.network.messages import message_from_wire
 
 EVERY_S = 0.5
 WAIT_MS = 30_000
-LOG_PAGE = 50
-"""So that a page of the largest messages is still a frame that a client takes."""
 MAX_PAGE = 500
-"""What `network.history` and `network.list_threads` give at most. More threads than that with news at once are not all seen."""
+"""What the hub's reading operations give at most. More threads than that with news at once are not all seen."""
+
+
+async def read_thread(client: NetworkClient, thread_id: str, after: int) -> list[AnyMessage]:
+    """The messages of a thread above a seq, ascending. Raises `UnknownMessage`."""
+    found: list[AnyMessage] = []
+    before: int | None = None
+    while True:
+        page = await client.history(thread_id, before=before, limit=MAX_PAGE)
+        found[:0] = [message for message in page.messages if message.seq > after]
+        if not page.has_more or not page.messages or page.messages[0].seq <= after:
+            return found
+        before = page.messages[0].seq
 
 
 class Follower:
@@ -57,7 +67,7 @@ class Follower:
             after = start = max(0, head - looked_back)
             found: list[AnyMessage] = []
             while after < head:
-                page = await self._client.call("network.log", {"after": after, "limit": LOG_PAGE})
+                page = await self._client.call("network.log", {"after": after, "limit": MAX_PAGE})
                 found += (message_from_wire(message) for message in page["messages"])
                 after = max(after + 1, int(page["next"]))
             found = [message for message in found if message.seq <= head]
@@ -76,7 +86,7 @@ class Follower:
 
     async def _read_log(self) -> AsyncIterator[AnyMessage]:
         while True:
-            args = {"after": self._seen, "limit": LOG_PAGE, "wait_ms": WAIT_MS}
+            args = {"after": self._seen, "limit": MAX_PAGE, "wait_ms": WAIT_MS}
             page = await self._client.call("network.log", args)
             # Behind what was seen: while the connection was lost the ledger was replaced, and this one's end is the present.
             self._seen = min(int(page["next"]), int(page["head"]))
@@ -87,7 +97,8 @@ class Follower:
         while True:
             await asyncio.sleep(EVERY_S)
             threads, head = await self._list_threads()
-            news = [await self._read_news(thread_id) for thread_id, last_seq in threads if last_seq > self._seen]
+            changed = [thread_id for thread_id, last_seq in threads if last_seq > self._seen]
+            news = [await read_thread(self._client, thread_id, self._seen) for thread_id in changed]
             # What came after the list was made waits for the next one, so that the order holds across threads.
             found = self._sort(message for part in news for message in part if message.seq <= head)
             self._seen = max(self._seen, head)
@@ -99,16 +110,6 @@ class Follower:
         listed = (await self._client.call("network.list_threads", {"limit": MAX_PAGE}))["threads"]
         threads = [(str(it["thread_id"]), int(it["last_seq"])) for it in listed]
         return threads, max((last_seq for _, last_seq in threads), default=0)
-
-    async def _read_news(self, thread_id: str) -> list[AnyMessage]:
-        found: list[AnyMessage] = []
-        before: int | None = None
-        while True:
-            page = await self._client.history(thread_id, before=before, limit=MAX_PAGE)
-            found += [message for message in page.messages if message.seq > self._seen]
-            if not page.has_more or page.messages[0].seq <= self._seen:
-                return found
-            before = page.messages[0].seq
 
     @staticmethod
     def _sort(messages: Iterable[AnyMessage]) -> list[AnyMessage]:

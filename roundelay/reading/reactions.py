@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roundelay.agents.records import fetch_records, read_records
+from roundelay.agents.records import fetch_records
 from roundelay.agents.text import cut
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import RoundelayError
-from roundelay.reading.follow import Follower
-from roundelay.reading.usage import READS_AT_ONCE, ReactionOf, find_reactions
-
-MAX_PAGE = 500
+from roundelay.reading.follow import MAX_PAGE, Follower
+from roundelay.reading.recording import read_run, read_trigger
+from roundelay.reading.usage import ReactionOf, find_reactions, read_few_at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +57,11 @@ async def _find_open(client: NetworkClient) -> set[ReactionOf]:
 
 
 async def _read_all(client: NetworkClient, reactions: Iterable[ReactionOf]) -> list[ListedReaction]:
-    room = asyncio.Semaphore(READS_AT_ONCE)
+    async def read(named: ReactionOf) -> ListedReaction | None:
+        reaction, agent_id = named
+        return _list_one(reaction, agent_id, await fetch_records(client.call, reaction))
 
-    async def read(reaction: str, agent_id: str) -> ListedReaction | None:
-        async with room:
-            return _list_one(reaction, agent_id, await fetch_records(client.call, reaction))
-
-    found = await asyncio.gather(*(read(reaction, agent_id) for reaction, agent_id in reactions))
+    found = await read_few_at_once(read, reactions)
     return sorted((it for it in found if it is not None), key=lambda it: (it.trigger, it.agent_id))
 
 
@@ -74,14 +69,12 @@ def _list_one(reaction: str, agent_id: str, records: list[Mapping[str, Any]]) ->
     """None for what may not be read."""
     if not records:
         return None
-    try:
-        run = read_records(records)
-    except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):  # another program's, of its own shape
-        run = None
+    run = read_run(records)
     if run is None or run.started is None:
-        body = records[0]["body"] if isinstance(records[0]["body"], dict) else {}
+        bodies = (it["body"] for it in records if read_trigger(it["kind"], it["body"]) is not None)
+        started = next(bodies, {"trigger": 0})
         state = "finished" if any(record["kind"] == "finished" for record in records) else "open"
-        return ListedReaction(reaction, agent_id, int(body.get("trigger", 0)), str(body.get("thread_id", "")), state, 0)
+        return ListedReaction(reaction, agent_id, started["trigger"], str(started.get("thread_id", "")), state, 0)
     state = run.finished.status if run.finished is not None else "waiting" if run.open_waits() else "open"
     return ListedReaction(reaction, agent_id, run.started.trigger, run.started.thread_id, state, len(run.replies))
 
@@ -107,11 +100,9 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
             return f"began for #{body['trigger']} in {body['thread_id']}; its prompt holds {seqs or 'nothing'}"
         case "model_reply":
             reply = body["reply"]
-            usage = reply["usage"]
-            tokens = f"{usage['prompt_tokens']} prompt + {usage['completion_tokens']} completion tokens"
             said = [f"says: {reply['text']}"] if reply["text"] else []
             said += [f"calls {it['name']} {it['arguments'] or '{}'}" for it in reply["tool_calls"]]
-            return "\n".join([f"turn {body['turn']} of {body['agent']}, {tokens}", *said])
+            return "\n".join([f"turn {body['turn']} of {body['agent']}, {_tell_tokens(reply['usage'])}", *said])
         case "model_failed":
             return f"turn {body['turn']}: the model failed ({body['failure']}): {body['reason']}"
         case "note":
@@ -134,10 +125,11 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
             changed = f", with {body['arguments']}" if body["arguments"] is not None else ""
             return f"{place} was {'approved' if body['is_approved'] else 'denied'} by {body['by']} in #{body['seq']}{changed}{reason}"
         case "finished":
-            usage = body["usage"]
-            tokens = f"{usage['prompt_tokens']} prompt + {usage['completion_tokens']} completion tokens"
-            return (
-                f"{body['status']} ({body['reason']}): {body['turns']} turns, {body['tool_calls']} tool calls, {tokens}"
-            )
+            calls = f"{body['turns']} turns, {body['tool_calls']} tool calls"
+            return f"{body['status']} ({body['reason']}): {calls}, {_tell_tokens(body['usage'])}"
         case _:
             return None
+
+
+def _tell_tokens(usage: Mapping[str, Any]) -> str:
+    return f"{usage['prompt_tokens']} prompt + {usage['completion_tokens']} completion tokens"

@@ -13,7 +13,6 @@ from typing import Any
 from roundelay.agents.ids import derived_id, reaction_id
 from roundelay.agents.models.tape import TapedTurn
 from roundelay.agents.records import Recorded, read_records
-from roundelay.agents.tools import ToolResult
 from roundelay.network.errors import LedgerError, RoundelayError
 from roundelay.network.ledger import Row
 from roundelay.network.ledger_file import in_order
@@ -82,10 +81,10 @@ class Recording:
         derived = reaction_id(reaction.agent_id, reaction.trigger, self.head.epoch)
         return reaction.run is not None and reaction.reaction == derived
 
-    def find_result(self, place: CallPlace) -> ToolResult | None:
-        """Give what a call came to."""
-        run = self.reactions[place.reaction].find_run(place.path)
-        return run.results.get((place.turn, place.call)) if run is not None else None
+    def read_path(self, row: Row) -> str:
+        """Give the run inside of its reaction that a record is of; the reaction itself where none is named."""
+        body = self.bodies[row.seq]
+        return str(body.get("path", "")) if isinstance(body, Mapping) else ""
 
     def list_agents(self) -> list[str]:
         """Everybody who has reacted, by id."""
@@ -109,11 +108,11 @@ class Recording:
             if reaction.run is None:
                 continue
             for row in reaction.rows:
-                body = self.bodies[row.seq]
-                path = str(body.get("path", ""))
+                path = self.read_path(row)
                 run = reaction.find_run(path)
                 if run is None or row.label not in ("model_reply", "model_failed"):
                     continue
+                body = self.bodies[row.seq]
                 name = reaction.reaction[:12] + (f"/{path}" if path else "")
                 turn = int(body["turn"])
                 if row.label == "model_reply":
@@ -133,9 +132,8 @@ class Recording:
         """Who was asked last in a run: the record of a failure does not say."""
         agent_id = reaction.agent_id
         for row in reaction.rows:
-            body = self.bodies[row.seq]
-            if row.seq < before and row.label == "model_reply" and body.get("path", "") == path:
-                agent_id = str(body["agent"])
+            if row.seq < before and row.label == "model_reply" and self.read_path(row) == path:
+                agent_id = str(self.bodies[row.seq]["agent"])
         return agent_id
 
     def _describe_trigger(self, reaction: Reaction) -> str:
@@ -149,13 +147,7 @@ class Recording:
         ]
         triggers = [read_trigger(row.label, self.bodies[row.seq]) for row in rows if row.label == "started"]
         trigger = (triggers[-1] if triggers else None) or 0
-        try:
-            run: Recorded | None = read_records(records)
-        except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):  # another program's, of its own shape
-            run = None
-        if run is not None and run.started is None:
-            run = None
-        return Reaction(name, rows[0].actor, trigger, tuple(rows), run)
+        return Reaction(name, rows[0].actor, trigger, tuple(rows), read_run(records))
 
     def _list_calls(self) -> Iterator[CallPlace]:
         for reaction in self.reactions.values():
@@ -170,6 +162,15 @@ class Recording:
 def read_message(row: Row) -> BaseMessage:
     """Give the message of a row that holds one. Raises `LedgerError`."""
     return _make_message(row, read_body(row))
+
+
+def read_run(records: Sequence[Mapping[str, Any]]) -> Recorded | None:
+    """Give what a reaction recorded; None for another program's, which may be of any shape."""
+    try:
+        run = read_records(records)
+    except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return run if run.started is not None else None
 
 
 def read_trigger(kind: str, body: object) -> int | None:

@@ -13,10 +13,8 @@ from roundelay.network.ledger import Row
 from roundelay.network.ledger_file import Log
 from roundelay.network.log_lines import LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.reading.follow import MAX_PAGE, read_thread
 from roundelay.reading.recording import read_body, read_message, read_trigger
-
-LOG_PAGE = 100
-MAX_PAGE = 500
 
 
 class Source(Protocol):
@@ -46,24 +44,8 @@ class Source(Protocol):
         """Every message above a seq, ascending, or those of one thread."""
         ...
 
-
-class ExportSource(Protocol):
-    """A run that can be written out."""
-
     async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
         """The log itself. Raises `Forbidden` for who is no operator."""
-        ...
-
-    async def following(self, seq: int) -> list[BaseMessage]:
-        """As in `Source`."""
-        ...
-
-    async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
-        """As in `Source`."""
-        ...
-
-    def all_messages(self, after: int, thread_id: str | None = None) -> AsyncIterator[BaseMessage]:
-        """As in `Source`."""
         ...
 
 
@@ -105,8 +87,8 @@ class LiveSource:
         named = [(str(it["agent_id"]), str(it["reaction"])) for it in status["recipients"] if "reaction" in it]
         begun = []
         for agent_id, reaction in named:  # a prompt may hold it without being made for it
-            started = next(iter(await self.records(reaction)), None)
-            if started is None or started["body"].get("trigger") == message.seq:
+            records = await self.records(reaction)
+            if not records or message.seq in {read_trigger(it["kind"], it["body"]) for it in records}:
                 begun.append((agent_id, reaction))
         return begun
 
@@ -124,27 +106,26 @@ class LiveSource:
 
     async def all_messages(self, after: int, thread_id: str | None = None) -> AsyncIterator[BaseMessage]:
         if thread_id is not None:
-            for message in await self._read_thread(thread_id, after):
-                yield message
+            for said in await read_thread(self._client, thread_id, after):
+                yield said
             return
         try:
             async for message in self._read_log(after):
                 yield message
         except (Forbidden, UnknownOperation):  # no operator, who reads what its threads hold
             listed = (await self._client.call("network.list_threads", {"limit": MAX_PAGE}))["threads"]
-            threads = [await self._read_thread(str(it["thread_id"]), after) for it in listed]
+            threads = [await read_thread(self._client, str(it["thread_id"]), after) for it in listed]
             for message in sorted((it for thread in threads for it in thread), key=lambda it: it.seq):
                 yield message
 
     async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
-        """The log itself, for operators."""
         first = await self._client.call("network.rows", {"limit": 1})
         first_seq = decode_row(first["rows"][0]).seq if first["rows"] else 1
 
         async def read() -> AsyncIterator[Row]:
             after = 0
             while True:
-                page = await self._client.call("network.rows", {"after": after, "limit": LOG_PAGE})
+                page = await self._client.call("network.rows", {"after": after, "limit": MAX_PAGE})
                 for line in page["rows"]:
                     yield decode_row(line)
                 if not page["rows"]:
@@ -155,22 +136,12 @@ class LiveSource:
 
     async def _read_log(self, after: int) -> AsyncIterator[BaseMessage]:
         while True:
-            page = await self._client.call("network.log", {"after": after, "limit": LOG_PAGE})
+            page = await self._client.call("network.log", {"after": after, "limit": MAX_PAGE})
             for message in page["messages"]:
                 yield message_from_wire(message)
             if page["next"] == after:
                 return
             after = page["next"]
-
-    async def _read_thread(self, thread_id: str, after: int) -> list[BaseMessage]:
-        found: list[BaseMessage] = []
-        before: int | None = None
-        while True:
-            page = await self._client.history(thread_id, before=before, limit=MAX_PAGE)
-            found[:0] = [message for message in page.messages if message.seq > after]
-            if not page.has_more or not page.messages or page.messages[0].seq <= after:
-                return found
-            before = page.messages[0].seq
 
 
 @dataclass(slots=True)

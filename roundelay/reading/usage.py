@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from roundelay.agents.models.model import Usage
-from roundelay.agents.records import fetch_records, read_records
+from roundelay.agents.records import fetch_records
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import RoundelayError
+from roundelay.reading.recording import read_run
 from roundelay.terminal import Paint, format_table
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 READS_AT_ONCE = 16
 """Well below `max_reads`, which other calls of the session count in too."""
@@ -39,28 +42,35 @@ class UsageReport:
     others: tuple[int, Usage] = (0, Usage())
 
 
-async def find_reactions(client: NetworkClient, seqs: Iterable[int]) -> set[ReactionOf]:
-    """The reactions whose prompt holds one of these messages, which the caller must be able to read."""
+async def read_few_at_once(read: Callable[[A], Awaitable[B]], items: Iterable[A]) -> list[B]:
+    """Read all of these from the hub, as many at a time as it takes from one session."""
     room = asyncio.Semaphore(READS_AT_ONCE)
 
-    async def read(seq: int) -> set[ReactionOf]:
+    async def read_one(item: A) -> B:
         async with room:
-            status = await client.call("network.message_status", {"seq": seq})
+            return await read(item)
+
+    return await asyncio.gather(*map(read_one, items))
+
+
+async def find_reactions(client: NetworkClient, seqs: Iterable[int]) -> set[ReactionOf]:
+    """The reactions whose prompt holds one of these messages, which the caller must be able to read."""
+
+    async def read(seq: int) -> set[ReactionOf]:
+        status = await client.call("network.message_status", {"seq": seq})
         return {(it["reaction"], it["agent_id"]) for it in status["recipients"] if "reaction" in it}
 
-    return set().union(*await asyncio.gather(*map(read, seqs)))
+    return set().union(*await read_few_at_once(read, seqs))
 
 
 async def read_spent(client: NetworkClient, seqs: Iterable[int]) -> tuple[int, Usage]:
     """Give the model calls of the conversations of these messages, and their tokens, as the hub has added them up."""
-    room = asyncio.Semaphore(READS_AT_ONCE)
 
     async def read(seq: int) -> tuple[int, dict[str, dict[str, int]]]:
-        async with room:
-            spent = await client.call("network.spent", {"seq": seq})
+        spent = await client.call("network.spent", {"seq": seq})
         return spent["root"], spent["of_root"]
 
-    roots = dict(await asyncio.gather(*map(read, seqs)))
+    roots = dict(await read_few_at_once(read, seqs))
     sums = [it for of_root in roots.values() for it in of_root.values()]
     tokens = (Usage(**{name: value for name, value in it.items() if name != "calls"}) for it in sums)
     return sum(it["calls"] for it in sums), sum(tokens, Usage())
@@ -78,23 +88,18 @@ async def read_usage(client: NetworkClient, reactions: Iterable[ReactionOf]) -> 
     """Add up the recorded replies of these reactions, unfinished ones included."""
     totals: dict[str, AgentUsage] = {}
     hidden = 0
-    room = asyncio.Semaphore(READS_AT_ONCE)
 
-    async def read(reaction: str) -> list[Mapping[str, Any]]:
-        async with room:
-            return await fetch_records(client.call, reaction)
+    async def read(reaction: ReactionOf) -> list[Mapping[str, Any]]:
+        return await fetch_records(client.call, reaction[0])
 
     ordered = sorted(reactions)
-    fetched = await asyncio.gather(*(read(reaction) for reaction, _ in ordered))
+    fetched = await read_few_at_once(read, ordered)
     for (_, agent_id), records in zip(ordered, fetched, strict=True):
-        try:
-            run = read_records(records)
-            replies = [reply for it in (run, *run.children.values()) for reply in it.replies.values()]
-        except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):  # another program's, of its own shape
-            records = []
-        if not records:
+        run = read_run(records)
+        if run is None:
             hidden += 1
             continue
+        replies = [reply for it in (run, *run.children.values()) for reply in it.replies.values()]
         before = totals.get(agent_id, AgentUsage(agent_id, 0, 0, Usage()))
         used = sum((reply.usage for reply in replies), before.usage)
         totals[agent_id] = AgentUsage(agent_id, before.reactions + 1, before.turns + len(replies), used)

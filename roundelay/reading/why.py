@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roundelay.agents.ids import derived_id
 from roundelay.agents.models.model import ModelReply, ToolCall
-from roundelay.agents.records import Recorded, read_records
+from roundelay.agents.records import Recorded
 from roundelay.clean_text import clean, clean_lines
-from roundelay.network.errors import RoundelayError
 from roundelay.network.messages import BaseMessage, message_from_wire
-from roundelay.reading.recording import shorten
+from roundelay.reading.recording import read_run, shorten
 from roundelay.reading.sources import Source
 from roundelay.terminal import PLAIN, Paint, format_message
 
@@ -78,9 +77,9 @@ async def explain(source: Source, seq: int) -> list[Step]:
 async def _describe_step(source: Source, message: BaseMessage, reaction: Mapping[str, Any]) -> Step:
     records = await source.records(str(reaction["reaction"]))
     run = read_run(records)
-    step = Step(message, str(reaction["reaction"]), int(reaction["trigger"]))
+    name, trigger = str(reaction["reaction"]), int(reaction["trigger"])
     if run is None or run.started is None:
-        return Step(message, step.reaction, step.trigger, is_hidden=True)
+        return Step(message, name, trigger, is_hidden=True)
     agents = {
         (str(it["body"].get("path", "")), int(it["body"]["turn"])): str(it["body"]["agent"])
         for it in records
@@ -88,21 +87,13 @@ async def _describe_step(source: Source, message: BaseMessage, reaction: Mapping
     }
     return Step(
         message,
-        step.reaction,
-        step.trigger,
+        name,
+        trigger,
         run.finished.status if run.finished is not None else "open",
-        trace_message(str(step.reaction), run, message.message_id, agents),
+        trace_message(name, run, message.message_id, agents),
         tuple(run.started.manifest),
         await source.messages(run.started.manifest),
     )
-
-
-def read_run(records: Iterable[Mapping[str, Any]]) -> Recorded | None:
-    """Give what a reaction recorded; None for nothing, and for another program's records."""
-    try:
-        return read_records(list(records))
-    except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):
-        return None
 
 
 def trace_message(reaction: str, run: Recorded, message_id: str, agents: Mapping[tuple[str, int], str]) -> Sent | None:
@@ -229,9 +220,8 @@ async def follow(source: Source, seq: int) -> Effect:
 
 
 async def _read_status(source: Source, reaction: str) -> str:
-    records = await source.records(reaction)
-    run = read_run(records)
-    if not records or run is None:
+    run = read_run(await source.records(reaction))
+    if run is None:
         return ""
     if run.finished is None:
         return f"open after {len(run.replies)} turns"

@@ -48,9 +48,8 @@ class RecordedAnswers:
         self._run_tools = run_tools
         self._is_lenient = is_lenient
         self._seen = seen
-        self._shortened: dict[
-            str, Difference
-        ] = {}  # reactions that are asked to shorten their prompt, and what was wrong with it
+        self._shortened: dict[str, Difference] = {}
+        """Reactions that are asked to shorten their prompt, and what was wrong with it."""
 
     def is_made(self, place: CallPlace) -> bool:
         """Whether a tool call is made again: what it does is in the network. Else its recorded result stands for it."""
@@ -153,8 +152,7 @@ class RecordedAnswers:
         found = self._recording.reactions.get(reaction)
         if found is None:
             return False
-        bodies = self._recording.bodies
-        following = (row for row in found.rows if row.seq > self._seen() and not bodies[row.seq].get("path"))
+        following = (row for row in found.rows if row.seq > self._seen() and not self._recording.read_path(row))
         row = next(following, None)
         return row is not None and row.label == "new_messages"
 
@@ -166,7 +164,7 @@ class RecordedAnswers:
         reaction = self._recording.reactions[request.reaction]
         for row in reaction.rows:
             body = self._recording.bodies[row.seq]
-            if row.label != "model_reply" or body["turn"] != request.turn or body.get("path", "") != path:
+            if row.label != "model_reply" or body["turn"] != request.turn or self._recording.read_path(row) != path:
                 continue
             if body["agent"] != request.agent_id:
                 text = f"{request.agent_id} is asked in turn {request.turn}; then it was {body['agent']}"

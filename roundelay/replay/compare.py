@@ -16,9 +16,7 @@ _NOT_COMPARED: Mapping[str, frozenset[str]] = {
     "model_reply": frozenset({"request"}),
     "waiting": frozenset({"until"}),
     "tool_started": frozenset({"once"}),  # which older logs do not say
-    "finished": frozenset(
-        {"tool_calls"}
-    ),  # a call that a restart broke off does not count, and here nothing breaks off
+    "finished": frozenset({"tool_calls"}),  # one that a restart broke off does not count, and here nothing breaks off
 }
 MAX_WORDS = 120
 
@@ -46,9 +44,8 @@ def _compare_messages(recorded: Row, now: Row, *, is_input: bool) -> str | None:
     for field in sorted({*then, *present} - {"sent_at"} - ({"message_id"} if is_input else set())):
         if then.get(field) == present.get(field):
             continue
-        if field == "content":
-            return f"{_name_message(recorded)} is another text: {_tell_apart(then.get(field), present.get(field))}"
-        return f"{_name_message(recorded)} has another {field}: {_tell_apart(then.get(field), present.get(field))}"
+        what = "is another text" if field == "content" else f"has another {field}"
+        return f"{_name_message(recorded)} {what}: {_tell_apart(then.get(field), present.get(field))}"
     if recorded.excluded != now.excluded:
         return f"{_name_message(recorded)} leaves out others: {_tell_apart(recorded.excluded, now.excluded)}"
     return None
@@ -56,6 +53,8 @@ def _compare_messages(recorded: Row, now: Row, *, is_input: bool) -> str | None:
 
 def _compare_records(recorded: Row, now: Row) -> str | None:
     then, present = json.loads(recorded.data), json.loads(now.data)
+    if not isinstance(then, dict) or not isinstance(present, dict):  # another program's
+        return f"then: {describe_row(recorded)}; now: {describe_row(now)}" if then != present else None
     for field in sorted({*then, *present} - _NOT_COMPARED.get(recorded.label, frozenset())):
         was, value = then.get(field), present.get(field)
         if was == value:

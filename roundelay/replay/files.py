@@ -11,7 +11,7 @@ from roundelay.agents.team import build_runner, name_model
 from roundelay.network.config import load_yaml, resolve_config
 from roundelay.network.errors import ConfigError
 from roundelay.network.ledger_file import read_log
-from roundelay.nodes.run_agents import read_agents
+from roundelay.nodes.run_agents import is_node_file, read_agents
 from roundelay.reading.recording import Recording
 from roundelay.replay.run import ReplayOptions
 
@@ -23,9 +23,7 @@ def load_replay(
     if not files and factory is None:
         raise ConfigError("a replay runs agents: give their files, the node's file, or --agents MODULE:FUNCTION")
     recording = Recording(*read_log(ledger))
-    runners: dict[str, AgentRunner] = {}
-    for runner in _call_factory(factory) if factory is not None else []:
-        runners[runner.agent_id] = runner
+    runners = {runner.agent_id: runner for runner in _call_factory(factory)} if factory is not None else {}
     for spec in read_agents(files) if files else []:
         runners[spec.id] = build_runner(spec, model=name_model(spec))
     called = recording.list_tools()
@@ -35,8 +33,7 @@ def load_replay(
         )
     options = ReplayOptions(run_tools=run_tools, is_lenient=is_lenient)
     for file in files:
-        root = load_yaml(file)
-        if isinstance(root.value, dict) and "agents" in root.value and "id" not in root.value:
+        if is_node_file(load_yaml(file)):
             config = resolve_config(file, {}, {})[0]
             options = ReplayOptions(config.limits, config.mods, config.visibility, run_tools, is_lenient)
     return recording, list(runners.values()), options

@@ -127,9 +127,6 @@ class _Replay:
         self._seen = 0  # the last seq that has come about
         self._differences: list[Difference] = []
         self._notes: list[str] = []
-        self._shortened: dict[
-            str, Difference
-        ] = {}  # reactions that are asked to shorten their prompt, and what was wrong with it
         self._answered = RecordedAnswers(
             recording, run_tools=options.run_tools, is_lenient=options.is_lenient, seen=lambda: self._seen
         )
@@ -262,8 +259,9 @@ class _Replay:
         for agent_id, task in self._tasks.items():
             if task.done():
                 error = task.exception() if not task.cancelled() else None
+                reason = f": {error}" if error is not None else "."
                 raise RoundelayError(
-                    f"The runner of {agent_id} has ended in the middle of the replay: {error}"
+                    f"The runner of {agent_id} has ended in the middle of the replay{reason}"
                 ) from error
 
     def _look_at_requests(self) -> None:
@@ -355,7 +353,7 @@ class _Replay:
         """The records whose answer waits, by what follows them: messages that were read in the reaction, which had to arrive first."""
         found: dict[Key, int] = {}
         for reaction in self._recording.reactions.values():
-            own = [row for row in reaction.rows if not self._recording.bodies[row.seq].get("path")]
+            own = [row for row in reaction.rows if not self._recording.read_path(row)]
             for before, row in pairwise(own):
                 if row.label == "new_messages":
                     found[before.actor, before.key] = row.seq

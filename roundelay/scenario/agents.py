@@ -39,7 +39,7 @@ def agents_of(
         agent_id: plan_agent(
             agent_id,
             choice,
-            scenario.find_agent_node(agent_id),
+            scenario.find_node("agents", agent_id),
             allows_real_models=allows_real_models,
             ignores_tapes=ignores_tapes,
             is_live=is_live,

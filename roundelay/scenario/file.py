@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from roundelay.network.config import YamlNode, bind, load_yaml
 from roundelay.scenario.expectations import Expectation, MessageFilter
@@ -53,10 +53,10 @@ class Scenario:
     def participants(self) -> list[str]:
         return [*self.head.agents, *self.head.people]
 
-    def find_agent_node(self, agent_id: str) -> YamlNode:
-        """Where an agent stands in the file."""
-        agents = self.node.value["agents"] if isinstance(self.node.value, dict) else self.node
-        return agents.value[agent_id] if isinstance(agents.value, dict) else agents
+    def find_node(self, key: Literal["agents", "threads"], name: str) -> YamlNode:
+        """Where an agent or a thread stands in the file."""
+        named = self.node.value[key] if isinstance(self.node.value, dict) else self.node
+        return named.value[name] if isinstance(named.value, dict) else named
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -136,14 +136,14 @@ def _check_names(scenario: Scenario) -> None:
     known = [*agents, *people]
     for agent_id in (HUB, *people):
         if agent_id in head.agents:
-            raise scenario.find_agent_node(agent_id).error(
+            raise scenario.find_node("agents", agent_id).error(
                 f'"{agent_id}" means the hub itself; give the agent another id'
                 if agent_id == HUB
                 else f'"{agent_id}" is an agent and one of the people; give one of them another id'
             )
-    for thread in head.threads.values():
+    for name, thread in head.threads.items():
         for member in thread.members:
-            _need(member, known, scenario.node, "participant")
+            _need(member, known, scenario.find_node("threads", name), "participant")
     places = [*known, *head.threads]
     for placed in _all_steps(scenario.steps):
         step, place = placed.step, placed.place
@@ -162,7 +162,7 @@ def _check_names(scenario: Scenario) -> None:
         if isinstance(step.wait, WaitStep) and step.wait.message is not None:
             _check_filter(step.wait.message, known, places, place)
     for expected in scenario.expectations:
-        _check_expectation(expected, known, agents, places)
+        _check_expectation(expected, known, agents, list(head.threads), places)
 
 
 def _all_steps(steps: Iterable[PlacedStep]) -> Iterator[PlacedStep]:
@@ -172,7 +172,9 @@ def _all_steps(steps: Iterable[PlacedStep]) -> Iterator[PlacedStep]:
             yield from _all_steps(branch)
 
 
-def _check_expectation(expected: PlacedExpectation, known: list[str], agents: list[str], places: list[str]) -> None:
+def _check_expectation(
+    expected: PlacedExpectation, known: list[str], agents: list[str], threads: list[str], places: list[str]
+) -> None:
     it, place = expected.expectation, expected.place
     filters: list[MessageFilter | None] = [it.message, it.never, it.count]
     if it.within is not None:
@@ -196,8 +198,10 @@ def _check_expectation(expected: PlacedExpectation, known: list[str], agents: li
         sender, _, rest = hop.partition(" -> ")
         _need(sender, known, place, "participant")
         _need_place(rest.partition(": ")[0], places, place)
-    for member in it.thread.members if it.thread is not None else ():
-        _need(member, known, place, "participant")
+    if it.thread is not None:
+        _need_place(it.thread.id, threads, place, "thread")
+        for member in it.thread.members:
+            _need(member, known, place, "participant")
 
 
 def _check_filter(wanted: MessageFilter, known: list[str], places: list[str], place: YamlNode) -> None:
@@ -207,9 +211,9 @@ def _check_filter(wanted: MessageFilter, known: list[str], places: list[str], pl
         _need_place(name, places, place)
 
 
-def _need_place(name: str, places: list[str], place: YamlNode) -> None:
-    if name != "broadcast" and ":" not in name and "{{" not in name:
-        _need(name, places, place, "participant or thread")
+def _need_place(name: str, places: list[str], place: YamlNode, what: str = "participant or thread") -> None:
+    if name != "broadcast" and ":" not in name:
+        _need(name, places, place, what)
 
 
 def _need(name: str, known: list[str], place: YamlNode, what: str) -> None:

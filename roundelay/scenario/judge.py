@@ -66,40 +66,44 @@ class Judge:
         it = placed.expectation
         [name] = [name for name in type(it).model_fields if getattr(it, name) is not None]
         value = getattr(it, name)
-        found: _Found
+        try:
+            found = self._look(name, value)
+        except ValueError as error:  # it names a variable that there is not
+            found = _Found(False, str(error))
+        return Verdict(placed.place, describe_plain(placed.place), found.holds, found.text, found.seqs)
+
+    def _look(self, name: str, value: Any) -> _Found:
         match name:
             case "message":
-                found = self._count_messages(value, _bound(value.count))
+                return self._count_messages(value, _bound(value.count))
             case "never":
-                found = self._count_messages(value, Bound(exactly=0))
+                return self._count_messages(value, Bound(exactly=0))
             case "count":
-                found = self._count(value)
+                return self._count(value)
             case "order":
-                found = self._order(value)
+                return self._order(value)
             case "within":
-                found = self._within(value)
+                return self._within(value)
             case "thread":
-                found = self._thread(value)
+                return self._thread(value)
             case "tool":
-                found = self._tool(value)
+                return self._tool(value)
             case "prompt":
-                found = self._prompt(value)
+                return self._prompt(value)
             case "never_in_prompt":
-                found = self._never_in_prompt(value)
+                return self._never_in_prompt(value)
             case "caused_by":
-                found = self._caused_by(value)
+                return self._caused_by(value)
             case "cost":
-                found = self._cost(value)
+                return self._cost(value)
             case "hops":
-                found = self._hops(value)
+                return self._hops(value)
             case "reaction":
-                found = self._reaction(value)
+                return self._reaction(value)
             case "mod":
-                found = self._mod(value.model_fields_set, value.equals, value.contains)
+                return self._mod(value.model_fields_set, value.equals, value.contains)
             case _:
-                found = self._no_dead_letters()
-        shown = describe_plain(placed.place)
-        return Verdict(placed.place, shown, found.holds, found.text, found.seqs)
+                return self._no_dead_letters()
 
     # --- messages
 
@@ -213,7 +217,7 @@ class Judge:
             return _Found(False, _with_messages("there is no such message", "nearest", self._near(it.message)))
         for message in matching:
             root = self._run.path_to_root(message)[-1]
-            is_root = root.sender_id == it.root if isinstance(it.root, str) else self.fits(it.root, root)
+            is_root = root.sender_id == self._render(it.root) if isinstance(it.root, str) else self.fits(it.root, root)
             if not is_root:
                 return _Found(
                     False, f"{describe_message(message)} goes back to {describe_message(root)}", (message.seq,)

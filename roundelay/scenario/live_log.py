@@ -7,10 +7,10 @@ a few times a second, since acknowledgements stand in no log.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from roundelay.agents.records import fetch_records
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import Forbidden
@@ -39,9 +39,11 @@ class LiveLog:
         try:
             self._position = (await self.client.call("network.info"))["head"]
             await self._follow_once(0)
-        except Forbidden as error:
+        except BaseException as error:
             await self.client.close()
-            raise Forbidden(f"To follow the log is an operator's: give an operator's token. ({error})") from error
+            if isinstance(error, Forbidden):
+                raise Forbidden(f"To follow the log is an operator's: give an operator's token. ({error})") from error
+            raise
         self._following = asyncio.create_task(self._follow())
         return self
 
@@ -93,7 +95,7 @@ class LiveLog:
         )
 
     async def _follow(self) -> None:
-        for _ in itertools.count():
+        while True:
             await self._follow_once(WAIT_MS)
 
     async def _follow_once(self, wait_ms: int) -> None:
@@ -130,18 +132,12 @@ class LiveLog:
         return record.status is not None or record.is_waiting
 
     async def _recipients(self, seq: int) -> list[Mapping[str, Any]]:
-        recipients: list[Mapping[str, Any]] = (await self.client.call("network.message_status", {"seq": seq}))[
-            "recipients"
-        ]
+        status = await self.client.call("network.message_status", {"seq": seq})
+        recipients: list[Mapping[str, Any]] = status["recipients"]
         return recipients
 
     async def _read_reaction(self, reaction: str, agent_id: str) -> ReactionRecord:
         record = ReactionRecord(reaction, agent_id)
-        after, has_more = 0, True
-        while has_more:
-            page = await self.client.call("network.records", {"reaction": reaction, "after": after})
-            for it in page["records"]:
-                record.take(it["seq"], it["kind"], it["body"])
-                after = it["seq"]
-            has_more = bool(page.get("has_more"))
+        for it in await fetch_records(self.client.call, reaction):
+            record.take(it["seq"], it["kind"], it["body"])
         return record

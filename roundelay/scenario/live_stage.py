@@ -14,10 +14,11 @@ from roundelay.agents.runner import AgentRunner
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import RoundelayError
+from roundelay.participants import list_participants
 from roundelay.scenario.file import Scenario
 from roundelay.scenario.live_log import LiveLog
 from roundelay.scenario.record import RunRecord
-from roundelay.scenario.steps import StepFailed, Steps, Variables
+from roundelay.scenario.steps import StepFailed, Steps
 from roundelay.simulation.person import Person
 from roundelay.simulation.setting import MakeAgent, SimulationError
 
@@ -71,17 +72,8 @@ class LiveStage:
     async def finish(self) -> list[str]:
         return []
 
-    async def ask_mods(self, variables: Variables) -> list[Any]:
-        values = []
-        for expected in self._scenario.expectations:
-            asked = expected.expectation.mod
-            if asked is not None:
-                try:
-                    client = self._log.client if asked.asker is None else self.client_of(asked.asker)
-                    values.append(await client.call(variables.render(asked.op), variables.render_all(asked.args)))
-                except RoundelayError as error:
-                    raise StepFailed(expected.place, f"{error.code}: {error}") from error
-        return values
+    async def reader(self) -> NetworkClient:
+        return self._log.client
 
     async def describe(self, began_at: int, values: Sequence[Any]) -> RunRecord:
         return await self._log.describe(began_at, values)
@@ -119,8 +111,8 @@ class LiveStage:
     async def restart(self, name: str) -> None:
         if name in self._here:
             await self.kill(name)
-        if name not in self._agents:
-            raise SimulationError(f"{name} does not run here, so it cannot be restarted.")
+        elif name not in self._agents or await self._is_online(name):
+            raise SimulationError(f"{name} runs elsewhere; a running network's hub and agents are not restarted.")
         await self._start(name)
 
     async def disconnect(self, participant: str) -> None:
@@ -128,10 +120,11 @@ class LiveStage:
 
     async def join(self, participant: str) -> None:
         if participant in self._agents:
-            listed = (await self._log.client.call("network.list_agents", {"online": True}))["agents"]
-            if not any(it["agent_id"] == participant for it in listed):
+            if not await self._is_online(participant):
                 await self._start(participant)
             return
+        if participant in self._people:
+            raise SimulationError(f"{participant} is there already.")
         client = NetworkClient(participant, self._url, kind="human", token=self._token)
         await client.connect()
         self._people[participant] = Person(client)
@@ -146,6 +139,9 @@ class LiveStage:
         await runner.stop()
         await asyncio.gather(work, return_exceptions=True)
         await client.close()
+
+    async def _is_online(self, agent_id: str) -> bool:
+        return any(it["agent_id"] == agent_id for it in await list_participants(self._log.client, online=True))
 
     async def _start(self, agent_id: str) -> None:
         runner = self._agents[agent_id]()

@@ -29,6 +29,7 @@ class Process:
         self._folder = folder
         self._home = home
         self._process: asyncio.subprocess.Process | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     async def start(self, *arguments: str, ready: str, python_path: Path | None = None) -> re.Match[str]:
         """Start it, and wait for the line that says that it is ready. Raises `SimulationError` with what it said instead."""
@@ -46,6 +47,7 @@ class Process:
             async with asyncio.timeout(START_TIMEOUT_S):
                 async for line in process.stdout:
                     if found := re.match(ready, line.decode(errors="replace")):
+                        self._draining = asyncio.create_task(_drain(process.stdout))
                         return found
         except TimeoutError:
             await self.kill()
@@ -58,11 +60,19 @@ class Process:
         if process is not None:
             if process.returncode is None:
                 process.kill()
-            await process.communicate()
+            if self._draining is not None:
+                self._draining.cancel()
+            await process.wait()
 
     @property
     def is_up(self) -> bool:
         return self._process is not None and self._process.returncode is None
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    """Read what is printed after the ready line: a process whose output nobody takes would stand still."""
+    while await stream.read(64 * 1024):
+        pass
 
 
 class ProcessNetwork:
@@ -95,6 +105,8 @@ class ProcessNetwork:
 
     async def start_agent(self, agent_id: str, choice: AgentChoice, beside: Path) -> None:
         """Write the agent's file, and start a process that runs it; files that it names are beside ``beside``."""
+        if agent_id in self._agents and self._agents[agent_id][0].is_up:
+            raise SimulationError(f"The agent {agent_id} is up already.")
         value, folder = _write_agent(agent_id, choice, beside)
         file = self._folder / f"{agent_id}.yaml"
         file.write_text(json.dumps(value, indent=1), encoding="utf-8")
@@ -109,6 +121,8 @@ class ProcessNetwork:
         await self._agents[agent_id][0].kill()
 
     async def restart_agent(self, agent_id: str) -> None:
+        if agent_id not in self._agents:
+            raise SimulationError(f"No agent {agent_id} has been started.")
         process, arguments, folder = self._agents[agent_id]
         await process.kill()
         await process.start(*arguments, ready=re.escape(ready_line(agent_id, "")), python_path=folder)

@@ -1,6 +1,6 @@
 """What happened in a run, as expectations look at it: messages, reactions with their tool calls and usage, prompts. Plain data, no IO.
 
-Built from the rows of a simulation's ledger, or from what a live hub tells an operator (`scenario_live`).
+Built from the rows of a simulation's ledger, or from what a live hub tells an operator (`live_log`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 
 from roundelay.agents.models.model import Usage
+from roundelay.clean_text import clean
 from roundelay.network.client import AnyMessage
 from roundelay.network.ledger import Row
 from roundelay.simulation.watched import Asked
+
+MAX_SHOWN_CHARS = 100
 
 
 @dataclass
@@ -61,8 +64,14 @@ class ReactionRecord:
         """Whether it only waits for others."""
         return bool(self.waits)
 
-    def take(self, seq: int, kind: str, body: Mapping[str, Any]) -> None:
-        """Add one of its records."""
+    def take(self, seq: int, kind: str, body: Any) -> None:
+        """Add one of its records. Those of another program may have any shape; what is not told there is left as it was."""
+        try:
+            self._take(seq, kind, body if isinstance(body, Mapping) else {})
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return
+
+    def _take(self, seq: int, kind: str, body: Mapping[str, Any]) -> None:
         match kind:
             case "started":
                 self.trigger, self.seq = body["trigger"], seq
@@ -86,7 +95,7 @@ class ReactionRecord:
                     found = self.calls[place] = CallRecord(body["turn"], body["call"], body["tool"], "", seq)
                 found.result, found.is_ok = body["content"], body["ok"]
             case "finished":
-                self.status, self.reason = body["status"], body.get("reason", "")
+                self.status, self.reason = str(body.get("status", "finished")), str(body.get("reason", ""))
             case _:
                 return
 
@@ -146,15 +155,8 @@ def read_reactions(rows: Iterable[Row]) -> list[ReactionRecord]:
     return list(found.values())
 
 
-def describe_message(message: AnyMessage, *, width: int = 100) -> str:
+def describe_message(message: AnyMessage) -> str:
     """One message as one line: ``#12 mia -> desk: Refund order 12``."""
-    text = " ".join(message.text.split())
-    shown = text if len(text) <= width else text[: width - 3] + "..."
+    text = clean(" ".join(message.text.split()))
+    shown = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
     return f"#{message.seq} {message.sender_id} -> {message.to.removeprefix('agent:')}: {shown}"
-
-
-def describe_transcript(messages: Sequence[AnyMessage], *, last: int | None = None) -> list[str]:
-    """The messages as lines, the last ones if so many are asked for."""
-    shown = messages if last is None else messages[-last:]
-    left_out = len(messages) - len(shown)
-    return [*([f"... {left_out} before"] if left_out else []), *(describe_message(message) for message in shown)]

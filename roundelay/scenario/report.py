@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from roundelay.scenario.record import describe_message, describe_transcript
+from roundelay.clean_text import clean_lines
+from roundelay.scenario.record import describe_message
 from roundelay.scenario.run import ScenarioResult
 
 MAX_TRANSCRIPT = 40
@@ -64,7 +65,7 @@ def describe_result(result: ScenarioResult) -> str:
         lines += [f"  Faults: {'; '.join(result.faults)}"] if result.faults else []
         lines += [f"  Again: {describe_command(result)}"]
     lines += [f"  Note: {note}" for note in result.notes]
-    return "\n".join(lines)
+    return "\n".join(clean_lines("\n".join(lines)))
 
 
 def describe_causes(result: ScenarioResult, failure: Failure) -> list[str]:
@@ -87,8 +88,10 @@ def _describe_run(result: ScenarioResult) -> str:
 
 
 def _transcript(result: ScenarioResult) -> str:
-    lines = describe_transcript(result.record.messages, last=MAX_TRANSCRIPT)
-    return "\n".join(lines) if lines else "nothing"
+    messages = result.record.messages
+    left_out = len(messages) - MAX_TRANSCRIPT
+    lines = [f"... {left_out} before"] if left_out > 0 else []
+    return "\n".join([*lines, *map(describe_message, messages[-MAX_TRANSCRIPT:])]) or "nothing"
 
 
 def _indent(text: str, by: int) -> list[str]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +13,16 @@ from typing import Any, Protocol
 
 from roundelay.agents.models.request_print import print_request
 from roundelay.agents.models.tape import NamedModel, TapedTurn, write_tape
+from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
+from roundelay.network.errors import RoundelayError
 from roundelay.scenario.agents import AgentPlan, agents_of, notes_of, problems_of
 from roundelay.scenario.file import Scenario
 from roundelay.scenario.judge import Judge, Verdict
 from roundelay.scenario.live_stage import LiveStage
 from roundelay.scenario.record import RunRecord
 from roundelay.scenario.simulated_stage import SimulatedStage
-from roundelay.scenario.spec import DelayChoice
-from roundelay.scenario.steps import Stage, StepFailed, Steps, Variables
+from roundelay.scenario.steps import ANSWER_S, Stage, StepFailed, Steps, Variables
 from roundelay.simulation.links import Delay
 from roundelay.simulation.network import Simulation
 from roundelay.simulation.run import simulate
@@ -111,7 +113,9 @@ class ScenarioStage(Stage, Protocol):
 
     async def finish(self) -> list[str]: ...
 
-    async def ask_mods(self, variables: Variables) -> list[Any]: ...
+    async def reader(self) -> NetworkClient:
+        """An operator's connection."""
+        ...
 
     async def describe(self, began_at: int, values: Sequence[Any]) -> RunRecord: ...
 
@@ -134,7 +138,7 @@ async def play(
         began_at = stage.clock()
         await steps.perform(scenario.steps)
         faults = await stage.finish()
-        values = await stage.ask_mods(variables)
+        values = await _ask_mods(scenario, stage, variables)
     except StepFailed as error:
         failure = error
     record = await stage.describe(began_at, values)
@@ -148,6 +152,25 @@ async def play(
     return ScenarioResult(scenario, seed, record, verdicts, failure, problems, notes, faults, stage.ledger, took_s, url)
 
 
+async def _ask_mods(scenario: Scenario, stage: ScenarioStage, variables: Variables) -> list[Any]:
+    """What the operations give that expectations name, in their order. Raises `StepFailed`."""
+    values = []
+    for expected in scenario.expectations:
+        asked = expected.expectation.mod
+        if asked is None:
+            continue
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                client = await stage.reader() if asked.asker is None else stage.client_of(asked.asker)
+                values.append(await client.call(variables.render(asked.op), variables.render_all(asked.args)))
+        except TimeoutError as error:
+            raise StepFailed(expected.place, f"the hub did not answer within {ANSWER_S:g} s; is it down?") from error
+        except (RoundelayError, ValueError) as error:
+            code = error.code if isinstance(error, RoundelayError) else "wrong"
+            raise StepFailed(expected.place, f"{code}: {error}") from error
+    return values
+
+
 def _setting(scenario: Scenario, seed: int) -> Setting:
     head, faults = scenario.head, scenario.head.faults
     limits = {"max_hops": head.limits.hops, "max_root_messages": head.limits.messages}
@@ -158,15 +181,14 @@ def _setting(scenario: Scenario, seed: int) -> Setting:
         mods=head.mods,
         limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
         visibility=head.visibility,
-        link_delay=_delay(head.delays, "link", LINK_DELAY if is_virtual else Delay()),
-        model_delay=_delay(head.delays, "model", MODEL_DELAY if is_virtual else Delay()),
+        link_delay=_delay(head.delays.link, LINK_DELAY if is_virtual else Delay()),
+        model_delay=_delay(head.delays.model, MODEL_DELAY if is_virtual else Delay()),
         model_failure_rate=faults.model_failures if faults is not None else 0.0,
         max_tokens=head.limits.tokens,
     )
 
 
-def _delay(choice: DelayChoice, name: str, default: Delay) -> Delay:
-    value: float | tuple[float, float] | None = getattr(choice, name)
+def _delay(value: float | tuple[float, float] | None, default: Delay) -> Delay:
     if value is None:
         return default
     low_s, high_s = value if isinstance(value, tuple) else (0.0, value)

@@ -9,9 +9,10 @@ from typing import Any
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.scenario.file import Scenario
+from roundelay.scenario.live_log import READER_ID
 from roundelay.scenario.record import RunRecord, read_reactions
 from roundelay.scenario.spec import HUB
-from roundelay.scenario.steps import StepFailed, Steps, Variables
+from roundelay.scenario.steps import StepFailed, Steps
 from roundelay.simulation.faults import FaultPlan, inject_faults
 from roundelay.simulation.network import Simulation
 from roundelay.simulation.setting import MakeAgent, SimulationError
@@ -126,23 +127,8 @@ class SimulatedStage:
 
     # --- the end
 
-    async def ask_mods(self, variables: Variables) -> list[Any]:
-        """Ask the operations that expectations name."""
-        values = []
-        for expected in self._scenario.expectations:
-            asked = expected.expectation.mod
-            if asked is None:
-                continue
-            try:
-                client = (
-                    self.client_of(asked.asker)
-                    if asked.asker is not None
-                    else await self.simulation.network.join("scenario-reader", kind="service")
-                )
-                values.append(await client.call(variables.render(asked.op), variables.render_all(asked.args)))
-            except RoundelayError as error:
-                raise StepFailed(expected.place, f"{error.code}: {error}") from error
-        return values
+    async def reader(self) -> NetworkClient:
+        return await self.simulation.network.join(READER_ID, kind="service")
 
     async def describe(self, began_at: int, values: Sequence[Any]) -> RunRecord:
         """What is left of the run."""

@@ -62,7 +62,7 @@ async def inject_faults(simulation: Simulation, plan: FaultPlan) -> list[str]:
                     await simulation.disconnect(victim)
                     done.append(f"{victim} lost its connection")
             case "agent_kill":
-                up = sorted(agent_id for agent_id, member in simulation.members.items() if member.runner is not None)
+                up = sorted(simulation.members)
                 if up:
                     victim = chance.choice(up)
                     await simulation.kill(victim)

@@ -120,41 +120,36 @@ class SimulatedTransport:
     """One participant's way to the hub of a simulation, over whichever hub there is. ``hub`` gives it, None while it is down."""
 
     def __init__(self, hub: Callable[[], Hub | None], traffic: Traffic, chance: random.Random, delay: Delay) -> None:
-        self.delay = delay
-        self.is_dead = False
+        self._delay = delay
+        self._is_dead = False
         self._hub = hub
         self._traffic = traffic
         self._chance = chance
-        self._open: list[LocalConnection] = []
+        self._connection: LocalConnection | None = None
         self._is_seeking = False
 
     async def connect(self) -> LocalConnection:
-        if self.is_dead:
+        if self._is_dead:
             raise Closed(1000, "this participant was killed")
         hub = self._hub()
         if hub is None or hub.is_draining:
             self._seek(True)
             raise ConnectError("The simulated hub is down.")
         self._seek(False)
-        connection: LocalConnection
-        if self.delay:
-            connection = SlowConnection(hub, self.delay, self._chance, self._traffic)
-        else:
-            connection = LocalConnection(hub)
-        self._open = [connection]
+        slow = SlowConnection(hub, self._delay, self._chance, self._traffic) if self._delay else None
+        self._connection = connection = slow or LocalConnection(hub)
         return connection
 
     async def cut(self) -> None:
         """The connection is lost, without a word to either side; the client finds out and comes back."""
-        connections, self._open = self._open, []
-        for connection in connections:
-            if connection.is_open:
-                self._seek(True)
-                await connection.drop()
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.is_open:
+            self._seek(True)
+            await connection.drop()
 
     async def kill(self) -> None:
         """Like `cut`, and for good: nothing that its owner still does reaches the hub."""
-        self.is_dead = True
+        self._is_dead = True
         await self.cut()
         self._seek(False)
 

@@ -46,12 +46,12 @@ class SimulatedNetwork(Network):
 
 @dataclass
 class Member:
-    """An agent or a program of the simulation, while it is up. ``work`` is its task, ``runner`` None for a program."""
+    """An agent of the simulation, while it is up. ``work`` is its runner's task."""
 
     client: NetworkClient
     transport: SimulatedTransport
     work: asyncio.Task[None]
-    runner: AgentRunner | None = None
+    runner: AgentRunner
 
 
 class Simulation:
@@ -163,6 +163,8 @@ class Simulation:
 
     async def join_person(self, agent_id: str) -> Person:
         """A person joins, or comes back."""
+        if agent_id in self.people:
+            raise SimulationError(f"{agent_id} is there already.")
         client = self.network.client(agent_id, kind="human")
         await client.connect()
         person = self.people[agent_id] = Person(client)
@@ -208,7 +210,7 @@ class Simulation:
     async def stop(self, agent_id: str) -> None:
         """End an agent in good order; what it had begun stays open for the next one."""
         member = self.members.pop(agent_id, None)
-        if member is None or member.runner is None:
+        if member is None:
             raise SimulationError(f"No agent {agent_id} is up.")
         await member.runner.stop()
         await asyncio.gather(member.work, return_exceptions=True)
@@ -218,6 +220,8 @@ class Simulation:
         """Start an agent again that was killed or stopped, or one that runs after killing it."""
         if agent_id in self.members:
             await self.kill(agent_id)
+        if agent_id not in self._makers:
+            raise SimulationError(f"No agent {agent_id} has been started.")
         return await self._start(self._makers[agent_id]())
 
     async def disconnect(self, agent_id: str) -> None:
@@ -245,7 +249,7 @@ class Simulation:
             return False
         if hub.pending or hub.writing.locked():
             return False
-        if any(member.runner is not None and member.runner.is_at_work for member in self.members.values()):
+        if any(member.runner.is_at_work for member in self.members.values()):
             return False
         for key, _ in hub.state.items("attempt"):
             agent_id, _, seq = key.partition("/")

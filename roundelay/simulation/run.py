@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from roundelay.agents import threads
@@ -20,11 +21,11 @@ GARBAGE_THRESHOLD = 50_000
 
 
 def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None = None, **options: Any) -> T:
-    """Run ``main`` on a new simulation and give what it gives. Options are those of `Setting`: ``simulate(main, seed=7)``.
+    """Run ``main`` on a new simulation and give what it gives. Options are those of `Setting`, and go before it: ``simulate(main, seed=7)``.
 
     It has an event loop of its own, so it is not called from inside of one. Raises what ``main`` raises, and `virtual_time.Stalled`.
     """
-    chosen = setting or Setting(**options)
+    chosen = replace(setting or Setting(), **options)
 
     async def enter() -> T:
         async with open_simulation(chosen) as simulation:

@@ -22,8 +22,6 @@ from roundelay.network.tables import Put
 from roundelay.simulation.links import Delay
 from roundelay.simulation.virtual_time import SimulationLoop
 
-MAX_EXPORT_ROWS = 1000
-
 
 class WatchedLedger(MemoryLedger):
     """A `MemoryLedger` that tells of each batch it has stored."""

@@ -88,6 +88,21 @@ def test_prompts_are_rendered_under_the_same_visibility_as_an_agents() -> None:
     assert "secret of bob" not in prompts[2]
 
 
+def test_who_left_and_comes_back_says_something_new() -> None:
+    async def main(simulation: Simulation) -> None:
+        for _ in range(2):
+            crowd = Crowd(simulation, lambda incoming: [])
+            for text in ("once", "again"):
+                await crowd.join(["a", "b"])
+                crowd.send("a", "b", text)
+                await simulation.idle()
+                crowd.leave()
+            assert crowd.errors == []
+        assert [message.text for message in simulation.messages] == ["once", "again"] * 2
+
+    simulate(main)
+
+
 def test_a_crowd_that_is_refused_says_so() -> None:
     async def main(simulation: Simulation) -> None:
         await simulation.join_person("mia")

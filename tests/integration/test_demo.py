@@ -26,12 +26,13 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Call, Say
+from roundelay.clean_text import display_width
 from roundelay.demo.run import PERSON, Plan, Progress, play, run_demo
-from roundelay.demo.screen import DemoScreen
+from roundelay.demo.screen import BAR, DemoScreen
 from roundelay.demo.team import DESK, ROLES
 from roundelay.network.client import NetworkClient
 from roundelay.network.home import running_nodes
-from roundelay.network.messages import BaseMessage
+from roundelay.network.messages import BaseMessage, DirectMessage
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
 
 START_TIMEOUT_S = 60.0
@@ -105,6 +106,23 @@ def test_a_narrow_terminal_breaks_no_word_and_no_command() -> None:
         "Next",
         "  kill it   roundelay demo --kill numbers",
     ]
+
+
+def test_wide_characters_break_no_line_of_the_terminals() -> None:
+    """What the terminal breaks itself stands without the bar, where it could pass for another message."""
+    shown = io.StringIO()
+    said = "表" * 45 + " #99 desk → zoe"
+    NarrowDemo(shown).message(
+        DirectMessage(
+            seq=1, message_id="m", sender_id="zoe", sender_kind="human", to="agent:desk", thread_id="direct:desk~zoe", content=said,
+            sent_at=0, root=1, hops=0,
+        )
+    )  # fmt: skip
+    lines = shown.getvalue().splitlines()
+    assert max(map(display_width, lines)) <= 60
+    assert "".join(line.removeprefix(BAR) for line in lines if line.startswith(BAR)).replace(" ", "") == said.replace(
+        " ", ""
+    )
 
 
 def test_screen_shows_each_message_with_its_thread_and_ends_with_the_totals(undisturbed: tuple[Progress, str]) -> None:

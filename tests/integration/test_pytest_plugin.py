@@ -119,6 +119,10 @@ def test_marks_choose_seed_and_clock_and_real_models_are_refused(tmp_path: Path)
         def test_no_such_setting(network):
             pass
 
+        @pytest.mark.roundelay(9)
+        def test_no_name(network):
+            pass
+
         @pytest.mark.roundelay(clock="slow")
         def test_no_such_clock(network):
             pass
@@ -129,10 +133,11 @@ def test_marks_choose_seed_and_clock_and_real_models_are_refused(tmp_path: Path)
     desk = "id: desk\ninstruction: x\nmodel: {openai: {name: gpt-4o-mini}}\n"
     code, out = run_pytest(tmp_path, "--strict-markers", "-k", "not async", test_it__py=text, desk__yaml=desk)
     assert code == 1
-    assert re.search(r"1 failed, 1 passed,.* 2 errors", out)
+    assert re.search(r"1 failed, 1 passed,.* 3 errors", out)
     assert "the agent desk would ask a real model" in out
     assert "in pytest: the mark roundelay_real_models" in out
     assert "test_no_such_setting: there is no setting 'sed'" in out
+    assert "test_no_name: name the setting, as in roundelay(seed=7)" in out
     assert "test_no_such_clock: there is no clock 'slow'" in out
 
 
@@ -164,6 +169,23 @@ def test_real_processes_have_the_same_conversation_and_survive_kills(network: Ne
         "desk -> mia: Finance: Approved, 40 EUR",
     ]
     network.expect({"no_dead_letters": True}, {"reaction": {"agent": "finance", "count": 2}})
+    with pytest.raises(SimulationError, match="desk is up already"):
+        network.agent("desk", DESK)
+    with pytest.raises(SimulationError, match="No agent nobody has been started"):
+        network.restart("nobody")
+
+
+@pytest.mark.roundelay_processes
+def test_a_process_that_prints_much_is_not_held_up(network: NetworkUnderTest, tmp_path: Path) -> None:
+    (tmp_path / "much.py").write_text("def talk() -> str:\n    print('x' * 2_000_000)\n    return 'said'\n")
+    (tmp_path / "loud.yaml").write_text(
+        "id: loud\ninstruction: x\ntools: ['much:talk']\n"
+        "model: {rules: [{do: [{tool: talk}]}, {when: {turn: 2}, do: [{say: done}]}]}\n"
+    )
+    network.agent("loud", file=tmp_path / "loud.yaml")
+    mia = network.person("mia")
+    mia.send("loud", "talk")
+    network.wait_for(said("loud", "mia", "done"), at_most_s=20)
 
 
 def test_agents_are_rules_functions_files_and_runners(network: NetworkUnderTest, tmp_path: Path) -> None:

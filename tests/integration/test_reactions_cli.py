@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
+from roundelay.network.frames import RecordFrame, encode
 from roundelay.reading import reactions as reaction_list
 from roundelay.reading.follow import Follower
 from roundelay.reading.reactions import list_open_reactions
+from roundelay.reading.sources import LiveSource
+from roundelay.reading.why import follow
 from tests.support.announced import announced_node
 from tests.support.command import TIMEOUT_S, Command, command, run
 from tests.support.node import Node
@@ -271,6 +275,25 @@ async def test_open_reactions_are_found_however_long_ago_they_began() -> None:
         assert reader.calls == ["network.open_reactions", "network.records", "network.records"]
         assert [it.reaction for it in await reaction_list.list_reactions(reader, 5)] == ["r0", "r2"]
         assert "network.list_threads" not in reader.calls
+
+
+async def test_what_another_program_records_hides_no_reaction() -> None:
+    """Its records may be of any shape; they are shown as far as they can be read."""
+    async with Network.open() as network:
+        ann, bob = await network.join("ann"), await network.join("bob", role="reactor")
+        reader = await network.join("reader", kind="service")
+        for number, first in enumerate(
+            ({"trigger": "soon"}, [1], {"trigger": None, "thread_id": 1}, {"trigger": True})
+        ):
+            asked = await ann.send_text("bob", f"task {number}")
+            frame = RecordFrame(record_id=f"n{number}", reaction=f"r{number}", kind="note", body=Raw(encode(first)))
+            await bob._link.ask(f"r:n{number}", encode(frame))
+            await bob.record(f"r{number}", "started", {"trigger": asked.seq}, record_id=f"s{number}")
+            effect = await follow(LiveSource(reader), asked.seq)
+            assert [(agent_id, reaction) for agent_id, reaction, _ in effect.reactions] == [("bob", f"r{number}")]
+        found = await reaction_list.list_reactions(reader, 10)
+        assert sorted(it.reaction for it in found) == ["r0", "r1", "r2", "r3"]
+        assert all(it.state == "open" for it in found)
 
 
 class Counting(NetworkClient):

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Raw
 
 from roundelay.agents.agent import Agent, Handoff
 from roundelay.agents.compose import agent_tool, remote_handoff
@@ -23,6 +24,7 @@ from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
+from roundelay.network.frames import RecordFrame, encode
 from roundelay.network.ledger import Row
 from roundelay.reading.recording import Recording
 from roundelay.replay.run import ReplayOptions, ReplayReport, replay
@@ -671,6 +673,27 @@ async def test_reactions_of_another_epoch_are_played_from_the_log(refunded: Reco
     assert (report.played, report.recorded) == ((), ("desk", "finance"))
     assert "desk is played from the log: another program wrote it, or under another epoch" in report.notes
     assert "ghost has no part in the recording" in report.notes
+
+
+async def test_what_another_program_recorded_plays_again(tmp_path: Path) -> None:
+    """Its records may be of any shape; so may those that have our names."""
+    bodies: tuple[Any, ...] = ([1], "x", None, {"path": [], "manifest": 3})
+
+    async def talk(network: Network, people: dict[str, Person]) -> None:
+        program = await network.join("program", role="reactor")
+        asked = await people["mia"].client.send_text("program", "do it your way")
+        await program.record("own", "started", {"trigger": asked.seq, "manifest": "all"}, record_id="s")
+        for number, body in enumerate(bodies):
+            for kind in ("model_reply", "new_messages", "tool_result"):
+                name = f"{kind}-{number}"
+                frame = RecordFrame(record_id=name, reaction="own", kind=kind, body=Raw(encode(body)))
+                await program._link.ask(f"r:{name}", encode(frame))
+        await program.record("own", "finished", {}, record_id="f")
+
+    recording = await record(tmp_path / "other.db", [], talk)
+    assert len([row for row in recording.rows if row.type == "record"]) == 2 + 3 * len(bodies)
+    assert recording.make_tapes() == {}
+    await plays_as_it_was(recording)
 
 
 async def test_what_middleware_and_reviewers_made_of_it_plays_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -12,7 +13,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from roundelay.agents.models.scripted import ScriptedModel, say
+from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import serve
+from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
 from roundelay.scenario import load_scenario, run_live_scenario
 from roundelay.scenario.report import describe_result
@@ -152,9 +156,63 @@ async def test_the_same_scenario_runs_against_a_network_that_is_up(tmp_path: Pat
         assert f"Again: roundelay scenario run {scenario.path} --live {node.url}" in describe_result(failed)
 
 
+async def test_an_agent_that_runs_elsewhere_is_not_taken_over_live(tmp_path: Path) -> None:
+    scenario = load_scenario(write(tmp_path, SCENARIO.replace("  - wait: idle", "  - restart: finance")))
+    async with serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node:
+        runner = SimpleAgentRunner("finance", instruction="x", model=ScriptedModel(lambda _: say("40 EUR")))
+        async with (
+            NetworkClient("finance", node.url, role="reactor", card=runner.describe_card()) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            running = group.create_task(runner.run(client))
+            await runner.ready()
+            result = await run_live_scenario(scenario, node.url, token=node.owner_token)
+            assert result.failure is not None
+            assert "finance runs elsewhere" in result.failure.reason
+            assert not running.done()
+            await runner.stop()
+
+
+BESIDE = """\
+scenario: A desk beside another program
+agents:
+  desk: {script: [{when: {from: mia}, do: [{say: here}]}]}
+people: [mia]
+steps:
+  - {as: mia, to: broadcast, send: hello}
+  - wait: {message: {contains: noted}}
+  - wait: idle
+expect:
+  - message: {from: desk, contains: here}
+"""
+
+
+async def test_records_of_another_program_are_passed_over_live(tmp_path: Path) -> None:
+    """Also where a kind of record has our name, and is otherwise made."""
+    scenario = load_scenario(write(tmp_path, BESIDE))
+    async with (
+        serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node,
+        NetworkClient("program", node.url, role="reactor") as program,
+    ):
+
+        async def react() -> None:
+            message = await anext(aiter(program))
+            await program.record("r1", "note", {"trigger": "soon"}, record_id="r1-0")
+            await program.record("r1", "started", {"trigger": message.seq, "manifest": "all"}, record_id="r1-1")
+            for number, kind in enumerate(("model_reply", "tool_started", "waiting", "tool_result", "finished"), 2):
+                await program.record("r1", kind, {"turn": "x", "path": []}, record_id=f"r1-{number}")
+            await program.send_text("mia", "noted")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(react())
+            result = await run_live_scenario(scenario, node.url, token=node.owner_token)
+    assert result.passed, describe_result(result)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        ("  - wait: idle", "  - join: mia", "mia is there already"),
         ("  - wait: idle", "  - kill: hub", "hub does not run here"),
         ("  - wait: idle", "  - disconnect: mia", "in a simulation only"),
         ("people: [mia]", "people: [mia]\nfaults: {drops: 1}", "faults need a simulation"),

@@ -171,6 +171,7 @@ def test_operations_are_called_and_their_values_kept() -> None:
         ({"wait": {"message": {"from": "boss"}, "at_most": "5s"}}, "no such message came within 5 s"),
         ({"parallel": [{"wait": "1s"}, {"as": "mia", "in": "pay", "send": "x"}]}, "forbidden"),
         ({"as": "finance", "to": "mia", "send": "x"}, "finance is not there"),
+        ({"join": "mia"}, "mia is there already"),
     ],
 )
 def test_a_step_that_cannot_be_done_ends_the_run_and_is_named(step: Any, said: str) -> None:
@@ -180,6 +181,12 @@ def test_a_step_that_cannot_be_done_ends_the_run_and_is_named(step: Any, said: s
     assert "never" not in "".join(texts(result))
     [failure] = list_failures(result)
     assert failure.what.startswith("step ")
+
+
+def test_an_agent_that_never_was_there_is_not_restarted() -> None:
+    agents = {"desk": {"script": DESK, "starts": False}}
+    result = run(steps=[{"restart": "desk"}], agents=agents, threads={})
+    assert "No agent desk has been started" in failure_of(result)
 
 
 def test_agents_that_never_come_to_rest_are_named() -> None:
@@ -232,6 +239,7 @@ HOLD_AND_FAIL: list[tuple[Any, Any, str]] = [
     ({"prompt": {"contains": "refund", "when": {"from": "desk"}}}, {"prompt": {"contains": "refund", "when": {"from": "boss"}}}, "read by desk at #"),
     ({"never_in_prompt": {"agent": "finance", "text": "Approved"}}, {"never_in_prompt": {"agent": "desk", "text": "Approved"}}, "read by desk at #"),
     ({"caused_by": {"message": {"from": "desk", "to": "mia"}, "root": "mia"}}, {"caused_by": {"message": {"from": "finance"}, "root": "boss"}}, "goes back to #"),
+    ({"caused_by": {"message": {"from": "finance"}, "root": "{{ asker }}"}}, {"message": {"contains": "{{ nothing }}"}}, "'nothing' is undefined"),
     ({"caused_by": {"message": {"from": "finance"}, "root": {"contains": "refund"}}}, {"caused_by": {"message": {"from": "boss"}, "root": "mia"}}, "there is no such message"),
     ({"cost": {"tokens": {"at_most": 5000}, "model_calls": {"exactly": 3}}}, {"cost": {"agent": "desk", "tokens": {"at_most": 10}}}, "tokens, expected at most 10"),
     ({"hops": {"at_most": 3}}, {"hops": {"at_most": 2}}, "the longest chain has 3 hops"),
@@ -250,7 +258,7 @@ def test_every_kind_of_expectation_is_tried_below() -> None:
 
 @pytest.mark.parametrize(("holds", "fails", "said"), HOLD_AND_FAIL, ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")  # fmt: skip
 def test_an_expectation_holds_or_says_what_was_found(holds: Any, fails: Any, said: str) -> None:
-    result = run(holds, fails)
+    result = run(holds, fails, vars={"asker": "mia"})
     good, bad = result.verdicts
     assert good.holds, good.found
     assert not bad.holds
@@ -259,6 +267,27 @@ def test_an_expectation_holds_or_says_what_was_found(holds: Any, fails: Any, sai
     assert said in told
     assert "Again: roundelay scenario run it.yaml --seed 7" in told
     assert "desk -> mia: Approved, 40 EUR" in told
+
+
+@pytest.mark.parametrize(
+    ("steps", "op", "said"),
+    [
+        ([REFUND, {"wait": "idle"}], "network.{{ nothing }}", "'nothing' is undefined"),
+        ([REFUND, {"wait": "idle"}, {"kill": "hub"}], "network.info", "the hub did not answer within 60 s"),
+    ],
+)
+def test_an_operation_that_cannot_be_asked_is_named(steps: list[Any], op: str, said: str) -> None:
+    result = run({"mod": {"op": op, "as": "mia", "equals": {}}}, steps=steps)
+    assert said in failure_of(result)
+    assert list_failures(result)[0].what.startswith("step mod: ")
+
+
+def test_what_was_said_drives_no_terminal() -> None:
+    steps = [{"as": "mia", "to": "boss", "send": "a\x1b]0;owned\x07\x9b"}, {"wait": "idle"}]
+    result = run({"message": {"from": "boss"}}, steps=steps)
+    told = describe_result(result)
+    assert r"mia -> boss: a\x1b]0;owned\x07\x9b" in told
+    assert told.replace("\n", "").isprintable()
 
 
 def test_a_dead_letter_fails_and_is_shown() -> None:

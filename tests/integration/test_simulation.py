@@ -233,11 +233,23 @@ def test_what_cannot_be_done_says_so() -> None:
         for work in (simulation.kill("nobody"), simulation.stop("nobody"), simulation.disconnect("nobody")):
             with pytest.raises(SimulationError, match="nobody"):
                 await work
+        with pytest.raises(SimulationError, match="No agent nobody has been started"):
+            await simulation.restart("nobody")
         await simulation.start_agent(make("desk"))
         with pytest.raises(SimulationError, match="up already"):
             await simulation.start_agent(make("desk"))
+        await simulation.join_person("mia")
+        with pytest.raises(SimulationError, match="mia is there already"):
+            await simulation.join_person("mia")
 
     simulate(main)
+
+
+def test_options_hold_beside_a_setting() -> None:
+    async def main(simulation: Simulation) -> Setting:
+        return simulation.setting
+
+    assert simulate(main, Setting(visibility="strict"), seed=7) == Setting(visibility="strict", seed=7)
 
 
 async def test_a_coroutine_is_told_to_call_from_a_plain_function() -> None:

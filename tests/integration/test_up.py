@@ -147,6 +147,16 @@ async def test_an_agent_that_another_runner_took_over_is_not_started_again(folde
         await up.stop()
 
 
+async def test_agents_without_a_node_of_their_own_stop_with_their_terminal(folder: Path) -> None:
+    async with (
+        node_up(folder, "--no-agents") as (up, url),
+        command("agent", "run", "ann.yaml", "--url", url, cwd=folder) as agents,
+    ):
+        await agents.line("^Agent ann is ready")
+        await agents.stop(signal.SIGHUP)
+        await up.stop()
+
+
 async def test_several_agents_of_several_files_run_in_one_process(folder: Path) -> None:
     (folder / "zoe.yaml").write_text(ANN.replace("ann", "zoe"))
     async with (
@@ -248,6 +258,48 @@ async def test_a_used_port(tmp_path: Path) -> None:
     assert f"127.0.0.1:{port}" in said
     assert "choose another --port" in said
     assert list_files(tmp_path) == [], "nothing half done remains"
+
+
+async def test_a_port_where_a_node_listens_names_its_network(tmp_path: Path, folder: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    async with node_up(folder, "--no-agents", "--name", "harvest") as (up, url):
+        port = url.rpartition(":")[2].strip("/")
+        done = await run("up", "--port", port, "--db", "new/team.db", cwd=other, code=1)
+        assert done.err.count("\n") == 1, done.err
+        assert "the node of the network harvest listens there already" in done.err
+        assert f"roundelay chat --url {url}" in done.err
+        assert "another --port" in done.err
+        unknown = await run("up", "--port", port, "--db", "new/team.db", cwd=other, code=1, ROUNDELAY_HOME=str(other))
+        assert "a Roundelay node listens there already" in unknown.err, "its owner is somebody else"
+        assert list_files(other) == []
+        await up.stop()
+
+
+async def test_what_an_agents_process_prints_drives_no_terminal(folder: Path) -> None:
+    (folder / "loud.py").write_text(
+        "def read_page() -> str:\n    page = 'a\\x1b]0;owned\\x07b'\n    print(page)\n    raise ValueError(page)\n"
+    )
+    (folder / "ann.yaml").write_text(
+        "id: ann\ninstruction: Greet.\ntools: ['loud:read_page']\n"
+        "model: {rules: [{when: {turn: 1}, do: [{tool: read_page}]}, {when: {turn: 2}, do: [{say: done}]}]}\n"
+    )
+    async with node_up(folder) as (up, url):
+        assert await ask(url, "ann", "read") == "done"
+        await up.error(r"^ann: a\\x1b\]0;owned\\x07b")
+        await up.error(r"^ann: ValueError: a\\x1b\]0;owned\\x07b")
+        await up.stop()
+    assert not [line for line in up.errors if "\x1b" in line or "\x07" in line]
+
+
+async def test_what_an_agent_says_at_its_end_is_heard(folder: Path) -> None:
+    (folder / "parting.py").write_text(
+        "import atexit\n\natexit.register(lambda: print('one line of many, and none of them is lost\\n' * 8_000 + 'bye'))\n\n\ndef look() -> str:\n    return ''\n"
+    )
+    (folder / "ann.yaml").write_text(ANN + "tools: ['parting:look']\n")
+    async with node_up(folder) as (up, _):
+        await up.stop()
+    assert "ann: bye" in up.errors
 
 
 async def test_a_wrong_mod_leaves_no_file(tmp_path: Path) -> None:
