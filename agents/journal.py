@@ -57,6 +57,9 @@ class StoredRecord(Protocol):
 class RecordClient(Protocol):
     """The part of `NetworkClient` that the journal uses."""
 
+    @property
+    def agent_id(self) -> str: ...
+
     async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> StoredRecord: ...
 
     async def call(self, op: str, args: Mapping[str, object] | None = None, *, call_id: str | None = None) -> Any: ...
@@ -202,7 +205,7 @@ class Journal:
         def call(op: str, args: Mapping[str, object]) -> Awaitable[Any]:
             return retry_later(lambda: self._client.call(op, args))
 
-        return read_records(await fetch_records(call, self.reaction))
+        return read_records(await fetch_records(call, self.reaction, self._client.agent_id))
 
     def is_too_large(self, reply: ModelReply, request: Mapping[str, object] | None = None) -> bool:
         """Tell whether a reply, with the print of its request, would not fit into a record."""

@@ -207,13 +207,15 @@ class _Review(ReviewBody):
 
 
 async def fetch_records(
-    call: Callable[[str, Mapping[str, object]], Awaitable[Any]], reaction: str
+    call: Callable[[str, Mapping[str, object]], Awaitable[Any]], reaction: str, agent_id: str | None
 ) -> list[Mapping[str, Any]]:
-    """All records of a reaction that the caller may see, oldest first, page by page."""
+    """All records of an agent's reaction that the caller may see, oldest first, page by page. None: of everybody's
+    under this id, which others may have used as well."""
+    args = {"reaction": reaction, **({"agent_id": agent_id} if agent_id is not None else {})}
     records: list[Mapping[str, Any]] = []
     while True:
         after = records[-1]["seq"] if records else 0
-        page = await call("network.records", {"reaction": reaction, "after": after})
+        page = await call("network.records", {**args, "after": after})
         records += page["records"]
         if not page.get("has_more"):
             return records

@@ -157,6 +157,8 @@ class _Kept:
 class Nowhere:
     """A journal's other end that keeps nothing: what remains is the loop."""
 
+    agent_id = "nobody"
+
     async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> _Kept:
         return _KEPT
 

@@ -6,6 +6,7 @@ Last stop of every byte that leaves (`encode`); what arrives is read by `shape`.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -245,3 +246,11 @@ def is_id(text: str) -> bool:
 def is_key(text: str) -> bool:
     """Whether this may be a ``message_id``, ``call_id`` or ``record_id``: 1 to 128 visible ASCII characters."""
     return 0 < len(text) <= 128 and text.isascii() and text.isprintable() and " " not in text
+
+
+def decode_json(data: bytes | str) -> Any:
+    """Decode what a hub took. Numbers that do not fit are still JSON: they come as floats. Raises `ValueError` for what is none."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return json.loads(data, parse_int=lambda digits: int(digits) if len(digits) < 4000 else float(digits))

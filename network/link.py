@@ -27,7 +27,7 @@ from .errors import (
     TooLarge,
     error_from_wire,
 )
-from .frames import PROTOCOL_VERSION, ByeFrame, HelloFrame, ModInfo, ResumePoint, encode
+from .frames import PROTOCOL_VERSION, ByeFrame, HelloFrame, ModInfo, ResumePoint, decode_json, encode
 from .told import Cursor, Reconnected, Reconnecting, Welcome
 from .transport import MAX_FRAME_BYTES, Closed, Transport, Wire
 
@@ -311,7 +311,7 @@ class Link:
         frames = wire.frames()
         error: _Error | None = None
         try:
-            frame = decode_frame(await anext(frames))
+            frame = decode_json(await anext(frames))
             if frame["type"] == "welcome":
                 self._take_welcome(wire, _read_welcome(frame))
                 return
@@ -348,7 +348,7 @@ class Link:
         """Hand on what arrives until the connection closes; gives how it did."""
         try:
             async for data in wire.frames():
-                frame = decode_frame(data)
+                frame = decode_json(data)
                 match frame["type"]:
                     case "error":
                         self._refuse(msgspec.convert(frame, _Error))
@@ -378,15 +378,6 @@ def _read_welcome(frame: dict[str, Any]) -> Welcome:
 def _read_mods(mods: str) -> list[ModInfo]:
     """What a hub says of its mods is the same for each client of a process, and 15 KB: they share it."""
     return msgspec.convert(json.loads(mods), list[ModInfo])
-
-
-def decode_frame(data: bytes) -> dict[str, Any]:
-    """Decode a hub's frame. Numbers that do not fit are still JSON: they come as floats, never as a failure."""
-    try:
-        frame: dict[str, Any] = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        frame = json.loads(data, parse_int=lambda digits: int(digits) if len(digits) < 4000 else float(digits))
-    return frame
 
 
 def _superseded(agent_id: str) -> Superseded:

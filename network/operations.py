@@ -227,23 +227,33 @@ class NetworkOperations(Mod):
         return {"seq": seq, "recipients": states}
 
     @operation("read")
-    async def records(self, reading: Reading, *, reaction: str, after: Seq = 0, limit: Limit = 500) -> dict[str, Any]:
-        """The turn records of a reaction above `after`, oldest first; its agent's and operators' to read."""
+    async def records(
+        self, reading: Reading, *, reaction: str, agent_id: str | None = None, after: Seq = 0, limit: Limit = 500
+    ) -> dict[str, Any]:
+        """The turn records of a reaction above `after`, oldest first; its agent's and operators' to read, who may name the agent."""
+        origin = reading.origin
         room = reading.hub.limits.max_result_bytes
         found: list[Row] = []
         has_more = True
         while has_more and len(found) < limit and room > 0:
             page = await reading.hub.ledger.reaction(reaction, after, limit - len(found), max_bytes=room)
-            own = [row for row in page.rows if reading.origin.is_operator or row.actor == reading.origin.agent_id]
+            own = [
+                row
+                for row in page.rows
+                if (origin.is_operator or row.actor == origin.agent_id) and agent_id in (None, row.actor)
+            ]
             if found and sum(len(row.data) for row in own) > room:  # a single row beyond the page's bound
                 break
             found += own
             room -= sum(len(row.data) for row in own)
             after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
         records = [
-            {"seq": row.seq, "record_id": row.key[2:], "kind": row.label, "body": Raw(row.data), "at": row.at}
+            {
+                "seq": row.seq, "agent_id": row.actor, "record_id": row.key[2:], "kind": row.label, "body": Raw(row.data),
+                "at": row.at,
+            }
             for row in found
-        ]
+        ]  # fmt: skip
         return {"records": records, "has_more": has_more}
 
     @operation("read")

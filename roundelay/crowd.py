@@ -36,6 +36,7 @@ from roundelay.network.frames import (
     StoredFrame,
     WelcomeFrame,
     WireMessage,
+    decode_json,
     encode,
 )
 from roundelay.network.hub import Hub
@@ -327,7 +328,7 @@ class _Member:
         prompt = ""
         if window is not None:
             prompt = crowd.render(message, window)
-        content = msgspec.json.decode(message.content)
+        content = decode_json(message.content)
         text = content if isinstance(content, str) else str(content)
         incoming = Incoming(self.agent_id, message.sender_id, text, message, prompt)
         for said in crowd.script(incoming):

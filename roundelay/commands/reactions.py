@@ -60,23 +60,32 @@ def list_command(agent_id: str | None, only_open: bool, last: int, as_json: bool
 
 @reactions.command("show", short_help="Show the records of REACTION.")
 @click.argument("reaction")
+@click.option(
+    "--agent", "agent_id", metavar="ID", callback=check_id,
+    help="What this agent wrote, where others wrote under the same id.",
+)  # fmt: skip
 @json_option
 @identity_options
-def show_command(reaction: str, as_json: bool) -> None:
+def show_command(reaction: str, agent_id: str | None, as_json: bool) -> None:
     """Show the records of REACTION: prompt, replies, calls with their results, the end."""
     from pydantic_core import to_json
 
     from roundelay.agents.records import fetch_records
-    from roundelay.clean_text import clean_lines
+    from roundelay.clean_text import clean, clean_lines
     from roundelay.network.errors import UnknownMessage
-    from roundelay.reading.reactions import describe_record
+    from roundelay.reading.reactions import choose_author, describe_record
     from roundelay.terminal import CONTINUED, Screen, format_time
 
     async def show() -> None:
         async with join_as_reader() as client:
-            records = await fetch_records(client.call, reaction)
+            records = await fetch_records(client.call, reaction, agent_id)
+            epoch = client.welcome.network.epoch
         if not records:
             raise UnknownMessage(f"There is no reaction {reaction!r} that you may read; see: roundelay reactions list")
+        author = choose_author(reaction, records, epoch)
+        for other in sorted({str(it["agent_id"]) for it in records} - {author}):
+            Screen(sys.stderr).note(f"{clean(other)} has used this id too; what it wrote: --agent {clean(other)}")
+        records = [it for it in records if it["agent_id"] == author]
         if as_json:
             # a number that no double holds is null: JSON has no infinity
             click.echo(to_json({"reaction": reaction, "records": records}, inf_nan_mode="null").decode())

@@ -20,8 +20,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 import roundelay
 from roundelay.agents.foreign import first_error
 from roundelay.agents.inbox import wakes
@@ -34,6 +32,7 @@ from roundelay.demo.team import DESK, ROLES, THINKING_S, Report
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
 from roundelay.network.errors import RoundelayError
+from roundelay.network.frames import decode_json
 from roundelay.network.home import announce_node
 from roundelay.network.ledger import Row
 from roundelay.network.messages import BaseMessage, message_from_wire
@@ -158,7 +157,7 @@ class Transcript(Mod):
         self._take = take
 
     def after(self, context: AfterContext, message: Row) -> None:
-        self._take(message_from_wire(msgspec.json.decode(message.data)))
+        self._take(message_from_wire(decode_json(message.data)))
 
 
 async def play(plan: Plan, screen: DemoScreen) -> Progress:
@@ -289,7 +288,7 @@ class _Stage:
     async def _sum_up(self, person: NetworkClient, duration_s: float) -> None:
         kinds: Counter[str] = Counter()
         for reaction in self._progress.reactions:
-            records = await fetch_records(person.call, reaction)
+            records = await fetch_records(person.call, reaction, None)
             kinds.update(str(record["kind"]) for record in records)
         delays_ms = self._progress.delays_ms
         self._screen.summary(

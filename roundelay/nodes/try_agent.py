@@ -177,7 +177,7 @@ class _Trial:
 
     async def _read_end(self, reaction: str, last: Finished | None) -> Finished | None:
         """How it ended is what was recorded: the hub may have refused the answer."""
-        for record in await fetch_records(self._client.call, reaction):
+        for record in await fetch_records(self._client.call, reaction, self._runner.agent_id):
             if record["kind"] == "finished":
                 body = FinishedBody.model_validate(record["body"])
                 answer = last.answer if last is not None else None

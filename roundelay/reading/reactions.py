@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from roundelay.agents.ids import reaction_id
 from roundelay.agents.records import fetch_records
 from roundelay.agents.text import cut
 from roundelay.network.client import NetworkClient
@@ -59,7 +60,7 @@ async def _find_open(client: NetworkClient) -> set[ReactionOf]:
 async def _read_all(client: NetworkClient, reactions: Iterable[ReactionOf]) -> list[ListedReaction]:
     async def read(named: ReactionOf) -> ListedReaction | None:
         reaction, agent_id = named
-        return _list_one(reaction, agent_id, await fetch_records(client.call, reaction))
+        return _list_one(reaction, agent_id, await fetch_records(client.call, reaction, agent_id))
 
     found = await read_few_at_once(read, reactions)
     return sorted((it for it in found if it is not None), key=lambda it: (it.trigger, it.agent_id))
@@ -77,6 +78,15 @@ def _list_one(reaction: str, agent_id: str, records: list[Mapping[str, Any]]) ->
         return ListedReaction(reaction, agent_id, started["trigger"], str(started.get("thread_id", "")), state, 0)
     state = run.finished.status if run.finished is not None else "waiting" if run.open_waits() else "open"
     return ListedReaction(reaction, agent_id, run.started.trigger, run.started.thread_id, state, len(run.replies))
+
+
+def choose_author(reaction: str, records: Sequence[Mapping[str, Any]], epoch: str) -> str:
+    """The agent whose reaction it is, among those who wrote records under its id: the one of whom it was derived, else the first."""
+    for it in records:
+        trigger = read_trigger(it["kind"], it["body"])
+        if trigger is not None and reaction_id(it["agent_id"], trigger, epoch) == reaction:
+            return str(it["agent_id"])
+    return str(records[0]["agent_id"])
 
 
 def describe_record(record: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ Used by `replay` and the tapes; commands that look at a part of a log hold no mo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from roundelay.agents.ids import derived_id, reaction_id
 from roundelay.agents.models.tape import TapedTurn
 from roundelay.agents.records import Recorded, read_records
 from roundelay.network.errors import LedgerError, RoundelayError
+from roundelay.network.frames import decode_json
 from roundelay.network.ledger import Row
 from roundelay.network.ledger_file import in_order
 from roundelay.network.log_lines import LogHead
@@ -63,11 +63,19 @@ class Recording:
         self.keys = {(row.actor, row.key) for row in self.rows if row.key}
         self.answered_calls = {key for actor, key in self.keys if actor.startswith("mod:")}
         """Calls that a mod answered by a message of its own, each as ``c:``, the caller, and its id."""
-        by_reaction: dict[str, list[Row]] = {}
+        by_writer: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
             if row.type == "record":
-                by_reaction.setdefault(row.stream, []).append(row)
-        self.reactions = {name: self._read_reaction(name, found) for name, found in by_reaction.items()}
+                by_writer.setdefault((row.stream, row.actor), []).append(row)
+        self.reactions: dict[str, Reaction] = {}
+        self.intruders: set[str] = set()
+        """Who wrote records under the id of another's reaction, as anybody can."""
+        for (name, _), found in by_writer.items():
+            it, other = self._read_reaction(name, found), self.reactions.get(name)
+            if other is not None:
+                it, other = (it, other) if self.is_ours(it) and not self.is_ours(other) else (other, it)
+                self.intruders.add(other.agent_id)
+            self.reactions[name] = it
         self.calls = {derived_id(it.reaction, it.path, it.turn, it.call): it for it in self._list_calls()}
         """Tool calls by the id that what they send begins with."""
 
@@ -142,7 +150,14 @@ class Recording:
 
     def _read_reaction(self, name: str, rows: list[Row]) -> Reaction:
         records = [
-            {"seq": row.seq, "kind": row.label, "body": self.bodies[row.seq], "at": row.at, "record_id": row.key[2:]}
+            {
+                "seq": row.seq,
+                "agent_id": row.actor,
+                "kind": row.label,
+                "body": self.bodies[row.seq],
+                "at": row.at,
+                "record_id": row.key[2:],
+            }
             for row in rows
         ]
         triggers = [read_trigger(row.label, self.bodies[row.seq]) for row in rows if row.label == "started"]
@@ -189,7 +204,7 @@ def _make_message(row: Row, body: Any) -> BaseMessage:
 def read_body(row: Row) -> Any:
     """Give what a row holds. A message's cause came before it: the way up from it has an end. Raises `LedgerError`."""
     try:
-        body = json.loads(row.data)
+        body = decode_json(row.data)
     except (ValueError, RecursionError) as error:
         raise LedgerError(f"What the log has at seq {row.seq} is no JSON; export it anew.") from error
     if row.type == "message":

@@ -32,8 +32,8 @@ class Source(Protocol):
         """The reactions that a message began: their agents and ids."""
         ...
 
-    async def records(self, reaction: str) -> list[Mapping[str, Any]]:
-        """What a reaction recorded, as far as it may be seen."""
+    async def records(self, agent_id: str, reaction: str) -> list[Mapping[str, Any]]:
+        """What a reaction of an agent recorded, as far as it may be seen."""
         ...
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
@@ -87,13 +87,13 @@ class LiveSource:
         named = [(str(it["agent_id"]), str(it["reaction"])) for it in status["recipients"] if "reaction" in it]
         begun = []
         for agent_id, reaction in named:  # a prompt may hold it without being made for it
-            records = await self.records(reaction)
+            records = await self.records(agent_id, reaction)
             if not records or message.seq in {read_trigger(it["kind"], it["body"]) for it in records}:
                 begun.append((agent_id, reaction))
         return begun
 
-    async def records(self, reaction: str) -> list[Mapping[str, Any]]:
-        return await fetch_records(self._client.call, reaction)
+    async def records(self, agent_id: str, reaction: str) -> list[Mapping[str, Any]]:
+        return await fetch_records(self._client.call, reaction, agent_id)
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
         found: dict[int, BaseMessage] = {}
@@ -146,7 +146,6 @@ class LiveSource:
 
 @dataclass(slots=True)
 class _Reaction:
-    agent_id: str
     trigger: int = 0
     seqs: list[int] = field(default_factory=list)
 
@@ -156,8 +155,8 @@ class FileSource:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._known: dict[str, _Reaction] | None = None
-        self._senders: dict[tuple[str, int | None], str] = {}  # by agent and trigger
+        self._known: dict[tuple[str, str], _Reaction] | None = None  # by agent and id
+        self._senders: dict[tuple[str, int | None], str] = {}  # by agent and trigger: ids
         self._begun: dict[int, list[tuple[str, str]]] = {}  # by trigger: agents and reactions
 
     async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
@@ -177,8 +176,10 @@ class FileSource:
             chain.append(read_body(row))
             name = self._senders.get((message.sender_id, message.cause))
             if name is not None:
-                it = reactions[name]
-                chain.append({"reaction": name, "agent_id": it.agent_id, "trigger": it.trigger, "seq": it.seqs[0]})
+                it = reactions[message.sender_id, name]
+                chain.append(
+                    {"reaction": name, "agent_id": message.sender_id, "trigger": it.trigger, "seq": it.seqs[0]}
+                )
             message = self._message(message.cause) if message.cause is not None else None
         return chain
 
@@ -196,13 +197,16 @@ class FileSource:
         self._read_reactions()
         return sorted(self._begun.get(message.seq, ()))
 
-    async def records(self, reaction: str) -> list[Mapping[str, Any]]:
-        found = self._read_reactions().get(reaction)
+    async def records(self, agent_id: str, reaction: str) -> list[Mapping[str, Any]]:
+        found = self._read_reactions().get((agent_id, reaction))
         rows = [row for seq in (found.seqs if found is not None else ()) if (row := self._log.row(seq)) is not None]
         return [
-            {"seq": row.seq, "record_id": row.key[2:], "kind": row.label, "body": read_body(row), "at": row.at}
+            {
+                "seq": row.seq, "agent_id": agent_id, "record_id": row.key[2:], "kind": row.label, "body": read_body(row),
+                "at": row.at,
+            }
             for row in rows
-        ]
+        ]  # fmt: skip
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
         found = {seq: self._message(seq) for seq in seqs}
@@ -215,20 +219,20 @@ class FileSource:
                 if thread_id in (None, message.thread_id):
                     yield message
 
-    def _read_reactions(self) -> dict[str, _Reaction]:
+    def _read_reactions(self) -> dict[tuple[str, str], _Reaction]:
         if self._known is None:
             self._known = {}
             for row in self._log.rows():
                 if row.type != "record":
                     continue
-                it = self._known.setdefault(row.stream, _Reaction(row.actor))
+                it = self._known.setdefault((row.actor, row.stream), _Reaction())
                 it.seqs.append(row.seq)
                 if row.label == "started":
                     it.trigger = read_trigger(row.label, read_body(row)) or 0
-            for name, it in self._known.items():
+            for (agent_id, name), it in self._known.items():
                 if it.trigger:
-                    self._senders[it.agent_id, it.trigger] = name
-                    self._begun.setdefault(it.trigger, []).append((it.agent_id, name))
+                    self._senders[agent_id, it.trigger] = name
+                    self._begun.setdefault(it.trigger, []).append((agent_id, name))
         return self._known
 
     def _message(self, seq: int) -> BaseMessage | None:

@@ -90,7 +90,7 @@ async def read_usage(client: NetworkClient, reactions: Iterable[ReactionOf]) -> 
     hidden = 0
 
     async def read(reaction: ReactionOf) -> list[Mapping[str, Any]]:
-        return await fetch_records(client.call, reaction[0])
+        return await fetch_records(client.call, *reaction)
 
     ordered = sorted(reactions)
     fetched = await read_few_at_once(read, ordered)

@@ -75,7 +75,7 @@ async def explain(source: Source, seq: int) -> list[Step]:
 
 
 async def _describe_step(source: Source, message: BaseMessage, reaction: Mapping[str, Any]) -> Step:
-    records = await source.records(str(reaction["reaction"]))
+    records = await source.records(str(reaction["agent_id"]), str(reaction["reaction"]))
     run = read_run(records)
     name, trigger = str(reaction["reaction"]), int(reaction["trigger"])
     if run is None or run.started is None:
@@ -132,7 +132,7 @@ def _describe_sent(step: Step) -> list[str]:
         return (
             ["It begins the conversation."] if message.cause is None else [f"It names #{message.cause} as its cause."]
         )
-    head = f"Sent in the reaction {step.reaction[:12]} of {clean(message.sender_id)} to #{step.trigger}"
+    head = f"Sent in the reaction {clean(step.reaction)} of {clean(message.sender_id)} to #{step.trigger}"
     if step.is_hidden:
         return [f"{head}, whose records are its agent's and operators' to read."]
     lines = [f"{head} ({step.status})" if step.status else head]
@@ -207,7 +207,7 @@ async def follow(source: Source, seq: int) -> Effect:
     for message in (start, *messages):
         reactions[message.seq] = tuple(
             [
-                (agent_id, reaction, await _read_status(source, reaction))
+                (agent_id, reaction, await _read_status(source, agent_id, reaction))
                 for agent_id, reaction in await source.reactions_to(message)
             ]
         )
@@ -219,8 +219,8 @@ async def follow(source: Source, seq: int) -> Effect:
     return made[seq]
 
 
-async def _read_status(source: Source, reaction: str) -> str:
-    run = read_run(await source.records(reaction))
+async def _read_status(source: Source, agent_id: str, reaction: str) -> str:
+    run = read_run(await source.records(agent_id, reaction))
     if run is None:
         return ""
     if run.finished is None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from roundelay.network.frames import decode_json
 from roundelay.network.ledger import Row
 from roundelay.network.messages import message_from_wire
 from roundelay.reading.reactions import describe_record
@@ -34,13 +35,13 @@ def compare_rows(recorded: Row, now: Row, *, is_input: bool) -> str | None:
         if (recorded.stream, recorded.label, recorded.key) != (now.stream, now.label, now.key):
             return f"then: {describe_row(recorded)}; now: {describe_row(now)}"
         return _compare_records(recorded, now)
-    if json.loads(recorded.data) != json.loads(now.data):
+    if decode_json(recorded.data) != decode_json(now.data):
         return f"then: {describe_row(recorded)}; now: {describe_row(now)}"
     return None
 
 
 def _compare_messages(recorded: Row, now: Row, *, is_input: bool) -> str | None:
-    then, present = json.loads(recorded.data), json.loads(now.data)
+    then, present = decode_json(recorded.data), decode_json(now.data)
     for field in sorted({*then, *present} - {"sent_at"} - ({"message_id"} if is_input else set())):
         if then.get(field) == present.get(field):
             continue
@@ -52,7 +53,7 @@ def _compare_messages(recorded: Row, now: Row, *, is_input: bool) -> str | None:
 
 
 def _compare_records(recorded: Row, now: Row) -> str | None:
-    then, present = json.loads(recorded.data), json.loads(now.data)
+    then, present = decode_json(recorded.data), decode_json(now.data)
     if not isinstance(then, dict) or not isinstance(present, dict):  # another program's
         return f"then: {describe_row(recorded)}; now: {describe_row(now)}" if then != present else None
     for field in sorted({*then, *present} - _NOT_COMPARED.get(recorded.label, frozenset())):
@@ -80,7 +81,7 @@ def _compare_manifests(was: Any, now: Any) -> str:
 
 def describe_row(row: Row) -> str:
     """Give a row in a few words."""
-    body = json.loads(row.data)
+    body = decode_json(row.data)
     match row.type:
         case "message":
             return f'{_name_message(row)}: "{shorten(message_from_wire(body).text, MAX_WORDS)}"'

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from roundelay.network.frames import HelloFrame, Kind, encode
+from roundelay.network.frames import HelloFrame, Kind, decode_json, encode
 from roundelay.network.hub import Hub
 from roundelay.network.local import LocalConnection
 
@@ -76,7 +76,7 @@ class _GatedConnection(LocalConnection):
         self._agent_id = agent_id
 
     def send(self, data: bytes) -> None:
-        frame = msgspec.json.decode(data)
+        frame = decode_json(data)
         key = _read_key(frame, self._gate.changes)
         if key is None:
             super().send(data)

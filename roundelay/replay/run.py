@@ -104,7 +104,8 @@ class _Replay:
     ) -> None:
         self._recording = recording
         # Ids follow from the epoch: a reaction of another one, or of another program, cannot be brought about by a runner.
-        self._foreign = {it.agent_id for it in recording.reactions.values() if not recording.is_ours(it)}
+        ours = recording.is_ours
+        self._foreign = {it.agent_id for it in recording.reactions.values() if not ours(it)} | recording.intruders
         self._runners = {runner.agent_id: runner for runner in runners if runner.agent_id not in self._foreign}
         self._given = [runner.agent_id for runner in runners]
         self._options = options

@@ -138,6 +138,6 @@ class LiveLog:
 
     async def _read_reaction(self, reaction: str, agent_id: str) -> ReactionRecord:
         record = ReactionRecord(reaction, agent_id)
-        for it in await fetch_records(self.client.call, reaction):
+        for it in await fetch_records(self.client.call, reaction, agent_id):
             record.take(it["seq"], it["kind"], it["body"])
         return record

@@ -15,6 +15,7 @@ import msgspec
 from roundelay.agents.models.model import Usage
 from roundelay.clean_text import clean
 from roundelay.network.client import AnyMessage
+from roundelay.network.frames import decode_json
 from roundelay.network.ledger import Row
 from roundelay.simulation.watched import Asked
 
@@ -151,7 +152,7 @@ def read_reactions(rows: Iterable[Row]) -> list[ReactionRecord]:
     for row in rows:
         if row.type == "record":
             record = found.setdefault((row.actor, row.stream), ReactionRecord(row.stream, row.actor))
-            record.take(row.seq, row.label, msgspec.json.decode(row.data))
+            record.take(row.seq, row.label, decode_json(row.data))
     return list(found.values())
 
 

@@ -10,13 +10,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import OWN_MODS, Network, server_name
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import Clock, NewId, system_clock
+from roundelay.network.frames import decode_json
 from roundelay.network.hub import Hub
 from roundelay.network.ledger import Row
 from roundelay.network.log_lines import LogHead, encode_head, encode_row
@@ -110,7 +109,7 @@ class Simulation:
     def messages(self) -> list[AnyMessage]:
         """Every message that was stored, in order."""
         unread, self._unread = self._unread, []
-        self._messages += [message_from_wire(msgspec.json.decode(row.data)) for row in unread]
+        self._messages += [message_from_wire(decode_json(row.data)) for row in unread]
         return self._messages
 
     # --- the hub

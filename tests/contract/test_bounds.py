@@ -292,7 +292,7 @@ async def test_the_records_of_a_reaction_are_read_in_several_results(ledger: Any
         assert ([record["body"]["number"] for record in page["records"]], page["has_more"]) == ([0, 1], True)
         page = await bob.call("network.records", {"reaction": "r", "after": page["records"][-1]["seq"]})
         assert ([record["body"]["number"] for record in page["records"]], page["has_more"]) == ([2, 3, 4, 5], True)
-        records = await fetch_records(bob.call, "r")
+        records = await fetch_records(bob.call, "r", "bob")
         assert [record["body"]["number"] for record in records] == list(range(20))
 
 

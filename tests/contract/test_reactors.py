@@ -146,6 +146,15 @@ async def test_record_ids_of_different_agents_are_different(node: Node, reactor:
     assert second["seq"] != first["seq"]
     records = (await other.call("network.records", {"reaction": "r1"}))["records"]
     assert [record["body"] for record in records] == [{"by": "other"}]
+    operator = await node.person("mia")
+    records = (await operator.call("network.records", {"reaction": "r1"}))["records"]
+    assert [(record["agent_id"], record["body"]) for record in records] == [
+        ("bot", {"by": "bot"}),
+        ("other", {"by": "other"}),
+    ]
+    records = (await operator.call("network.records", {"reaction": "r1", "agent_id": "bot"}))["records"]
+    assert [record["body"] for record in records] == [{"by": "bot"}]
+    assert (await other.call("network.records", {"reaction": "r1", "agent_id": "bot"}))["records"] == []
 
 
 async def test_records_are_read_by_their_agent_and_operators_only(
@@ -157,7 +166,7 @@ async def test_records_are_read_by_their_agent_and_operators_only(
     for session in (reactor, await node.agent("bot"), operator):
         records = (await session.call("network.records", {"reaction": "r1"}))["records"]
         assert [record["kind"] for record in records] == ["started", "model_reply"]
-        assert set(records[1]) == {"seq", "record_id", "kind", "body", "at"}
+        assert set(records[1]) == {"seq", "agent_id", "record_id", "kind", "body", "at"}
         assert (records[1]["record_id"], records[1]["body"]) == ("rec1", {"reply": "canary"})
     answer = await alice.submit_call("network.records", {"reaction": "r1"})
     assert "canary" not in answer.raw

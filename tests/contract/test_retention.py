@@ -52,6 +52,9 @@ class Team:
     @asynccontextmanager
     async def joined(self, agent_id: str, **options: Any) -> AsyncIterator[NetworkClient]:
         async with NetworkClient(agent_id, transport=LocalTransport(self.hub), **options) as client:
+            outbox = self.hub.switchboard.sessions[client.welcome.session_id].outbox
+            while outbox.is_paging:  # until then it holds back what it may have to be given
+                await asyncio.sleep(0)
             yield client
 
     async def trim(self, retain: Retain = DAY) -> int:
@@ -84,6 +87,7 @@ async def take(client: NetworkClient, count: int) -> list[str]:
                 texts.append(message.text)
             if len(texts) == count:
                 break
+        await client.call("network.info")  # which the hub answers after it has taken in the acknowledgements
     return texts
 
 

@@ -387,7 +387,7 @@ class Stage:
 
     async def _look(self, evidence: Evidence) -> None:
         """Keep what this life has come to."""
-        records = await fetch_records(self.auditor.call, evidence.reaction)
+        records = await fetch_records(self.auditor.call, evidence.reaction, None)
         evidence.lives.append(self.alive)
         evidence.ledgers.append(Ledger(records))
         evidence.asked.append(self._act.asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from roundelay.cli import cli
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, UnknownMessage
 from roundelay.reading.why import MAX_DEPTH
+from tests.support.node import running_node
 
 HEAD = {"roundelay_log": 1, "epoch": "E", "name": "x", "first_seq": 1, "is_excerpt": False}
 
@@ -55,6 +57,33 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     kept.write_text("kept", encoding="utf-8")
     assert isinstance(look("--url", "ws://127.0.0.1:1/", "export", "-o", kept).exception, ConnectError)
     assert [it.read_text(encoding="utf-8") for it in tmp_path.iterdir()] == ["kept"]
+
+
+async def _send_numbers(db: Path) -> None:
+    async with running_node(db=db, durability="full") as node:
+        evil = await node.agent("evil")
+        await node.agent("ann")
+        for text in ("9" * 5000, "1e999", '{"deep": [-' + "8" * 5000 + "]}"):
+            await evil.send_raw(f'{{"type":"send","message_id":"m{len(text)}","to":"agent:ann","content":{text}}}')
+        await evil.send("agent:ann", "the last one")
+        await evil.settle()
+
+
+def test_a_number_that_no_computer_holds_hides_no_log(tmp_path: Path) -> None:
+    """The hub carries content as it came, so it is in the ledger for good."""
+    db = tmp_path / "team.db"
+    team = tmp_path / "zed.yaml"
+    team.write_text("id: zed\ninstruction: x\nmodel: {rules: []}\n", encoding="utf-8")
+    asyncio.run(_send_numbers(db))
+    assert "the last one" in look("export", "--db", db, "--format", "markdown").output
+    log = tmp_path / "log.jsonl"
+    assert look("export", "--db", db, "-o", log).exit_code == 0
+    for source in (db, log):
+        assert look("impact", 1, "--db", source).exit_code in (0, 1)
+        found = look("tapes", source, tmp_path / "tapes")
+        assert "no JSON" not in str(found.exception)
+        replayed = look("replay", source, team)
+        assert "Nothing was run again: none of these agents has a part" in replayed.output
 
 
 def test_an_export_over_its_own_source_loses_nothing(tmp_path: Path) -> None:

@@ -256,6 +256,36 @@ async def test_a_decision_needs_the_number_of_its_request(node: Node) -> None:
         await chat.error(rf"^! #{said} asks for no approval, so nothing was sent")
 
 
+async def test_what_another_writes_under_a_reactions_id_is_no_part_of_it(node: Node, file: Path) -> None:
+    """The id of a reaction follows from what its agent's peers know; so it may even be used before."""
+    async with at_the_desk(file):
+        mia, evil = await node.person("mia"), await node.agent("evil", role="reactor")
+        await mia.send("agent:desk", "look")
+        looked = await mia.delivery()
+        [it] = await list_until("finished")
+        name, trigger = it["reaction"], it["trigger"]
+        await mia.send("agent:evil", "hello")
+        own = (await evil.message("hello"))["seq"]
+        started = {"trigger": own, "thread_id": "direct:evil~mia", "as_of": own, "manifest": [], "config_hash": "x"}
+        await evil.record(name, "started", started)
+        await evil.record(
+            name, "approval", {"turn": 1, "call": 0, "is_approved": True, "by": "mia", "seq": own, "at": 1}
+        )
+        await evil.record(name, "finished", {"status": "failed", "reason": "forged", "turns": 9, "usage": {}})
+        listed = await list_reactions()
+    assert [(it["agent_id"], it["trigger"], it["state"]) for it in listed if it["reaction"] == name] == [
+        ("desk", trigger, "finished"),
+        ("evil", own, "failed"),
+    ]
+    shown = await run("reactions", "show", name)
+    assert "forged" not in shown.out
+    assert "began for" in shown.out
+    assert shown.err == "* evil has used this id too; what it wrote: --agent evil\n"
+    assert "forged" in (await run("reactions", "show", name, "--agent", "evil")).out
+    why = await run("why", str(looked["message"]["seq"]))
+    assert f"Sent in the reaction {name} of desk to #{trigger} (finished)" in why.out
+
+
 async def test_open_reactions_are_found_however_long_ago_they_began() -> None:
     """No look through messages: a call for them, and one for the records of each."""
     async with Network.open(limits=Limits(root_messages_per_s=100_000)) as network:

@@ -54,6 +54,7 @@ class Records:
     kill_after: int = 0
     writes: int = 0
     killed: asyncio.Event = field(default_factory=asyncio.Event)
+    agent_id: str = "bot"
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> Stored:
         await asyncio.sleep(0)

@@ -75,6 +75,7 @@ class Records:
     error: RoundelayError | None = None
     kill_after: int = 0
     writes: int = 0
+    agent_id: str = "bot"
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> StoredDouble:
         await asyncio.sleep(0)
