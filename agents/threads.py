@@ -12,6 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from .foreign import Broken
+
 run_inline: contextvars.ContextVar[bool] = contextvars.ContextVar("run_inline", default=False)
 """Set in a simulation: a sync tool then runs at once, in the event loop. A thread would end at a moment that no other
 run repeats."""
@@ -45,6 +47,8 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
             result = context.run(function)
         except StopIteration as error:  # a future does not take this one
             failure = RuntimeError(f"StopIteration: {error}")
+        except KeyboardInterrupt as error:  # its own: one of a person's reaches the main thread only
+            failure = Broken(error)
         except BaseException as error:  # noqa: BLE001 (the thread's boundary: whatever it is goes to the awaiting task)
             failure = error
         _places.give_back()

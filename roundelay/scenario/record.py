@@ -60,6 +60,9 @@ class ReactionRecord:
     waits: set[tuple[str, int, int]] = field(default_factory=set)
     """The calls that wait for somebody's answer."""
 
+    misconfigured: str = ""
+    """What is wrong with its model's setting, a script say: no fault of the moment."""
+
     @property
     def is_waiting(self) -> bool:
         """Whether it only waits for others."""
@@ -83,6 +86,8 @@ class ReactionRecord:
                 if used:
                     self.usage += Usage(**used)
                 self.turns = max(self.turns, int(body["turn"])) if not body.get("path") else self.turns
+            case "model_failed" if body["failure"] == "misconfigured":
+                self.misconfigured = str(body["reason"])
             case "tool_started":
                 call = CallRecord(body["turn"], body["call"], body["tool"], body["args"], seq)
                 self.calls[body.get("path", ""), call.turn, call.call] = call

@@ -146,7 +146,8 @@ async def play(
     if failure is None:
         judge = Judge(record, threads, variables.render)
         verdicts = [judge.judge(expected) for expected in scenario.expectations]
-    problems = [*problems_of(plans), *stage.problems()]
+    broken = {f"the model of {it.agent_id}: {it.misconfigured}": None for it in record.reactions if it.misconfigured}
+    problems = [*problems_of(plans), *stage.problems(), *broken]
     took_s = time.perf_counter() - began_s
     notes = notes_of(plans, is_live=url is not None)
     return ScenarioResult(scenario, seed, record, verdicts, failure, problems, notes, faults, stage.ledger, took_s, url)

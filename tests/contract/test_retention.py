@@ -53,7 +53,7 @@ class Team:
     async def joined(self, agent_id: str, **options: Any) -> AsyncIterator[NetworkClient]:
         async with NetworkClient(agent_id, transport=LocalTransport(self.hub), **options) as client:
             outbox = self.hub.switchboard.sessions[client.welcome.session_id].outbox
-            while outbox.is_paging:  # until then it holds back what it may have to be given
+            while outbox.is_paging:  # noqa: ASYNC110 (nothing tells of it; until then it holds back what it may have to be given)
                 await asyncio.sleep(0)
             yield client
 

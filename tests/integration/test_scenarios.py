@@ -88,6 +88,16 @@ def test_steps_repeat_and_run_beside_each_other() -> None:
     assert result.took_s < 10
 
 
+def test_a_script_that_fails_fails_the_run_and_says_why() -> None:
+    script = [{"do": [{"say": "{{ tex }}"}]}]
+    broken = {"desk": {"script": script}, "finance": {"script": FINANCE}}
+    result = run({"never": {"to": "mia", "contains": "canary"}}, agents=broken)
+    assert not result.passed
+    [failure] = list_failures(result)
+    assert failure.found.startswith("the model of desk: ")
+    assert "'tex' is undefined" in failure.found
+
+
 def test_a_killed_agent_does_nothing_until_it_is_restarted() -> None:
     steps = [
         {"kill": "finance"},

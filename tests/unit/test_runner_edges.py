@@ -66,6 +66,12 @@ async def leave_too() -> str:
 
 
 @tool(idempotent=True)
+def interrupt() -> str:
+    """Give up as if a person had."""
+    raise KeyboardInterrupt("enough")
+
+
+@tool(idempotent=True)
 async def await_cancelled() -> str:
     """Wait for something that somebody else has given up."""
     given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -75,7 +81,12 @@ async def await_cancelled() -> str:
 
 @pytest.mark.parametrize(
     ("acting", "told"),
-    [(leave, "SystemExit: bad usage"), (leave_too, "SystemExit: bad usage"), (await_cancelled, "CancelledError")],
+    [
+        (leave, "SystemExit: bad usage"),
+        (leave_too, "SystemExit: bad usage"),
+        (interrupt, "KeyboardInterrupt: enough"),
+        (await_cancelled, "CancelledError"),
+    ],
 )
 async def test_a_tool_that_exits_or_is_cancelled_by_itself_tells_the_model(
     network: Network, acting: Any, told: str
