@@ -124,6 +124,26 @@ async def test_a_stop_reaches_whom_the_reaction_waits_for_and_a_late_answer_wake
     assert requests == ["go", "hello?"]
 
 
+async def test_a_late_answer_to_a_stopped_wait_wakes_nobody_of_the_next_run_either(network: Network) -> None:
+    mia, carl = await Person.join(network, "mia"), await network.join("carl", kind="agent")
+    requests = []
+
+    def ask(request: ModelRequest) -> Any:
+        requests.append(incoming := read_prompt(request).incoming_text)
+        return asker("carl")(request) if incoming == "go" else f"you said: {incoming}"
+
+    async with asyncio.timeout(20), running(network, make_runner("bob", ask)):
+        await mia.client.send_text("bob", "go")
+        question = await anext(aiter(carl))
+        await until_recorded(mia, bob := await reaction_of(mia, "bob"), "waiting")
+        await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+        await until_recorded(mia, bob, "finished")
+    async with asyncio.timeout(20), running(network, make_runner("bob", ask)):
+        await carl.reply(question, "five")
+        assert (await mia.ask("bob", "hello?")).text == "you said: hello?"
+    assert requests == ["go", "hello?"]
+
+
 async def test_a_persons_late_answer_to_a_question_that_was_stopped_is_a_message_like_any_other(
     network: Network,
 ) -> None:
