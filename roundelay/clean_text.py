@@ -18,6 +18,7 @@ _UNSEEN = re.compile(
     + "".join(chr(plane * 0x10000 + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF))
     + "]"
 )
+_HIGH_CONTROLS = re.compile("[\x7f-\x9f]")
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
@@ -26,6 +27,11 @@ def clean(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape(char) for char in text)
+
+
+def clean_json(text: str) -> str:
+    """Give JSON as the same JSON, without what could drive a terminal: it leaves the controls above ASCII as they are."""
+    return _HIGH_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def clean_lines(text: str) -> list[str]:

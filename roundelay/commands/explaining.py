@@ -58,7 +58,7 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
         async with _open_source(db) as source:
             steps = await explain(source, seq)
         if as_json:
-            click.echo(json.dumps({"chain": [step.to_json() for step in steps]}, ensure_ascii=False))
+            click.echo(json.dumps({"chain": [step.to_json() for step in steps]}))
             return
         screen = Screen(sys.stdout)
         for line in describe_steps(steps, paint=screen.paint):
@@ -81,7 +81,7 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
         async with _open_source(db) as source:
             effect = await follow(source, seq)
         if as_json:
-            click.echo(json.dumps(effect.to_json(), ensure_ascii=False))
+            click.echo(json.dumps(effect.to_json()))
             return
         screen = Screen(sys.stdout)
         for line in describe_effect(effect, paint=screen.paint):

@@ -95,7 +95,7 @@ def list_letters(of: str | None, limit: int, as_json: bool) -> None:
         async with join_as_reader() as client:
             letters = await _find_letters(client, of, limit)
         if as_json:
-            click.echo(json.dumps({"dead_letters": letters}, ensure_ascii=False))
+            click.echo(json.dumps({"dead_letters": letters}))
             return
         from datetime import UTC, datetime
 

@@ -57,6 +57,7 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port or 1) > 0
+        (parts.hostname or "").encode("idna")
     except ValueError:
         is_url = False
     if not is_url:

@@ -71,7 +71,7 @@ def show_command(reaction: str, agent_id: str | None, as_json: bool) -> None:
     from pydantic_core import to_json
 
     from roundelay.agents.records import fetch_records
-    from roundelay.clean_text import clean, clean_lines
+    from roundelay.clean_text import clean, clean_json, clean_lines
     from roundelay.network.errors import UnknownMessage
     from roundelay.reading.reactions import choose_author, describe_record
     from roundelay.terminal import CONTINUED, Screen, format_time
@@ -88,7 +88,7 @@ def show_command(reaction: str, agent_id: str | None, as_json: bool) -> None:
         records = [it for it in records if it["agent_id"] == author]
         if as_json:
             # a number that no double holds is null: JSON has no infinity
-            click.echo(to_json({"reaction": reaction, "records": records}, inf_nan_mode="null").decode())
+            click.echo(clean_json(to_json({"reaction": reaction, "records": records}, inf_nan_mode="null").decode()))
             return
         screen = Screen(sys.stdout)
         for record in records:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from roundelay.clean_text import clean, clean_json
 from roundelay.commands.options import identity_options, join_as_reader, json_option, run
 
 if TYPE_CHECKING:
@@ -126,7 +127,6 @@ def status(as_json: bool, over_s: float) -> None:
         if as_json:
             _print_json(value)
             return
-        from roundelay.clean_text import clean
         from roundelay.terminal import Screen
 
         screen = Screen(sys.stdout)
@@ -150,8 +150,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
     """Follow the conversation: every message that you may read, as it is stored.
 
     Operators read everything, and people who use the owner's token are such; with --as ID --as-kind agent it is what that
-    agent may read. Nothing counts as delivered or
-    handled by it. With --json each line is one message.
+    agent may read. Nothing counts as delivered or handled by it. With --json each line is one message.
     """
 
     def show(message: AnyMessage) -> bool:
@@ -160,7 +159,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
         if thread is not None and message.thread_id != thread:
             return False
         if as_json:
-            click.echo(message.model_dump_json(exclude_none=True))
+            click.echo(clean_json(message.model_dump_json(exclude_none=True)))
         else:
             screen.message(message)
         count = count - 1 if count is not None else None
@@ -198,7 +197,6 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
 
     import asyncio
 
-    from roundelay.clean_text import clean
     from roundelay.network.client import Reconnected, Reconnecting
     from roundelay.patience import patience_for_output
     from roundelay.reading.follow import Follower
@@ -237,4 +235,4 @@ def _print_json(value: Any) -> None:
     from pydantic_core import to_json  # not at the start of every command
 
     # a number that no double holds is null, here as in every message: JSON has no infinity
-    click.echo(to_json(value, indent=None if not sys.stdout.isatty() else 2, inf_nan_mode="null").decode())
+    click.echo(clean_json(to_json(value, indent=None if not sys.stdout.isatty() else 2, inf_nan_mode="null").decode()))

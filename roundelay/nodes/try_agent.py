@@ -42,7 +42,7 @@ from roundelay.agents.records import FinishedBody, fetch_records
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner
 from roundelay.app import Network
-from roundelay.clean_text import break_lines, clean, clean_lines
+from roundelay.clean_text import break_lines, clean, clean_json, clean_lines
 from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError, RoundelayError
 from roundelay.network.messages import message_from_wire
@@ -192,14 +192,14 @@ class ShowJson:
         self._write = write
 
     def event(self, event: Event) -> None:
-        self._write(json.dumps(event_to_json(event), ensure_ascii=False))
+        self._write(clean_json(json.dumps(event_to_json(event), ensure_ascii=False)))
 
     def end(self, finish: Finished, cost: Decimal | None) -> None:
         known = {"cost_usd": float(cost)} if cost is not None else {}
-        self._write(json.dumps({**event_to_json(finish), **known}, ensure_ascii=False))
+        self._write(clean_json(json.dumps({**event_to_json(finish), **known}, ensure_ascii=False)))
 
     def message(self, message: AnyMessage) -> None:
-        self._write(f'{{"type": "message", "message": {message.model_dump_json(exclude_none=True)}}}')
+        self._write(clean_json(f'{{"type": "message", "message": {message.model_dump_json(exclude_none=True)}}}'))
 
 
 class ShowText:

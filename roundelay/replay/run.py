@@ -372,4 +372,4 @@ def replace_limits(limits: Limits) -> Limits:
 
 def write_report(report: ReplayReport) -> str:
     """Give a report as JSON."""
-    return json.dumps(report.to_json(), ensure_ascii=False)
+    return json.dumps(report.to_json())

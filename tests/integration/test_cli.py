@@ -504,6 +504,18 @@ async def examine(*arguments: str | Path, code: int = 0, cwd: Path, **environmen
     return {check["name"]: check for check in found["checks"]}
 
 
+async def test_json_drives_no_terminal(node: Node) -> None:
+    """JSON leaves controls above ASCII as they are; a terminal takes U+009B for the beginning of a sequence."""
+    evil = await node.agent("evil")
+    await node.agent("ann")
+    said = "grün \x9b2J \x7f \x85"
+    seq = (await evil.send("agent:ann", said))["seq"]
+    for command_line in (["history", "direct:ann~evil"], ["tail", "--last", "1", "--count", "1"], ["why", str(seq)]):
+        shown = (await run(*command_line, "--json")).out
+        assert not set(shown) & {"\x9b", "\x7f", "\x85"}
+        assert json.dumps(said)[1:-1] in json.dumps(json.loads(shown))
+
+
 async def test_doctor_finds_a_fresh_folder_well(tmp_path: Path) -> None:
     await run("init", cwd=tmp_path)
     checks = await examine(cwd=tmp_path, ROUNDELAY_PORT="0")
