@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 RUN, TURNS = BENCH / "run.py", BENCH / "turns.py"
 TIMEOUT_S = 170
@@ -49,9 +51,11 @@ def test_a_server_that_does_not_start_fails_the_measurement(tmp_path: Path) -> N
     assert "the measurement failed: no ready line from" in done.stderr
 
 
-def test_what_agents_cost_is_measured_and_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_what_agents_cost_is_measured_and_told(tmp_path: Path, is_whole: bool) -> None:
     kept = tmp_path / "results.json"
-    done = _bench(tmp_path, "--size", "tiny", "--json", str(kept), script=TURNS)
+    only = () if is_whole else ("--only", "turns", "--only", "prompt", "--only", "prefix")
+    done = _bench(tmp_path, "--size", "tiny", "--json", str(kept), *only, script=TURNS)
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(kept.read_text())
     lines = {line["name"]: line for line in results["table"]}
@@ -59,9 +63,11 @@ def test_what_agents_cost_is_measured_and_told(tmp_path: Path) -> None:
     features = {name for name in lines if name.startswith("feature_")}
     assert lines.keys() - features == {
         *(f"{loop}_{way}" for loop in ("ours", "ours_recorded") for way in ways),
-        "ours_plain_one_by_one_a_tool_that_blocks", "rendering", "prompt_budget", "resting_agent", "rested_agent", "prefix",
+        "ours_plain_one_by_one_a_tool_that_blocks", "rendering", "prompt_budget", "prefix",
+        *(("resting_agent", "rested_agent") if is_whole else ()),
     }  # fmt: skip
-    assert {"feature_references", "feature_context_sums_up", "feature_tracing", "feature_budget"} < features
+    told = {"feature_references", "feature_context_sums_up", "feature_tracing", "feature_budget"}
+    assert told < features if is_whole else not features
     for line in lines.values():
         assert len(line["values"]) == 1
         assert line["title"] in done.stdout
