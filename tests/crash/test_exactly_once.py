@@ -16,7 +16,7 @@ import pytest
 from tests.support.counts import Note
 from tests.support.node import Node, running_node
 
-ORDERS = 10
+ORDERS = 6
 """Before each kill: enough for the shop to be at work still when a slow machine gets to killing it."""
 SHOP = Path(__file__).parents[2] / "examples" / "exactly_once" / "shop.py"
 

@@ -95,6 +95,7 @@ def test_a_team_of_five_processes_researches_and_cites(tmp_path: Path) -> None:
     assert {"supervisor: researcher-3", "researcher-3: search"} <= {line.partition(" {")[0] for line in shown}
 
 
+@pytest.mark.full  # `test_deep_research` kills them in every run, with `chat` beside
 async def test_research_goes_on_when_agents_are_killed(tmp_path: Path) -> None:
     """The supervisor while it waits for its researchers, and one of these while it reads."""
     team, ids = str(RESEARCH / "team.yaml"), ["guide", "supervisor", "researcher-1", "researcher-2", "researcher-3"]

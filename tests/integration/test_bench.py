@@ -91,6 +91,7 @@ def test_what_a_replay_costs_is_measured_and_told(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
+@pytest.mark.full
 def test_what_simulating_costs_is_measured_and_told(tmp_path: Path) -> None:
     kept = tmp_path / "results.json"
     done = _bench(tmp_path, "--size", "tiny", "--rounds", "1", "--json", str(kept), script=BENCH / "simulation.py")

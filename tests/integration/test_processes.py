@@ -319,6 +319,7 @@ async def test_an_agent_killed_while_its_model_thinks_says_each_thing_once(tmp_p
     assert provider.refusals() == []
 
 
+@pytest.mark.full  # `crash/test_agent_kills` ends one at every boundary of its reaction in every run
 async def test_an_agent_killed_when_it_has_spoken_says_nothing_again(tmp_path: Path) -> None:
     async with Errand() as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
         await chat.type("/join dev")

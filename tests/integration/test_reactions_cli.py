@@ -20,6 +20,7 @@ from roundelay.network.frames import RecordFrame, encode
 from roundelay.reading import reactions as reaction_list
 from roundelay.reading.follow import Follower
 from roundelay.reading.reactions import list_open_reactions
+from roundelay.reading.reactions import list_reactions as list_all
 from roundelay.reading.sources import LiveSource
 from roundelay.reading.why import follow
 from tests.support.announced import announced_node
@@ -99,10 +100,10 @@ async def list_reactions(*flags: str) -> list[dict[str, Any]]:
 
 async def list_until(state: str) -> list[dict[str, Any]]:
     """The reactions, when the newest has come to this state: its record follows what a person sees of it."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while (listed := await list_reactions())[-1]["state"] != state:
+    async with asyncio.timeout(TIMEOUT_S), NetworkClient("watcher", kind="human") as client:
+        while (await list_all(client, 100))[-1].state != state:
             continue
-    return listed
+    return await list_reactions()
 
 
 # -- agent try
