@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
+import pytest
+
 from roundelay.app import serve
 from roundelay.network.client import NetworkClient, Presence
 from roundelay.network.config import NodeConfig
