@@ -127,12 +127,16 @@ def running_nodes() -> list[RunningNode]:
 
 
 def find_url() -> str:
-    """The hub to talk to when nothing is said: ``$ROUNDELAY_URL``, the node that runs here, or the default."""
+    """The hub to talk to when nothing is said: ``$ROUNDELAY_URL``, the node that runs here, or the default.
+
+    Of several nodes the one whose database is in the current folder, else the newest.
+    """
     chosen = os.environ.get("ROUNDELAY_URL")
     if chosen:
         return chosen
     nodes = running_nodes()
-    return nodes[0].url if nodes else DEFAULT_URL
+    here = [node for node in nodes if Path(node.owner_file).parent == Path.cwd()] if len(nodes) > 1 else []
+    return [*here, *nodes][0].url if nodes else DEFAULT_URL
 
 
 def find_token(url: str, agent_id: str, kind: str) -> str | None:

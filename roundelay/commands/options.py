@@ -188,9 +188,13 @@ async def join_as_reader(*, reconnect: bool = False) -> AsyncIterator[NetworkCli
 async def _join(agent_id: str, kind: Kind, *, reconnect: bool) -> AsyncIterator[NetworkClient]:
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
+    from roundelay.network.home import running_nodes
 
     target = find_target()
     client = NetworkClient(agent_id, target.url, kind=kind, token=target.token, reconnect=reconnect)
+    if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
+        told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
+        click.echo(f"* {told}", err=True)
     try:
         await client.connect()
     except NotAuthenticated as error:

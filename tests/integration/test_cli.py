@@ -504,6 +504,17 @@ async def examine(*arguments: str | Path, code: int = 0, cwd: Path, **environmen
     return {check["name"]: check for check in found["checks"]}
 
 
+async def test_of_several_nodes_that_of_this_folder_is_meant_else_the_newest_and_it_is_said(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "elsewhere")]
+    for folder in folders:
+        folder.mkdir()
+    async with announced_node(folders[0]) as one, announced_node(folders[1]) as two:
+        for folder, node, other in zip(folders, (one, two, two), (two, one, one), strict=True):
+            shown = await run("status", "--json", "--over", "0.1", cwd=folder)
+            assert json.loads(shown.out)["url"] == node.url
+            assert shown.err == f"* Several nodes run here; this is {node.url}. Another one: --url {other.url}\n"
+
+
 async def test_json_drives_no_terminal(node: Node) -> None:
     """JSON leaves controls above ASCII as they are; a terminal takes U+009B for the beginning of a sequence."""
     evil = await node.agent("evil")
