@@ -49,7 +49,7 @@ async def run_foreign(work: Callable[[], Awaitable[T]], *, name: str, timeout_s:
         raise
     if not task.done():
         await _abandon(task)
-        raise Overdue
+        raise Overdue(f"no end within {timeout_s:g} s")
     if task.cancelled():
         raise Broken(asyncio.CancelledError())
     outcome = task.result()

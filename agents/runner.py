@@ -205,6 +205,8 @@ class AgentRunner(ABC):
             await self._take(delivery)
             self._start_reactions(group)
         async for delivery in client.deliveries():
+            if delivery.is_stale:
+                continue  # it waited in the client while the ledger was replaced: its seq means another message now
             if client.welcome.network.epoch != epoch:
                 self._carried = delivery
                 raise _NewEpoch

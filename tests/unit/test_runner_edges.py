@@ -23,8 +23,9 @@ from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
 from roundelay.app import Network, serve
-from roundelay.network.client import NetworkClient, Signal
+from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Signal
 from roundelay.network.config import Limits, NodeConfig
+from roundelay.network.delivered import Acks
 from roundelay.network.errors import Overloaded
 from tests.support.agents import Heard, Person, running
 
@@ -386,6 +387,41 @@ async def test_a_message_that_was_read_in_an_open_reaction_and_had_its_own_keeps
     assert answer.result().cause == first.seq
     await bob.stop()
     await task
+
+
+class LateClient:
+    """A client whose first delivery came before the ledger was replaced, and was not taken until then."""
+
+    def __init__(self, client: NetworkClient, stale: AnyMessage) -> None:
+        self._client = client
+        self._stale = Delivery(client, Acks(), stale, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def deliveries(self) -> AsyncIterator[Delivery]:
+        yield self._stale
+        async for delivery in self._client.deliveries():
+            yield delivery
+
+
+async def test_a_message_of_a_ledger_that_is_gone_is_not_taken_for_another_of_its_seq(network: Network) -> None:
+    mia, client = await network.join("mia", kind="human"), await network.join("bob", role="reactor")
+    await mia.send_text("bob", "go")
+    go = (await mia.history("direct:bob~mia")).messages[-1]
+    asked: list[str] = []
+
+    def script(request: ModelRequest) -> Any:
+        asked.append(read_prompt(request).incoming_text)
+        return say("It says hi.")
+
+    bob = make_runner("bob", script)
+    late = LateClient(client, go.model_copy(update={"content": "of another ledger"}))
+    task = asyncio.create_task(bob.run(late))  # type: ignore[arg-type]
+    assert (await anext(mia.__aiter__())).text == "It says hi."
+    await bob.stop()
+    await task
+    assert asked == ["go"]
 
 
 # --- what counts as having spoken
