@@ -85,7 +85,7 @@ class Reaction:
     ) -> None:
         self.state = State.NEW
         self.agent = agent
-        self.turn = 0
+        self.turn, self._began = 0, 1  # the latter: in which the agent came to have the conversation
         self.max_turns = agent.policy.max_turns  # of all agents that take part
         self.usage = Usage()
         self.tool_calls = 0
@@ -147,7 +147,7 @@ class Reaction:
         """Give what the reaction knows now."""
         return TurnState(
             self.agent.id, self.turn, self.max_turns, self._path, self.usage, self._calls, self._values, self.history,
-            self.sent_at, self.trigger,
+            self.sent_at, self.trigger, self.turn - self._began + 1,
         )  # fmt: skip
 
     def note(self, values: Mapping[str, object]) -> None:
@@ -330,11 +330,13 @@ class Reaction:
             self.keeper = handoff.agent.id
         self.agent, self.history = handoff.agent, handoff.take_over(caller.id, self.history, note)
         self._values = {**handoff.agent.chain.start(), **self._values}
+        self._began = self.turn + 1
         return self._ask()
 
     def _return(self, reason: str, text: str | None) -> Step:
         """Give control back to the agent that handed over."""
         returning, (self.agent, self.history) = self.agent, self._callers.pop()
+        self._began = 0  # its first turn was before it handed over
         said = f"It said: {text}" if text else f"It finished: {reason}"
         say(self.history, f"{returning.id} has handed the conversation back to you. {said}")
         return self._ask()

@@ -69,6 +69,8 @@ class TurnState:
     history: Sequence[ChatMessage] = ()
     sent_at: int = 0
     trigger: Trigger | None = None
+    own_turn: int = 1
+    """The turn, counted from where this agent came to have the conversation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Forced tools: the first turn has to call each of them, the turns after it call what they want.
+"""Forced tools: the first turn has to call each of them, the turns after it call what they want. An agent that is handed
+the conversation has a first turn of its own.
 
 `ForcedTools` is middleware around the model call: it asks once for each forced tool, all at the same time, and merges
 what comes back into the one reply of the turn: calls and texts in the order of the tools, usage added up. Only that
@@ -36,11 +37,11 @@ class ForcedTools(Middleware):
         self._names = tuple(dict.fromkeys(names))
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        state.values[SEVERAL_REQUESTS] = step.turn == 1 and bool(step.tools) and len(self._names) > 1
+        state.values[SEVERAL_REQUESTS] = state.own_turn == 1 and bool(step.tools) and len(self._names) > 1
         return step
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: Ask) -> ModelReply:
-        if request.turn != 1 or not request.tools:
+        if around.state.own_turn != 1 or not request.tools:
             return await proceed(request)
         offered = {spec.name for spec in request.tools}
         known = {spec.name for spec in around.agent.specs}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from roundelay.agents.agent import Agent
+from roundelay.agents.agent import Agent, Handoff, Returns, handoff_name
 from roundelay.agents.features.forced_tools import ForcedTools
 from roundelay.agents.features.registry import ToolRegistry
 from roundelay.agents.models.model import Model
@@ -63,6 +64,28 @@ async def test_forced_tools_on_the_first_turn_only() -> None:
     [first, _] = loop.records.bodies("model_reply")
     assert [it["name"] for it in first["reply"]["tool_calls"]] == ["archive", "search"]
     assert first["reply"]["usage"]["prompt_tokens"] == 20
+
+
+@pytest.mark.parametrize("returns", ["to_person", "to_caller"])
+async def test_who_is_handed_the_conversation_has_its_forced_tools_in_its_own_first_turn(returns: Returns) -> None:
+    def act(body: Body) -> Reply:
+        if turn_of(body) <= 2 and handoff_name("ann") in tools_of(body) and body.get("tool_choice", "auto") == "auto":
+            return use((handoff_name("ann"), {"note": "tides"}))
+        return script(body)
+
+    async with Provider(act) as provider:
+        ann = replace(make_agent(provider.model()), id="ann")
+        forced = [ForcedTools("search")] if returns == "to_caller" else []
+        handoffs = [Handoff(ann, returns=returns)]
+        end = await Loop(Agent("bob", "", provider.model(), [SEARCH], handoffs=handoffs, middleware=forced)).drive()
+    asked = [(turn_of(body), body.get("tool_choice", "auto")) for body in provider.requests]
+    choices = [(turn, it["function"]["name"] if isinstance(it, dict) else it) for turn, it in asked]
+    assert end.answer == "Twice a day."
+    if returns == "to_person":
+        assert sorted(choices) == [(1, "auto"), (2, "archive"), (2, "search"), (3, "auto")]
+    else:  # bob has had his first turn when he has it back
+        own, others = [(1, "search"), (2, "auto")], [(3, "archive"), (3, "search"), (4, "auto")]
+        assert sorted(choices) == [*own, *others, (5, "auto")]
 
 
 async def test_forced_tools_are_asked_for_again_only_if_their_reply_was_not_recorded() -> None:
