@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import RequestError
+from roundelay.network.errors import InternalError, RequestError
 from roundelay.network.messages import BaseMessage
 
 from .records import Recorded
+from .replies import ASK
 from .retry import retry_later
 
 
@@ -23,16 +24,17 @@ async def is_answer_of_earlier_run(
     """Tell whether a reaction of an earlier run has taken this reply, or was stopped while it waited for it. ``head``
     is the ledger's when this run began, ``load`` gives what a reaction has recorded."""
     question = message.reply_to
-    if question is None or question > head:
-        return False
+    if question is None or question > head or message.kind != "direct":
+        return False  # questions of calls, and the answers to them, are direct messages
     try:
         chain = (await retry_later(lambda: client.call("network.why", {"seq": question})))["chain"]
         asked, *came_of = chain
-        if asked.get("sender_id") != client.agent_id or not came_of or "reaction" not in came_of[0]:
+        is_own = asked.get("sender_id") == client.agent_id and ASK in (asked.get("metadata") or {})
+        if not is_own or not came_of or "reaction" not in came_of[0]:
             return False
         recorded = await load(came_of[0]["reaction"])
-    except (RequestError, ValueError, TypeError, LookupError):
-        return False  # cut by retention, or written by another program: a message like any other
+    except (RequestError, InternalError, ValueError, TypeError, LookupError):
+        return False  # cut by retention, written by another program, or not to be read: a message like any other
     return recorded.has_taken(message.seq) or (
         message.sender_kind != "human" and recorded.finished is not None and recorded.was_waiting_for(question)
     )

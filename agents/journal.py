@@ -94,6 +94,10 @@ class Journal:
         does it, as cancelling does."""
         self._closed.set()
 
+    def reopen(self) -> None:
+        """Let records through again: whatever was left of a run that was broken off has ended."""
+        self._closed.clear()
+
     @property
     def depth(self) -> int:
         """How many runs this one is inside of."""
@@ -205,7 +209,9 @@ class Journal:
         def call(op: str, args: Mapping[str, object]) -> Awaitable[Any]:
             return retry_later(lambda: self._client.call(op, args))
 
-        return read_records(await fetch_records(call, self.reaction, self._client.agent_id))
+        records = await fetch_records(call, self.reaction, None)  # a hub of before may not know of agents there
+        own = self._client.agent_id
+        return read_records([it for it in records if it.get("agent_id", own) == own])
 
     def is_too_large(self, reply: ModelReply, request: Mapping[str, object] | None = None) -> bool:
         """Tell whether a reply, with the print of its request, would not fit into a record."""

@@ -315,6 +315,7 @@ class AgentRunner(ABC):
             _logger.exception(
                 "reaction failed", extra={"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
             )
+            ongoing.journal.reopen()
             is_told = self.policy.on_text != "record" and self.should_answer(message)
             return await give_up(ongoing, error, is_told=is_told, tell=partial(self.observe, ongoing))
         finally:

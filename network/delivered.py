@@ -26,6 +26,8 @@ class Acks:
         self._single: list[int] = []
         self._late: set[int] = set()
         """Open ones at or below the prefix: those on another attempt, and dead letters that were taken back."""
+        self._named: set[int] = set()
+        """Of these, what was handled since: no prefix covers another attempt that it met on its way, so each is acknowledged by itself."""
         self._covered: list[int] = []
         """What the prefix has passed since it was last acknowledged."""
         self._prefix_is_due = False
@@ -35,6 +37,7 @@ class Acks:
         """A new session delivers again what was not acknowledged, from ``cursor``."""
         self._order = deque(seq for seq in self._order if seq in self._open)
         self._single.clear()
+        self._named.clear()
         self._covered.clear()
         self._session_top = cursor
         self.prefix = max(self.prefix, cursor)
@@ -59,6 +62,8 @@ class Acks:
         if seq not in self._open:
             return
         self._open.discard(seq)
+        if seq in self._late:
+            self._named.add(seq)
         self._late.discard(seq)
         self._remember(seq)
         self._settle(seq)
@@ -90,6 +95,8 @@ class Acks:
         if prefix is not None and self._late:  # it would acknowledge them too
             prefix, self._single = None, [*self._covered, *self._single]
         single = [seq for seq in self._single if prefix is None or seq > prefix]
+        single += sorted(self._named - set(single))
+        self._named.clear()
         self._prefix_is_due = False
         self._covered, self._single = [], []
         return prefix, single

@@ -79,6 +79,8 @@ async def handle_exactly_once(
             finally:
                 dead.cancel()
                 await asyncio.wait([dead])
+                if not dead.cancelled() and (failure := dead.exception()) is not None:
+                    log.error("dead letters are no longer noted", exc_info=failure)
 
 
 async def _prepare_tables(db: aiosqlite.Connection) -> None:

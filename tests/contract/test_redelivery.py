@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from roundelay.app import Network
 from tests.support.node import Node, node_process
 from tests.support.stepped_hub import SteppedHub
 from tests.support.wire import WireSession
@@ -173,3 +175,24 @@ async def test_a_dead_letter_is_not_delivered_again_after_kill_9(tmp_path: Path)
         assert await bob.contents_until("marker") == []
         letters = (await bob.call("network.dead_letters"))["dead_letters"]
         assert [letter["seq"] for letter in letters] == [stored["seq"]]
+
+
+async def test_what_was_handled_on_another_attempt_is_acknowledged_whatever_else_is() -> None:
+    """By this package's client: the hub lets no acknowledgement of a later message cover an attempt that it may have met on its way."""
+    async with Network.open() as network, AsyncExitStack() as stack:
+        ann = await network.join("ann")
+        async with await network.join("bob") as bob:
+            for number in range(4):
+                await ann.send_text("bob", f"m{number}")
+            deliveries = bob.deliveries()
+            first, failed, *others = [await anext(deliveries) for _ in range(4)]
+            await first.ack()
+            await failed.nack("busy", retry_after_ms=20)
+            again = await anext(deliveries)
+            assert (again.message.text, again.attempt) == ("m1", 2)
+            for delivery in (again, *others):  # in one tick: they go out together
+                await delivery.ack()
+            await bob.call("network.info")
+        bob = await stack.enter_async_context(await network.join("bob"))
+        await ann.send_text("bob", "marker")
+        assert (await anext(bob.deliveries())).message.text == "marker"

@@ -26,7 +26,7 @@ from roundelay.app import Network, serve
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Signal
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.delivered import Acks
-from roundelay.network.errors import Overloaded
+from roundelay.network.errors import InternalError, Overloaded
 from tests.support.agents import Heard, Person, running
 
 
@@ -422,6 +422,63 @@ async def test_a_message_of_a_ledger_that_is_gone_is_not_taken_for_another_of_it
     await bob.stop()
     await task
     assert asked == ["go"]
+
+
+# --- what a runner's own `react` and a hub that fails do to it
+
+
+class Hurried(SimpleAgentRunner):
+    """Gives each reaction a moment."""
+
+    async def react(self, *incoming: Any) -> Any:
+        async with asyncio.timeout(0.2):
+            return await super().react(*incoming)
+
+
+async def test_a_reaction_that_its_own_runner_breaks_off_holds_up_no_thread(network: Network) -> None:
+    async def script(request: ModelRequest) -> Any:
+        if read_prompt(request).incoming_text == "one":
+            await asyncio.Event().wait()
+        return say("hello")
+
+    mia, bob = await Person.join(network, "mia"), Hurried("bob", instruction="x", model=ScriptedModel(script))
+    async with asyncio.timeout(20), running(network, bob):
+        assert (await mia.ask("bob", "one")).text.startswith("I could not answer")
+        assert (await mia.ask("bob", "two")).text == "hello"
+        [status] = (await mia.client.call("network.message_status", {"seq": 3}))["recipients"]
+        assert status["reaction_status"] == "failed"
+
+
+class FailingClient:
+    """A client whose hub fails to answer why anything was said."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self._client = client
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def call(self, op: str, *args: Any, **options: Any) -> Any:
+        if op == "network.why":
+            self.asked += 1
+            raise InternalError("The hub failed on this call.")
+        return await self._client.call(op, *args, **options)
+
+
+async def test_a_hub_that_cannot_say_why_ends_no_agent(network: Network) -> None:
+    mia, carl = await Person.join(network, "mia"), await network.join("carl", kind="agent")
+    async with await network.join("bob", role="reactor") as bob:
+        asked = await bob.send_text("carl", "how many?", metadata={"ask": {"waiting": ["bob"]}})
+    await carl.send_text("bob", "five", reply_to=asked.seq)
+    failing = FailingClient(await network.join("bob", role="reactor"))
+    runner = make_runner("bob", lambda request: say("hello"))
+    task = asyncio.create_task(runner.run(failing))  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        assert (await mia.ask("bob", "go")).text == "hello"
+    assert failing.asked == 1
+    await runner.stop()
+    await task
 
 
 # --- what counts as having spoken
