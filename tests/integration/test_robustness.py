@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
@@ -83,7 +83,7 @@ def no_json() -> object:
 
 
 TOOLS: list[Tool] = [add, fail, hang, flood, no_json]
-POLICY = AgentPolicy(max_turns=6, max_tool_calls_per_turn=3, model_timeout_s=0.5)
+POLICY = AgentPolicy(max_turns=6, max_tool_calls_per_turn=3)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ ROWS = [
     Row("connection reset", (reset(), DONE)),
     Row("cut in the middle", (cut(), DONE)),
     Row("a stream that ends early", (end_early(), DONE), modes=("stream",)),
-    Row("silence", (silence(), DONE)),
+    Row("silence", (silence(), DONE), policy=replace(POLICY, model_timeout_s=1.0)),
     Row("content filter", (content_filter(), DONE), "filter withheld your reply"),
     Row(
         "content filter for good", (content_filter(),), answer="I could not answer: my model's provider withheld the reply.",
