@@ -38,16 +38,17 @@ def shop(tmp_path: Path, **options: Any) -> McpServers:
     )
 
 
+def make_seller(provider: Provider, servers: McpServers) -> SimpleAgentRunner:
+    policy = AgentPolicy(max_turns=8)
+    return SimpleAgentRunner(
+        "ann", instruction="You sell.", model=provider.model(), middleware=[servers], policy=policy
+    )
+
+
 async def ask(network: Network, servers: McpServers, *replies: Reply) -> tuple[str, list[dict[str, Any]]]:
     """One question to an agent with these servers; gives the answer, and the provider's requests."""
     async with Provider([*replies, text("done")]) as provider:
-        runner = SimpleAgentRunner(
-            "ann",
-            instruction="You sell.",
-            model=provider.model(),
-            middleware=[servers],
-            policy=AgentPolicy(max_turns=8),
-        )
+        runner = make_seller(provider, servers)
         mia = await Person.join(network, "mia")
         async with running(network, runner):
             answer = await mia.ask("ann", "hello")
@@ -241,15 +242,8 @@ async def test_what_a_server_says_otherwise_when_it_is_back_shows_in_the_next_tu
         return [price, use(("shop_die", {})), price, price, text("done")][turn]
 
     async with Provider(answer) as provider:
-        ann = SimpleAgentRunner(
-            "ann",
-            instruction="You sell.",
-            model=provider.model(),
-            middleware=[servers],
-            policy=AgentPolicy(max_turns=8),
-        )
         mia = await Person.join(network, "mia")
-        async with running(network, ann):
+        async with running(network, make_seller(provider, servers)):
             assert (await mia.ask("ann", "hello")).text == "done"
     first, second, third, fourth, fifth = map(head_of, provider.requests)
     assert first[0].endswith("\n\nAbout the tools shop_*:\nPrices are in euros.")
