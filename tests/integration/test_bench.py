@@ -101,3 +101,16 @@ def test_what_simulating_costs_is_measured_and_told(tmp_path: Path) -> None:
     assert set(lines) == {"plain", "prompts", "plain_memory", "prompts_memory", "turns", "scenario"}
     assert all(line["median"] > 0 for line in lines.values())
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.full
+def test_what_an_attack_costs_others_is_measured_and_told(tmp_path: Path) -> None:
+    kept = tmp_path / "results.json"
+    arguments = ("--quick", "--only", "unread-histories", "--json", str(kept))
+    done = _bench(tmp_path, *arguments, script=BENCH / "harm.py")
+    assert done.returncode == 0, done.stderr
+    [harm] = json.loads(kept.read_text())
+    assert all(harm[phase]["messages"] > 0 for phase in ("quiet", "attacked", "after"))
+    assert harm["attacked"]["peak_mb"] >= harm["quiet"]["last_mb"] > 0
+    assert "unread-histories" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
