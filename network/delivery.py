@@ -14,6 +14,23 @@ from collections import deque
 
 from .tables import Floor
 
+# The counters of one participant with one session; seqs grow to the right. With two sessions there are two rows of the second kind.
+#
+#                       open={4}             above={12}
+#   Mailbox    handled  . 4 . . | . . . . . . . 12 . . . . . . . . . . . . . .        handled: up to `floor` but `open`, and `above`
+#                             floor
+#
+#   Outbox     cursor           delivered _done         position            head
+#                3 |  handed over  9 | own  10 |  in the queue  16 | not yet  20       live: position is head, but for what is not its
+#                      `_unacked` is part of it     an overflow goes back to _done     behind: pages bring what is above position
+#
+#   Session    joined_at: the head at its welcome; settled_at_join: what was handled or waited then, so nothing of it is above joined_at
+#
+# cursor <= delivered <= _done <= position <= head holds in each session. `floor` is the participant's: any session moves it, by what it
+# acknowledges (never above its own `delivered`) or by `compact`. So it may be above a slow session's position, and nothing of that
+# session depends on it: what a page leaves out was settled at the join and is handled still, and an ack below the floor only makes
+# room in the window. A session is given the same whether it is live or behind.
+
 MAX_OWN = 1 << 16
 """How many of its own sends a session that is behind remembers (512 KiB); the oldest beyond come to it like anybody's."""
 
@@ -196,6 +213,7 @@ class Mailbox:
         self.settled: list[int] = []
         self.delivered = 0
         self.is_dirty = False
+        self._settled_then = floor
 
     def is_handled(self, seq: int) -> bool:
         return seq in self.above or (seq <= self.floor and seq not in self.open)
@@ -253,9 +271,10 @@ class Mailbox:
             self.is_dirty = True
 
     def compact(self, outbox: Outbox) -> None:
-        """Raise the floor to what a session was delivered that was given everything open above it.
+        """Raise the floor to what a session was delivered that was given everything open above it: one from the floor.
 
-        So that a client that acknowledges one by one leaves no endless list behind.
+        So that a client that acknowledges one by one leaves no endless list behind. What that session left out was handled when it
+        joined, or has failed (``tried``); what it was given and has not acknowledged, `Outbox.open_up_to` says.
         """
         top = outbox.delivered
         if not self.above or top <= self.floor:
@@ -265,6 +284,17 @@ class Mailbox:
         self.floor = top
         self.above = {seq for seq in self.above if seq > top}
         self.is_dirty = True
+
+    def settled_now(self) -> Floor:
+        """What is handled at this moment or waits for another attempt, for a session that joins.
+
+        Sessions that join with the same share it; ``above`` bounds it (32 KiB), and how much a participant holds open.
+        """
+        above = self.above.union(seq for seq in self.waiting if seq > self.floor)
+        now = Floor(self.floor, tuple(sorted(above)), tuple(sorted(self.open - self.waiting)))
+        if now != self._settled_then:
+            self._settled_then = now
+        return self._settled_then
 
     def snapshot(self) -> Floor:
         """What the ledger keeps; the mailbox is clean afterwards."""

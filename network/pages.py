@@ -115,13 +115,17 @@ class Pages:
         mailbox = live.mailbox
         if session.outbox.is_own(row.seq):
             return None
-        if row.actor == agent_id and row.seq <= session.joined_at and session.starts_at_floor:
-            return None
-        if session.starts_at_floor and mailbox.is_handled(row.seq) and row.actor != agent_id:
-            return None
-        if row.seq in mailbox.waiting and session.starts_at_floor:
-            session.outbox.skipped.add(row.seq)
-            return None  # its timer brings it; from a cursor nothing is left out
+        if session.starts_at_floor:  # from a cursor nothing is left out
+            if row.actor == agent_id and row.seq <= session.joined_at:
+                return None
+            # By the moment of joining alone: how fast a session reads must not decide what it is given. What was settled then and
+            # is not handled now has been taken back since: it comes as another attempt.
+            if session.settled_at_join.is_handled(row.seq):
+                if mailbox.is_handled(row.seq):
+                    return None
+                if row.seq in mailbox.waiting:
+                    session.outbox.skipped.add(row.seq)
+                    return None  # its timer brings it
         attempt = self._mailboxes.attempt(agent_id, row.seq) if row.seq in mailbox.tried else None
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 

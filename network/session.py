@@ -15,6 +15,7 @@ from .entries import Origin, Peer
 from .errors import InvalidFrame, RequestError
 from .frames import ClientFrame, HelloFrame
 from .shape import FrameError, read_frame
+from .tables import Floor
 
 
 class SessionState(Enum):
@@ -98,6 +99,8 @@ class Session:
         self.starts_at_floor = True
         self.joined_at = 0
         """The newest seq when it was welcomed: of its participant's own messages a session from the floor gets those after it."""
+        self.settled_at_join = Floor(0)
+        """What its participant had handled, or refused and not been given again, when it was welcomed; of a session from the floor."""
         self.watches_signals = False
         self.said_bye = False
         self.outgoing: list[bytes] = []

@@ -77,6 +77,8 @@ class Switchboard:
         session.state = SessionState.LIVE
         session.starts_at_floor = at_floor
         session.joined_at = self.state.head
+        if at_floor:
+            session.settled_at_join = live.mailbox.settled_now()
         session.outbox.start(cursor)
         live.sessions.append(session)
         self.joined += 1

@@ -97,7 +97,7 @@ def _start(span: tuple[int, int | None]) -> int:
 
 
 class Floor(Struct, frozen=True):
-    """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one. It only ever grows."""
+    """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one; both ascending. It only ever grows."""
 
     seq: int
     above: tuple[int, ...] = ()
@@ -110,7 +110,14 @@ class Floor(Struct, frozen=True):
         return Floor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in more))
 
     def is_handled(self, seq: int) -> bool:
-        return seq in self.above or (seq <= self.seq and seq not in self.open)
+        if seq <= self.seq:
+            return not _holds(self.open, seq)
+        return _holds(self.above, seq)
+
+
+def _holds(ascending: tuple[int, ...], seq: int) -> bool:
+    at = bisect_left(ascending, seq)
+    return at < len(ascending) and ascending[at] == seq
 
 
 class Attempt(Struct, frozen=True):

@@ -80,6 +80,9 @@ class Visit:
     """(seq, attempt) of every delivery."""
     held: set[int] = field(default_factory=set)
     """Given, and neither acknowledged nor refused."""
+    settled_at_join: set[int] | None = None
+    """What its participant had handled or refused when it was welcomed, or may have: of a session from the floor it depends on nothing
+    later what it is given."""
     refused: dict[int, int] = field(default_factory=dict)
     """What it gave back, and when that was to come again (ms)."""
 
@@ -334,8 +337,11 @@ class Delivery(RuleBasedStateMachine):
         """Everything up to a delivery is handled, what came to other sessions included, but for what is on another attempt elsewhere, or
         came again after that delivery: the acknowledgement may have met it on its way."""
         visit, seq = self.pick_delivery(pick, back)
-        if visit is None:
-            return
+        if visit is not None:
+            self.ack_up_to(visit, seq)
+            self.finish(settles)
+
+    def ack_up_to(self, visit: Visit, seq: int) -> None:
         inbox = self.inboxes[visit.agent]
         elsewhere = {seq for seq in inbox.failures if seq not in inbox.handled} - visit.held
         mine = {m.seq for m in self.messages if m.seq <= seq and visit.agent in m.recipients}
@@ -343,7 +349,6 @@ class Delivery(RuleBasedStateMachine):
         self.hub.receive(visit.session, {"type": "ack", "seq": seq})
         visit.held = {other for other in visit.held if other > seq} | again
         self.handle(visit.agent, sorted(mine - elsewhere - again))
-        self.finish(settles)
 
     @rule(pick=picks, back=picks, settles=settles)
     def ack_only(self, pick: int, back: int, settles: bool) -> None:
@@ -360,13 +365,41 @@ class Delivery(RuleBasedStateMachine):
     def ack_everything_one_by_one(self, pick: int) -> None:
         """What a client does that handles in parallel; newest first, so that the floor has to wait."""
         visit = self.pick_visit(pick)
-        if visit is None:
-            return
+        if visit is not None:
+            self.ack_all_held(visit)
+            self.settle()
+
+    def ack_all_held(self, visit: Visit) -> None:
         for seq in sorted(visit.held, reverse=True):
             self.hub.receive(visit.session, {"type": "ack", "seq": seq, "only": True})
             visit.held.discard(seq)
             self.handle(visit.agent, [seq])
+
+    @rule(pick=picks, back=picks, number=st.integers(4, 9), is_one_by_one=st.booleans(), settles=settles)
+    def fall_behind(self, pick: int, back: int, number: int, is_one_by_one: bool, settles: bool) -> None:
+        """One session of two takes nothing, while the other handles what comes; then it reads on."""
         self.settle()
+        quick = self.pick_visit(pick)
+        if quick is None or quick.is_blocked or len([visit for visit in self.visits if visit.is_open]) >= 7:
+            return
+        self.arrive(quick.agent, resumes=False, cursor=0)
+        slow = self.visits[-1]
+        self.settle()
+        slow.connection.is_paused = True
+        for _ in range(number):
+            self.send(back, f"agent:{quick.agent}")
+            self.settle()
+            if is_one_by_one:
+                self.ack_all_held(quick)
+            elif quick.held:
+                self.ack_up_to(quick, max(quick.held))
+        slow.connection.is_paused = False
+        self.hub.hub.resume(slow.session)
+        self.settle()
+        while slow.held and slow.is_open:
+            self.ack_all_held(slow)
+            self.settle()
+        self.finish(settles)
 
     @rule(pick=picks, to=st.sampled_from(("agent:nobody", "channel:nowhere", "mod:nothing")))
     def ask_too_much(self, pick: int, to: str) -> None:
@@ -683,6 +716,8 @@ class Delivery(RuleBasedStateMachine):
         participant = self.hub.hub.state.participant(visit.agent)
         assert participant is not None
         self.registered.setdefault(visit.agent, participant.registered_seq)
+        inbox = self.inboxes[visit.agent]
+        visit.settled_at_join = set(inbox.handled) | inbox.forgotten | set(inbox.failures)
         if visit.is_open:
             assert visit.cursor >= 0, "welcomed"
 
@@ -796,8 +831,11 @@ class Delivery(RuleBasedStateMachine):
             elif visit.agent in message.recipients:
                 is_open = seq not in inbox.handled and seq not in inbox.forgotten
                 is_waiting = inbox.due.get(seq, -1) >= self.hub.now_ms - 1
-                if (is_open and not is_waiting) or visit.resumes:
+                was_open = visit.settled_at_join is not None and seq not in visit.settled_at_join
+                if (is_open and not is_waiting) or was_open or visit.resumes:
                     must.add(seq)
+                    if was_open and not is_open and not visit.resumes:
+                        self.count("owed though handled elsewhere")
         return must
 
     def check_retries(self, visit: Visit) -> None:
