@@ -32,9 +32,7 @@ def apply_lost(rules: Rules, state: State, entry: Lost) -> Outcome:
     if participant is None or participant.fence != entry.origin.fence:
         return NOTHING
     change = ChangeSet(rules, state, Facts(), entry.origin)
-    for key, reaction in list(state.items("reaction")):
-        if reaction.agent_id != agent_id:
-            continue
+    for key, reaction in state.reactions_of(agent_id).items():
         reason = f"The agent's process was lost during the reaction {reaction.reaction}."
         if _count_failure(change, agent_id, reaction.trigger, reason, None) >= MAX_FAILURES:
             change.put_row("reaction", key, None)

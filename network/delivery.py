@@ -201,10 +201,12 @@ class Mailbox:
     """What one participant has handled, shared by its sessions: everything up to ``floor`` but ``open``, and ``above`` it what is listed.
 
     ``waiting`` holds the seqs that a timer will bring again, and ``tried`` all whose failures the ledger keeps: those that wait, and
-    those on another attempt. ``settled`` are those that were tried and are handled by now.
+    those on another attempt. ``settled`` are those that were tried and are handled by now. A mailbox that changed stands in ``changed``,
+    which many share, until its next snapshot.
     """
 
-    def __init__(self, floor: Floor) -> None:
+    def __init__(self, floor: Floor, agent_id: str = "", changed: dict[str, Mailbox] | None = None) -> None:
+        self.agent_id = agent_id
         self.floor = floor.seq
         self.open: set[int] = set(floor.open)
         self.above: set[int] = set(floor.above)
@@ -212,8 +214,17 @@ class Mailbox:
         self.tried: set[int] = set()
         self.settled: list[int] = []
         self.delivered = 0
-        self.is_dirty = False
         self._settled_then = floor
+        self._changed = changed if changed is not None else {}
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether it changed since its last snapshot."""
+        return self.agent_id in self._changed
+
+    def mark(self) -> None:
+        """It changed: the ledger is to keep it."""
+        self._changed[self.agent_id] = self
 
     def is_handled(self, seq: int) -> bool:
         return seq in self.above or (seq <= self.floor and seq not in self.open)
@@ -238,10 +249,10 @@ class Mailbox:
         if seq in self.tried:
             self.tried.discard(seq)
             self.settled.append(seq)
-            self.is_dirty = True
+            self.mark()
         if self.is_handled(seq):
             return
-        self.is_dirty = True
+        self.mark()
         if seq <= self.floor:
             self.open.discard(seq)
             return
@@ -261,14 +272,14 @@ class Mailbox:
         if seq > self.floor:
             self.floor = seq
             self.above = {other for other in self.above if other > seq}
-        self.is_dirty = True
+        self.mark()
 
     def give_up_before(self, first_seq: int) -> None:
         """What is older is no longer there to be delivered."""
         kept = {seq for seq in self.open if seq >= first_seq or seq in self.waiting}
         if kept != self.open:
             self.open = kept
-            self.is_dirty = True
+            self.mark()
 
     def compact(self, outbox: Outbox) -> None:
         """Raise the floor to what a session was delivered that was given everything open above it: one from the floor.
@@ -283,7 +294,7 @@ class Mailbox:
         self.open |= {seq for seq in candidates if self.floor < seq <= top and seq not in self.above}
         self.floor = top
         self.above = {seq for seq in self.above if seq > top}
-        self.is_dirty = True
+        self.mark()
 
     def settled_now(self) -> Floor:
         """What is handled at this moment or waits for another attempt, for a session that joins.
@@ -298,7 +309,7 @@ class Mailbox:
 
     def snapshot(self) -> Floor:
         """What the ledger keeps; the mailbox is clean afterwards."""
-        self.is_dirty = False
+        self._changed.pop(self.agent_id, None)
         self.settled = []
         return self.as_floor()
 

@@ -234,7 +234,7 @@ class Hub:
         except KeyTaken:
             applied = await self._append(want, batch, guesses=False)
         draft, rows, outcomes = applied
-        board.state.merge(draft)  # 8
+        board.mailboxes.merge(draft)  # 8
         self._publisher.publish(outcomes)
         if rows:
             self._moved.set()
@@ -352,14 +352,15 @@ class Hub:
         """What was handled since the last time; failures of what is handled by now are forgotten."""
         board = self.switchboard
         puts: list[Put] = []
-        for agent_id, mailbox in board.mailboxes.changed():
+        for mailbox in board.mailboxes.changed():
+            agent_id = mailbox.agent_id
             if mailbox.settled:
-                kept = board.mailboxes.open_triggers()
+                kept = board.mailboxes.open_triggers(agent_id)
                 # of a dead letter nothing is left to delete, and it may be about to be taken back
                 puts += [
                     Put("attempt", f"{agent_id}/{seq}", None)
                     for seq in mailbox.settled
-                    if (agent_id, seq) not in kept and board.mailboxes.attempt(agent_id, seq) is not None
+                    if seq not in kept and board.mailboxes.attempt(agent_id, seq) is not None
                 ]
             puts.append(Put("floor", agent_id, mailbox.snapshot()))
         return Handled(tuple(puts))

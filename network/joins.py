@@ -49,8 +49,8 @@ def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome
         change.put_row("token", entry.token_hash, Token(hello.agent_id, hello.kind, state.stamp))
     cancelled = tuple(
         AskToStop(hello.agent_id, reaction.reaction, reaction.trigger_head.thread_id, hello.agent_id)
-        for _, reaction in state.items("reaction")
-        if reaction.agent_id == hello.agent_id and reaction.is_cancelled
+        for reaction in state.reactions_of(hello.agent_id).values()
+        if reaction.is_cancelled
     )
     return change.outcome(Welcome(origin, hello, updated, is_new, cancelled if new_fence is not None else ()))
 

@@ -33,6 +33,8 @@ class MemoryLedger:
         self._threads: dict[str, list[int]] = defaultdict(list)
         self._reactions: dict[str, list[int]] = defaultdict(list)
         self._sent: dict[str, list[int]] = defaultdict(list)
+        self._records: dict[str, list[int]] = defaultdict(list)
+        """Of one agent and kind."""
         self._tables: dict[str, dict[str, Any]] = defaultdict(dict)
 
     async def open(self) -> tuple[Meta, list[Put]]:
@@ -78,6 +80,8 @@ class MemoryLedger:
                 self._targets[row.target].append(seq)
                 if row.head is not None and row.head.kind in _PRIVATE:
                     self._sent[row.actor].append(seq)
+            if row.type == "record":
+                self._records[f"{row.actor}/{row.label}"].append(seq)
             if row.stream:
                 (self._threads if row.type == "message" else self._reactions)[row.stream].append(seq)
         if rows:
@@ -171,7 +175,7 @@ class MemoryLedger:
                 self._first_seq = max(self._first_seq, seq + 1)
         gone = set(doomed)
         self._order = [seq for seq in self._order if seq not in gone]
-        for index in (self._targets, self._threads, self._reactions, self._sent):
+        for index in (self._targets, self._threads, self._reactions, self._sent, self._records):
             for name in index:
                 index[name] = [seq for seq in index[name] if seq not in gone]
         if doomed:
@@ -189,12 +193,8 @@ class MemoryLedger:
                 del kept[key]
 
     async def records(self, agent_id: str, kind: str, after: int, limit: int) -> Page:
-        found = (
-            seq
-            for seq in self._order[bisect_right(self._order, after) :]
-            if (row := self._rows[seq]).type == "record" and row.actor == agent_id and row.label == kind
-        )
-        return self._page(found, limit, MAX_PAGE_BYTES, newest=False)
+        seqs = self._records.get(f"{agent_id}/{kind}", [])
+        return self._page(seqs[bisect_right(seqs, after) :], limit, MAX_PAGE_BYTES, newest=False)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         start = bisect_right(self._order, after)

@@ -27,29 +27,63 @@ class LiveParticipant:
 
 
 class Mailboxes:
-    """Every participant with a session, and those whose mailbox is of use yet. ``state`` is the committed one; the hub refreshes it."""
+    """Every participant with a session, and those whose mailbox is of use yet. ``state`` is the committed one: `merge` moves it on."""
 
     def __init__(self) -> None:
         self.state = State()
         self._live: dict[str, LiveParticipant] = {}
-        self._idle: set[str] = set()
-        """Those of them that may have no session."""
+        self._online: dict[str, LiveParticipant] = {}
+        """Those of them that have a session."""
+        self._in_channels: dict[str, dict[str, LiveParticipant]] = {}
+        """Those that have a session, by the channels that they are or were in."""
+        self._idle: dict[str, None] = {}
+        """Those without a session that `drop_idle` has yet to look at."""
+        self._changed: dict[str, Mailbox] = {}
 
-    def all(self) -> Iterable[LiveParticipant]:
-        return self._live.values()
+    def merge(self, draft: State) -> None:
+        """A batch is committed: the state moves on."""
+        self.state.merge(draft)
+        for key in draft.own("member"):
+            channel, _, agent_id = key.partition("/")
+            live = self._online.get(agent_id)
+            if live is not None:
+                self._in_channels.setdefault(channel, {})[agent_id] = live
+
+    def online(self) -> Iterable[LiveParticipant]:
+        """Those that have a session."""
+        return self._online.values()
+
+    def online_in(self, channel: str) -> Iterable[LiveParticipant]:
+        """Those that have a session and are or were in a channel."""
+        return self._in_channels.get(channel, {}).values()
 
     def get(self, agent_id: str) -> LiveParticipant | None:
         return self._live.get(agent_id)
+
+    def join(self, live: LiveParticipant, session: Session) -> None:
+        """A participant has one more session."""
+        if not live.sessions:
+            self._online[live.agent_id] = live
+            for channel in self.state.memberships(live.agent_id):
+                self._in_channels.setdefault(channel, {})[live.agent_id] = live
+        live.sessions.append(session)
 
     def leave(self, live: LiveParticipant, session: Session) -> None:
         """One of a participant's sessions is gone."""
         live.sessions.remove(session)
         mailbox = live.mailbox
         mailbox.delivered = max(mailbox.delivered, session.outbox.delivered)
-        if not live.sessions:
-            # whoever comes next gets what the last one held on another attempt, also from a cursor above it
-            mailbox.waiting |= mailbox.tried
-            self._idle.add(live.agent_id)
+        if live.sessions:
+            return
+        # whoever comes next gets what the last one held on another attempt, also from a cursor above it
+        mailbox.waiting |= mailbox.tried
+        self._idle[live.agent_id] = None
+        del self._online[live.agent_id]
+        for channel in self.state.memberships(live.agent_id):
+            inside = self._in_channels[channel]
+            del inside[live.agent_id]
+            if not inside:
+                del self._in_channels[channel]
 
     def attempt(self, agent_id: str, seq: int) -> Attempt | None:
         """The failures of one message at one participant, if it failed and is not settled."""
@@ -58,8 +92,9 @@ class Mailboxes:
 
     def forget(self) -> None:
         """Drop everything: the state is loaded anew."""
-        self._live.clear()
-        self._idle.clear()
+        for known in (self._live, self._online, self._in_channels, self._idle):
+            known.clear()
+        self._changed = {}  # a mailbox from before has its own
 
     def sessions(self, agent_id: str) -> Sequence[Session]:
         """The participant's sessions, as they are now: not to be kept."""
@@ -81,21 +116,23 @@ class Mailboxes:
         if live is None:
             mailbox = self._load(participant.agent_id)
             live = self._live[participant.agent_id] = LiveParticipant(participant, mailbox)
-            self._idle.add(participant.agent_id)
+            self._idle[participant.agent_id] = None
         return live
 
     def drop_idle(self) -> None:
-        """Forget participants without a session whose mailbox the ledger holds as it is."""
+        """Forget participants without a session whose mailbox the ledger holds as it is. One that is of use yet is looked at again when
+        it changes (`changed`): nothing else ends its use."""
         for agent_id in list(self._idle):
             live = self._live.get(agent_id)
             if live is not None and not live.sessions:
                 mailbox = live.mailbox
-                if mailbox.is_dirty or mailbox.waiting or mailbox.delivered > mailbox.floor:
+                if mailbox.is_dirty:
                     continue
-                if mailbox.as_floor() != self.state.floor(agent_id):
-                    continue  # its commit is under way
-                del self._live[agent_id]
-            self._idle.discard(agent_id)
+                if not mailbox.waiting and mailbox.delivered <= mailbox.floor:
+                    if mailbox.as_floor() != self.state.floor(agent_id):
+                        continue  # its commit is under way
+                    del self._live[agent_id]
+            del self._idle[agent_id]
 
     def is_handled(self, agent_id: str, seq: int) -> bool:
         live = self._live.get(agent_id)
@@ -119,22 +156,21 @@ class Mailboxes:
         return max([live.mailbox.delivered, *(session.outbox.delivered for session in live.sessions)])
 
     def _load(self, agent_id: str) -> Mailbox:
-        mailbox = Mailbox(self.state.floor(agent_id))
-        open_triggers = {seq for agent, seq in self.open_triggers() if agent == agent_id}
-        for key, attempt in self.state.items("attempt"):
-            owner, _, seq = key.partition("/")
-            if owner != agent_id or int(seq) in open_triggers:
+        mailbox = Mailbox(self.state.floor(agent_id), agent_id, self._changed)
+        open_triggers = self.open_triggers(agent_id)
+        for seq, attempt in self.state.attempts(agent_id).items():
+            if seq in open_triggers:
                 continue
-            if attempt.is_revived or not mailbox.is_handled(int(seq)):
-                mailbox.wait(int(seq))
+            if attempt.is_revived or not mailbox.is_handled(seq):
+                mailbox.wait(seq)
             else:  # acknowledged just before a crash
-                mailbox.settled.append(int(seq))
-                mailbox.is_dirty = True
+                mailbox.settled.append(seq)
+                mailbox.mark()
         return mailbox
 
-    def open_triggers(self) -> set[tuple[str, int]]:
-        """Agents with the triggers of their open reactions, whose attempts count until those are finished."""
-        return {(reaction.agent_id, reaction.trigger) for _, reaction in self.state.items("reaction")}
+    def open_triggers(self, agent_id: str) -> set[int]:
+        """The triggers of an agent's open reactions, whose attempts count until those are finished."""
+        return {reaction.trigger for reaction in self.state.reactions_of(agent_id).values()}
 
     def floor_of(self, participant: Participant, first_seq: int) -> int:
         """Where delivery from the floor begins. What retention dropped meanwhile is given up, after this one answer."""
@@ -144,6 +180,8 @@ class Mailboxes:
             mailbox.give_up_before(first_seq)
         return floor
 
-    def changed(self) -> list[tuple[str, Mailbox]]:
-        """Mailboxes that changed since their last snapshot."""
-        return [(live.agent_id, live.mailbox) for live in self._live.values() if live.mailbox.is_dirty]
+    def changed(self) -> list[Mailbox]:
+        """Mailboxes that changed since their last snapshot, which is to be taken now."""
+        found = list(self._changed.values())
+        self._idle.update((mailbox.agent_id, None) for mailbox in found if mailbox.agent_id not in self._online)
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -32,10 +33,11 @@ class OpenReactions(Mod):
             if agent_id not in (None, origin.agent_id):
                 raise Forbidden("The reactions of others are for operators.")
             agent_id = origin.agent_id
-        found: list[OpenReaction] = sorted(
-            (it for _, it in reading.hub.state.items("reaction") if it.seq > after and agent_id in (None, it.agent_id)),
-            key=lambda it: it.seq,
+        state = reading.hub.state
+        named: Iterable[OpenReaction] = (
+            (it for _, it in state.items("reaction")) if agent_id is None else state.reactions_of(agent_id).values()
         )
+        found = sorted((it for it in named if it.seq > after), key=lambda it: it.seq)
         shown = [
             {
                 "reaction": it.reaction,

@@ -21,6 +21,7 @@ from .mod import Mod, Reading, operation
 from .open_reactions import OpenReactions
 from .operator_operations import OperatorOperations
 from .spending_operations import Spending
+from .state import State
 from .tables import DeadLetter, OpenReaction, Triggered
 from .visibility import Visibility, may_read, readable_spans, recipients, thread_readers
 from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, take_newest
@@ -42,14 +43,11 @@ class NetworkOperations(Mod):
         """Ask the reactions of a thread, or one reaction, to stop, and those of the agents that these wrote to directly."""
         if (reaction is None) == (thread_id is None):
             raise InvalidArguments("network.cancel takes either reaction or thread_id.")
-        found_all = dict(change.state.items("reaction"))
-        chosen = {
-            key: it
-            for key, it in found_all.items()
-            if (it.reaction == reaction or it.trigger_head.thread_id == thread_id) and _may_cancel(change, it)
-        }
+        state = change.state
+        named = state.reactions_in(thread_id) if thread_id is not None else state.reactions_named(str(reaction))
+        chosen = {key: it for key, it in named.items() if _may_cancel(change, it)}
         stopped = []
-        for key, found in _with_those_asked(chosen, found_all).items():
+        for key, found in _with_those_asked(state, chosen).items():
             change.put_row("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
             change.effects.append(
                 AskToStop(found.agent_id, found.reaction, found.trigger_head.thread_id, change.origin.agent_id)
@@ -87,10 +85,9 @@ class NetworkOperations(Mod):
     async def info(self, reading: Reading) -> dict[str, Any]:
         """What this network is."""
         hub = reading.hub
-        count = sum(1 for _ in hub.state.participants())
         return {
-            "name": hub.name, "epoch": hub.epoch, "server": hub.server, "head": hub.state.head, "participants": count,
-            "mods": hub.mod_ids,
+            "name": hub.name, "epoch": hub.epoch, "server": hub.server, "head": hub.state.head,
+            "participants": hub.state.count_participants(), "mods": hub.mod_ids,
         }  # fmt: skip
 
     @operation("read")
@@ -272,23 +269,14 @@ def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
     return origin.kind == "human" and may_read(change.state, origin.agent_id, reaction.trigger_head)
 
 
-def _with_those_asked(
-    chosen: Mapping[str, OpenReaction], open_reactions: Mapping[str, OpenReaction]
-) -> dict[str, OpenReaction]:
+def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[str, OpenReaction]:
     """Add the reactions to what these wrote to others directly, and so on: nobody needs their answers any more."""
-    found = dict(chosen)
-    while True:
-        writers = {(it.agent_id, it.trigger) for it in found.values()}
-        more = {
-            key: it
-            for key, it in open_reactions.items()
-            if key not in found
-            and it.trigger_head.kind == "direct"
-            and (it.trigger_head.sender_id, it.trigger_head.cause) in writers
-        }
-        if not more:
-            return found
+    found, more = dict(chosen), dict(chosen)
+    while more:
+        asked = [state.reactions_asked_by(it.agent_id, it.trigger) for it in more.values()]
+        more = {key: it for those in asked for key, it in those.items() if key not in found}
         found |= more
+    return found
 
 
 async def _threads(reading: Reading) -> list[ThreadSummary]:

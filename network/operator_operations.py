@@ -62,8 +62,8 @@ class OperatorOperations(Mod):
         """Revoke every token of an id and close its sessions (operators)."""
         _need_operator(change.origin)
         revoked = 0
-        for key, token in list(change.state.items("token")):
-            if token.agent_id == agent_id and not token.revoked:
+        for key, token in list(change.state.tokens(agent_id).items()):
+            if not token.revoked:
                 change.put_row("token", key, msgspec.structs.replace(token, revoked=True))
                 revoked += 1
         if not revoked:

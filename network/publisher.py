@@ -152,8 +152,7 @@ class Publisher:
         cursor, resume, missing_before = self._where_to_start(effect)
         reactions = [
             OpenReactionInfo(reaction.reaction, reaction.trigger, reaction.seq)
-            for _, reaction in self._board.state.items("reaction")
-            if reaction.agent_id == participant.agent_id
+            for reaction in self._board.state.reactions_of(participant.agent_id).values()
         ]
         frame = WelcomeFrame(
             protocol=PROTOCOL_VERSION,

@@ -3,26 +3,46 @@
 A `State` answers from its own tables, then from its parent's: the hub's state is the bottom, and each batch works on a draft on
 top of it that is merged after the commit or thrown away. Changes are `Put`s; the ledger stores the same puts in the transaction of
 the rows that caused them, so that a start loads tables and replays nothing. No IO, no clock.
+
+Beside its tables each level keeps what it changed in indexes over them: *groups* (the values that share an owner, as the members of a
+channel) and *orders* (ids by a number, as participants by their registration). A change of either costs what changed, however many
+are there; a question about one owner costs what that owner has.
 """
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from .tables import COLD_TABLES, VOLATILE_TABLES, Channel, Floor, Member, Participant, Put, Table
+from .tables import (
+    COLD_TABLES,
+    VOLATILE_TABLES,
+    Attempt,
+    Channel,
+    Floor,
+    Member,
+    OpenReaction,
+    Participant,
+    Put,
+    Table,
+    Token,
+)
+
+Group: TypeAlias = tuple[str, str]
+"""What the values of a group share: the group's name and the owner."""
 
 
 class State:
-    """Tables over an optional parent; see the module. Reads never copy, `change` writes to this level only."""
+    """Tables over an optional parent; see the module. Reads of tables never copy, `change` writes to this level only."""
 
     def __init__(self, parent: State | None = None, *, head: int = 0, stamp: int = 0) -> None:
         self._parent = parent
         self._tables: dict[str, dict[str, Any]] = {}
-        self._members: dict[str, dict[str, Member]] = {}
-        self._memberships: dict[str, dict[str, Member]] = {}
-        self._token_owners: set[str] = set()
-        self.people: dict[str, Participant] = parent.people if parent is not None else {}
+        self._groups: dict[Group, dict[Any, Any]] = {}
+        """By key; None for one that this level took out."""
+        self._orders: dict[str, _Order] = {}
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
 
@@ -42,53 +62,6 @@ class State:
             level = level._parent
         return absent
 
-    def participant(self, agent_id: str) -> Participant | None:
-        found: Participant | None = self.get("participant", agent_id)
-        return found
-
-    def present(self, agent_id: str) -> Participant | None:
-        """The participant, unless it is unknown or removed."""
-        found: Participant | None = self.get("participant", agent_id)
-        return found if found is not None and found.removed_seq is None else None
-
-    def has_token(self, agent_id: str) -> bool:
-        """Whether any token, revoked ones included, is this participant's."""
-        level: State | None = self
-        while level is not None:
-            if agent_id in level._token_owners:
-                return True
-            level = level._parent
-        return False
-
-    def channel(self, name: str) -> Channel | None:
-        found: Channel | None = self.get("channel", name)
-        return found
-
-    def members(self, channel: str) -> Mapping[str, Member]:
-        """Everyone who is or was in a channel, by id."""
-        level: State | None = self
-        while level is not None:
-            if channel in level._members:
-                return level._members[channel]
-            level = level._parent
-        return {}
-
-    def member(self, channel: str, agent_id: str) -> Member:
-        return self.members(channel).get(agent_id, _NEVER)
-
-    def memberships(self, agent_id: str) -> Mapping[str, Member]:
-        """The channels that a participant is or was in, by name."""
-        level: State | None = self
-        while level is not None:
-            if agent_id in level._memberships:
-                return level._memberships[agent_id]
-            level = level._parent
-        return {}
-
-    def floor(self, agent_id: str) -> Floor:
-        found: Floor | None = self.get("floor", agent_id)
-        return found if found is not None else _UNTOUCHED
-
     def items(self, table: Table) -> Iterator[tuple[str, Any]]:
         """Every key and value of a loaded table, newer levels over older ones."""
         seen: set[str] = set()
@@ -101,9 +74,113 @@ class State:
                         yield key, value
             level = level._parent
 
+    def own(self, table: Table) -> Mapping[str, Any]:
+        """What this level alone changed of a table, by key; None for what it deleted."""
+        return self._tables.get(table, _EMPTY)
+
+    def count(self, table: Table) -> int:
+        """How many values a loaded table has; of a draft they are counted one by one."""
+        return len(self._tables.get(table, _EMPTY)) if self._parent is None else sum(1 for _ in self.items(table))
+
+    # --- reading: participants
+
+    def participant(self, agent_id: str) -> Participant | None:
+        found: Participant | None = self.get("participant", agent_id)
+        return found
+
+    def present(self, agent_id: str) -> Participant | None:
+        """The participant, unless it is unknown or removed."""
+        found: Participant | None = self.get("participant", agent_id)
+        return found if found is not None and found.removed_seq is None else None
+
     def participants(self) -> Iterator[Participant]:
-        """Those present, in no order."""
-        return (p for _, p in self.items("participant") if p.removed_seq is None)
+        """Those present, as they were registered."""
+        return self.registered_before(None)
+
+    def registered_before(self, seq: int | None) -> Iterator[Participant]:
+        """Those present that were registered before a seq (None: all), as they were registered."""
+        for agent_id in self._below("present", seq):
+            found: Participant = self.get("participant", agent_id)
+            yield found
+
+    def count_participants(self) -> int:
+        """How many are present."""
+        level: State | None = self
+        count = 0
+        while level is not None:
+            order = level._orders.get("present")
+            count += len(order.added) - len(order.gone) if order is not None else 0
+            level = level._parent
+        return count
+
+    def is_person(self, agent_id: str) -> bool:
+        """Whether this is a participant of kind ``human``, removed or not."""
+        found = self.participant(agent_id)
+        return found is not None and found.kind == "human"
+
+    def people_before(self, seq: int | None) -> Iterator[str]:
+        """The people present that were registered before a seq (None: all), as they were registered."""
+        return self._below("people", seq)
+
+    def has_token(self, agent_id: str) -> bool:
+        """Whether any token, revoked ones included, is this participant's."""
+        return bool(self.tokens(agent_id))
+
+    def tokens(self, agent_id: str) -> Mapping[str, Token]:
+        """A participant's tokens, revoked ones included, by hash."""
+        return self._group("tokens", agent_id)
+
+    def floor(self, agent_id: str) -> Floor:
+        found: Floor | None = self.get("floor", agent_id)
+        return found if found is not None else _UNTOUCHED
+
+    def attempts(self, agent_id: str) -> Mapping[int, Attempt]:
+        """The failures of a participant's messages that are not settled, by seq."""
+        return self._group("attempts", agent_id)
+
+    # --- reading: channels
+
+    def channel(self, name: str) -> Channel | None:
+        found: Channel | None = self.get("channel", name)
+        return found
+
+    def member(self, channel: str, agent_id: str) -> Member:
+        found: Member | None = self.get("member", f"{channel}/{agent_id}")
+        return found if found is not None else _NEVER
+
+    def members(self, channel: str) -> Mapping[str, Member]:
+        """Everyone who is or was in a channel, by id."""
+        return self._group("members", channel)
+
+    def memberships(self, agent_id: str) -> Mapping[str, Member]:
+        """The channels that a participant is or was in, by name."""
+        return self._group("memberships", agent_id)
+
+    def people_of(self, channel: str) -> Mapping[str, Member]:
+        """The people among those who are or were in a channel, by id."""
+        return self._group("people", channel)
+
+    def people_in_before(self, channel: str, seq: int | None) -> Iterator[str]:
+        """The people who are in a channel now and first came to it before a seq (None: all), as they came."""
+        return self._below(f"people in {channel}", seq)
+
+    # --- reading: reactions
+
+    def reactions_of(self, agent_id: str) -> Mapping[str, OpenReaction]:
+        """The open reactions of an agent, by their key."""
+        return self._group("reactions of", agent_id)
+
+    def reactions_named(self, reaction: str) -> Mapping[str, OpenReaction]:
+        """The open reactions with an id, which every agent may use, by their key."""
+        return self._group("reactions named", reaction)
+
+    def reactions_in(self, thread_id: str) -> Mapping[str, OpenReaction]:
+        """The open reactions to messages of a thread, by their key."""
+        return self._group("reactions in", thread_id)
+
+    def reactions_asked_by(self, agent_id: str, cause: int) -> Mapping[str, OpenReaction]:
+        """The open reactions to what an agent wrote to others directly because of a message, by their key."""
+        return self._group("reactions asked by", f"{agent_id}/{cause}")
 
     # --- writing
 
@@ -111,6 +188,8 @@ class State:
         """Apply puts to this level."""
         for put in puts:
             name, value = put.table, put.value
+            if name in _INDEXED:
+                self._index(put)
             table = self._tables.get(name)
             if table is None:
                 table = self._tables[name] = {}
@@ -118,8 +197,6 @@ class State:
                 table.pop(put.key, None)
             else:
                 table[put.key] = value
-            if name in _INDEXED:
-                self._index(put)
 
     def changes(self) -> list[Put]:
         """What this level changed, the last value of each key: what the ledger keeps of a batch."""
@@ -141,33 +218,179 @@ class State:
                     own.pop(key, None)
                 else:
                     own[key] = value
-        self._members.update(draft._members)
-        self._memberships.update(draft._memberships)
-        self._token_owners |= draft._token_owners
-        self.people = draft.people
+        for group, changed in draft._groups.items():
+            for key, value in changed.items():
+                self._set(group, key, value)
+        for name, order in draft._orders.items():
+            for entry in order.gone:
+                self._reorder(name, entry, None)
+            for entry in order.added:
+                self._reorder(name, None, entry)
         self.head = draft.head
         self.stamp = draft.stamp
 
+    # --- indexes
+
     def _index(self, put: Put) -> None:
-        if put.table == "member":
-            self._index_member(put)
-        elif put.table == "token" and put.value is not None:
-            self._token_owners.add(put.value.agent_id)
-        elif put.table == "participant" and put.value is not None and put.value.kind == "human":
-            self.people = {**self.people, put.key: put.value}
+        """Let the indexes follow a put that is about to be made."""
+        table, key, value = put.table, put.key, put.value
+        before = self.get(table, key)
+        places = _groups_of(table, key, value) if value is not None else ()
+        if before is not None:
+            for group, name in _groups_of(table, key, before):
+                if (group, name) not in places:
+                    self._set(group, name, None)
+        for group, name in places:
+            self._set(group, name, value)
+        if table == "participant":
+            self._index_participant(key, before, value)
+        elif table == "member":
+            channel, _, agent_id = key.partition("/")
+            if self.is_person(agent_id):
+                self._index_person_in(channel, agent_id, before, value)
 
-    def _index_member(self, put: Put) -> None:
-        channel, _, agent_id = put.key.partition("/")
-        member: Member = put.value if put.value is not None else _NEVER
-        if channel not in self._members:  # copied once per draft, so that the parent stays as it is
-            self._members[channel] = dict(self.members(channel))
-        self._members[channel][agent_id] = member
-        if agent_id not in self._memberships:
-            self._memberships[agent_id] = dict(self.memberships(agent_id))
-        self._memberships[agent_id][channel] = member
+    def _index_participant(self, agent_id: str, before: Participant | None, now: Participant | None) -> None:
+        self._reorder("present", _registration(before), _registration(now))
+        was_person = before is not None and before.kind == "human"
+        is_person = now is not None and now.kind == "human"
+        self._reorder(
+            "people", _registration(before) if was_person else None, _registration(now) if is_person else None
+        )
+        if is_person is not was_person:  # a ledger gives its tables in any order
+            for channel, member in self.memberships(agent_id).items():
+                known, wanted = (member if was_person else None), (member if is_person else None)
+                self._index_person_in(channel, agent_id, known, wanted)
+
+    def _index_person_in(self, channel: str, agent_id: str, before: Member | None, now: Member | None) -> None:
+        self._set(("people", channel), agent_id, now)
+        self._reorder(f"people in {channel}", _arrival(agent_id, before), _arrival(agent_id, now))
+
+    def _group(self, name: str, owner: str) -> Mapping[Any, Any]:
+        """Everything in a group. Copied only where a draft changed it."""
+        group = (name, owner)
+        levels: list[dict[Any, Any]] = []
+        level: State | None = self
+        while level is not None:
+            found = level._groups.get(group)
+            if found is not None:
+                levels.append(found)
+                if level._parent is None and len(levels) == 1:
+                    return found
+            level = level._parent
+        together: dict[Any, Any] = {}
+        for found in reversed(levels):
+            together.update(found)
+        return {key: value for key, value in together.items() if value is not None}
+
+    def _set(self, group: Group, key: Any, value: Any) -> None:
+        values = self._groups.get(group)
+        if value is not None or self._parent is not None:
+            if values is None:
+                values = self._groups[group] = {}
+            values[key] = value
+        elif values is not None:
+            values.pop(key, None)
+            if not values:  # owners come and go: of one that has nothing nothing is kept
+                del self._groups[group]
+
+    def _reorder(self, name: str, before: tuple[int, str] | None, now: tuple[int, str] | None) -> None:
+        if before == now:
+            return
+        order = self._orders.get(name)
+        if order is None:
+            order = self._orders[name] = _Order()
+        if before is not None:
+            order.remove(before)
+        if now is not None:
+            order.add(now)
+        if self._parent is None and not order.added:
+            del self._orders[name]
+
+    def _below(self, name: str, number: int | None) -> Iterator[str]:
+        """The ids of an order whose number is below one (None: all), ascending by it."""
+        orders: list[_Order] = []
+        level: State | None = self
+        while level is not None:
+            if name in level._orders:
+                orders.append(level._orders[name])
+            level = level._parent
+        if not orders:
+            return
+        entries: Iterable[tuple[int, str]] = orders[-1].added
+        for order in reversed(orders[:-1]):
+            entries = order.over(entries)
+        for at, agent_id in entries:
+            if number is not None and at >= number:
+                return
+            yield agent_id
 
 
-_INDEXED = frozenset({"member", "token", "participant"})
+class _Order:
+    """What one level changed of ids that stand by a number: pairs that it added, ascending, and pairs of its parent that it took out."""
+
+    __slots__ = ("added", "gone")
+
+    def __init__(self) -> None:
+        self.added: list[tuple[int, str]] = []
+        self.gone: set[tuple[int, str]] = set()
+
+    def add(self, entry: tuple[int, str]) -> None:
+        """Add a pair that is not there."""
+        insort(self.added, entry)
+
+    def remove(self, entry: tuple[int, str]) -> None:
+        """Take out a pair that is there."""
+        at = bisect_left(self.added, entry)
+        if at < len(self.added) and self.added[at] == entry:
+            del self.added[at]
+        else:
+            self.gone.add(entry)
+
+    def over(self, older: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
+        """The pairs of the levels below, as this level leaves them, ascending."""
+        kept = (entry for entry in older if entry not in self.gone) if self.gone else older
+        return heapq.merge(kept, self.added) if self.added else kept
+
+
+def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]:
+    """The groups that a value belongs to, and its key in each."""
+    match table:
+        case "member":
+            channel, _, agent_id = key.partition("/")
+            return (("members", channel), agent_id), (("memberships", agent_id), channel)
+        case "attempt":
+            agent_id, _, seq = key.partition("/")
+            return ((("attempts", agent_id), int(seq)),)
+        case "token":
+            return ((("tokens", value.agent_id), key),)
+        case "reaction":
+            head = value.trigger_head
+            found: tuple[tuple[Group, Any], ...] = (
+                (("reactions of", value.agent_id), key),
+                (("reactions named", value.reaction), key),
+                (("reactions in", head.thread_id), key),
+            )
+            if head.kind == "direct" and head.cause is not None:
+                found += ((("reactions asked by", f"{head.sender_id}/{head.cause}"), key),)
+            return found
+        case _:
+            return ()
+
+
+def _registration(participant: Participant | None) -> tuple[int, str] | None:
+    """Where a participant stands among those present, if it is."""
+    if participant is None or participant.removed_seq is not None:
+        return None
+    return participant.registered_seq, participant.agent_id
+
+
+def _arrival(agent_id: str, member: Member | None) -> tuple[int, str] | None:
+    """Where somebody stands among those who are in a channel, if it is."""
+    return (member.spans[0][0], agent_id) if member is not None and member.is_in else None
+
+
+_INDEXED = frozenset({"member", "token", "participant", "reaction", "attempt"})
 """Tables of which more is kept than their values."""
+_EMPTY: Mapping[str, Any] = {}
 _NEVER = Member()
 _UNTOUCHED = Floor(0)

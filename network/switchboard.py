@@ -26,7 +26,7 @@ from .redelivery import Redelivery
 from .session import Connection, Pause, Session, SessionState
 from .state import State
 from .tables import Participant
-from .visibility import anchor, is_recipient, parties
+from .visibility import hearing, is_recipient, parties
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Switchboard:
         self._dirty: dict[Session, None] = {}
         self._watchers: dict[Session, None] = {}
         """Those that are told who comes and goes."""
+        self._operators: dict[Session, None] = {}
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,12 +76,14 @@ class Switchboard:
             self._announce(participant, "online")
         session.origin = origin
         session.state = SessionState.LIVE
+        if origin.is_operator:
+            self._operators[session] = None
         session.starts_at_floor = at_floor
         session.joined_at = self.state.head
         if at_floor:
             session.settled_at_join = live.mailbox.settled_now()
         session.outbox.start(cursor)
-        live.sessions.append(session)
+        self.mailboxes.join(live, session)
         self.joined += 1
         self.redelivery.take_up(live)
 
@@ -89,6 +92,7 @@ class Switchboard:
         self.sessions.pop(session.session_id, None)
         self._dirty.pop(session, None)
         self._watchers.pop(session, None)
+        self._operators.pop(session, None)
         session.state = SessionState.CLOSED
         if session.origin is None:
             return
@@ -136,9 +140,7 @@ class Switchboard:
             self.end(session, 4503, reason)
 
     def operators(self) -> list[Session]:
-        return [
-            session for session in self.sessions.values() if session.origin is not None and session.origin.is_operator
-        ]
+        return list(self._operators)
 
     def forget(self) -> None:
         """Drop everything: the ledger is reopened and its state loaded anew."""
@@ -167,15 +169,16 @@ class Switchboard:
             if name != sender:
                 self._push(sender, row.seq, frame, sender_session, needs_ack=False)
             return
-        if head.kind == "broadcast" and anchor(head.thread_id) is None:
-            excluded = head.excluded
+        if head.kind == "broadcast":
+            before, excluded = hearing(head)
             targets: Iterable[LiveParticipant] = (
-                live for live in self.mailboxes.all() if live.registered_seq < row.seq and live.agent_id not in excluded
+                live
+                for live in self.mailboxes.online()
+                if (live.registered_seq < before and live.agent_id not in excluded) or live.agent_id == sender
             )
-        elif head.kind in ("broadcast", "channel"):
-            targets = (
-                live for live in self.mailboxes.all() if live.sessions and is_recipient(self.state, live.agent_id, head)
-            )
+        elif head.kind == "channel":
+            inside = self.mailboxes.online_in(head.to[8:])
+            targets = (live for live in inside if is_recipient(self.state, live.agent_id, head))
         else:
             targets = [live for name in dict.fromkeys(parties(head)) if (live := self.mailboxes.get(name)) is not None]
         for live in targets:

@@ -7,7 +7,7 @@ The rules are those of docs/protocol.md ("Addresses, threads, membership") and o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Literal
 
 from .frames import is_id
@@ -71,12 +71,18 @@ def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
     return may_read(state, agent_id, head)
 
 
+def hearing(head: MessageHead) -> tuple[int, Set[str]]:
+    """Whom a broadcast is for beside its sender, for those who ask of many: who was registered before a seq and is not left out."""
+    return _first_seq(head), frozenset(head.excluded)
+
+
 def recipients(state: State, head: MessageHead) -> Iterator[str]:
     """Everyone that a message is delivered to but its sender, in no order."""
     match head.kind:
         case "broadcast":
-            for participant in state.participants():
-                if participant.agent_id != head.sender_id and _hears_broadcast(participant, head):
+            before, excluded = hearing(head)
+            for participant in state.registered_before(before):
+                if participant.agent_id != head.sender_id and participant.agent_id not in excluded:
                     yield participant.agent_id
         case "channel":
             for agent_id in state.members(head.to.partition(":")[2]):
@@ -91,8 +97,13 @@ def recipients(state: State, head: MessageHead) -> Iterator[str]:
 def _hears_broadcast(participant: Participant | None, head: MessageHead) -> bool:
     if participant is None or participant.agent_id in head.excluded:
         return False
+    return participant.registered_seq < _first_seq(head)
+
+
+def _first_seq(head: MessageHead) -> int:
+    """The seq of the message that a reply thread began with, else the message's own: who came after it does not read the thread."""
     start = anchor(head.thread_id)
-    return participant.registered_seq < (head.seq if start is None else start)
+    return head.seq if start is None else start
 
 
 def _was_member(member: Member, head: MessageHead) -> bool:
@@ -123,6 +134,13 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
     return spans
 
 
+def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
+    """Whether somebody is among the `thread_readers` of a message."""
+    if state.present(agent_id) is None:
+        return False
+    return may_read(state, agent_id, head) or is_recipient(state, agent_id, head)
+
+
 def thread_readers(state: State, head: MessageHead) -> set[str]:
     """Everyone who may read a message now: the readers of its thread at that point."""
     found = {agent_id for agent_id in recipients(state, head) if state.present(agent_id)}
@@ -141,7 +159,7 @@ def thread_readers(state: State, head: MessageHead) -> set[str]:
 
 def has_people(state: State, head: MessageHead) -> bool:
     """Whether a person is among those who may read a message."""
-    return any(may_read(state, agent_id, head) for agent_id in state.people)
+    return next(_people_reading(state, head), None) is not None
 
 
 def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
@@ -149,16 +167,40 @@ def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
 
     Who has left the thread by ``at_seq`` is no longer in it; who joined too late to read the label's message never was.
     """
-    people = frozenset(agent_id for agent_id in state.people if _is_in_thread(state, agent_id, label, at_seq))
+    readers = _people_reading(state, label)
+    people = frozenset(agent_id for agent_id in readers if _is_still_in(state, agent_id, label, at_seq))
     return people or frozenset(thread_readers(state, label))
 
 
+def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
+    """The people who may read a message (`may_read`), each once or more. It is asked where they can be, not of everybody."""
+    if head.kind in ("direct", "mod"):
+        yield from (agent_id for agent_id in parties(head) if state.is_person(agent_id))
+        return
+    if state.is_person(head.sender_id):
+        yield head.sender_id
+    before, excluded = hearing(head)
+    if head.kind == "broadcast":
+        yield from (agent_id for agent_id in state.people_before(before) if agent_id not in excluded)
+        return
+    name = head.to.partition(":")[2]
+    channel = state.channel(name)
+    is_open = channel is not None and channel.history == "members"
+    inside = state.people_in_before(name, None if is_open else before)
+    yield from (agent_id for agent_id in inside if may_read(state, agent_id, head))
+    if head.seq <= state.head:  # what is only being written, nobody reads who has left
+        outside = (agent_id for agent_id, member in state.people_of(name).items() if not member.is_in)
+        yield from (agent_id for agent_id in outside if may_read(state, agent_id, head))
+
+
 def _is_in_thread(state: State, agent_id: str, head: MessageHead, at_seq: int) -> bool:
-    if state.present(agent_id) is None or not may_read(state, agent_id, head):
+    return may_read(state, agent_id, head) and _is_still_in(state, agent_id, head, at_seq)
+
+
+def _is_still_in(state: State, agent_id: str, head: MessageHead, at_seq: int) -> bool:
+    if state.present(agent_id) is None:
         return False
-    if head.kind == "channel":
-        return state.member(head.to.partition(":")[2], agent_id).was_in(at_seq)
-    return True
+    return head.kind != "channel" or state.member(head.to.partition(":")[2], agent_id).was_in(at_seq)
 
 
 class PromptFilter:
@@ -186,7 +228,7 @@ class PromptFilter:
                 return all(self._is_in_audience(agent_id, head, label) for agent_id in self._audience)
 
     def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
-        if agent_id in self._state.people:
+        if self._state.is_person(agent_id):
             return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
         # a trigger without people: its participants must be able to read the message themselves
         return may_read(self._state, agent_id, head)

@@ -168,6 +168,15 @@ async def test_excluded_participants_do_not_get_a_broadcast(
     assert await carol.contents_until("for all") == []
 
 
+async def test_who_leaves_itself_out_of_a_broadcast_gets_it_in_its_other_sessions_all_the_same(
+    node: Node, alice: WireSession, bob: WireSession
+) -> None:
+    other = await node.agent("alice")
+    await alice.send("broadcast", "mine", exclude_agent_ids=["alice"])
+    await bob.message("mine")
+    await other.message("mine")  # as on its return
+
+
 async def test_a_chain_of_replies_does_not_carry_on_all_the_names_that_it_left_out(
     node: Node, alice: WireSession
 ) -> None:

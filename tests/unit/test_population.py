@@ -1,0 +1,272 @@
+"""What happens to few costs the same among many: an event's work is counted in a hub with few others and in one with many.
+
+The work is the instructions that are executed (`tests.support.steps`), from the frame that arrives to the last one written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from roundelay.network.session import Session
+from roundelay.network.state import State
+from roundelay.network.tables import Member, Participant, Put
+from tests.support.stepped_hub import SteppedHub, StubConnection
+from tests.support.steps import count_bytes, count_steps
+
+FEW, MANY = 6, 96
+FREE = {"sends_per_s": 1_000_000_000, "root_messages_per_s": 1_000_000_000, "max_root_messages": 1_000_000}
+
+
+class Crowd:
+    """A hub in memory with ``size`` others in it, and what its sessions were given."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.stepped = SteppedHub(FREE)
+        self.connections: dict[Session, StubConnection] = {}
+        self._ids = itertools.count(1)
+
+    def join(self, agent_id: str, *, kind: str = "agent", role: str = "observer") -> Session:
+        connection, session = self.stepped.connect()
+        self.connections[session] = connection
+        self.tell(session, type="hello", protocol=1, agent_id=agent_id, kind=kind, role=role)
+        assert next(frame["type"] for frame in self.heard(session)) == "welcome"
+        return session
+
+    def others(self, *, kind: str = "agent", role: str = "observer") -> list[Session]:
+        return [self.join(f"other-{number:03d}", kind=kind, role=role) for number in range(self.size)]
+
+    def leave(self, session: Session) -> None:
+        self.stepped.hub.disconnect(session)
+        self.stepped.loop.step()
+
+    def tell(self, session: Session, **frame: Any) -> None:
+        self.stepped.receive(session, frame)
+        self.stepped.loop.step()
+
+    def heard(self, session: Session) -> list[dict[str, Any]]:
+        return self.connections[session].take_frames()
+
+    def last(self, session: Session) -> dict[str, Any]:
+        return self.heard(session)[-1]
+
+    def call(self, session: Session, op: str, **args: Any) -> Any:
+        self.tell(session, type="call", call_id=self.new_id(), op=op, args=args)
+        [answer] = [frame for frame in self.heard(session) if "call_id" in frame]
+        assert answer["type"] == "result", answer
+        return answer["value"]
+
+    def send(self, session: Session, to: str, **fields: Any) -> int:
+        self.tell(session, type="send", message_id=self.new_id(), to=to, content="hello", **fields)
+        answer = self.last(session)
+        assert answer["type"] == "stored", answer
+        found: int = answer["seq"]
+        return found
+
+    def begin(self, session: Session, trigger: int, reaction: str) -> None:
+        body = {"trigger": trigger}
+        self.tell(session, type="record", record_id=self.new_id(), reaction=reaction, kind="started", body=body)
+        assert self.last(session)["type"] == "stored"
+
+    def new_id(self) -> str:
+        return f"id-{next(self._ids):06d}"
+
+
+Event = Callable[[Crowd], Callable[[], object]]
+"""Prepares a crowd; gives what is to be counted."""
+EVENTS: list[Event] = []
+
+
+def event(function: Event) -> Event:
+    EVENTS.append(function)
+    return function
+
+
+@event
+def a_channel_message_to_one_of_many_who_are_connected(crowd: Crowd) -> Callable[[], object]:
+    ann, ben = crowd.join("ann"), crowd.join("ben")
+    crowd.others()
+    crowd.call(ann, "channels.create", name="dev")
+    crowd.call(ben, "channels.join", name="dev")
+    return lambda: crowd.send(ann, "channel:dev")
+
+
+@event
+def a_channel_message_to_the_one_member_of_many_who_is_connected(crowd: Crowd) -> Callable[[], object]:
+    ann, ben = crowd.join("ann"), crowd.join("ben")
+    crowd.call(ann, "channels.create", name="dev")
+    for session in (ben, *crowd.others()):
+        crowd.call(session, "channels.join", name="dev")
+        if session is not ben:
+            crowd.leave(session)
+    return lambda: crowd.send(ann, "channel:dev")
+
+
+@event
+def a_caused_message_between_two_agents_among_many_people(crowd: Crowd) -> Callable[[], object]:
+    ann, ben = crowd.join("ann"), crowd.join("ben")
+    crowd.others(kind="human")
+    asked = crowd.send(ann, "agent:ben")
+    return lambda: crowd.send(ben, "agent:ann", cause=asked)
+
+
+@event
+def a_caused_message_in_a_channel_that_many_people_left(crowd: Crowd) -> Callable[[], object]:
+    ann = crowd.join("ann")
+    crowd.call(ann, "channels.create", name="dev")
+    for person in crowd.others(kind="human"):
+        crowd.call(person, "channels.join", name="dev")
+        crowd.call(person, "channels.leave", name="dev")
+        crowd.leave(person)
+    asked = crowd.send(ann, "channel:dev")
+    return lambda: crowd.send(ann, "channel:dev", cause=asked)
+
+
+@event
+def a_caused_broadcast_in_a_thread_older_than_many_people(crowd: Crowd) -> Callable[[], object]:
+    ann = crowd.join("ann")
+    asked = crowd.send(ann, "broadcast")
+    for person in crowd.others(kind="human"):
+        crowd.leave(person)
+    return lambda: crowd.send(ann, "broadcast", reply_to=asked, cause=asked)
+
+
+@event
+def a_join_while_many_react(crowd: Crowd) -> Callable[[], object]:
+    _let_all_react(crowd)
+    return lambda: crowd.join("zoe", role="reactor")
+
+
+@event
+def a_reactor_that_is_lost_while_many_react(crowd: Crowd) -> Callable[[], object]:
+    reactors = _let_all_react(crowd)
+    return lambda: crowd.leave(reactors[0])
+
+
+@event
+def a_cancelled_reaction_among_many(crowd: Crowd) -> Callable[[], object]:
+    reactors = _let_all_react(crowd)
+    return lambda: crowd.call(reactors[0], "network.cancel", reaction="reaction-000")
+
+
+@event
+def the_list_of_ones_own_reactions_among_many(crowd: Crowd) -> Callable[[], object]:
+    reactors = _let_all_react(crowd)
+    return lambda: crowd.call(reactors[0], "network.open_reactions")
+
+
+@event
+def a_tick_after_one_acknowledgement(crowd: Crowd) -> Callable[[], object]:
+    ann, ben, *_ = crowd.join("ann"), crowd.join("ben"), crowd.others()
+    seq = crowd.send(ann, "agent:ben")
+    crowd.stepped.loop.step(2)
+    crowd.tell(ben, type="ack", seq=seq)
+    return lambda: crowd.stepped.loop.step(0.6)
+
+
+@event
+def a_tick_while_many_who_left_have_not_acknowledged(crowd: Crowd) -> Callable[[], object]:
+    ann, others = crowd.join("ann"), crowd.others()
+    crowd.send(ann, "broadcast")
+    for session in others:
+        crowd.leave(session)
+    crowd.stepped.loop.step(2)
+    return lambda: crowd.stepped.loop.step(0.6)
+
+
+@event
+def a_broadcast_while_many_who_left_have_not_acknowledged(crowd: Crowd) -> Callable[[], object]:
+    ann, others = crowd.join("ann"), crowd.others()
+    crowd.send(ann, "broadcast")
+    for session in others:
+        crowd.leave(session)
+    return lambda: crowd.send(ann, "broadcast")
+
+
+@event
+def a_dead_letter_told_to_the_one_operator_among_many_sessions(crowd: Crowd) -> Callable[[], object]:
+    crowd.join("mia", kind="human")
+    ann, ben, *_ = crowd.join("ann"), crowd.join("ben"), crowd.others()
+    seq = crowd.send(ann, "agent:ben")
+    for _ in range(4):
+        crowd.tell(ben, type="nack", seq=seq, reason="failed", retry_after_ms=0)
+        crowd.stepped.loop.step(1)
+    return lambda: crowd.tell(ben, type="nack", seq=seq, reason="failed", retry_after_ms=0)
+
+
+@event
+def a_question_of_how_many_are_registered(crowd: Crowd) -> Callable[[], object]:
+    ann, *_ = crowd.join("ann"), crowd.others()
+    return lambda: crowd.call(ann, "network.info")
+
+
+@event
+def a_join_of_a_channel_of_many(crowd: Crowd) -> Callable[[], object]:
+    ann, *others = crowd.join("ann"), *crowd.others()
+    crowd.call(ann, "channels.create", name="dev")
+    for session in others:
+        crowd.call(session, "channels.join", name="dev")
+    zoe = crowd.join("zoe", kind="human")
+    return lambda: crowd.call(zoe, "channels.join", name="dev")
+
+
+@event
+def the_fate_of_an_early_broadcast_among_many(crowd: Crowd) -> Callable[[], object]:
+    ann, _ = crowd.join("ann"), crowd.join("ben")
+    seq = crowd.send(ann, "broadcast")
+    crowd.others()
+    return lambda: crowd.call(ann, "network.message_status", seq=seq)
+
+
+def _let_all_react(crowd: Crowd) -> list[Session]:
+    ann, reactors = crowd.join("ann"), crowd.others(role="reactor")
+    for number, reactor in enumerate(reactors):
+        seq = crowd.send(ann, f"agent:other-{number:03d}")
+        crowd.heard(reactor)
+        crowd.begin(reactor, seq, f"reaction-{number:03d}")
+    return reactors
+
+
+@contextmanager
+def a_crowd(size: int) -> Iterator[Crowd]:
+    crowd = Crowd(size)
+    try:
+        yield crowd
+    finally:
+        crowd.stepped.close()
+
+
+@pytest.mark.parametrize("prepare", EVENTS, ids=lambda prepare: prepare.__name__)
+def test_the_work_is_the_same_among_few_and_many(prepare: Event) -> None:
+    steps = []
+    for size in (FEW, MANY):
+        with a_crowd(size) as crowd:
+            steps.append(count_steps(prepare(crowd)))
+    few, many = steps
+    assert many - few < (MANY - FEW) * 2  # not even two instructions for each of the others
+
+
+def test_a_change_of_the_state_takes_no_memory_for_those_who_are_there() -> None:
+    def change(size: int) -> int:
+        state = State(head=size)
+        for number in range(size):
+            name = f"person-{number}"
+            state.change([Put("participant", name, Participant(name, "human", number))])
+            state.change([Put("member", f"dev/{name}", Member(((number, None),)))])
+
+        def draft() -> None:
+            zoe = Participant("zoe", "human", size)
+            draft = state.draft()
+            draft.change([Put("participant", "zoe", zoe), Put("member", "dev/zoe", Member(((size, None),)))])
+            assert draft.member("dev", "zoe").is_in
+            assert draft.count_participants() == size + 1
+            state.merge(draft)
+
+        return count_bytes(draft)
+
+    assert change(5000) - change(5) < 50_000  # the state's own tables may grow; a copy of one is more than 100,000
