@@ -50,24 +50,17 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
             return _hears_broadcast(state.present(agent_id), head)
         case "channel":
             name = head.to.partition(":")[2]
-            channel = state.channel(name)
             member = state.member(name, agent_id)
-            if channel is not None and channel.history == "members":
-                return member.is_in or _was_member(member, head)
-            return _was_member(member, head)
+            return _gets(state, name, member, head) or (member.is_in and _is_open(state, name))
         case _:
             return agent_id in parties(head)
 
 
 def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Whether a message is delivered to a participant (its sender's other sessions included)."""
+    """Whether a message is delivered to a participant (its sender's other sessions included): then it may read it too."""
     if head.kind == "channel" and agent_id != head.sender_id:
         name = head.to.partition(":")[2]
-        member = state.member(name, agent_id)
-        start = anchor(head.thread_id)
-        channel = state.channel(name)
-        reads_start = start is None or member.was_in(start) or (channel is not None and channel.history == "members")
-        return member.was_in(head.seq) and reads_start
+        return _gets(state, name, state.member(name, agent_id), head)
     return may_read(state, agent_id, head)
 
 
@@ -106,9 +99,18 @@ def _first_seq(head: MessageHead) -> int:
     return head.seq if start is None else start
 
 
-def _was_member(member: Member, head: MessageHead) -> bool:
+def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool:
+    """Whether a message of a channel is for a member: in when it was said, and in when its reply chain began, unless that is open."""
+    if not member.was_in(head.seq):
+        return False
     start = anchor(head.thread_id)
-    return member.was_in(head.seq) and (start is None or member.was_in(start))
+    return start is None or member.was_in(start) or _is_open(state, channel)
+
+
+def _is_open(state: State, channel: str) -> bool:
+    """Whether the channel's members may read what was said before they came."""
+    found = state.channel(channel)
+    return found is not None and found.history == "members"
 
 
 def inbox_spans(state: State, participant: Participant) -> list[Span]:

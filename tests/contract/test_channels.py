@@ -163,3 +163,24 @@ async def test_creating_a_channel_twice_is_refused(alice: WireSession, bob: Wire
 async def test_wrong_arguments_of_a_mods_operation_are_invalid(node: Node, args: dict[str, object]) -> None:
     session = await node.agent("alice")
     await session.call_refused("invalid_arguments", "channels.create", args)
+
+
+async def test_who_was_delivered_a_reply_may_cite_and_read_it_after_leaving_too(node: Node) -> None:
+    alice, dave = await node.agent("alice"), await node.agent("dave")
+    await alice.call("channels.create", {"name": "open", "history": "members"})
+    first = await alice.send("channel:open", "before dave's time")
+    await dave.call("channels.join", {"name": "open"})
+    reply = await alice.send("channel:open", "a reply to it", reply_to=first["seq"])
+    assert (await dave.message("a reply to it"))["seq"] == reply["seq"]
+    assert (await dave.call("network.why", {"seq": first["seq"]}))["chain"]
+    await dave.call("channels.leave", {"name": "open"})
+    listed = {it["thread_id"]: it["readers"] for it in (await dave.call("network.list_threads"))["threads"]}
+    assert listed == {reply["thread_id"]: ["alice", "dave"]}
+    assert {it["thread_id"]: it["readers"] for it in (await alice.call("network.list_threads"))["threads"]} == {
+        "channel:open": ["alice"],  # what was said before dave came is for members, while they are
+        reply["thread_id"]: ["alice", "dave"],
+    }
+    shown = (await dave.call("network.history", {"thread_id": reply["thread_id"]}))["messages"]
+    assert contents(shown) == ["a reply to it"]
+    await dave.send("agent:alice", "about that reply", cause=reply["seq"])
+    await dave.refused("unknown_message", "agent:alice", cause=first["seq"])
