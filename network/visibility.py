@@ -138,9 +138,7 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
 
 def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
     """Whether somebody is among the `thread_readers` of a message."""
-    if state.present(agent_id) is None:
-        return False
-    return may_read(state, agent_id, head) or is_recipient(state, agent_id, head)
+    return state.present(agent_id) is not None and may_read(state, agent_id, head)
 
 
 def thread_readers(state: State, head: MessageHead) -> set[str]:

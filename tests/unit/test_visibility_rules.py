@@ -10,7 +10,7 @@ import pytest
 
 from roundelay.network.state import State
 from roundelay.network.tables import Channel, Member, MessageHead, Participant, Put
-from roundelay.network.visibility import is_recipient, may_read, recipients, thread_readers
+from roundelay.network.visibility import is_reader, is_recipient, may_read, recipients, thread_readers
 
 Spans = tuple[tuple[int, int | None], ...]
 
@@ -119,4 +119,5 @@ def test_what_is_delivered_may_be_read_and_who_may_read_is_listed(
         delivered = {name for name in present if is_recipient(state, name, message)}
         assert delivered <= reading, message
         assert thread_readers(state, message) == reading, message
+        assert {name for name in ("alice", "dave", "erin") if is_reader(state, name, message)} == reading, message
         assert set(recipients(state, message)) & present == delivered - {message.sender_id}, message
