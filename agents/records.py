@@ -221,6 +221,17 @@ async def fetch_records(
             return records
 
 
+async def fetch_fates(call: Callable[[str, Mapping[str, object]], Awaitable[Any]], seq: int) -> list[Mapping[str, Any]]:
+    """How far a message has got with each of its recipients, page by page, as ``network.message_status`` tells it."""
+    fates: list[Mapping[str, Any]] = []
+    while True:
+        args: dict[str, object] = {"after": fates[-1]["agent_id"]} if fates else {}
+        page = await call("network.message_status", {"seq": seq, **args})
+        fates += page["recipients"]
+        if not page.get("has_more"):
+            return fates
+
+
 def read_records(records: Sequence[Mapping[str, Any]]) -> Recorded:
     """Build what a reaction has done from its records, as ``network.records`` gives them. Kinds of a newer version are
     passed over."""

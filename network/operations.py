@@ -5,6 +5,7 @@ Changes run in `apply`; reads ask the ledger and never show more than the caller
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -16,17 +17,21 @@ from .entries import AskToStop
 from .errors import Forbidden, InvalidArguments, UnknownMessage
 from .explain import Explanations
 from .frames import Kind, Seq
-from .ledger import Row, ThreadSummary
+from .ledger import Row, ThreadSummary, Wanted
 from .mod import Mod, Reading, operation
 from .open_reactions import OpenReactions
 from .operator_operations import OperatorOperations
 from .spending_operations import Spending
 from .state import State
-from .tables import DeadLetter, OpenReaction, Triggered
+from .tables import DeadLetter, OpenReaction, Table, Triggered
 from .visibility import Visibility, may_read, readable_spans, recipients, thread_readers
 from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, take_newest
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
+FATES_AT_ONCE = 64
+"""For so many recipients of a message their ends are looked up together."""
+REACTIONS_SEARCHED = 256
+"""Among so many reactions that an agent began after a message is the one looked for whose prompt holds it."""
 ENTRY_BYTES = 128
 """About what an entry of a list takes beside what a participant chose the size of."""
 
@@ -97,9 +102,14 @@ class NetworkOperations(Mod):
         """Everyone who is registered, by id; those above `after`."""
         agents: list[dict[str, Any]] = []
         size = 0
-        for participant in sorted(reading.hub.state.participants(), key=lambda p: p.agent_id):
+        found = (
+            participant
+            for participant in reading.hub.state.participants()
+            if kind in (None, participant.kind) and participant.agent_id > after
+        )
+        for participant in sorted(found, key=lambda p: p.agent_id):
             is_online = reading.hub.is_online(participant.agent_id)
-            if kind not in (None, participant.kind) or online not in (None, is_online) or participant.agent_id <= after:
+            if online not in (None, is_online):
                 continue
             size += ENTRY_BYTES + (len(bytes(participant.card)) if participant.card is not UNSET else 0)
             if agents and size > reading.hub.limits.max_result_bytes:
@@ -119,11 +129,11 @@ class NetworkOperations(Mod):
         for summary in await _threads(reading):
             rows = (await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)).rows
             if rows and rows[0].head is not None:
-                readers = sorted(thread_readers(reading.hub.state, rows[0].head))
                 if not (
                     reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, rows[0].head)
                 ):
                     continue  # replies to what was said before this participant came
+                readers = sorted(thread_readers(reading.hub.state, rows[0].head))
                 size += ENTRY_BYTES + sum(len(agent_id) + 3 for agent_id in readers)
                 if found and size > reading.hub.limits.max_result_bytes:
                     break
@@ -194,34 +204,30 @@ class NetworkOperations(Mod):
         return {"threads": shown, "as_of": trigger}
 
     @operation("read")
-    async def message_status(self, reading: Reading, *, seq: Seq) -> dict[str, Any]:
-        """How far a message has got with each of its recipients."""
+    async def message_status(
+        self, reading: Reading, *, seq: Seq, after: str = "", limit: Limit = 500
+    ) -> dict[str, Any]:
+        """How far a message has got with each of its recipients, by id; those above `after`."""
         head = await find_message(reading, seq, "seq")
         hub = reading.hub
-        states = []
-        for agent_id in sorted(recipients(hub.state, head)):
-            attempt = hub.state.get("attempt", f"{agent_id}/{seq}")
-            failures = attempt.failures if attempt is not None else 0
-            begun = await _reaction_with(reading, agent_id, seq)
-            is_delivered = hub.delivered_up_to(agent_id) >= seq
-            is_handled = hub.is_handled(agent_id, seq)
-            letter: DeadLetter | None = await hub.ledger.lookup_cold("dead", f"{agent_id}/{seq:016d}")
-            if letter is not None:
-                state, failures = "dead", letter.failures
-            elif begun is not None:
-                state = "in_prompt"
-            else:
-                state = "handled" if is_handled else "delivered" if is_delivered else "queued"
-            if hub.state.present(agent_id) is None:
-                state = "removed"  # whatever it had begun, it goes on with nothing
-            is_tried = letter is None and (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
-            tried = failures + (1 if is_tried else 0)
-            entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": tried}
-            if begun is not None:
-                entry["reaction"] = begun.reaction
-                entry["reaction_status"] = await _reaction_status(reading, agent_id, begun)
-            states.append(entry)
-        return {"seq": seq, "recipients": states}
+        named = heapq.nsmallest(limit + 1, (name for name in recipients(hub.state, head) if name > after))
+        shown, has_more = named[:limit], len(named) > limit
+        states: list[dict[str, Any]] = []
+        size = 0
+        for start in range(0, len(shown), FATES_AT_ONCE):
+            chosen = shown[start : start + FATES_AT_ONCE]
+            asked: set[tuple[Table, str]] = {("triggered", f"{name}/{seq}") for name in chosen}
+            asked |= {("dead", f"{name}/{seq:016d}") for name in chosen}
+            cold = (await hub.ledger.lookup(Wanted(set(), set(), asked))).cold
+            for agent_id in chosen:
+                triggered: Triggered | None = cold.get(("triggered", f"{agent_id}/{seq}"))
+                letter: DeadLetter | None = cold.get(("dead", f"{agent_id}/{seq:016d}"))
+                entry = await _describe_fate(reading, agent_id, seq, triggered, letter)
+                size += ENTRY_BYTES + len(agent_id) + len(entry.get("reaction", ""))
+                if states and size > hub.limits.max_result_bytes:
+                    return {"seq": seq, "recipients": states, "has_more": True}
+                states.append(entry)
+        return {"seq": seq, "recipients": states, "has_more": has_more}
 
     @operation("read")
     async def records(
@@ -311,20 +317,45 @@ async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
     return False
 
 
+async def _describe_fate(
+    reading: Reading, agent_id: str, seq: int, triggered: Triggered | None, letter: DeadLetter | None
+) -> dict[str, Any]:
+    """How far a message has got with one of its recipients."""
+    hub = reading.hub
+    attempt = hub.state.get("attempt", f"{agent_id}/{seq}")
+    failures = attempt.failures if attempt is not None else 0
+    begun = triggered or await _reaction_with(reading, agent_id, seq)
+    is_delivered = hub.delivered_up_to(agent_id) >= seq
+    is_handled = hub.is_handled(agent_id, seq)
+    if letter is not None:
+        state, failures = "dead", letter.failures
+    elif begun is not None:
+        state = "in_prompt"
+    else:
+        state = "handled" if is_handled else "delivered" if is_delivered else "queued"
+    if hub.state.present(agent_id) is None:
+        state = "removed"  # whatever it had begun, it goes on with nothing
+    is_tried = letter is None and (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
+    entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": failures + (1 if is_tried else 0)}
+    if begun is not None:
+        entry["reaction"] = begun.reaction
+        entry["reaction_status"] = await _reaction_status(reading, agent_id, begun)
+    return entry
+
+
 async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> Triggered | None:
-    """The first reaction of an agent whose prompt holds a message: as its trigger, or in its manifest."""
-    triggered: Triggered | None = await reading.hub.ledger.lookup_cold("triggered", f"{agent_id}/{seq}")
-    if triggered is not None:
-        return triggered
-    after, has_more = seq, True
-    while has_more:
-        page = await reading.hub.ledger.records(agent_id, "started", after, PAGE)
+    """The first reaction of an agent whose manifest holds a message, among those that it began next after it."""
+    after = seq
+    for size in (4, REACTIONS_SEARCHED - 4):  # nearly always it is the next one, or there is none
+        page = await reading.hub.ledger.records(agent_id, "started", after, size)
         for row in page.rows:
             body = msgspec.json.decode(row.data)
             manifest = body.get("manifest") if isinstance(body, dict) else None
             if isinstance(manifest, list) and seq in manifest:
                 return Triggered(row.stream, row.seq)
-        after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
+        if not page.has_more:
+            return None
+        after = page.rows[-1].seq
     return None
 
 
@@ -332,15 +363,16 @@ async def _reaction_status(reading: Reading, agent_id: str, begun: Triggered) ->
     """How a reaction ended, or that it is ``open``: all that readers of the message get to know of its records."""
     if reading.hub.state.get("reaction", f"{agent_id}/{begun.reaction}") is not None:
         return "open"
-    after, has_more = begun.seq, True
+    after, has_more, size = begun.seq, True, 4
     while has_more:
-        page = await reading.hub.ledger.records(agent_id, "finished", after, PAGE)
+        page = await reading.hub.ledger.records(agent_id, "finished", after, size)
         for row in page.rows:
             if row.stream == begun.reaction:
                 body = msgspec.json.decode(row.data)
                 status = body.get("status") if isinstance(body, dict) else None
                 return status if status in ("stopped", "cancelled", "failed") else "finished"
         after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
+        size = min(PAGE, size * 8)
     return "finished"  # its records are no longer kept
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from roundelay.agents.records import fetch_records
+from roundelay.agents.records import fetch_fates, fetch_records
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.network.ledger import Row
@@ -83,8 +83,8 @@ class LiveSource:
             args["after"] = page["next"]
 
     async def reactions_to(self, message: BaseMessage) -> list[tuple[str, str]]:
-        status = await self._client.call("network.message_status", {"seq": message.seq})
-        named = [(str(it["agent_id"]), str(it["reaction"])) for it in status["recipients"] if "reaction" in it]
+        fates = await fetch_fates(self._client.call, message.seq)
+        named = [(str(it["agent_id"]), str(it["reaction"])) for it in fates if "reaction" in it]
         begun = []
         for agent_id, reaction in named:  # a prompt may hold it without being made for it
             records = await self.records(agent_id, reaction)

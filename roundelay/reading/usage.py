@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from roundelay.agents.models.model import Usage
-from roundelay.agents.records import fetch_records
+from roundelay.agents.records import fetch_fates, fetch_records
 from roundelay.network.client import NetworkClient
 from roundelay.reading.recording import read_run
 from roundelay.terminal import Paint, format_table
@@ -57,8 +57,7 @@ async def find_reactions(client: NetworkClient, seqs: Iterable[int]) -> set[Reac
     """The reactions whose prompt holds one of these messages, which the caller must be able to read."""
 
     async def read(seq: int) -> set[ReactionOf]:
-        status = await client.call("network.message_status", {"seq": seq})
-        return {(it["reaction"], it["agent_id"]) for it in status["recipients"] if "reaction" in it}
+        return {(it["reaction"], it["agent_id"]) for it in await fetch_fates(client.call, seq) if "reaction" in it}
 
     return set().union(*await read_few_at_once(read, seqs))
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from roundelay.agents.records import fetch_records
+from roundelay.agents.records import fetch_fates, fetch_records
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import Forbidden
@@ -132,9 +132,7 @@ class LiveLog:
         return record.status is not None or record.is_waiting
 
     async def _recipients(self, seq: int) -> list[Mapping[str, Any]]:
-        status = await self.client.call("network.message_status", {"seq": seq})
-        recipients: list[Mapping[str, Any]] = status["recipients"]
-        return recipients
+        return await fetch_fates(self.client.call, seq)
 
     async def _read_reaction(self, reaction: str, agent_id: str) -> ReactionRecord:
         record = ReactionRecord(reaction, agent_id)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from tests.support.node import Node
+from tests.support.node import Node, running_node
 from tests.support.wire import Frame, WireSession, contents, expect_error
 
 NO_SEQ = 2**50
@@ -232,6 +233,37 @@ async def test_message_status_names_every_recipient(
     stored = await alice.send("broadcast", "x", exclude_agent_ids=["stranger"])
     status = await alice.call("network.message_status", {"seq": stored["seq"]})
     assert [recipient["agent_id"] for recipient in status["recipients"]] == ["bob"]
+
+
+async def test_message_status_of_many_recipients_comes_in_pages(node: Node, alice: WireSession) -> None:
+    names = [f"other-{number}" for number in range(7)]
+    for name in names:
+        await (await node.agent(name)).bye()
+    seq = (await alice.send("broadcast", "for all"))["seq"]
+    found, after = [], ""
+    for size, has_more in ((3, True), (3, True), (1, False)):
+        page = await alice.call("network.message_status", {"seq": seq, "after": after, "limit": 3})
+        assert (len(page["recipients"]), page["has_more"]) == (size, has_more)
+        found += [recipient["agent_id"] for recipient in page["recipients"]]
+        after = found[-1]
+    assert found == names
+    whole = await alice.call("network.message_status", {"seq": seq})
+    assert ([recipient["agent_id"] for recipient in whole["recipients"]], whole["has_more"]) == (names, False)
+
+
+async def test_message_status_is_no_larger_than_a_result() -> None:
+    async with running_node(limits={"max_result_bytes": 1024}) as node:
+        alice = await node.agent("alice")
+        for number in range(30):
+            await (await node.agent(f"other-{number:02d}")).bye()
+        seq = (await alice.send("broadcast", "for all"))["seq"]
+        found, has_more = [""], True
+        while has_more:
+            page = await alice.call("network.message_status", {"seq": seq, "after": found[-1]})
+            assert 0 < len(json.dumps(page["recipients"])) <= 1024
+            found += [recipient["agent_id"] for recipient in page["recipients"]]
+            has_more = page["has_more"]
+        assert found[1:] == [f"other-{number:02d}" for number in range(30)]
 
 
 async def test_message_status_tells_what_entered_a_prompt(node: Node, alice: WireSession) -> None:

@@ -251,6 +251,19 @@ def test_the_work_is_the_same_among_few_and_many(prepare: Event) -> None:
     assert many - few < (MANY - FEW) * 2  # not even two instructions for each of the others
 
 
+def test_what_became_of_a_message_is_not_looked_for_in_all_that_its_agent_did_since() -> None:
+    def ask(reactions: int) -> int:
+        with a_crowd(reactions) as crowd:
+            ann, ben = crowd.join("ann"), crowd.join("ben", role="reactor")
+            unread, trigger = crowd.send(ann, "agent:ben"), crowd.send(ann, "agent:ben")
+            crowd.heard(ben)
+            for number in range(reactions):
+                crowd.begin(ben, trigger, f"reaction-{number}")
+            return count_steps(lambda: crowd.call(ann, "network.message_status", seq=unread))
+
+    assert ask(400) - ask(300) < 100
+
+
 def test_a_change_of_the_state_takes_no_memory_for_those_who_are_there() -> None:
     def change(size: int) -> int:
         state = State(head=size)
