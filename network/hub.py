@@ -344,7 +344,8 @@ class Hub:
         if session is not None:
             if presence is not None:
                 self.switchboard.watch(session, presence)
-            session.watches_signals = session.watches_signals if signals is None else signals
+            if signals is not None:
+                self.switchboard.listen(session, signals)
 
     # --- floors and failures
 

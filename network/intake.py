@@ -49,7 +49,7 @@ from .shape import FrameError
 from .spending import CHARGED, read_spent
 from .switchboard import Switchboard
 from .tables import OpenReaction
-from .visibility import direct_thread, may_read, mod_thread, thread_readers
+from .visibility import direct_thread, is_reader, may_read, mod_thread, parties
 
 log = logging.getLogger(__name__)
 
@@ -312,9 +312,10 @@ class Intake:
         if kind == "agent" and state.present(name) is not None:
             return direct_thread(sender, name), list(dict.fromkeys((name, sender)))
         if kind == "broadcast":
-            return "broadcast", [participant.agent_id for participant in state.participants()]
+            return "broadcast", list(self._board.around("broadcast"))
         if kind == "channel" and state.member(name, sender).is_in:
-            return f"channel:{name}", [agent_id for agent_id, member in state.members(name).items() if member.is_in]
+            to = f"channel:{name}"
+            return to, [agent_id for agent_id in self._board.around(to) if state.member(name, agent_id).is_in]
         if kind == "mod" and name in self._mods:
             return mod_thread(name, sender), [sender]
         raise UnknownRecipient(f"{kind}:{name} is no place where {sender} may signal.")
@@ -335,7 +336,10 @@ class Intake:
             )
             self.enter(Refused(session.live_origin(), error, {}))
             return
-        self._pass_signal(session, frame, frame.thread_id, sorted(thread_readers(self._board.state, head)))
+        state = self._board.state
+        near = parties(head) if head.kind in ("direct", "mod") else self._board.around(head.to)
+        readers = [agent_id for agent_id in dict.fromkeys(near) if is_reader(state, agent_id, head)]
+        self._pass_signal(session, frame, frame.thread_id, readers)
 
     def _pass_signal(self, session: Session, frame: SignalFrame, thread_id: str, readers: list[str]) -> None:
         sender = session.live_origin().agent_id

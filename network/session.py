@@ -101,7 +101,6 @@ class Session:
         """The newest seq when it was welcomed: of its participant's own messages a session from the floor gets those after it."""
         self.settled_at_join = Floor(0)
         """What its participant had handled, or refused and not been given again, when it was welcomed; of a session from the floor."""
-        self.watches_signals = False
         self.said_bye = False
         self.outgoing: list[bytes] = []
         """Frames to be written at the end of this tick."""

@@ -49,6 +49,8 @@ class Switchboard:
         self._dirty: dict[Session, None] = {}
         self._watchers: dict[Session, None] = {}
         """Those that are told who comes and goes."""
+        self._listeners: dict[Session, None] = {}
+        """Those that are sent signals."""
         self._operators: dict[Session, None] = {}
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()
@@ -92,6 +94,7 @@ class Switchboard:
         self.sessions.pop(session.session_id, None)
         self._dirty.pop(session, None)
         self._watchers.pop(session, None)
+        self._listeners.pop(session, None)
         self._operators.pop(session, None)
         session.state = SessionState.CLOSED
         if session.origin is None:
@@ -262,12 +265,18 @@ class Switchboard:
             if Pause.ANSWERS not in session.pauses:
                 self.write(session, frame)
 
+    def around(self, to: str) -> Iterable[str]:
+        """Who may be told of what goes on at an address of many, ``broadcast`` or a channel: those who are here and, of all, watch signals."""
+        if to == "broadcast":
+            return dict.fromkeys(session.live_origin().agent_id for session in self._listeners)
+        return [live.agent_id for live in self.mailboxes.online_in(to.partition(":")[2])]
+
     def signal(self, readers: Iterable[str], sender_session: str, frame: bytes) -> None:
         """Pass a signal on to the readers that watch signals; dropped for those that are slow."""
         for agent_id in readers:
             for session in self.mailboxes.sessions_of(agent_id):
                 is_free = not session.connection.is_paused
-                if session.watches_signals and session.session_id != sender_session and is_free:
+                if session in self._listeners and session.session_id != sender_session and is_free:
                     self.write(session, frame)
 
     def watch(self, session: Session, presence: bool) -> None:
@@ -276,6 +285,13 @@ class Switchboard:
             self._watchers[session] = None
         else:
             self._watchers.pop(session, None)
+
+    def listen(self, session: Session, signals: bool) -> None:
+        """Send a session, or no longer, the signals of threads that it may read."""
+        if signals:
+            self._listeners[session] = None
+        else:
+            self._listeners.pop(session, None)
 
     def _announce(self, participant: Participant, state: Any) -> None:
         frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))

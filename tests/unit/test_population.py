@@ -223,6 +223,42 @@ def the_fate_of_an_early_broadcast_among_many(crowd: Crowd) -> Callable[[], obje
     return lambda: crowd.call(ann, "network.message_status", seq=seq)
 
 
+@event
+def a_signal_to_all_of_whom_one_watches(crowd: Crowd) -> Callable[[], object]:
+    ann, ben, *_ = crowd.join("ann"), crowd.join("ben"), crowd.others()
+    crowd.call(ben, "network.watch", signals=True)
+    return lambda: _signal(crowd, ann, ben, to="broadcast")
+
+
+@event
+def a_signal_in_a_thread_of_a_broadcast_of_whom_one_watches(crowd: Crowd) -> Callable[[], object]:
+    ann, ben, *_ = crowd.join("ann"), crowd.join("ben"), crowd.others()
+    crowd.call(ben, "network.watch", signals=True)
+    first = crowd.send(ann, "broadcast")
+    crowd.send(ann, "broadcast", reply_to=first)
+    crowd.heard(ben)
+    return lambda: _signal(crowd, ann, ben, thread_id=f"thread:{first}")
+
+
+@event
+def a_signal_in_a_channel_of_many_who_are_away(crowd: Crowd) -> Callable[[], object]:
+    ann, ben = crowd.join("ann"), crowd.join("ben")
+    crowd.call(ann, "channels.create", name="dev")
+    for session in (ben, *crowd.others()):
+        crowd.call(session, "channels.join", name="dev")
+        if session is not ben:
+            crowd.leave(session)
+    crowd.call(ben, "network.watch", signals=True)
+    crowd.send(ann, "channel:dev")
+    crowd.heard(ben)
+    return lambda: (_signal(crowd, ann, ben, to="channel:dev"), _signal(crowd, ann, ben, thread_id="channel:dev"))
+
+
+def _signal(crowd: Crowd, sender: Session, watcher: Session, **place: str) -> None:
+    crowd.tell(sender, type="signal", kind="typing", body=None, **place)
+    assert [frame["type"] for frame in crowd.heard(watcher)] == ["signal"]
+
+
 def _let_all_react(crowd: Crowd) -> list[Session]:
     ann, reactors = crowd.join("ann"), crowd.others(role="reactor")
     for number, reactor in enumerate(reactors):
