@@ -66,6 +66,16 @@ def ask_histories_eight_times(url: str) -> Iterator[None]:
     _ask_and_wait(sessions, "network.history", thread_id=thread, limit=500)
 
 
+@attack(
+    "many-readers", f"32 agents ask {ASKED} times each for a list of 300 agents with cards of 15 KB and read nothing"
+)
+def ask_agents_from_everywhere(url: str) -> Iterator[None]:
+    _show_cards(url)
+    sessions = [Bare(url, f"reader-{number}") for number in range(32)]
+    yield
+    _ask_and_wait(sessions, "network.list_agents")
+
+
 @attack("many-channels", f"eight sessions ask {ASKED} times each for a list of 10,000 channels and read nothing")
 def ask_channels(url: str) -> Iterator[None]:
     maker = Bare(url, "maker")
@@ -85,8 +95,7 @@ def ask_channels(url: str) -> Iterator[None]:
     f"eight sessions ask {ASKED} times each for a list of 300 agents with cards of 15 KB and read nothing",
 )
 def ask_agents(url: str) -> Iterator[None]:
-    for number in range(300):
-        Bare(url, f"agent-{number}", card={"description": "x" * 15_000}).close()
+    _show_cards(url)
     sessions = [Bare(url, "reader") for _ in range(8)]
     yield
     _ask_and_wait(sessions, "network.list_agents")
@@ -105,6 +114,11 @@ def _fill_thread(url: str) -> str:
     reader.close()
     writer.close()
     return "direct:reader~writer"
+
+
+def _show_cards(url: str) -> None:
+    for number in range(300):
+        Bare(url, f"agent-{number}", card={"description": "x" * 15_000}).close()
 
 
 def _ask_and_wait(sessions: list[Bare], op: str, **args: object) -> None:

@@ -49,6 +49,9 @@ class Limits(BaseModel):
     max_pending_bytes: _Bytes = 64 * 1024 * 1024
     max_reads: _Count = 64
     max_result_bytes: _Bytes = 4 * 1024 * 1024  # with one message more well below what clients take as a frame
+    session_result_bytes: _Bytes = 16 * 1024 * 1024
+    participant_result_bytes: _Bytes = 64 * 1024 * 1024
+    hub_result_bytes: _Bytes = 192 * 1024 * 1024
     max_card_bytes: _Bytes = 16 * 1024
     max_reason_chars: _Count = 2000
 

@@ -114,9 +114,9 @@ class HubConnection(ServerConnection):
     def write(self, payloads: list[bytes]) -> None:
         if self.protocol.state is not WireState.OPEN:
             return
-        data = join_text_frames(payloads)
-        self._written += len(data)
-        self.transport.write(data)
+        for data in join_text_frames(payloads):
+            self._written += len(data)
+            self.transport.write(data)
         self._watch_stall()
 
     def end(self, code: int, reason: str) -> None:

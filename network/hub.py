@@ -279,13 +279,22 @@ class Hub:
 
     # --- reads
 
-    async def _read(self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct) -> None:
+    async def _read(
+        self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct, asked_bytes: int
+    ) -> None:
+        """Wait for room for the result, read, and queue what it gave."""
+        if session.state is not SessionState.LIVE:
+            return
+        place = self.switchboard.place(session)
         try:
-            data = await answer_read(self, session.live_origin(), operation, call_id, args, self._new_id)
+            await place.take()
+            data = await answer_read(self, session.live_origin(), operation, call_id, args, self._new_id, place)
+            if session.state is SessionState.LIVE:
+                self.switchboard.write_result(session, data)
         finally:
             session.reads_under_way -= 1
-        if session.state is SessionState.LIVE:
-            self.switchboard.write(session, data)
+            session.asked_bytes -= asked_bytes
+            place.give_back()
 
     @property
     def name(self) -> str:

@@ -58,7 +58,7 @@ ENTRY_BYTES = 1024
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 """The longest that a `nack` may put its message off (docs/protocol.md)."""
 
-StartRead = Callable[[Session, Operation, str, msgspec.Struct], Coroutine[Any, Any, None]]
+StartRead = Callable[[Session, Operation, str, msgspec.Struct, int], Coroutine[Any, Any, None]]
 
 
 class Intake:
@@ -233,14 +233,24 @@ class Intake:
         if operation.is_change:
             digest = body_digest(frame.op.encode(), bytes(frame.args))
             self.enter(Operate(session.live_origin(), frame.call_id, frame.op, args, digest), size)
-        elif session.reads_under_way >= self._limits.max_reads:
-            busy = Overloaded(
-                f"{self._limits.max_reads} reads of this session are under way; send the same again later.", 100
-            )
+        elif (busy := self._too_many_reads(session, size)) is not None:
             self.enter(Refused(session.live_origin(), busy, keys))
         else:
             session.reads_under_way += 1
-            self._board.spawn(self._read(session, operation, frame.call_id, args))
+            session.asked_bytes += size
+            self._board.spawn(self._read(session, operation, frame.call_id, args, size))
+
+    def _too_many_reads(self, session: Session, size: int) -> Overloaded | None:
+        """Why one more call of this session cannot wait for its turn to read."""
+        most, most_bytes = self._limits.max_reads, self._limits.session_queue_bytes
+        if session.reads_under_way >= most:
+            return Overloaded(f"max_reads ({most}) of this session are under way; send the same again later.", 100)
+        if session.asked_bytes and session.asked_bytes + size > most_bytes:
+            return Overloaded(
+                f"The reads of this session that are under way have session_queue_bytes ({most_bytes}); send the same again later.",
+                100,
+            )
+        return None
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
         most = self._limits.max_card_bytes

@@ -27,6 +27,7 @@ from .entries import Origin
 from .errors import InternalError, InvalidArguments, ModError, RoundelayError
 from .frames import ModInfo, OperationInfo, SendFrame, Seq, is_id
 from .ledger import Ledger, Row
+from .room import Place
 from .state import State
 from .tables import MessageHead
 from .visibility import Visibility
@@ -128,6 +129,15 @@ class Reading(Struct, frozen=True):
     origin: Origin
     hub: HubView
     mod_id: str = ""
+    place: Place | None = None
+
+    async def wait_beyond(self, seq: int, timeout_s: float) -> None:
+        """Wait until something newer than ``seq`` is committed, or the time is over. Meanwhile others may have this read's room."""
+        if self.place is not None:
+            self.place.give_back()
+        await self.hub.wait_beyond(seq, timeout_s)
+        if self.place is not None:
+            await self.place.take()
 
     def get(self, key: str) -> Any:
         """The mod's own JSON value under a key, or None."""

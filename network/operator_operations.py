@@ -146,7 +146,7 @@ class OperatorOperations(Mod):
         _need_operator(reading.origin)
         hub = reading.hub
         if wait_ms and hub.state.head <= after:
-            await hub.wait_beyond(after, wait_ms / 1000)
+            await reading.wait_beyond(after, wait_ms / 1000)
         rows = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
         messages = [Raw(row.data) for row in rows if row.type == "message"]
         return {"messages": messages, "next": rows[-1].seq if rows else after, "head": hub.state.head}

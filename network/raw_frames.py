@@ -6,7 +6,7 @@ websockets' own parser and writer do the rest: fragments, control frames, closin
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 
 try:
@@ -15,13 +15,16 @@ except ImportError:  # a websockets without its C extension
     from websockets.utils import apply_mask
 
 
-def join_text_frames(payloads: Iterable[bytes]) -> bytes:
-    """Text messages, unmasked and unfragmented, to be sent as one write."""
+LARGE_BYTES = 1 << 17
+
+
+def join_text_frames(payloads: Sequence[bytes]) -> list[bytes]:
+    """Text messages, unmasked and unfragmented, to be sent as one write; a large one alone as two, for to join it would copy it."""
     parts: list[bytes] = []
     for payload in payloads:
         parts.append(_text_header(len(payload)))
         parts.append(payload)
-    return b"".join(parts)
+    return parts if len(payloads) == 1 and len(payloads[0]) > LARGE_BYTES else [b"".join(parts)]
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import cast
 
 import msgspec
 from msgspec import Raw
@@ -12,19 +13,26 @@ from .entries import Origin, error_bytes
 from .errors import InternalError, LedgerError, RoundelayError
 from .frames import ResultFrame, encode
 from .mod import HubView, Operation, Reading
+from .room import Place
 
 log = logging.getLogger(__name__)
 
 
 async def answer_read(
-    hub: HubView, origin: Origin, operation: Operation, call_id: str, args: msgspec.Struct, new_id: NewId
+    hub: HubView,
+    origin: Origin,
+    operation: Operation,
+    call_id: str,
+    args: msgspec.Struct,
+    new_id: NewId,
+    place: Place | None = None,
 ) -> bytes:
-    """Perform one reading operation; gives the ``result`` or ``error`` frame, whatever happens."""
+    """Perform one reading operation; gives the ``result`` or ``error`` frame, whatever happens. ``place`` is the room that it has for its result."""
     try:
-        reading = Reading(origin, hub, operation.op.partition(".")[0])
+        reading = Reading(origin, hub, operation.op.partition(".")[0], place)
         arguments = {name: getattr(args, name) for name in args.__struct_fields__}
-        value = Raw(encode(await operation.function(reading, **arguments)))
-        return encode(ResultFrame(call_id=call_id, value=value))
+        value = await operation.function(reading, **arguments)
+        return encode(ResultFrame(call_id=call_id, value=cast(Raw, value)))  # at once: a result has megabytes
     except Exception as error:  # a defect of one operation, or a page that cannot be read, must not end the hub
         if isinstance(error, RoundelayError) and not isinstance(error, LedgerError):
             return error_bytes(error, {"call_id": call_id})

@@ -14,6 +14,7 @@ from .delivery import Outbox
 from .entries import Origin, Peer
 from .errors import InvalidFrame, RequestError
 from .frames import ClientFrame, HelloFrame
+from .room import SessionRoom
 from .shape import FrameError, read_frame
 from .tables import Floor
 
@@ -107,6 +108,15 @@ class Session:
         self.held: list[bytes] = []
         """Messages that arrived while joining."""
         self.reads_under_way = 0
+        """Calls that only read, those that wait for room among them; and signals by their thread."""
+        self.asked_bytes = 0
+        """The frames of those calls."""
+        self.results: list[bytes] = []
+        """What reads gave, to be written one by one as the connection takes them."""
+        self.result_written = 0
+        """Bytes of the result that the connection was given last, until it has taken it."""
+        self.room: SessionRoom | None = None
+        """What results of this session take up; None before its first read."""
         self.owed_seq: int | None = None
         """What retention last saw it had yet to be given first, and since when (ms)."""
         self.owed_since = 0

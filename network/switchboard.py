@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
@@ -23,6 +24,7 @@ from .ledger import Ledger, Meta, Row
 from .mailboxes import LiveParticipant, Mailboxes
 from .pages import Pages
 from .redelivery import Redelivery
+from .room import Place, Room
 from .session import Connection, Pause, Session, SessionState
 from .state import State
 from .tables import Participant
@@ -57,6 +59,7 @@ class Switchboard:
         self._tasks: set[asyncio.Task[None]] = set()
         self.pages = Pages(self, self.mailboxes, ledger, limits)
         self.redelivery = Redelivery(self, self.mailboxes, ledger, now)
+        self.room = Room(limits)
 
     @property
     def state(self) -> State:
@@ -97,6 +100,10 @@ class Switchboard:
         self._listeners.pop(session, None)
         self._operators.pop(session, None)
         session.state = SessionState.CLOSED
+        if session.room is not None:
+            session.results.clear()
+            self.room.close(session.room)
+            session.room = None
         if session.origin is None:
             return
         live = self.mailboxes.get(session.origin.agent_id)
@@ -153,6 +160,7 @@ class Switchboard:
 
     async def close(self) -> None:
         self.forget()
+        self.room.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -223,6 +231,20 @@ class Switchboard:
         if session not in self._dirty:
             self.touch(session)
 
+    def place(self, session: Session) -> Place:
+        """Where a read of this session takes room for its result."""
+        if session.room is None:
+            session.room = self.room.open(session.live_origin().agent_id, partial(self._end_holder, session))
+        return Place(self.room, session.room)
+
+    def write_result(self, session: Session, frame: bytes) -> None:
+        """Queue what a read gave; it is written when the connection has taken what was written before. Unlike deliveries it cannot be read
+        again: the session's room bounds what waits."""
+        assert session.room is not None
+        self.room.keep(session.room, len(frame))
+        session.results.append(frame)
+        self.touch(session)
+
     def touch(self, session: Session) -> None:
         """Let the session's frames be written at the end of this tick."""
         self._dirty[session] = None
@@ -240,12 +262,14 @@ class Switchboard:
         """Write what the connection takes. What it does not take waits; a session that does not read its answers is not read."""
         connection, outbox = session.connection, session.outbox
         while not connection.is_paused and session.state is not SessionState.CLOSED:
+            is_more = session.room is not None and self._write_result(session)
             frames, session.outgoing = session.outgoing, []
             if session.state is SessionState.LIVE:
                 frames += outbox.take(WRITE_BYTES)
-            if not frames:
+            if frames:
+                connection.write(frames)
+            elif not is_more:
                 break
-            connection.write(frames)
         if session.state is not SessionState.LIVE:
             return
         if connection.is_paused and Pause.ANSWERS not in session.pauses:
@@ -255,6 +279,24 @@ class Switchboard:
             session.resume_reading(Pause.ANSWERS)
         if outbox.wants_page() and not connection.is_paused:
             self.pages.begin(session)
+
+    def _write_result(self, session: Session) -> bool:
+        """The connection has taken everything: the next result may go, alone, for it may be large. False when there is none."""
+        assert session.room is not None
+        written, session.result_written = session.result_written, 0
+        if written:
+            self.room.drop(session.room, written)
+        if not session.results:
+            return False
+        frame = session.results.pop(0)
+        session.result_written = len(frame)
+        session.connection.write([frame])
+        return True
+
+    def _end_holder(self, session: Session) -> None:
+        most = self._limits.hub_result_bytes
+        log.info("a session that does not take its results is closed", extra={"session_id": session.session_id})
+        self.end(session, 4429, f"hub_result_bytes ({most}) is reached, and these results were not read; ask again.")
 
     # --- what is not stored
 

@@ -63,6 +63,7 @@ def up(
 
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConnectError, ModError
+    from roundelay.network.memory import return_large_blocks
     from roundelay.nodes.logs import log_to_stderr
     from roundelay.nodes.up import is_loopback_host, place_mod_error, run_node
 
@@ -95,6 +96,7 @@ def up(
         announce_ready=announce_ready,
         say=lambda text: click.echo(text, err=True),
     )
+    return_large_blocks()
     try:
         with asyncio.Runner(loop_factory=_find_loop_factory()) as runner:
             runner.run(work)

@@ -208,3 +208,49 @@ async def a_longer_reason_is_cut(node: Node) -> None:
         await bob.nack(seq, reason="too long a story")
     await bob.expect("notice", kind="dead_letter")
     assert [letter["reason"] for letter in (await bob.call("network.dead_letters"))["dead_letters"]] == ["too l"]
+
+
+async def ask_for_twice(node: Node, *sessions: WireSession) -> None:
+    """Each asks for its history twice, all through small buffers; until one of those calls waits for its turn."""
+    mia = await node.person("mia")
+    for session in sessions:
+        for call_id in ("one", "two"):
+            args = {"thread_id": "direct:ann~bob"}
+            await session.send_frame({"type": "call", "call_id": call_id, "op": "network.history", "args": args})
+    while not (await mia.call("network.status"))["reads_waiting"]:
+        pass
+
+
+async def unread_session(node: Node) -> WireSession:
+    """A session of `bob` that was welcomed after a history of 200 KB, and reads little."""
+    bob, ann = await node.agent("bob"), await node.agent("ann")
+    await ann.send("agent:bob", "x" * 200_000)
+    await bob.ack((await bob.delivery())["message"]["seq"])
+    await bob.bye()
+    return await deaf_session(node)
+
+
+@reaches("session_result_bytes", 256 * 1024)
+async def a_read_waits_until_its_session_has_taken_results(node: Node) -> None:
+    bob = await unread_session(node)
+    await ask_for_twice(node, bob)
+    assert {(await bob.answer(call_id))["type"] for call_id in ("one", "two")} == {"result"}
+
+
+@reaches("participant_result_bytes", 256 * 1024)
+async def a_read_waits_until_its_participant_has_taken_results(node: Node) -> None:
+    bob = await unread_session(node)
+    other = await deaf_session(node)
+    await ask_for_twice(node, bob, other)
+    for session in (bob, other):
+        assert {(await session.answer(call_id))["type"] for call_id in ("one", "two")} == {"result"}
+
+
+@reaches("hub_result_bytes", 256 * 1024)
+async def who_holds_results_while_everybody_waits_is_closed(node: Node) -> None:
+    bob = await unread_session(node)
+    for number in range(16):
+        args = {"thread_id": "direct:ann~bob"}
+        await bob.send_frame({"type": "call", "call_id": f"h{number}", "op": "network.history", "args": args})
+    await (await node.agent("eve")).call("network.info")
+    assert await bob.closed() == 4429
