@@ -6,7 +6,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side
 
-from roundelay.network.raw_frames import join_text_frames, read_header, take_text
+from roundelay.network.raw_frames import LARGE_BYTES, join_text_frames, read_header, take_text
 
 SIZES = (0, 1, 125, 126, 127, 300, 65535, 65536, 70000)
 MOST = 1 << 20
@@ -44,10 +44,11 @@ def test_what_is_no_whole_masked_text_frame_is_left_to_the_parser(size: int) -> 
         assert take_text(write_frame(payload), 0, size - 1) is None
 
 
-def test_joined_frames_are_those_that_a_parser_reads() -> None:
-    payloads = [b"y" * size for size in SIZES]
+@pytest.mark.parametrize("payloads", [[b"y" * size for size in SIZES], [b"y" * (LARGE_BYTES + 1)]])
+def test_joined_frames_are_those_that_a_parser_reads(payloads: list[bytes]) -> None:
     reader = Protocol(Side.CLIENT, max_size=None)
-    reader.receive_data(join_text_frames(payloads))
+    for data in join_text_frames(payloads):
+        reader.receive_data(data)
     frames = [event for event in reader.events_received() if isinstance(event, Frame)]
     assert [(frame.opcode, frame.fin, bytes(frame.data)) for frame in frames] == [
         (Opcode.TEXT, True, payload) for payload in payloads
