@@ -28,6 +28,7 @@ from .ledger import KeyTaken, Ledger, Row, Wanted
 from .metrics import CommitFigures, read_metrics
 from .mod import Mod, Operation
 from .operations import network_operations
+from .outage import Outage
 from .publisher import Publisher
 from .reads import answer_read
 from .refusals import answer_defect
@@ -42,7 +43,10 @@ log = logging.getLogger(__name__)
 
 FLOOR_FLUSH_S = 0.5
 """Acknowledgements reach the ledger at most this late (docs/protocol.md allows 1 s)."""
-FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 5.0
+FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 1.0
+"""docs/operations.md says that a hub is ready again within 5 s after a fault: to open a ledger takes its time too."""
+COMMIT_PATIENCE_S = 2.0
+"""A commit that takes longer makes the hub not ready: SQLite tries for up to 10 s to get a lock that it is refused, and says nothing."""
 STOPPING = "The hub is stopping; reconnect in a moment."
 
 
@@ -68,7 +72,8 @@ class Hub:
         self.ledger = ledger
         self.server = server
         self.limits = limits
-        self.is_ready = False
+        self.is_open = False
+        """Whether the ledger is open, and no commit's outcome unknown."""
         self.counts: Counter[str] = Counter()
         self.commits = CommitFigures()
         self._mods = {mod.id: mod for mod in mods}
@@ -95,7 +100,12 @@ class Hub:
         self._upkeep: list[asyncio.Task[None]] = []
         self.writing = asyncio.Lock()
         """Held by each commit, and by whatever else must not meet one."""
-        self.switchboard = Switchboard(limits, ledger, self._clock, self._lose_reactor)
+        self._loop = asyncio.get_running_loop()
+        self._committing_since_s: float | None = None
+        self._is_slow = False
+        """The ledger does not answer, and that was said."""
+        self._outage = Outage("the ledger failed; reopening it", "the ledger is open again", self._loop.time)
+        self.switchboard = Switchboard(limits, ledger, self._clock, new_id, self._lose_reactor)
         self._intake = Intake(
             self.switchboard,
             ledger,
@@ -168,7 +178,7 @@ class Hub:
         log.critical(
             "a task of the hub failed; the node has to end", extra={"task": task.get_name()}, exc_info=task.exception()
         )
-        self.is_ready = False
+        self.is_open = False
         self._intake.is_closed = True
         self.switchboard.end_all(STOPPING)
         self.failed.set()
@@ -180,7 +190,13 @@ class Hub:
         self._clock.not_before(board.meta.stamp)
         board.state.change(puts)
         await self.ledger.expire_calls(self._clock() - CALL_KEPT_MS)
-        self.is_ready = True
+        self.is_open = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether sessions are accepted: the ledger is open, and answers."""
+        since_s = self._committing_since_s
+        return self.is_open and (since_s is None or self._loop.time() - since_s < COMMIT_PATIENCE_S)
 
     # --- the seam to transports
 
@@ -214,15 +230,16 @@ class Hub:
             self._work.clear()
             batch = self._intake.take_batch()
             if batch:
+                self._committing_since_s = self._loop.time()
                 try:
                     async with self.writing:
                         await self.commit(batch)
-                except LedgerError:
-                    log.exception("the ledger failed; reopening it")
-                    await self._recover()
-                except Exception:  # a defect: what was committed is in the ledger, so start again from that
+                except LedgerError as error:
+                    await self._recover(error)
+                except Exception as error:  # a defect: what was committed is in the ledger, so start again from that
                     log.exception("a batch failed; starting again from the ledger")
-                    await self._recover()
+                    await self._recover(error)
+                self._committing_since_s = None
             if self.is_draining and not self._intake.pending:
                 return
 
@@ -288,7 +305,10 @@ class Hub:
         place = self.switchboard.place(session)
         try:
             await place.take()
-            data = await answer_read(self, session.live_origin(), operation, call_id, args, self._new_id, place)
+            reading = self.switchboard.reading
+            data = await answer_read(
+                self, session.live_origin(), operation, call_id, args, self._new_id, reading, place
+            )
             if session.state is SessionState.LIVE:
                 self.switchboard.write_result(session, data)
         finally:
@@ -383,21 +403,35 @@ class Hub:
             if floors.puts:
                 self._intake.enter(floors)
             self.switchboard.mailboxes.drop_idle()
+            self._watch_writer()
 
-    async def _recover(self) -> None:
+    def _watch_writer(self) -> None:
+        """Say when the ledger does not answer, and when it does again."""
+        if self.is_open and not self.is_ready and not self._is_slow:
+            log.warning("the ledger has not answered for %.0f s: the hub is not ready until it does", COMMIT_PATIENCE_S)
+            self._is_slow = True
+        elif self.is_ready and self._is_slow:
+            log.warning("the ledger answers again")
+            self._is_slow = False
+
+    async def _recover(self, cause: Exception) -> None:
         """The outcome of a commit is unknown: answer nothing, close every session, reopen the ledger and start from what it holds."""
-        self.is_ready = False
+        self.is_open = False
+        self._committing_since_s = None
+        self._outage.fail(cause)
         self.counts["recoveries"] += 1
         self.switchboard.end_all("The hub's ledger failed; reconnect and repeat what was not answered.")
         self._intake.take_batch()
         self.switchboard.forget()
         delay_s = FIRST_REOPEN_S
-        while not self.is_ready and not self.is_draining:
+        while not self.is_open and not self.is_draining:
             try:
                 async with self.writing:  # nothing is cut by a plan from before
                     await self.ledger.close()
                     await self._load()
-            except Exception:  # the last boundary: whatever a failing storage raises, it is tried again
-                log.exception("the ledger cannot be reopened yet")
+            except Exception as error:  # noqa: BLE001 (the last boundary: whatever a failing storage raises, it is tried again)
+                self._outage.fail(error, is_defect=not isinstance(error, LedgerError))
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, MAX_REOPEN_S)
+            else:
+                self._outage.end()

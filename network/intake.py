@@ -6,7 +6,6 @@ of the batch too. No await: a frame is taken in within the transport's callback.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, assert_never
@@ -50,8 +49,6 @@ from .spending import CHARGED, read_spent
 from .switchboard import Switchboard
 from .tables import OpenReaction
 from .visibility import direct_thread, is_reader, may_read, mod_thread, parties
-
-log = logging.getLogger(__name__)
 
 ENTRY_BYTES = 1024
 """What a pending entry counts beside its frame: about what it takes in memory, whatever its frame's size."""
@@ -332,19 +329,22 @@ class Intake:
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
         assert frame.thread_id is not UNSET
+        reading, who = self._board.reading, f"a signal of {session.live_origin().agent_id}"
         try:
             rows = (await self._ledger.thread(frame.thread_id, limit=1)).rows
-        except LedgerError:
-            log.exception("a signal is dropped")
+            if reading.is_on:
+                reading.end(who)
+        except LedgerError as error:
+            reading.fail(error, who)
             return
         finally:
             session.reads_under_way -= 1
         head = rows[0].head if rows else None
         if head is None or not may_read(self._board.state, session.live_origin().agent_id, head):
-            error = UnknownMessage(
+            unknown = UnknownMessage(
                 f"There is no thread {frame.thread_id[:80]!r} that {session.live_origin().agent_id} may read."
             )
-            self.enter(Refused(session.live_origin(), error, {}))
+            self.enter(Refused(session.live_origin(), unknown, {}))
             return
         state = self._board.state
         near = parties(head) if head.kind in ("direct", "mod") else self._board.around(head.to)

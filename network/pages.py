@@ -6,7 +6,6 @@ between the last page and what was published meanwhile. Reads the ledger; change
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -15,10 +14,9 @@ from .errors import LedgerError
 from .frames import deliver_bytes
 from .ledger import Ledger, Row
 from .mailboxes import Mailboxes
+from .outage import Outage
 from .session import Outlet, Session, SessionState
 from .visibility import inbox_spans, is_recipient
-
-log = logging.getLogger(__name__)
 
 PAGE_ROWS, PAGE_BYTES = 256, 1 << 18
 """One page of a session that is behind. It has its pages to itself, where those that are live share each frame: so they are small."""
@@ -29,13 +27,14 @@ RECENT_BYTES = 4 << 20
 class Pages:
     """Reads pages for sessions. `keep` is told every published message, in order."""
 
-    def __init__(self, outlet: Outlet, mailboxes: Mailboxes, ledger: Ledger, limits: Limits) -> None:
+    def __init__(self, outlet: Outlet, mailboxes: Mailboxes, ledger: Ledger, limits: Limits, outage: Outage) -> None:
         self.read = 0
         """How many pages were read."""
         self._outlet = outlet
         self._mailboxes = mailboxes
         self._ledger = ledger
         self._limits = limits
+        self._outage = outage
         self._recent: deque[Row] = deque()
         self._recent_bytes = 0
 
@@ -70,6 +69,8 @@ class Pages:
                 max_bytes = min(PAGE_BYTES, self._limits.session_queue_bytes)
                 page = await self._ledger.inbox(spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes)
                 self.read += 1
+                if self._outage.is_on:
+                    self._outage.end(agent_id)
                 if session.state is not SessionState.LIVE:
                     return
                 if self._push_page(session, page.rows):
@@ -78,8 +79,8 @@ class Pages:
                     continue
                 outbox.position = max(outbox.position, until)
                 self._go_live(session)
-        except LedgerError:
-            log.exception("reading a page failed", extra={"agent_id": agent_id})
+        except LedgerError as error:
+            self._outage.fail(error, agent_id)
             if session.state is SessionState.LIVE:
                 self._outlet.end(session, 4503, "The hub cannot read what is to be delivered; reconnect and resume.")
         finally:

@@ -6,16 +6,14 @@ When an attempt counts is decided in `attempts`; here it goes out, to one sessio
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from .errors import LedgerError
 from .frames import deliver_bytes
 from .ledger import Ledger
 from .mailboxes import LiveParticipant, Mailboxes
+from .outage import Outage
 from .session import Outlet
-
-log = logging.getLogger(__name__)
 
 REREAD_AFTER_MS = 5000
 
@@ -23,11 +21,14 @@ REREAD_AFTER_MS = 5000
 class Redelivery:
     """The messages that wait for another attempt. ``now`` is the hub's clock (ms), ``outlet`` writes what is due."""
 
-    def __init__(self, outlet: Outlet, mailboxes: Mailboxes, ledger: Ledger, now: Callable[[], int]) -> None:
+    def __init__(
+        self, outlet: Outlet, mailboxes: Mailboxes, ledger: Ledger, now: Callable[[], int], outage: Outage
+    ) -> None:
         self._outlet = outlet
         self._mailboxes = mailboxes
         self._ledger = ledger
         self._now = now
+        self._outage = outage
         self._loop = asyncio.get_running_loop()
         self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
 
@@ -78,10 +79,12 @@ class Redelivery:
     async def _redeliver_row(self, agent_id: str, seq: int, attempt: int) -> None:
         try:
             row = (await self._ledger.messages([seq])).get(seq)
-        except LedgerError:
-            log.exception("reading a message failed", extra={"agent_id": agent_id, "seq": seq})
+        except LedgerError as error:
+            self._outage.fail(error, f"{agent_id}/{seq}")
             self.retry(agent_id, seq, attempt, self._now() + REREAD_AFTER_MS)
             return
+        if self._outage.is_on:
+            self._outage.end(f"{agent_id}/{seq}")
         live = self._mailboxes.get(agent_id)
         if live is not None and row is None:
             live.mailbox.settle(seq)  # retention dropped it: the session's welcome said `limited`

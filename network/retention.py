@@ -99,6 +99,6 @@ async def keep_trimming(
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
             if number % ROUNDS_BETWEEN_EXPIRIES == 0:
                 await ledger.expire_calls(clock() - CALL_KEPT_MS)
-        except LedgerError:
-            log.exception("old rows could not be dropped")
+        except LedgerError as error:
+            log.error("old rows could not be dropped: %s", error)
         await asyncio.sleep(EVERY_S)

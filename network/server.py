@@ -78,7 +78,8 @@ class WebSocketServer:
         if path == "/readyz":
             if self._hub.is_ready:
                 return connection.respond(HTTPStatus.OK, "ready\n")
-            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "recovering\n")
+            reason = "the ledger does not answer" if self._hub.is_open else "recovering"
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n")
         if path == "/metrics":
             response = connection.respond(HTTPStatus.OK, metrics_text(self._hub))
             del response.headers["Content-Type"]  # setting it would add another

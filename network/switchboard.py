@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from .clock import NewId
 from .config import Limits
 from .delivery import Outbox
 from .entries import Origin, error_bytes
@@ -22,6 +23,7 @@ from .errors import RoundelayError
 from .frames import NoticeFrame, PresenceFrame, deliver_bytes, encode
 from .ledger import Ledger, Meta, Row
 from .mailboxes import LiveParticipant, Mailboxes
+from .outage import Outage
 from .pages import Pages
 from .redelivery import Redelivery
 from .room import Place, Room
@@ -39,7 +41,12 @@ class Switchboard:
     """The hub's sessions. ``meta`` is the ledger's; the hub refreshes it, and the committed state of ``mailboxes``. Implements `Outlet`."""
 
     def __init__(
-        self, limits: Limits, ledger: Ledger, now: Callable[[], int], on_reactor_lost: Callable[[Origin], None]
+        self,
+        limits: Limits,
+        ledger: Ledger,
+        now: Callable[[], int],
+        new_id: NewId,
+        on_reactor_lost: Callable[[Origin], None],
     ) -> None:
         self.mailboxes = Mailboxes()
         self.meta = Meta(epoch="", name="", first_seq=1, head=0, stamp=0)
@@ -57,8 +64,10 @@ class Switchboard:
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.pages = Pages(self, self.mailboxes, ledger, limits)
-        self.redelivery = Redelivery(self, self.mailboxes, ledger, now)
+        self.reading = Outage("the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id)
+        """Of whatever is read beside the batches."""
+        self.pages = Pages(self, self.mailboxes, ledger, limits, self.reading)
+        self.redelivery = Redelivery(self, self.mailboxes, ledger, now, self.reading)
         self.room = Room(limits)
 
     @property

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from roundelay.network.ledger_sqlite import SQLiteLedger
+from tests.crash.kept import look_through
 from tests.crash.peers import Peer
 from tests.support.counts import Note
 from tests.support.node import ProcessNode, node_process
@@ -51,31 +51,13 @@ async def _prove(db: Path, note: Note, *, kills: int) -> None:
         sent = sum(len(peer.answers) for peer in senders)
         await ear.until(lambda: len(ear.heard_seqs) == sent)
 
-    ledger = SQLiteLedger(db, new_epoch=lambda: "renewed")
-    meta, _ = await ledger.open()
-    rows = [row for row in await ledger.rows(0, 10_000_000) if row.type == "message"]
-    await ledger.close()
-    found: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        found.setdefault((row.actor, row.key[2:]), []).append(row.seq)
-    lost = doubled = moved = acknowledged = 0
-    for peer in senders:
-        for message_id, answers in peer.answers.items():
-            seqs = found.pop((peer.agent_id, message_id), [])
-            acknowledged += 1
-            lost += not seqs
-            doubled += len(seqs) > 1
-            moved += {answer["seq"] for answer in answers if answer["type"] == "stored"} != set(seqs)
-            assert all(answer["type"] == "stored" for answer in answers), answers
-    by_seq = {row.seq: (row.actor, row.key[2:]) for row in rows}
-    unkept = sum(by_seq.get(heard.seq) != (heard.sender_id, heard.message_id) for heard in ear.heard)
+    found = await look_through(db, senders, ear)
     note(
-        kills=kills, senders=SENDERS, messages_per_s=round(sent / elapsed_s), acknowledged=acknowledged, unanswered_at_a_kill=unanswered,
-        lost=lost, doubled=doubled, moved=moved, delivered=len(ear.heard), delivered_and_lost=unkept,
+        kills=kills, senders=SENDERS, messages_per_s=round(sent / elapsed_s), unanswered_at_a_kill=unanswered, **found.counts()
     )  # fmt: skip
-    assert (lost, doubled, moved, unkept, found) == (0, 0, 0, 0, {})
+    found.assert_kept()
     assert unanswered > 0, "no kill met a message under way"
-    assert {welcome["network"]["epoch"] for peer in senders for welcome in peer.welcomes} == {meta.epoch}
+    assert {welcome["network"]["epoch"] for peer in senders for welcome in peer.welcomes} == {found.epoch}
 
 
 async def _kill_once(node: ProcessNode, peers: list[Peer], random: Random) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import sys
@@ -103,17 +104,30 @@ async def running_node(
 class ProcessNode(Node):
     """`roundelay up` as a process of its own, which can be killed and started again on the same database."""
 
-    def __init__(self, db: Path, durability: Durability, limits: Mapping[str, int]) -> None:
+    def __init__(
+        self, db: Path, durability: Durability, limits: Mapping[str, int], env: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(url="", owner_token="")
         self.db = db
+        self.printed = ""
+        """What the processes said that have ended."""
+        self._env = env
         self._durability = durability
         self._limits = dict(limits)
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.Task[bytes] | None = None
 
     @classmethod
-    async def start(cls, db: Path, *, durability: Durability = "full", limits: Mapping[str, int] | None = None) -> Self:
-        node = cls(db, durability, limits or {})
+    async def start(
+        cls,
+        db: Path,
+        *,
+        durability: Durability = "full",
+        limits: Mapping[str, int] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Self:
+        """``env`` is added to what the process inherits."""
+        node = cls(db, durability, limits or {}, env)
         await node._spawn()
         return node
 
@@ -159,8 +173,9 @@ class ProcessNode(Node):
             command.append(str(config))
         command += ["--host", "127.0.0.1", "--port", "0", "--db", str(self.db), "--durability", self._durability]
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=self.db.parent
-        )
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=self.db.parent,
+            env={**os.environ, **(self._env or {})},
+        )  # fmt: skip
         assert self._process.stdout is not None
         seen: list[str] = []
         try:
@@ -179,17 +194,21 @@ class ProcessNode(Node):
 
     async def _forget(self) -> None:
         if self._output is not None:
-            await self._output
+            self.printed += (await self._output).decode()
         self._output = None
         self._process = None
 
 
 @asynccontextmanager
 async def node_process(
-    db: Path, *, durability: Durability = "full", limits: Mapping[str, int] | None = None
+    db: Path,
+    *,
+    durability: Durability = "full",
+    limits: Mapping[str, int] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ProcessNode]:
     """A `ProcessNode` that is stopped at the end, whatever the test did to it."""
-    node = await ProcessNode.start(db, durability=durability, limits=limits)
+    node = await ProcessNode.start(db, durability=durability, limits=limits, env=env)
     try:
         yield node
     finally:

@@ -1,0 +1,74 @@
+"""What fails again and again is said once, and that it is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from roundelay.network import outage
+from roundelay.network.errors import LedgerError
+from roundelay.network.outage import Outage
+
+
+class Place:
+    """An outage under a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.outage = Outage("it fails", "it is back", lambda: self.now_s)
+
+
+def test_each_reason_is_said_once_and_the_end_with_how_long_and_how_often(caplog: pytest.LogCaptureFixture) -> None:
+    place = Place()
+    for number in range(30):
+        place.outage.fail(LedgerError("no room" if number % 2 else "no right"))
+        place.now_s += 0.5
+    place.outage.end()
+    assert caplog.messages == ["it fails: no right", "it fails: no room", "it is back, after 15.0 s and 30 failures"]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_what_stays_is_said_again_each_minute(caplog: pytest.LogCaptureFixture) -> None:
+    place = Place()
+    for _ in range(150):
+        place.outage.fail(LedgerError("no room"))
+        place.now_s += 1
+    assert caplog.messages == [
+        "it fails: no room",
+        "it fails, for 60 s and 61 times now: no room",
+        "it fails, for 120 s and 121 times now: no room",
+    ]
+
+
+def test_it_is_over_when_it_is_for_everybody_and_then_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    place = Place()
+    place.outage.end("ann")
+    for who in ("ann", "bob", "ann"):
+        place.outage.fail(LedgerError("no room"), who)
+    place.outage.end("ann")
+    assert place.outage.is_on
+    place.outage.end("bob")
+    assert not place.outage.is_on
+    place.outage.fail(LedgerError("no room"), "ann")
+    assert caplog.messages == [
+        "it fails: no room",
+        "it is back, after 0.0 s and 3 failures",
+        "it fails: no room",
+    ]
+
+
+def test_reasons_without_end_are_not_told_apart_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    place = Place()
+    for number in range(1000):
+        place.outage.fail(LedgerError(f"page {number} is wrong"))
+    assert len(caplog.messages) == outage.MAX_REASONS + 1
+
+
+def test_a_defect_is_said_with_its_traceback_and_the_same_reason_has_one_id_to_quote(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ids = iter("abc")
+    reading = Outage("it fails", "it is back", lambda: 0.0, lambda: next(ids))
+    assert [reading.fail(LedgerError(reason)) for reason in ("one", "two", "one")] == ["a", "b", "a"]
+    reading.fail(KeyError("x"), is_defect=True)
+    assert [bool(record.exc_info) for record in caplog.records] == [False, False, True]
+    assert [vars(record)["quote"] for record in caplog.records] == ["a", "b", "c"]
