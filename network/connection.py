@@ -8,12 +8,14 @@ library's would end a slow client, whose pongs stand behind a long queue; `stall
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Frame, Opcode
@@ -26,9 +28,9 @@ from .config import Limits
 from .entries import Peer
 from .errors import InvalidFrame
 from .frames import SUBPROTOCOL
-from .gate import SPARE_S, Gate
+from .gate import Gate
 from .hub import Hub
-from .peer import count_unsent, describe_peer
+from .peer import count_unsent, crowd_of, describe_peer
 from .raw_frames import join_text_frames, read_header, take_text
 from .session import Pause, Session, SessionState
 from .stall import Reading, StallWatch
@@ -42,8 +44,8 @@ UNSENT_BYTES = 1 << 17
 reader, which answers, pings and the close frame would stand behind. No cost was measured."""
 UNREAD_BYTES = 1 << 20
 """What may wait for a connection here when it asks for another pong; beyond that it is not read until it has read."""
-
-
+MAX_REQUEST_BYTES = 32 * 1024
+"""What a request may hold before it is complete; of a thousand at once that is 32 MiB."""
 MAX_METHOD = 16
 _OPEN = WireState.OPEN
 """Asked for each message; to look it up in its enum costs as much as a call."""
@@ -64,27 +66,29 @@ class HubConnection(ServerConnection):
     """One WebSocket connection; the `Connection` of its session."""
 
     __slots__ = (
-        "_early", "_fragments", "_gate", "_has_failed", "_header", "_holds", "_hub", "_is_heard", "_is_split", "_is_text", "_limits",
-        "_method", "_owed", "_session", "_stall", "_timers", "_unread", "_written", "is_head", "is_let_in", "peer",
+        "_accepted", "_early", "_fragments", "_gate", "_has_failed", "_header", "_holds", "_hub", "_is_heard", "_is_split", "_is_text",
+        "_limits", "_method", "_owed", "_requested", "_session", "_stall", "_timers", "_unread", "_written", "crowd", "is_head", "peer",
     )  # fmt: skip
 
     def __init__(
-        self, protocol: ServerProtocol, server: Server, *, hub: Hub, limits: Limits, gate: Gate, **options: Any
+        self, server: Server, *, accepted: socket.socket, address: Any, hub: Hub, limits: Limits, gate: Gate
     ) -> None:
         checked = _Protocol(
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             max_size=limits.max_frame_bytes,
             logger=logging.getLogger("websockets.server"),
         )
-        super().__init__(checked, server, **options)
+        super().__init__(checked, server, ping_interval=None, close_timeout=CLOSE_TIMEOUT_S)
         self.peer = Peer()
+        self.crowd = crowd_of(address)
+        self._accepted: socket.socket | None = accepted
+        """The socket until it has a transport: as long as TLS has not come about."""
         self._hub = hub
         self._limits = limits
         self._session: Session | None = None
         self._gate = gate
-        self.is_let_in = False
-        """Whether it may ask for a session, and not only for a page: see `Gate`."""
         self.is_head = False
+        self._requested = 0
         self._method: bytes | None = b""
         """What was received of the request before its method was known; None from then on."""
         self._fragments: bytearray | None = None
@@ -126,6 +130,11 @@ class HubConnection(ServerConnection):
             self._flush_protocol()
         self._holds = frozenset()
         self._resume("hub")  # the other end's close frame has to be seen, also where reading was suspended
+        if self._session is not None and self._session.origin is None:
+            self._gate.enter(self)  # known, and refused for all that
+
+    def admit(self) -> None:
+        self._gate.leave(self)
 
     def pause_reading(self) -> None:
         self._pause("hub")
@@ -176,6 +185,10 @@ class HubConnection(ServerConnection):
             # An honest client waits for the answer to its handshake: then the parser's buffer is empty when the session opens.
             self._is_split = self._session is None and data.endswith(b"\r\n\r\n")
             super().data_received(data)
+            if self.request is None:
+                self._requested += len(data)
+                if self._requested > MAX_REQUEST_BYTES:
+                    self.cut()
             return
         if self._owed:
             super().data_received(data[: self._owed])
@@ -274,20 +287,27 @@ class HubConnection(ServerConnection):
                 return
         self._hub.receive(self._session, data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._gate.leave(self, was_let_in=self.is_let_in, was_waiting=self._session is None)
+    def arrive(self) -> None:
+        """The connection was accepted: until it has said hello its time runs, and its place may go to others."""
+        self._gate.enter(self)
+        self._after("hello", self._limits.hello_timeout_ms / 1000, self._check_hello)
+
+    def depart(self) -> None:
+        """The connection is gone. Idempotent."""
+        self._gate.leave(self)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        super().connection_lost(exc)
         if self._session is not None:
             self._hub.disconnect(self._session)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.depart()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.is_let_in = self._gate.enter(self)
-        if not self.is_let_in:
-            self._after("spare", SPARE_S, self.cut)
+        Connection.connection_made(self, transport)  # not the library's server, which would run it: ours does
+        self._accepted = None
         # any byte that the socket does not take pauses: what waits then waits in the session's queue, shared between sessions
         # (a TLS transport pauses at its limit, not beyond it)
         is_tls = transport.get_extra_info("sslcontext") is not None
@@ -298,8 +318,25 @@ class HubConnection(ServerConnection):
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
+    def make_room(self) -> None:
+        """End the connection at once: who has asked for a session is told, if that takes no time."""
+        is_plain = self._accepted is None and self.transport.get_extra_info("sslcontext") is None
+        if self._session is None or not is_plain or self.transport.get_write_buffer_size():
+            self.cut()
+            return
+        if self.protocol.state is WireState.OPEN:
+            self.protocol.send_close(
+                4408, "Others came while hello was awaited, and max_unauthenticated is reached; try again."
+            )
+            self.send_data()
+        self.transport.close()
+
     def cut(self) -> None:
-        self.transport.abort()
+        if self._accepted is None:
+            self.transport.abort()
+            return
+        with contextlib.suppress(OSError):  # it is gone
+            self._accepted.shutdown(socket.SHUT_RDWR)  # the loop has it, and finds its end
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -314,8 +351,7 @@ class HubConnection(ServerConnection):
         self.peer = describe_peer(self)
         self.request, self.response = _DONE, None
         self._session = self._hub.connect(self)
-        self._gate.pass_on()
-        self._after("hello", self._limits.hello_timeout_ms / 1000, self._check_hello)
+        self._gate.get_on(self)
         self._after("ping", self._limits.ping_interval_ms / 1000, self._ping)
         self._go_on()
         try:
@@ -324,7 +360,9 @@ class HubConnection(ServerConnection):
             self._hub.disconnect(self._session)
 
     def _check_hello(self) -> None:
-        if self._session is not None and self._session.state is SessionState.OPENING:
+        if self._session is None:
+            self.cut()
+        elif self._session.state is SessionState.OPENING:
             self._session.state = SessionState.CLOSED
             self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
 

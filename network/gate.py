@@ -1,55 +1,72 @@
-"""How many TCP connections a node takes, before any of them says who it is. Counts only; `connection` asks and cuts."""
+"""The places of connections that were not welcomed yet, bounded in number: a newcomer always gets one, and of the others one makes room.
+
+Who makes room is of the address that holds most places, and of those the one that got on last (came, or asked for a session) the longest ago.
+So an address can neither keep others out, nor, by connections that say nothing, those that share it: a newcomer is out of their reach
+until as many came after it as there are places. Decides in memory; `connection` ends what has to go.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from .config import Limits
 
-SPARE_PLACES = 32
-"""How many more are let in when all places are taken: not to converse, but so that health and metrics answer just then."""
-SPARE_S = 1.0
-"""How long each of those may take for its question."""
+class Newcomer(Protocol):
+    """A connection that has a place. ``crowd``: what counts as one address (`peer.crowd_of`)."""
 
+    crowd: str
 
-class Visitor(Protocol):
-    def cut(self) -> None:
+    def make_room(self) -> None:
         """End the connection, now."""
 
 
 class Gate:
-    """Counts TCP connections, also those that never say anything: no more are let in than sessions can come of, and a few beside."""
+    """At most ``places`` newcomers at a time. ``made_room`` counts those that were ended for others."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._most_waiting = limits.max_unauthenticated
-        self._most = limits.max_connections + limits.max_unauthenticated
-        self._open = 0
-        self._waiting = 0
-        self._spare: dict[Visitor, None] = {}
+    def __init__(self, places: int) -> None:
+        self.made_room = 0
+        self._places = places
+        self._taken = 0
+        self._lines: dict[str, dict[Newcomer, None]] = {}
+        """By crowd, in the order in which they got on; no line is empty."""
 
-    def enter(self, visitor: Visitor) -> bool:
-        """One more, which has yet to ask for a session. False when there are too many: it may ask a question over HTTP.
+    def enter(self, newcomer: Newcomer) -> None:
+        """One more has come, or will be no participant's connection after all. Idempotent."""
+        line = self._lines.setdefault(newcomer.crowd, {})
+        if newcomer in line:
+            return
+        line[newcomer] = None
+        self._taken += 1
+        if self._taken > self._places:
+            self.clear_place()
 
-        It does so on one of a few places that are there for that, and where they are taken, on that of whoever has it for longest.
-        """
-        if self._waiting >= self._most_waiting or self._open >= self._most:
-            self._spare[visitor] = None
-            if len(self._spare) > SPARE_PLACES:
-                oldest = next(iter(self._spare))
-                del self._spare[oldest]
-                oldest.cut()
+    def get_on(self, newcomer: Newcomer) -> None:
+        """It has done the next step towards its welcome."""
+        line = self._lines.get(newcomer.crowd, {})
+        if newcomer in line:
+            del line[newcomer]
+            line[newcomer] = None
+
+    def leave(self, newcomer: Newcomer) -> None:
+        """It needs its place no longer: the hub knows who it is, or it is gone. Idempotent."""
+        line = self._lines.get(newcomer.crowd, {})
+        if newcomer in line:
+            del line[newcomer]
+            self._taken -= 1
+            if not line:
+                del self._lines[newcomer.crowd]
+
+    def clear_place(self) -> bool:
+        """One of them makes room. False if there is none."""
+        if not self._lines:
             return False
-        self._open += 1
-        self._waiting += 1
+        crowded = max(self._lines.values(), key=len)
+        oldest = next(iter(crowded))
+        self.leave(oldest)
+        self.made_room += 1
+        oldest.make_room()
         return True
 
-    def pass_on(self) -> None:
-        """One of those that waited has a session."""
-        self._waiting -= 1
-
-    def leave(self, visitor: Visitor, *, was_let_in: bool, was_waiting: bool) -> None:
-        if was_let_in:
-            self._open -= 1
-            self._waiting -= was_waiting
-        else:
-            self._spare.pop(visitor, None)
+    def clear(self) -> None:
+        """All of them go: nobody is let in any more."""
+        while self.clear_place():
+            pass

@@ -23,6 +23,7 @@ from .clock import Clock, NewId, SteadyClock
 from .config import Limits, Retain
 from .entries import Entry, Handled, Lost, Origin, Outcome
 from .errors import LedgerError, RoundelayError
+from .gate import Gate
 from .intake import Intake
 from .ledger import KeyTaken, Ledger, Row, Wanted
 from .metrics import CommitFigures, read_metrics
@@ -95,6 +96,8 @@ class Hub:
         self._work = asyncio.Event()
         self._moved = asyncio.Event()
         self.is_draining = False
+        self.newcomers: Gate | None = None
+        """Of the server that listens for this hub, if one does: its figures."""
         self._writer: asyncio.Task[None] | None = None
         self._retain = retain
         self._upkeep: list[asyncio.Task[None]] = []

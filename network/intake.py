@@ -47,7 +47,7 @@ from .session import LIVE, Pause, ProtocolBreach, Session, SessionState
 from .shape import FrameError
 from .spending import CHARGED, read_spent
 from .switchboard import Switchboard
-from .tables import OpenReaction
+from .tables import OpenReaction, Token
 from .visibility import direct_thread, is_reader, may_read, mod_thread, parties
 
 ENTRY_BYTES = 1024
@@ -250,6 +250,11 @@ class Intake:
         return None
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
+        peer = session.connection.peer
+        self._board.joining += 1
+        if self._board.taken > self._limits.max_connections and not peer.is_trusted:
+            self._board.end(session, 4503, "max_connections is reached; try again later.")
+            return
         most = self._limits.max_card_bytes
         if hello.card is not UNSET and len(bytes(hello.card)) > most:
             error = InvalidFrame(f"card has more than max_card_bytes ({most}); describe the participant more shortly.")
@@ -258,9 +263,16 @@ class Intake:
         session.pause_reading(Pause.JOINING)  # what follows hello waits for its welcome
         token_hash = hash_token(hello.token) if hello.token is not UNSET else None
         is_owner = token_hash is not None and token_hash == self._owner_hash
+        if is_owner or peer.is_trusted or self._is_known(hello.agent_id, token_hash):
+            session.connection.admit()
         others = self._board.mailboxes.sessions_of(hello.agent_id)
         is_held = any(other.origin is not None and other.origin.fence is not None for other in others)
-        self.enter(Join(session.session_id, hello, token_hash, session.connection.peer, is_owner, is_held))
+        self.enter(Join(session.session_id, hello, token_hash, peer, is_owner, is_held))
+
+    def _is_known(self, agent_id: str, token_hash: str | None) -> bool:
+        """Whether this is a token of this participant that counts; `auth.identify` decides on all else."""
+        token: Token | None = self._board.state.get("token", token_hash) if token_hash is not None else None
+        return token is not None and token.agent_id == agent_id and not token.revoked
 
     def _accept_ack(self, session: Session, frame: AckFrame) -> None:
         outbox = session.outbox

@@ -82,6 +82,9 @@ class LocalConnection:
             self._closed = Closed(code, reason)
             self._frames.put_nowait(self._closed)
 
+    def admit(self) -> None:
+        """It takes nobody's place."""
+
     def pause_reading(self) -> None:
         self._held = self._held or []
 

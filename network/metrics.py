@@ -35,6 +35,7 @@ _HELP = {
     "commit_ms_p50": ("gauge", "Milliseconds of a transaction, median of the last 1024."),
     "commit_ms_p99": ("gauge", "Milliseconds of a transaction, 99th percentile of the last 1024."),
     "connections_total": ("counter", "Connections since the start."),
+    "made_room_total": ("counter", "Connections without a welcome that were ended, since as many others came."),
     "overloaded_total": ("counter", "Frames refused because the writer was behind."),
     "recoveries_total": ("counter", "Times that the ledger failed and was reopened."),
 }
@@ -93,6 +94,7 @@ def read_metrics(hub: Hub) -> dict[str, float]:
         "commit_seconds_total": round(hub.commits.seconds, 6),
         **hub.commits.recent(),
         "connections_total": counts["connections"],
+        "made_room_total": hub.newcomers.made_room if hub.newcomers is not None else 0,
         "overloaded_total": counts["overloaded"],
         "recoveries_total": counts["recoveries"],
     }

@@ -6,6 +6,7 @@ import fcntl
 import ipaddress
 import struct
 import termios
+from functools import lru_cache
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
@@ -21,6 +22,24 @@ def describe_peer(connection: ServerConnection) -> Peer:
     is_forwarded = any(name in headers for name in ("Origin", *_FORWARDING_HEADERS))
     is_loopback = all(_is_loopback(address) for address in (connection.local_address, connection.remote_address))
     return Peer(is_loopback=is_loopback, has_browser_headers=is_forwarded)
+
+
+def crowd_of(address: Any) -> str:
+    """What a socket's remote address counts as where places are shared out: itself, or, as whoever has one IPv6 address has many, its /64."""
+    return _crowd_of_host(str(address[0]) if isinstance(address, tuple) and address else "")
+
+
+@lru_cache(maxsize=1024)
+def _crowd_of_host(host: str) -> str:
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(found, ipaddress.IPv4Address):
+        return host
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def _is_loopback(address: Any) -> bool:

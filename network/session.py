@@ -51,6 +51,9 @@ class Connection(Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def admit(self) -> None:
+        """Its participant is known: it makes room for no newcomer any more. Idempotent."""
+
 
 class Outlet(Protocol):
     """What goes out to sessions leaves by this; implemented by `switchboard`."""

@@ -52,6 +52,8 @@ class Switchboard:
         self.meta = Meta(epoch="", name="", first_seq=1, head=0, stamp=0)
         self.sessions: dict[str, Session] = {}
         self.joined = 0
+        self.joining = 0
+        """Sessions whose ``hello`` is in the batch."""
         self.deliveries = 0
         self._limits = limits
         self._on_reactor_lost = on_reactor_lost
@@ -92,6 +94,8 @@ class Switchboard:
         session.state = SessionState.LIVE
         if origin.is_operator:
             self._operators[session] = None
+        session.connection.admit()
+        self.joining -= 1
         session.starts_at_floor = at_floor
         session.joined_at = self.state.head
         if at_floor:
@@ -108,6 +112,7 @@ class Switchboard:
         self._watchers.pop(session, None)
         self._listeners.pop(session, None)
         self._operators.pop(session, None)
+        self.joining -= session.state is SessionState.JOINING
         session.state = SessionState.CLOSED
         if session.room is not None:
             session.results.clear()
@@ -126,6 +131,11 @@ class Switchboard:
         participant = self.state.participant(live.agent_id)
         if participant is not None:
             self._announce(participant, "offline")
+
+    @property
+    def taken(self) -> int:
+        """Sessions that were welcomed, or are about to be."""
+        return self.joined + self.joining
 
     @property
     def opening(self) -> int:

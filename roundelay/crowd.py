@@ -246,6 +246,9 @@ class _Member:
         if code not in (1000, 4503):
             self._crowd.joined(self.agent_id, SimulationError(f"{self.agent_id} was closed with {code}: {reason}"))
 
+    def admit(self) -> None:
+        """It takes nobody's place."""
+
     def pause_reading(self) -> None:
         self._is_held = True
 

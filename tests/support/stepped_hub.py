@@ -87,6 +87,9 @@ class StubConnection:
         if self.closed is None:
             self.closed = code
 
+    def admit(self) -> None:
+        pass
+
     def pause_reading(self) -> None:
         self.is_read = False
 
