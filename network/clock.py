@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 Clock = Callable[[], int]
 """Gives the present in milliseconds since the Unix epoch; may go back (`SteadyClock` does not)."""
@@ -30,6 +31,14 @@ def ordered_id() -> str:
     """32 hex digits: the time in milliseconds, then 80 random bits. Ids made after each other lie side by side in the ledger's index, as
     those of UUID version 7 do (RFC 9562, 5.7), and a commit touches fewer pages of it."""
     return f"{system_clock():012x}{secrets.token_hex(10)}"
+
+
+def boot_id() -> str:
+    """What names this start of the machine's kernel; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 class SteadyClock:

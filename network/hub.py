@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 FLOOR_FLUSH_S = 0.5
 """Acknowledgements reach the ledger at most this late (docs/protocol.md allows 1 s)."""
+VERIFY_S = 0.5
+"""How often a hub makes sure that its ledger's files are still there, also while nothing is stored: it says so within a second."""
 FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 1.0
 """docs/operations.md says that a hub is ready again within 5 s after a fault: to open a ledger takes its time too."""
 COMMIT_PATIENCE_S = 2.0
@@ -94,6 +96,8 @@ class Hub:
         self.failed = asyncio.Event()
         """Set when the hub cannot go on by itself; whoever runs it closes it then."""
         self._work = asyncio.Event()
+        self._trouble: LedgerError | None = None
+        """What was found between two batches; the writer recovers from it."""
         self._moved = asyncio.Event()
         self.is_draining = False
         self.newcomers: Gate | None = None
@@ -143,6 +147,7 @@ class Hub:
         self._upkeep = [
             asyncio.create_task(self._flush_floors(), name="hub-floors"),
             asyncio.create_task(trimming, name="hub-retention"),
+            asyncio.create_task(self._watch_ledger(), name="hub-ledger-watch"),
         ]
         for task in (self._writer, *self._upkeep):
             task.add_done_callback(self._on_end)
@@ -231,6 +236,8 @@ class Hub:
         while True:
             await self._work.wait()
             self._work.clear()
+            if self._trouble is not None:
+                await self._recover(self._trouble)
             batch = self._intake.take_batch()
             if batch:
                 self._committing_since_s = self._loop.time()
@@ -245,6 +252,19 @@ class Hub:
                 self._committing_since_s = None
             if self.is_draining and not self._intake.pending:
                 return
+
+    async def _watch_ledger(self) -> None:
+        """Look after the ledger's files while nobody writes; the writer looks for itself."""
+        while True:
+            await asyncio.sleep(VERIFY_S)
+            if not self.is_open:
+                continue
+            try:
+                await self.ledger.verify()
+            except LedgerError as error:
+                if self.is_open:  # else the writer has met it too, and recovers
+                    self._trouble = error
+                    self._work.set()
 
     async def commit(self, batch: list[Entry]) -> None:
         """Look up, apply, append, merge and publish one batch. Raises `LedgerError`: then its outcome is unknown."""
@@ -420,6 +440,7 @@ class Hub:
     async def _recover(self, cause: Exception) -> None:
         """The outcome of a commit is unknown: answer nothing, close every session, reopen the ledger and start from what it holds."""
         self.is_open = False
+        self._trouble = None
         self._committing_since_s = None
         self._outage.fail(cause)
         self.counts["recoveries"] += 1

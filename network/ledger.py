@@ -129,6 +129,9 @@ class Ledger(Protocol):
     async def close(self) -> None:
         """Close cleanly. Idempotent."""
 
+    async def verify(self) -> None:
+        """Make sure that what is stored is still where the next start looks for it. Raises `LedgerError`: then it must be reopened."""
+
     async def lookup(self, wanted: Wanted) -> Facts:
         """Answer a batch's questions. With each head that is found comes its root's ``root`` row, if there is one."""
 

@@ -17,6 +17,7 @@ import msgspec
 
 from .errors import LedgerError
 from .ledger import Row
+from .ledger_files import is_held
 from .ledger_queries import ROW_COLUMNS, read_row
 from .log_lines import LogHead, decode_row, read_lines
 
@@ -42,8 +43,10 @@ def open_log(path: Path) -> Iterator[Log]:
     """Open a node's database, or an export of one. Raises `LedgerError` for anything else."""
     with ExitStack() as stack:
         with _explaining(path):
-            with path.open("rb") as file:
-                is_database = file.read(len(_SQLITE)) == _SQLITE
+            is_database = is_held(path)  # by a node in this process, whose locks it would cost to look at the file
+            if not is_database:
+                with path.open("rb") as file:
+                    is_database = file.read(len(_SQLITE)) == _SQLITE
             log = (_Database if is_database else _Export)(path, stack)
         yield log
 

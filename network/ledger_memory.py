@@ -46,6 +46,10 @@ class MemoryLedger:
     async def close(self) -> None:
         self._is_open = False
 
+    async def verify(self) -> None:
+        if not self._is_open:
+            raise LedgerError("The ledger is closed; open it first.")
+
     async def lookup(self, wanted: Wanted) -> Facts:
         facts = Facts()
         for key in wanted.keys:

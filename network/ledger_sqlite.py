@@ -1,27 +1,30 @@
-"""`SQLiteLedger`: the durable ledger, one file in WAL mode, through aiosqlite.
+"""`SQLiteLedger`: the durable ledger, one file in WAL mode.
 
-One connection writes and one reads, each on a thread of its own. `append` is one transaction; with ``durability="full"`` it is on
+One connection writes and two read, each on a thread of its own. `append` is one transaction; with ``durability="full"`` it is on
 the disk when it returns (``synchronous=FULL`` is set on the connection: it is not stored in the file). The schema's history is in
-`migrations`. Raises `LedgerError` for whatever SQLite raises.
+`migrations`; that the file is this node's alone, and stays the same file, is `ledger_files`' affair. Raises `LedgerError` for
+whatever SQLite raises.
 """
 
 from __future__ import annotations
 
-import fcntl
+import asyncio
 import json
-import os
+import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import aiosqlite
 import msgspec
 
+from .clock import boot_id
 from .errors import LedgerError
 from .ledger import MAX_PAGE_BYTES, KeyTaken, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
+from .ledger_files import HeldFiles
 from .ledger_queries import (
     INBOX,
     INBOX_SEQS,
@@ -29,11 +32,10 @@ from .ledger_queries import (
     insert_rows,
     list_spans,
     look_up,
-    make_private,
     read_row,
     take_page,
 )
-from .ledger_upkeep import read_head, trim_log
+from .ledger_upkeep import read_head, rescue, trim_log
 from .migrations import SCHEMA_VERSION, migrate
 from .tables import LOADED_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table, decode_value, encode_value
 
@@ -48,12 +50,45 @@ _FAILURES = (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, Attribu
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
+
+class Connection:
+    """One SQLite connection, on a thread of its own, which runs one function at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="roundelay-ledger")
+        self._db: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Raises `sqlite3.Error`."""
+        loop = asyncio.get_running_loop()
+        self._db = await loop.run_in_executor(self._thread, self._connect)
+
+    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the thread, as one hop. It runs to its end also if who awaits it is cancelled."""
+        assert self._db is not None, "a connection is opened before it is used"
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, self._db)
+
+    async def close(self) -> None:
+        """Close it after what is under way. Raises `sqlite3.Error`; the thread ends all the same."""
+        try:
+            if self._db is not None:
+                await self.run(sqlite3.Connection.close)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, isolation_level=None, cached_statements=256)
+
 
 class SQLiteLedger:
     """A `Ledger` in one SQLite file.
 
-    ``new_epoch`` gives the string that marks a new history: on creation, and after an unclean stop when ``durability`` is not
-    ``full`` (acknowledged rows may then be gone).
+    ``new_epoch`` gives the string that marks a new history: on creation; when the file is found to be an older copy of what was
+    stored here (`ledger_files`); and after an unclean stop when ``durability`` is not ``full`` and the machine was started since
+    (acknowledged rows may then be gone). ``boot`` names the machine's start; empty when it is not known.
     """
 
     def __init__(
@@ -63,24 +98,29 @@ class SQLiteLedger:
         new_epoch: Callable[[], str],
         name: str = "roundelay",
         durability: Durability = "full",
+        boot: str | None = None,
     ) -> None:
         self.path = Path(path)
         self._new_epoch = new_epoch
         self._name = name
         self._durability = durability
-        self._writer: aiosqlite.Connection | None = None
-        self._reader: aiosqlite.Connection | None = None
+        self._boot = boot_id() if boot is None else boot
+        self._files = HeldFiles(self.path)
+        self._writer: Connection | None = None
+        self._reader: Connection | None = None
         """For what is to be delivered."""
-        self._browser: aiosqlite.Connection | None = None
+        self._browser: Connection | None = None
         """For what somebody asks: a long look must not hold up deliveries."""
-        self._lock: int | None = None
+        self._epoch = ""
+        self._head = 0
+        """What this object has stored or found: a file that is opened again must hold it."""
         self._is_suspect = False
         """SQLite has found damage since the file was last looked through."""
 
     # --- lifetime
 
     async def open(self) -> tuple[Meta, list[Put]]:
-        self._take_lock()
+        self._files.take(create=not self._epoch)
         try:
             self._writer = await self._connect()
             meta, puts = await self._run(self._writer, self._prepare)
@@ -96,62 +136,60 @@ class SQLiteLedger:
         writer, self._reader, self._browser, self._writer = self._writer, None, None, None
         try:
             if writer is not None:
-                with suppress(sqlite3.Error):  # a database that failed stays marked unclean
-                    await writer.execute("UPDATE meta SET value = 'clean' WHERE key = 'state'")
+                with suppress(sqlite3.Error, LedgerError):  # a database that failed stays marked unclean
+                    await writer.run(self._end)
         finally:
             try:
                 await _close_each(connections)
             except sqlite3.Error as error:
                 raise self._failed(error) from error
             finally:
-                self._drop_lock()  # whatever failed: else no node could open the file again
+                self._files.release()  # whatever failed: else no node could open the file again
 
-    def _take_lock(self) -> None:
-        """One process per file: two hubs would give out the same seqs."""
+    async def verify(self) -> None:
+        await self._run(self._writer, lambda _: self._files.check())
+
+    async def _connect(self) -> Connection:
+        connection = Connection(self.path)
         try:
-            self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._drop_lock()
-            raise LedgerError(
-                f"{self.path} is in use by another node; stop that one, or give this one another --db."
-            ) from error
-        except OSError as error:
-            self._drop_lock()
-            raise LedgerError(
-                f"Cannot write beside {self.path}: {error.strerror}; choose a --db in a writable folder."
-            ) from error
-
-    def _drop_lock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    async def _connect(self) -> aiosqlite.Connection:
-        make_private(self.path)
-        try:
-            # looked at first without a thread: aiosqlite's cannot report well that a file cannot be opened
-            with closing(sqlite3.connect(self.path)) as probe:
-                probe.execute("PRAGMA user_version")
-            return await aiosqlite.connect(self.path, isolation_level=None, cached_statements=256)
+            await connection.open()
         except sqlite3.Error as error:
+            await connection.close()
             raise LedgerError(
                 f"Cannot open the database {self.path}: {error}; check the path and its permissions, or give another --db."
             ) from error
+        return connection
 
-    async def _run(self, db: aiosqlite.Connection | None, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on a connection's thread, as one hop.
-
-        aiosqlite has no public call for several statements in one hop, and a hop costs more than a small transaction; hence its
-        `_execute`, in this one place.
-        """
-        if db is None:
+    async def _run(self, connection: Connection | None, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on a connection's thread: several statements as one hop, which costs more than a small transaction."""
+        if connection is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
         try:
-            result: T = await db._execute(partial(function, db._conn))  # type: ignore[no-untyped-call]
+            return await connection.run(function)
         except _FAILURES as error:
             raise self._failed(error) from error
-        return result
+
+    async def _change(self, function: Callable[[sqlite3.Connection], T], *, head: int | None = None) -> T:
+        """Run a function that writes, on the writer's thread: between two looks at the files, so that nothing is acknowledged that
+        went where nobody finds it. ``head`` is the newest seq afterwards, where it is a new one."""
+
+        def change(db: sqlite3.Connection) -> T:
+            self._files.check()
+            result = function(db)
+            self._files.remember()
+            if head is not None:
+                self._files.write_head(self._epoch, head)
+                self._head = head
+            return result
+
+        return await self._run(self._writer, change)
+
+    def _end(self, db: sqlite3.Connection) -> None:
+        """What is done on the writer before it closes."""
+        if self._files.is_unlinked:
+            rescue(db, self.path)
+        self._files.check()
+        db.execute("UPDATE meta SET value = 'clean' WHERE key = 'state'")
 
     def _failed(self, error: Exception) -> LedgerError:
         self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
@@ -166,22 +204,28 @@ class SQLiteLedger:
         # What a failed sync left in the log is read back from the kernel, but no later sync writes it (lwn.net/Articles/752063), and
         # after a power loss all that stands behind it would be gone. Here it goes into the database, and the log begins anew.
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._files.remember()
         if self._is_suspect:
             self._refuse_damage(db)
+        if self._epoch:
+            self._recognise(db)
         migrate(db)
         meta = dict(db.execute("SELECT key, value FROM meta"))
-        state = meta.get("state")
-        is_lossy_restart = state == "at_risk" or (state == "open" and self._durability != "full")
-        if "epoch" not in meta or is_lossy_restart:
+        head = read_head(db)
+        if self._is_new_history(meta, head):
             meta["epoch"] = self._new_epoch()
         name = meta.get("name", self._name)
-        changed = {"epoch": meta["epoch"], "name": name, "state": "open" if self._durability == "full" else "at_risk"}
+        changed = {
+            "epoch": meta["epoch"], "name": name, "state": "open" if self._durability == "full" else "at_risk",
+            "boot": self._boot, "has_head_file": "1",
+        }  # fmt: skip
+        # before the database says that it has one: a crash between the two leaves another epoch beside it, and so a new one
+        self._files.begin_head(meta["epoch"], head)
         db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", changed.items())
         db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
         newest = db.execute("SELECT at FROM log ORDER BY seq DESC LIMIT 1").fetchone() or (0,)
         stamp = max(newest[0], int(meta.get("trimmed_stamp", "0")))  # no older one is given out again
         first = int(meta.get("first_seq", "1"))
-        head = read_head(db)
         marks = ",".join("?" * len(LOADED_TABLES))
         puts = [
             Put(table, key, decode_value(table, value))
@@ -189,7 +233,37 @@ class SQLiteLedger:
                 f"SELECT tbl, key, value FROM state WHERE tbl IN ({marks})", LOADED_TABLES
             )
         ]
+        self._files.remember()
+        self._epoch, self._head = meta["epoch"], head
         return Meta(epoch=meta["epoch"], name=name, first_seq=first, head=head, stamp=stamp), puts
+
+    def _is_new_history(self, meta: dict[str, str], head: int) -> bool:
+        """Whether what clients know of this ledger may no longer be so: it is new, was put back from a copy, or has lost its newest."""
+        if "epoch" not in meta:
+            return True
+        if "has_head_file" in meta:  # absent in files from before there was one
+            known = self._files.read_head()
+            if known is None or known[0] != meta["epoch"] or known[1] > head:
+                return True
+        # The kernel keeps what a killed process wrote, unless the machine itself went down. What a sync that failed has dropped
+        # shows only later; so a ledger that was opened again after a failure takes no comfort from it.
+        is_same_boot = bool(self._boot) and meta.get("boot") == self._boot and not self._epoch
+        state = meta.get("state")
+        return not is_same_boot and (state == "at_risk" or (state == "open" and self._durability != "full"))
+
+    def _recognise(self, db: sqlite3.Connection) -> None:
+        """Make sure, before anything is written, that a file that is opened again is the one that this node was writing, or a backup
+        that was put in its place, which says so by having no epoch."""
+        try:
+            found = db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
+            is_known = found is None or (found[0] == self._epoch and read_head(db) >= self._head)
+        except sqlite3.OperationalError:  # no such table
+            is_known = False
+        if not is_known:
+            raise LedgerError(
+                f"{self.path} is not the ledger that this node was writing, or an older copy of it; put that one back, or "
+                "restart the node to go on with this one."
+            )
 
     def _refuse_damage(self, db: sqlite3.Connection) -> None:
         """Look through the file: a damaged one would serve some, fail at others, and be reopened again and again."""
@@ -229,7 +303,7 @@ class SQLiteLedger:
                     raise KeyTaken from error
                 raise
 
-        await self._run(self._writer, write)
+        await self._change(write, head=rows[-1].seq if rows else None)
 
     # --- reading
 
@@ -324,7 +398,7 @@ class SQLiteLedger:
             last = seen[-1][0]
 
     async def trim(self, trim: Trim) -> Trimmed:
-        return await self._run(self._writer, partial(trim_log, trim))
+        return await self._change(partial(trim_log, trim))
 
     async def records(self, agent_id: str, kind: str, after: int, limit: int) -> Page:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE actor = ? AND type = 'record' AND label = ? AND seq > ? ORDER BY seq LIMIT ?"
@@ -335,11 +409,11 @@ class SQLiteLedger:
         bound = 2**62 if max_bytes is None else max_bytes
         return (await self._read_page(self._browser, sql, (after, limit), limit, bound)).rows
 
-    async def _read(self, db: aiosqlite.Connection | None, sql: str, values: Sequence[object]) -> list[Row]:
+    async def _read(self, db: Connection | None, sql: str, values: Sequence[object]) -> list[Row]:
         return self._rows(await self._run(db, lambda db: db.execute(sql, values).fetchall()))
 
     async def _read_page(
-        self, db: aiosqlite.Connection | None, sql: str, values: Sequence[object], limit: int, max_bytes: int,
+        self, db: Connection | None, sql: str, values: Sequence[object], limit: int, max_bytes: int,
         newest: bool = False,
     ) -> Page:  # fmt: skip
         """A page of a query that gives at most one row beyond it; ``newest`` says that its rows descend."""
@@ -358,12 +432,17 @@ def _fetch(sql: str, values: Sequence[object], db: sqlite3.Connection) -> list[A
     return db.execute(sql, values).fetchall()
 
 
-async def _close_each(connections: Sequence[aiosqlite.Connection | None]) -> None:
+async def _close_each(connections: Sequence[Connection | None]) -> None:
     """Close them in order, each also when one before it failed. Raises what the first that failed raised."""
-    async with AsyncExitStack() as stack:
-        for connection in reversed(connections):
-            if connection is not None:
-                stack.push_async_callback(connection.close)
+    failed: sqlite3.Error | None = None
+    for connection in connections:
+        if connection is not None:
+            try:
+                await connection.close()
+            except sqlite3.Error as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 __all__ = ["SCHEMA_VERSION", "Durability", "SQLiteLedger"]

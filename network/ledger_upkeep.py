@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sqlite3
@@ -14,6 +15,8 @@ from .errors import LedgerError
 from .ledger import Trim, Trimmed
 from .ledger_queries import make_private
 from .migrations import SCHEMA_VERSION
+
+log = logging.getLogger(__name__)
 
 
 class LogSummary(Struct, frozen=True, kw_only=True):
@@ -169,6 +172,23 @@ def back_up(source: Path, target: Path) -> int:
         for leftover in (draft, Path(f"{draft}-journal")):
             leftover.unlink(missing_ok=True)
     return head
+
+
+def rescue(db: sqlite3.Connection, path: Path) -> None:
+    """Save what a connection to a deleted database still reaches as ``FILE.rescued``. Never raises: it is the last that can be done."""
+    target = Path(f"{path}.rescued")
+    try:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        with closing(sqlite3.connect(target)) as copy:
+            db.backup(copy)
+        _sync(target)
+        _sync(target.parent)
+    except (sqlite3.Error, OSError) as error:
+        log.critical("the database was deleted under the node, and could not be saved to %s: %s", target, error)
+    else:
+        log.critical(
+            "the database was deleted under the node; all that it held is in %s: move that to %s", target, path
+        )
 
 
 def read_head(db: sqlite3.Connection) -> int:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import aiosqlite
 import msgspec
 import pytest
 from msgspec import Raw
@@ -17,7 +16,7 @@ from roundelay.network import ledger_sqlite
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import KeyTaken, Ledger, Page, Row, Span, Trim, Trimmed, Wanted
 from roundelay.network.ledger_memory import MemoryLedger
-from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.ledger_sqlite import Connection, SQLiteLedger
 from roundelay.network.tables import CallResult, Floor, MessageHead, Participant, Put, RootBudget
 
 Opener = Callable[[], Ledger]
@@ -321,14 +320,14 @@ async def test_a_close_that_fails_gives_the_file_back(tmp_path: Path, monkeypatc
     await ledger.open()
     closed = []
 
-    async def fail(connection: aiosqlite.Connection) -> None:
+    async def fail(connection: Connection) -> None:
         closed.append(connection)
         await close(connection)
         raise sqlite3.OperationalError("disk I/O error")
 
-    close = aiosqlite.Connection.close
+    close = Connection.close
     with monkeypatch.context() as patch:
-        patch.setattr(aiosqlite.Connection, "close", fail)
+        patch.setattr(Connection, "close", fail)
         with pytest.raises(LedgerError, match="disk I/O error"):
             await ledger.close()
     assert len(closed) == 3

@@ -92,7 +92,7 @@ async def say_all(
 
 async def look(db: Path, durability: Durability) -> Found | None:
     """Open a ledger after a crash as a hub does, or give None when it cannot be opened."""
-    ledger = SQLiteLedger(db, new_epoch=lambda: "renewed", durability=durability)
+    ledger = SQLiteLedger(db, new_epoch=lambda: "renewed", durability=durability, boot="the one after the crash")
     try:
         meta, _ = await ledger.open()
         rows = await ledger.rows(0, 1_000_000)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from roundelay.network.ledger_files import HeldFiles
 from roundelay.network.ledger_sqlite import Durability
 from roundelay.network.told import Stored
 from tests.crash.lives import Answered, Found, Key, look, open_network, say_all
@@ -59,6 +61,28 @@ class Tally:
         }
 
 
+@contextmanager
+def _watched_head(journal: Journal) -> Iterator[None]:
+    """Write down what is done to the file beside the database, which SQLite knows nothing of."""
+    begin, write = HeldFiles.begin_head, HeldFiles.write_head
+    name = f"{DB}.head"
+
+    def begin_head(files: HeldFiles, epoch: str, head: int) -> None:
+        begin(files, epoch, head)
+        journal.truncate(name, 0)
+        journal.write(name, 0, files.path.with_name(name).read_bytes())
+        journal.sync(name)
+
+    def write_head(files: HeldFiles, epoch: str, head: int) -> None:
+        write(files, epoch, head)
+        journal.write(name, 0, files.path.with_name(name).read_bytes())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldFiles, "begin_head", begin_head)
+        patch.setattr(HeldFiles, "write_head", write_head)
+        yield
+
+
 class Run:
     """Several lives of one network, crashed at ``points`` places each time it has lived."""
 
@@ -80,7 +104,7 @@ class Run:
             home = self._folder / f"life{life}"
             write_files(home, self._disk.after("unharmed", self._random))
             journal = Journal()
-            with watched_files(home, journal):
+            with watched_files(home, journal), _watched_head(journal):
                 await self._live(home / DB, journal, life)
             shutil.rmtree(home)
             assert sum(isinstance(event, Mark) for event in journal.events) > len(SENDERS)
@@ -232,7 +256,7 @@ async def _survive(folder: Path, decide: Callable[[Event], int], random: Random,
     def keep(key: Key, stored: Stored) -> None:
         journal.mark(Answered(key, stored.seq))
 
-    with watched_files(home, journal):
+    with watched_files(home, journal), _watched_head(journal):
         async with open_network(home / DB, checkpoint_pages=50) as network:
             clients = [await network.join(sender) for sender in SENDERS[:5]]
             for turn in range(2):

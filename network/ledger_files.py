@@ -1,0 +1,209 @@
+"""The files of a SQLite ledger, held by the one node that writes them.
+
+`HeldFiles` keeps a descriptor of the database open from before SQLite opens the file until after SQLite has closed it. Two rules
+depend on it. Closing *any* descriptor of a file drops every POSIX lock that the process has on it, SQLite's own included
+(sqlite.org/howtocorrupt.html, 2.2); the next program that closes the database then takes itself for the last one and deletes the
+live log. So nothing in a node's process opens the database but SQLite and this module. And the descriptor carries the lock that
+keeps other nodes away: it belongs to the inode, whatever name the file is reached by.
+
+Beside the database stands ``FILE.head``: the epoch, and the newest seq that was stored. It is written after a commit and before its
+answers, so that it is never ahead of the database; a database that is behind it is an older copy.
+
+No SQL here. Called on the ledger's threads and, while it opens and closes, on the loop's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from .errors import LedgerError
+
+_FLOCK = "hhqqi4x"
+"""C's ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
+_SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
+"""The bytes on which SQLite holds its shared lock while a connection is open in WAL mode (os_unix.c, "SHARED_FIRST")."""
+
+_held: set[tuple[int, int]] = set()
+"""The files that ledgers of this process hold, by device and inode: to open one of them again would drop its locks."""
+
+
+class HeldFiles:
+    """One database's files, from `take` to `release`. Every method but `release` raises `LedgerError`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        """As it was given; a link is followed anew with each look, so that one that is bent elsewhere is noticed."""
+        self._place = path
+        """Where links lead from it: SQLite keeps its other files there."""
+        self._descriptor: int | None = None
+        self._head: int | None = None
+        """A descriptor of ``FILE.head``."""
+        self._inode = (0, 0)
+        self._main = (0, 0)
+        """The database's size and time of change (ns), as this process left them."""
+        self._beside: dict[str, tuple[int, int]] = {}
+        """Inode and size of the files that SQLite keeps beside it."""
+
+    # --- one writer
+
+    def take(self, *, create: bool) -> None:
+        """Open the database's file for as long as it is used, and keep other nodes off it. Without ``create`` it must be there."""
+        try:
+            with suppress(FileNotFoundError):
+                if _identify(os.stat(self.path)) in _held:
+                    raise self._in_use()
+            # 0600: it holds everybody's messages. SQLite gives the files that it makes beside it the same mode.
+            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            descriptor = os.open(self.path, flags, 0o600)
+        except FileNotFoundError as error:
+            if create:
+                raise LedgerError(
+                    f"Cannot open {self.path}: there is no such folder; make it, or give another --db."
+                ) from error
+            raise LedgerError(f"The database {self.path} is gone; put it back, and the node goes on.") from error
+        except OSError as error:
+            raise LedgerError(
+                f"Cannot open {self.path}: {error.strerror}; choose a --db that can be written."
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)  # no SQLite of this process has it open: `_held` says so
+            if isinstance(error, BlockingIOError):
+                raise self._in_use() from error
+            raise LedgerError(
+                f"Cannot lock {self.path}: {error.strerror}; choose a --db on a file system that has locks."
+            ) from error
+        self._descriptor, self._inode = descriptor, _identify(os.fstat(descriptor))
+        self._place = self.path.resolve()
+        _held.add(self._inode)
+
+    def release(self) -> None:
+        """Let go of the files. SQLite has closed them before. Idempotent."""
+        for descriptor in (self._head, self._descriptor):
+            if descriptor is not None:
+                os.close(descriptor)
+        if self._descriptor is not None:
+            _held.discard(self._inode)
+        self._descriptor = self._head = None
+        self._beside = {}
+
+    def _in_use(self) -> LedgerError:
+        return LedgerError(f"{self.path} is in use by another node; stop that one, or give this one another --db.")
+
+    # --- the same files
+
+    def remember(self) -> None:
+        """Take the files as they are now for what this process left; after each of its own writes."""
+        main = self._look("")
+        self._main = (main.st_size, main.st_mtime_ns)
+        for suffix in ("-wal", "-shm"):
+            beside = self._look(suffix)
+            self._beside[suffix] = (beside.st_ino, beside.st_size)
+
+    def check(self) -> None:
+        """Make sure that what is written here is what the next reader of the path finds.
+
+        The database and SQLite's files beside it are the same files as before, none is shorter, and nobody else has written into
+        the database: it changes when the log goes back into it, which only this process's writer does.
+        """
+        main = self._look("")
+        if main.st_size < self._main[0] or main.st_mtime_ns != self._main[1]:
+            raise LedgerError(
+                f"Another program has written into {self.path} under the node; stop that program, and restore backups "
+                "while no node runs."
+            )
+        for suffix, (_, size) in self._beside.items():
+            if self._look(suffix).st_size < size:
+                raise LedgerError(f"Another program has cut {self._place}{suffix}, which is a part of the database.")
+        if not self._is_locked():
+            raise LedgerError(
+                f"This process has lost its locks on {self.path}: something in it has opened the file and closed it again."
+            )
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether no name leads to the database any more: then it ends with its last descriptor."""
+        return self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
+
+    def _look(self, suffix: str) -> os.stat_result:
+        """What is at the place of one of the files. Raises when it is another one than before, or none."""
+        path, known = (self._place, self._beside.get(suffix)) if suffix else (self.path, None)
+        try:
+            found = os.stat(f"{path}{suffix}")
+        except OSError as error:
+            raise LedgerError(
+                f"{path}{suffix} was deleted or moved while the node was writing it; put it back, and the node goes on."
+            ) from error
+        is_same = _identify(found) == self._inode if not suffix else known is None or known[0] == found.st_ino
+        if not is_same:
+            raise LedgerError(
+                f"{path}{suffix} was replaced by another file while the node was writing it; put the first one back, and the "
+                "node goes on."
+            )
+        return found
+
+    def _is_locked(self) -> bool:
+        """Whether SQLite's shared lock is still there: asked through a descriptor whose own locks are of the other kind."""
+        if self._descriptor is None or not hasattr(fcntl, "F_OFD_GETLK"):
+            return True
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _SHARED_FIRST, _SHARED_SIZE, 0)
+        kind = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        return bool(kind != fcntl.F_UNLCK)
+
+    # --- what was stored
+
+    def read_head(self) -> tuple[str, int] | None:
+        """The epoch and the newest seq that ``FILE.head`` tells; None when there is none, or it cannot be understood."""
+        try:
+            epoch, head = Path(f"{self._place}.head").read_text(encoding="utf-8").split()
+            return epoch, int(head)
+        except (OSError, ValueError):
+            return None
+
+    def begin_head(self, epoch: str, head: int) -> None:
+        """Write ``FILE.head`` anew, durably, before anything is stored under this epoch."""
+        try:
+            if self._head is None:
+                self._head = os.open(f"{self._place}.head", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.ftruncate(self._head, 0)
+            os.pwrite(self._head, _head_line(epoch, head), 0)
+            os.fsync(self._head)
+            folder = os.open(self._place.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise LedgerError(
+                f"Cannot write {self._place}.head, which the node keeps beside its database: {error.strerror}."
+            ) from error
+
+    def write_head(self, epoch: str, head: int) -> None:
+        """Say that everything up to ``head`` is stored. Not synced: to be behind costs nothing, and ahead it never is."""
+        if self._head is not None:
+            try:
+                os.pwrite(self._head, _head_line(epoch, head), 0)
+            except OSError as error:
+                raise LedgerError(f"Cannot write {self._place}.head: {error.strerror}.") from error
+
+
+def is_held(path: Path) -> bool:
+    """Whether a ledger of this process holds the file."""
+    try:
+        return _identify(os.stat(path)) in _held
+    except OSError:
+        return False
+
+
+def _identify(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _head_line(epoch: str, head: int) -> bytes:
+    """Of one length under one epoch: it is written in place."""
+    return f"{epoch} {head:020d}\n".encode()

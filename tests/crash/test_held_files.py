@@ -1,0 +1,278 @@
+"""The node's files in the hands of others: programs that open and close them, other nodes, a move, a deletion, an older copy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roundelay.network.ledger_sqlite import SQLiteLedger
+from tests.crash.faulty import DB, until_ready
+from tests.support.command import run
+from tests.support.counts import Note
+from tests.support.node import Node, ProcessNode, node_process, running_node
+from tests.support.wire import WireSession, get_http
+
+_LOOK = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); print(db.execute('select 1').fetchall()); db.close()"
+_LIMITS = {"root_messages_per_s": 100_000}
+
+
+async def _execute(*command: str | Path) -> None:
+    process = await asyncio.create_subprocess_exec(*map(str, command), stdout=asyncio.subprocess.DEVNULL)
+    assert await process.wait() == 0, command
+
+
+async def _say(session: WireSession, stored: dict[str, int], count: int) -> None:
+    for number in range(len(stored), len(stored) + count):
+        stored[f"m{number}"] = (await session.send("broadcast", "x" * 500, message_id=f"m{number}"))["seq"]
+
+
+async def _assert_all_there(session: WireSession, stored: dict[str, int]) -> None:
+    """Every repeat is answered with the seq of the first one."""
+    for message_id, seq in stored.items():
+        again = await session.send("broadcast", "x" * 500, message_id=message_id)
+        assert (again["seq"], again.get("duplicate")) == (seq, True)
+
+
+def _read_locks(pid: int, path: Path) -> list[str]:
+    inode = f":{path.stat().st_ino} "
+    lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    return [line for line in lines if inode in line and f" {pid} " in line]
+
+
+async def test_programs_beside_a_node_lose_nothing_of_it_when_it_is_killed(tmp_path: Path, note: Note) -> None:
+    db = tmp_path / DB
+    stored: dict[str, int] = {}
+    kills = seq = 0
+    async with node_process(db, limits=_LIMITS) as node:
+        commands: dict[str, Callable[[], object]] = {
+            "python": lambda: _execute(sys.executable, "-c", _LOOK, db),
+            "cp": lambda: _execute("cp", db, tmp_path / "copy.db"),
+            "backup": lambda: run("backup", tmp_path / f"backup{len(stored)}.db", "--db", db),
+            "export": lambda: run("export", "--db", db, "-o", tmp_path / f"export{len(stored)}.jsonl"),
+            "doctor": lambda: run("doctor", ROUNDELAY_DB=str(db)),
+            "why": lambda: run("why", str(seq), "--db", db),
+        }
+        if shutil.which("sqlite3"):
+            commands["sqlite3"] = lambda: _execute("sqlite3", db, "select 1")
+        for name, command in commands.items():
+            alice = await node.agent("alice")
+            await _say(alice, stored, 20)
+            seq = next(iter(stored.values()))
+            await command()
+            assert any("POSIX" in line for line in _read_locks(node.pid, db)), f"no lock is left after {name}"
+            await _say(alice, stored, 20)
+            await node.kill9()
+            kills += 1
+            await node.restart()
+        alice = await node.agent("alice")
+        await _assert_all_there(alice, stored)
+    note(programs=len(commands), kills=kills, acknowledged=len(stored), lost=0)
+
+
+async def test_a_ledger_of_this_process_can_be_read_in_it_and_keeps_its_lock(tmp_path: Path) -> None:
+    from roundelay.network.ledger_file import read_log
+
+    db = tmp_path / DB
+    async with running_node(db=db, durability="full") as node:
+        alice = await node.agent("alice")
+        await alice.send("broadcast", "one")
+        assert len([row for row in read_log(db)[1] if row.type == "message"]) == 1
+        assert any("POSIX" in line for line in _read_locks(os.getpid(), db))
+
+
+async def test_a_file_that_its_own_process_opens_and_closes_is_locked_again_within_a_second(tmp_path: Path) -> None:
+    db = tmp_path / DB
+    async with running_node(db=db, durability="full") as node:
+        alice = await node.agent("alice")
+        stored: dict[str, int] = {}
+        await _say(alice, stored, 3)
+        db.read_bytes()  # what this costs stands in POSIX: the process has no lock on the file any more
+        assert not any("POSIX" in line for line in _read_locks(os.getpid(), db))
+        assert await alice.closed() == 4503
+        await until_ready(node.url)
+        assert any("POSIX" in line for line in _read_locks(os.getpid(), db))
+        await _assert_all_there(await node.agent("alice"), stored)
+
+
+@pytest.mark.parametrize("way", ["symbolic link", "hard link", "folder link", "copied lock files gone"])
+async def test_a_second_node_is_refused_by_whatever_name_it_comes(tmp_path: Path, way: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    db, other = home / DB, tmp_path / "other.db"
+    async with node_process(db) as node:
+        alice = await node.agent("alice")
+        await alice.send("broadcast", "one")
+        match way:
+            case "symbolic link":
+                other.symlink_to(db)
+            case "hard link":
+                other.hardlink_to(db)
+            case "folder link":
+                (tmp_path / "link").symlink_to(home)
+                other = tmp_path / "link" / DB
+            case _:
+                other = db
+                for path in home.iterdir():
+                    if path.name not in (DB, f"{DB}-wal", f"{DB}-shm"):
+                        path.unlink()
+        refused = await run("up", "--port", "0", "--db", other, code=1)
+        assert "in use by another node" in refused.err
+        await alice.send("broadcast", "two")
+
+
+def _replace_by_copy(db: Path) -> None:
+    shutil.copy(db, db.with_name("copy"))
+    os.replace(db.with_name("copy"), db)
+
+
+_HARM: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
+    "renamed": (lambda db: db.rename(f"{db}.moved"), lambda db: Path(f"{db}.moved").rename(db)),
+    "deleted": (lambda db: db.unlink(), lambda db: Path(f"{db}.rescued").rename(db)),
+    "log deleted": (lambda db: Path(f"{db}-wal").unlink(), lambda _: None),
+    "index deleted": (lambda db: Path(f"{db}-shm").unlink(), lambda _: None),
+    "touched": (lambda db: os.utime(db), lambda _: None),
+    "folder renamed": (lambda db: db.parent.rename(f"{db.parent}.moved"), lambda db: Path(f"{db.parent}.moved").rename(db.parent)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "writing"])
+@pytest.mark.parametrize("harm", _HARM)
+async def test_files_that_go_under_a_node_stop_it_and_it_goes_on_when_they_are_back(
+    tmp_path: Path, note: Note, caplog: pytest.LogCaptureFixture, harm: str, is_idle: bool
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    db = home / DB
+    begin, end = _HARM[harm]
+    async with running_node(db=db, durability="full", limits=_LIMITS) as node:
+        alice = await node.agent("alice")
+        epoch = alice.welcome["network"]["epoch"]
+        stored: dict[str, int] = {}
+        await _say(alice, stored, 50)
+        begin(db)
+        if not is_idle:
+            for number in range(50, 60):
+                await alice.send_frame({"type": "send", "message_id": f"m{number}", "to": "broadcast", "content": "y"})
+        for frame in await alice.rest():
+            if frame["type"] == "stored":  # a commit that was under way may have ended before
+                stored[frame["message_id"]] = frame["seq"]
+        assert await alice.closed() == 4503
+        assert len(stored) <= 51
+        is_gone = harm in ("renamed", "deleted", "folder renamed")
+        if is_gone:
+            assert (await get_http(node.url, "/readyz"))[0] == 503
+        told = [it.message for it in caplog.records if it.message.startswith("the ledger failed")]
+        assert len(told) == len(set(told)) <= 2  # that it is gone, and why it cannot be opened again
+        assert str(db) in told[0]
+        end(db)
+        await until_ready(node.url)
+        alice = await node.agent("alice")
+        assert alice.welcome["network"]["epoch"] == epoch
+        stored = {message_id: seq for message_id, seq in stored.items() if int(message_id[1:]) < 50}
+        await _assert_all_there(alice, stored)
+        note(acknowledged=len(stored), lost=0)
+
+
+@pytest.mark.parametrize("harm", ["older copy", "copy in place", "cut", "emptied log", "another ledger"])
+async def test_a_file_that_is_no_longer_the_nodes_ledger_is_not_served(tmp_path: Path, harm: str) -> None:
+    db = tmp_path / DB
+    ledger = SQLiteLedger(tmp_path / "another.db", new_epoch=lambda: "another")
+    await ledger.open()
+    await ledger.close()
+    async with node_process(db, limits=_LIMITS) as node:
+        await (await node.agent("alice")).send("broadcast", "x" * 500, message_id="m0")
+        await node.stop()
+        shutil.copy(db, tmp_path / "copy.db")
+        await node.restart()
+        alice = await node.agent("alice")
+        stored: dict[str, int] = {}
+        await _say(alice, stored, 30)
+        match harm:
+            case "older copy":
+                os.replace(tmp_path / "copy.db", db)
+            case "copy in place":
+                shutil.copyfile(tmp_path / "copy.db", db)
+            case "cut":
+                os.truncate(db, 0)
+            case "emptied log":
+                os.truncate(f"{db}-wal", 0)
+            case _:
+                os.replace(tmp_path / "another.db", db)
+        assert await alice.closed() == 4503
+        assert await get_http(node.url, "/readyz") == (503, "recovering\n")
+
+
+async def test_an_older_copy_put_back_begins_another_epoch_and_hides_no_message(tmp_path: Path, note: Note) -> None:
+    db = tmp_path / DB
+    async with node_process(db, limits=_LIMITS) as node:
+        alice, bob = await node.agent("alice"), await node.agent("bob")
+        epoch = bob.welcome["network"]["epoch"]
+        stored: dict[str, int] = {}
+        await _say(alice, stored, 30)
+        await node.stop()
+        shutil.copy(db, tmp_path / "copy.db")
+        await node.restart()
+        alice = await node.agent("alice")
+        await _say(alice, stored, 50)
+        cursor = list(stored.values())[-1]
+        await node.stop()
+        shutil.copy(tmp_path / "copy.db", db)
+        await node.restart()
+        alice = await node.agent("alice")
+        assert alice.welcome["network"]["epoch"] != epoch
+        for number in range(100):
+            await alice.send("broadcast", number)
+        bob = await node.agent("bob", resume={"epoch": epoch, "cursor": cursor})
+        assert bob.welcome["resume"] == "limited"
+        assert [it for it in await bob.contents_until(99) if isinstance(it, int)] == list(range(99))
+        note(acknowledged=len(stored), put_back=30, sent_after=100, skipped=0)
+
+
+async def _epoch_of(node: Node) -> str:
+    session = await node.agent("alice")
+    epoch: str = session.welcome["network"]["epoch"]
+    return epoch
+
+
+@pytest.mark.parametrize(("moved", "is_kept"), [((DB, f"{DB}.head"), True), ((DB,), False)])
+async def test_a_ledger_keeps_its_epoch_where_its_head_file_goes_with_it(
+    tmp_path: Path, moved: tuple[str, ...], is_kept: bool
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    async with node_process(old / DB) as node:
+        epoch, tokens = await _epoch_of(node), node.tokens
+        await node.stop()
+    for name in moved:
+        (old / name).rename(new / name)
+    async with node_process(new / DB) as node:
+        node.tokens = tokens
+        assert (await _epoch_of(node) == epoch) is is_kept
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+async def test_a_killed_process_keeps_the_epoch_and_a_restarted_machine_does_so_with_full(
+    tmp_path: Path, durability: str
+) -> None:
+    db = tmp_path / DB
+    node = await ProcessNode.start(db, durability=durability)  # type: ignore[arg-type]
+    try:
+        epoch = await _epoch_of(node)
+        for _ in range(3):
+            await node.kill9()
+            await node.restart()
+            assert await _epoch_of(node) == epoch
+        await node.kill9()
+    finally:
+        await node.stop()
+    ledger = SQLiteLedger(db, new_epoch=lambda: "renewed", durability=durability, boot="another")  # type: ignore[arg-type]
+    meta, _ = await ledger.open()
+    await ledger.close()
+    assert meta.epoch == (epoch if durability == "full" else "renewed")
