@@ -71,17 +71,23 @@ class CommitFigures:
 def read_metrics(hub: Hub) -> dict[str, float]:
     """The figures by name, in the order of the documentation."""
     board, counts = hub.switchboard, hub.counts
-    live = [session for session in board.sessions.values() if session.origin is not None]
+    behind = deliveries = size = unacked = 0
+    for session in board.sessions.values():  # those that were not welcomed have none of it
+        outbox = session.outbox
+        behind += outbox.is_behind and session.origin is not None
+        deliveries += outbox.queued
+        size += outbox.queued_bytes
+        unacked += outbox.unacked
     return {
         "ready": int(hub.is_ready),
-        "sessions": len(live),
+        "sessions": board.joined,
         "sessions_opening": board.opening,
-        "sessions_behind": sum(session.outbox.is_behind for session in live),
-        "backlog_deliveries": sum(session.outbox.queued for session in live),
-        "backlog_bytes": sum(session.outbox.queued_bytes for session in live),
+        "sessions_behind": behind,
+        "backlog_deliveries": deliveries,
+        "backlog_bytes": size,
         "reads_waiting": board.room.waiting,
         "result_bytes": board.room.held,
-        "unacked_deliveries": sum(session.outbox.unacked for session in live),
+        "unacked_deliveries": unacked,
         "open_reactions": hub.state.count("reaction"),
         "participants": hub.state.count_participants(),
         "head": hub.state.head,

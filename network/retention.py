@@ -37,10 +37,13 @@ def plan_trim(retain: Retain, board: Switchboard, now: int) -> Trim:
 
 
 def _find_pins(board: Switchboard, now: int) -> Iterator[int]:
-    for _, reaction in board.state.items("reaction"):
+    for reaction in board.state.reactions_by_oldest():
         if board.state.present(reaction.agent_id) is not None:  # one that was removed never comes back to it
             yield reaction.oldest
-    for session in board.sessions.values():
+            break
+    for live in board.mailboxes.online():
+        yield from live.mailbox.waiting
+    for session in board.sessions.values():  # all of them: how long each has owed what it owes is noted here
         if session.origin is None:
             continue
         owed = session.outbox.first_owed()
@@ -48,9 +51,6 @@ def _find_pins(board: Switchboard, now: int) -> Iterator[int]:
             session.owed_seq, session.owed_since = owed, now
         if owed is not None:
             yield owed
-        mailbox = board.mailboxes.mailbox(session.origin.agent_id)
-        if mailbox is not None:
-            yield from mailbox.waiting
 
 
 def _end_stalled(board: Switchboard, pinned: int, patience_ms: int, now: int) -> bool:

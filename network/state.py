@@ -182,6 +182,12 @@ class State:
         """The open reactions to what an agent wrote to others directly because of a message, by their key."""
         return self._group("reactions asked by", f"{agent_id}/{cause}")
 
+    def reactions_by_oldest(self) -> Iterator[OpenReaction]:
+        """The open reactions by the oldest seq of their prompts."""
+        for key in self._below("oldest", None):
+            found: OpenReaction = self.get("reaction", key)
+            yield found
+
     # --- writing
 
     def change(self, puts: Iterable[Put]) -> None:
@@ -244,6 +250,8 @@ class State:
             self._set(group, name, value)
         if table == "participant":
             self._index_participant(key, before, value)
+        elif table == "reaction":
+            self._reorder("oldest", _beginning(key, before), _beginning(key, value))
         elif table == "member":
             channel, _, agent_id = key.partition("/")
             if self.is_person(agent_id):
@@ -387,6 +395,11 @@ def _registration(participant: Participant | None) -> tuple[int, str] | None:
 def _arrival(agent_id: str, member: Member | None) -> tuple[int, str] | None:
     """Where somebody stands among those who are in a channel, if it is."""
     return (member.spans[0][0], agent_id) if member is not None and member.is_in else None
+
+
+def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | None:
+    """Where a reaction stands by the oldest seq of its prompt."""
+    return (reaction.oldest, key) if reaction is not None else None
 
 
 _INDEXED = frozenset({"member", "token", "participant", "reaction", "attempt"})

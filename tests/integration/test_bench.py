@@ -91,6 +91,17 @@ def test_what_a_replay_costs_is_measured_and_told(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
+def test_what_those_cost_who_are_there_is_measured_and_told(tmp_path: Path) -> None:
+    kept = tmp_path / "results.json"
+    done = _bench(tmp_path, "--size", "tiny", "--json", str(kept), script=BENCH / "population.py")
+    assert done.returncode == 0, done.stderr
+    lines: list[dict[str, Any]] = json.loads(kept.read_text())["table"]
+    assert len(lines) == 23
+    assert all(line["values"][0] > 0 and line["title"] in done.stdout for line in lines)
+    assert [line["name"] for line in lines if line["bound"] is None] == ["metrics", "pins"]
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
 @pytest.mark.full
 def test_what_simulating_costs_is_measured_and_told(tmp_path: Path) -> None:
     kept = tmp_path / "results.json"

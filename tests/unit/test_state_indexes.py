@@ -201,6 +201,8 @@ def check_indexes(state: State) -> None:
         inside = {key.split("/")[1]: member for key, member in members.items() if key.startswith(f"{channel}/")}
         assert state.members(channel) == inside
         assert all(state.member(channel, name) == inside.get(name, Member()) for name in NAMES)
+    by_oldest = [it.oldest for it in state.reactions_by_oldest()]
+    assert by_oldest == sorted(it.oldest for it in reactions.values())
     for reaction in "rst":
         assert state.reactions_named(reaction) == {k: it for k, it in reactions.items() if it.reaction == reaction}
     for thread_id in {it.trigger_head.thread_id for it in reactions.values()}:
