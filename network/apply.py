@@ -92,7 +92,7 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
         case Lost():
             return apply_lost(rules, state, entry)
         case Leave():
-            return Outcome(effects=(Refuse(entry.session_id, 1000, None),))
+            return Outcome(effects=(Refuse(entry.origin.session_id, 1000, None),))
         case Handled():
             return Outcome(puts=tuple(keep_handled(state, put) for put in entry.puts))
         case ModEntry():

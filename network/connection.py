@@ -46,6 +46,9 @@ UNREAD_BYTES = 1 << 20
 """What may wait for a connection here when it asks for another pong; beyond that it is not read until it has read."""
 MAX_REQUEST_BYTES = 32 * 1024
 """What a request may hold before it is complete; of a thousand at once that is 32 MiB."""
+TURN_FRAMES, TURN_BYTES = 128, 1 << 16
+"""What is taken of one connection before every other one has its turn. What is read at once may hold ten thousand frames, and libuv reads
+up to 32 times at once while there is something to read."""
 MAX_METHOD = 16
 _OPEN = WireState.OPEN
 """Asked for each message; to look it up in its enum costs as much as a call."""
@@ -150,19 +153,32 @@ class HubConnection(ServerConnection):
         self._holds -= {why}
         if self._holds or self.transport.is_closing():
             return
-        self.transport.resume_reading()
         self._is_heard = True  # what it said meanwhile is yet to come in
         if self._early or self._unread:
             self.loop.call_soon(self._go_on)
+        else:
+            self.transport.resume_reading()
 
     def _go_on(self) -> None:
-        """Take what was received before reading was suspended."""
+        """Take what was received before reading was suspended; only then is more read, or it would pile up here."""
         early, self._early = self._early, []
-        for frame in early:
+        for number, frame in enumerate(early):
+            if number == TURN_FRAMES:
+                self._early += early[number:]
+                self._wait_for_turn()
+                return
             self.process_event(frame)
         if self._unread and not self._holds:
             data, self._unread = self._unread, b""
-            self.data_received(data)
+            if not self.protocol.reader.eof:  # else the other end is gone, and nobody waits for what would be answered
+                self.data_received(data)
+        if not self._holds and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _wait_for_turn(self) -> None:
+        """Read on when every connection that has something to say was read."""
+        self._pause("turn")
+        self.loop.call_soon(self._resume, "turn")
 
     # --- websockets' callbacks
 
@@ -196,10 +212,16 @@ class HubConnection(ServerConnection):
         elif self._header:
             data, self._header = self._header + data, b""
         position, size, most = 0, len(data), self._limits.max_frame_bytes
+        left = TURN_FRAMES
         while position < size and self.protocol.state is _OPEN:
             if self._holds:
                 self._unread = data[position:]
                 return
+            if not left or position > TURN_BYTES:
+                self._unread = data[position:]
+                self._wait_for_turn()
+                return
+            left -= 1
             text = take_text(data, position, most) if self._fragments is None else None
             if text is not None:
                 self._is_heard = True
@@ -216,6 +238,8 @@ class HubConnection(ServerConnection):
             position = end
         if position < size:
             super().data_received(data[position:])  # the end of a closing handshake
+        elif size > TURN_BYTES and not self._holds and self.protocol.state is _OPEN:
+            self._wait_for_turn()
 
     def _take_method(self, data: bytes) -> bytes:
         """Look at a request's first word, since the library takes GET alone: HEAD becomes one, others are answered here."""
@@ -375,7 +399,7 @@ class HubConnection(ServerConnection):
         self._cancel("stall")
         if self._session is None or self.protocol.state is not WireState.OPEN:
             return
-        if Pause.OVERLOAD in self._session.pauses:
+        if Pause.OVERLOAD in self._session.pauses or Pause.RATE in self._session.pauses:
             self._stall.forget()  # its acknowledgements are not read, and that is not its fault
         waiting = self._waiting()
         unacked = self._session.outbox.unacked

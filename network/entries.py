@@ -123,7 +123,7 @@ class Refused(Struct, frozen=True):
 class Leave(Struct, frozen=True):
     """A session said ``bye``; it stands here so that what it sent before is answered first."""
 
-    session_id: str
+    origin: Origin
 
 
 Entry: TypeAlias = Join | Send | Record | Operate | Nack | Lost | Leave | Handled | ModEntry | Refused

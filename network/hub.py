@@ -25,7 +25,7 @@ from .entries import Entry, Handled, Lost, Origin, Outcome
 from .errors import LedgerError, RoundelayError
 from .gate import Gate
 from .intake import Intake
-from .ledger import KeyTaken, Ledger, Row, Wanted
+from .ledger import KeyTaken, Ledger, Row, Unstorable, Wanted
 from .metrics import CommitFigures, read_metrics
 from .mod import Mod, Operation
 from .operations import network_operations
@@ -37,7 +37,7 @@ from .retention import KEEP_ALL, keep_trimming
 from .session import Connection, Session, SessionState
 from .state import State
 from .switchboard import Switchboard
-from .tables import Facts, Put
+from .tables import Facts, Known, Put
 from .visibility import Visibility
 
 log = logging.getLogger(__name__)
@@ -121,6 +121,7 @@ class Hub:
             mods=self._rules.before_hooks,
             mod_ids=frozenset(self._mods),
             owner_hash=owner_hash,
+            clock=self._clock,
             counts=self.counts,
             on_work=self._work.set,
             read=self._read,
@@ -232,7 +233,7 @@ class Hub:
     # --- steps 5 to 8, per batch
 
     async def _write_batches(self) -> None:
-        """Commit everything pending whenever the writer is free."""
+        """Commit what is pending, batch by batch, whenever the writer is free."""
         while True:
             await self._work.wait()
             self._work.clear()
@@ -250,7 +251,10 @@ class Hub:
                     log.exception("a batch failed; starting again from the ledger")
                     await self._recover(error)
                 self._committing_since_s = None
-            if self.is_draining and not self._intake.pending:
+            if self._intake.pending:
+                self._work.set()
+                await asyncio.sleep(0)  # sessions are read between two batches, also where the ledger makes nobody wait
+            elif self.is_draining:
                 return
 
     async def _watch_ledger(self) -> None:
@@ -269,41 +273,69 @@ class Hub:
     async def commit(self, batch: list[Entry]) -> None:
         """Look up, apply, append, merge and publish one batch. Raises `LedgerError`: then its outcome is unknown."""
         board, want = self.switchboard, wanted(batch)
-        try:
-            applied = await self._append(want, batch, guesses=want.is_keys_alone)
-        except KeyTaken:
-            applied = await self._append(want, batch, guesses=False)
-        draft, rows, outcomes = applied
+        guesses, is_checked = want.is_keys_alone, False
+        while True:
+            draft, rows, outcomes = await self._decide(want, batch, guesses=guesses, is_checked=is_checked)
+            try:
+                await self._append(draft, rows)
+                break
+            except KeyTaken:  # somebody repeats what is stored
+                if not guesses:
+                    raise
+                guesses = False
+            except Unstorable:  # a defect: whose outcome it is is found out, and the others' are stored
+                if is_checked:
+                    raise
+                is_checked = True
         board.mailboxes.merge(draft)  # 8
         self._publisher.publish(outcomes)
         if rows:
             self._moved.set()
             self._moved = asyncio.Event()
 
-    async def _append(
-        self, want: Wanted, batch: list[Entry], *, guesses: bool
+    async def _decide(
+        self, want: Wanted, batch: list[Entry], *, guesses: bool, is_checked: bool
     ) -> tuple[State, list[Row], list[tuple[Entry, Outcome]]]:
-        """Steps 5 to 7. A repeat is rare, and the ledger's unique key finds it: so where nothing else is asked, the question is
-        left out as a guess. Raises `KeyTaken`, and nothing is stored, when the guess was wrong; also when somebody was refused,
-        which a repeat never is."""
+        """Steps 5 and 6. A repeat is rare, and the ledger's unique key finds it: so where nothing else is asked, the question is left out
+        as a guess. It finds no repeat that is refused, which stores nothing: whoever is refused is asked for after all."""
         facts = Facts() if guesses else await self.ledger.lookup(want)  # 5
+        draft, outcomes = self._apply_batch(facts, batch, is_checked=is_checked)
+        found: dict[tuple[str, str], Known] = {}
+        asked: set[tuple[str, str]] = set()
+        while guesses and (doubted := want.keys - facts.known.keys() - asked):
+            asked |= doubted
+            known = (await self.ledger.lookup(Wanted(doubted, set(), set()))).known
+            if known:
+                found |= known
+                facts = Facts(known=dict(found))
+                draft, outcomes = self._apply_batch(facts, batch, is_checked=is_checked)
+        return draft, [row for _, outcome in outcomes for row in outcome.rows], outcomes
+
+    def _apply_batch(
+        self, facts: Facts, batch: list[Entry], *, is_checked: bool
+    ) -> tuple[State, list[tuple[Entry, Outcome]]]:
+        """Step 6 for each entry in order, on a draft that is new."""
         draft = self.switchboard.state.draft()
         draft.stamp = max(self._clock(), self.switchboard.state.stamp)
-        outcomes = [(entry, self._apply(draft, facts, entry)) for entry in batch]  # 6
-        rows = [row for _, outcome in outcomes for row in outcome.rows]
-        if guesses and not want.keys <= facts.known.keys():
-            raise KeyTaken
+        return draft, [(entry, self._apply(draft, facts, entry, is_checked=is_checked)) for entry in batch]
+
+    async def _append(self, draft: State, rows: list[Row]) -> None:
+        """Step 7. Raises `KeyTaken` and `Unstorable`: then nothing is stored."""
         puts = draft.changes()
         if rows or puts:
             started = time.perf_counter()
             await self.ledger.append(rows, puts)  # 7
             self.commits.add(len(rows), time.perf_counter() - started)
-        return draft, rows, outcomes
 
-    def _apply(self, draft: State, facts: Facts, entry: Entry) -> Outcome:
-        """Apply one entry and let the next ones of the batch see it. An entry that raises is a defect: it alone is refused."""
+    def _apply(self, draft: State, facts: Facts, entry: Entry, *, is_checked: bool) -> Outcome:
+        """Apply one entry and let the next ones of the batch see it. An entry that raises is a defect: it alone is refused.
+
+        Where ``is_checked``, so is one whose outcome the ledger cannot store.
+        """
         try:
             outcome = apply(self._rules, draft, facts, entry)
+            if is_checked:
+                self.ledger.check(outcome.rows, outcome.puts)
         except Exception:
             quote = self._new_id()
             log.exception("apply failed", extra={"quote": quote, "entry": type(entry).__name__})
@@ -445,7 +477,7 @@ class Hub:
         self._outage.fail(cause)
         self.counts["recoveries"] += 1
         self.switchboard.end_all("The hub's ledger failed; reconnect and repeat what was not answered.")
-        self._intake.take_batch()
+        self._intake.drop_batches()
         self.switchboard.forget()
         delay_s = FIRST_REOPEN_S
         while not self.is_open and not self.is_draining:

@@ -6,14 +6,17 @@ of the batch too. No await: a frame is taken in within the transport's callback.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, assert_never
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import UNSET, Raw
 
 from .auth import hash_token
+from .clock import Clock
 from .config import Limits
 from .entries import Entry, Join, Leave, Nack, Operate, Record, Refused, Send, body_digest
 from .errors import (
@@ -21,6 +24,7 @@ from .errors import (
     InvalidFrame,
     LedgerError,
     Overloaded,
+    RateLimited,
     RoundelayError,
     TooLarge,
     UnknownMessage,
@@ -43,6 +47,8 @@ from .frames import (
 from .guard import parse_address
 from .ledger import Ledger
 from .mod import Incoming, Mod, Operation, ask_before
+from .pace import OVERDRAFT, PAUSE_S, Pace
+from .pending import Pending
 from .session import LIVE, Pause, ProtocolBreach, Session, SessionState
 from .shape import FrameError
 from .spending import CHARGED, read_spent
@@ -50,8 +56,10 @@ from .switchboard import Switchboard
 from .tables import OpenReaction, Token
 from .visibility import direct_thread, is_reader, may_read, mod_thread, parties
 
-ENTRY_BYTES = 1024
-"""What a pending entry counts beside its frame: about what it takes in memory, whatever its frame's size."""
+DELIVERY_WORK = 64
+"""What each session costs that a broadcast goes to, in the bytes of `Pending`: about a microsecond."""
+OPERATION_WORK = 8192
+"""What an operation costs beyond a message: most write a row, a table's value, and their result."""
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 """The longest that a `nack` may put its message off (docs/protocol.md)."""
 
@@ -71,16 +79,20 @@ class Intake:
         mods: Sequence[Mod],
         mod_ids: frozenset[str],
         owner_hash: str | None,
+        clock: Clock,
         counts: Counter[str],
         on_work: Callable[[], None],
         read: StartRead,
     ) -> None:
-        self.pending: list[Entry] = []
+        self.pending = Pending()
         self.is_closed = False
         """Set when the hub drains: nothing more is taken from sessions; what was not answered is settled by its repeat."""
-        self._pending_bytes = 0
         self._max_pending_bytes = limits.max_pending_bytes
         self._held_back: list[Session] = []
+        self._paces: WeakValueDictionary[str, Pace] = WeakValueDictionary()
+        """Of the participants that have a session."""
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._board = board
         self._ledger = ledger
         self._limits = limits
@@ -93,23 +105,31 @@ class Intake:
         self._read = read
 
     def take_batch(self) -> list[Entry]:
-        """Everything that is pending; the next entry begins another batch."""
-        batch, self.pending, self._pending_bytes = self.pending, [], 0
-        held_back, self._held_back = self._held_back, []
-        for session in held_back:
-            session.resume_reading(Pause.OVERLOAD)
+        """What the writer commits next: what is pending, as far as a batch takes it."""
+        batch = self.pending.take()
+        if self._held_back and self.pending.bytes < self._max_pending_bytes:
+            held_back, self._held_back = self._held_back, []
+            for session in held_back:
+                session.resume_reading(Pause.OVERLOAD)
         return batch
 
-    def enter(self, entry: Entry, size: int = 0) -> None:
-        """Step 4: one more entry for the next batch."""
-        self.pending.append(entry)
-        self._pending_bytes += size + ENTRY_BYTES
-        if len(self.pending) == 1:
+    def drop_batches(self) -> None:
+        """Forget what is pending: its sessions are closed, and nobody will be answered."""
+        self.pending.clear()
+        self._held_back.clear()
+
+    def enter(self, entry: Entry, size: int = 0, work: int = 0) -> None:
+        """Step 4: one more entry for the next batch. ``size`` is its frame's, ``work`` what it costs beyond that (`Pending.add`)."""
+        pending = self.pending
+        if not pending.bytes:
             self._on_work()
+        pending.add(entry, size, work)
 
     def _hold_back(self, session: Session) -> None:
-        """The last resort: refusals are entries too, so beyond twice the bound a session is not read until the batch is taken."""
-        if Pause.OVERLOAD not in session.pauses:
+        """The last resort: refusals are entries too, so beyond twice the bound, who has more than its share of it is not read for a while."""
+        if Pause.OVERLOAD in session.pauses or session.origin is None:
+            return
+        if self.pending.is_beyond_share(session.origin.agent_id, self._max_pending_bytes):
             self._held_back.append(session)
             session.pause_reading(Pause.OVERLOAD)
 
@@ -120,13 +140,20 @@ class Intake:
         if session.state is LIVE or session.state is SessionState.OPENING:
             if not session.said_bye:
                 self.accept(session, data)
-                if self._pending_bytes >= 2 * self._max_pending_bytes:
+                if self.pending.bytes >= 2 * self._max_pending_bytes:
                     self._hold_back(session)
         elif session.state is SessionState.JOINING:
             session.held.append(data)
 
     def release(self, session: Session) -> None:
         """The session is welcomed: what it sent meanwhile comes in."""
+        agent_id = session.live_origin().agent_id
+        pace = self._paces.get(agent_id)
+        if pace is None:
+            pace = self._paces[agent_id] = Pace(self._limits.sends_per_s)
+        session.pace = pace
+        if pace.is_paused:
+            session.pause_reading(Pause.RATE)
         held, session.held = session.held, []
         for data in held:
             self.receive(session, data)
@@ -137,18 +164,22 @@ class Intake:
         if self.is_closed:
             return
         if session.state is SessionState.LIVE:
+            self._count(session)
             self.enter(Refused(session.live_origin(), error, {}))
-            if self._pending_bytes >= 2 * self._max_pending_bytes:
+            if self.pending.bytes >= 2 * self._max_pending_bytes:
                 self._hold_back(session)
         elif session.state is not SessionState.CLOSED:
             self._board.refuse(session, 4400, error)
 
     def accept(self, session: Session, data: bytes) -> None:
         """Take one frame in: its place and shape are checked, then it waits for the next batch, or is done here if nothing is stored."""
+        pace = session.pace
+        if not pace.credit:
+            pace.look(self._clock())
         try:
             frame = session.read(data)  # 1 auth, 2 shape
         except FrameError as error:
-            self.enter(Refused(session.live_origin(), error.error, error.keys))
+            self._refuse_frame(session, error)
             return
         except ProtocolBreach as breach:
             self._board.refuse(session, breach.code, breach.error)
@@ -171,27 +202,61 @@ class Intake:
                 self._accept_hello(session, frame)
             case ByeFrame():
                 session.said_bye = True
-                self.enter(Leave(session.session_id))
+                self.enter(Leave(session.live_origin()))
             case _:
                 assert_never(frame)
 
+    def _refuse_frame(self, session: Session, error: FrameError) -> None:
+        """Beyond the rate a wrong frame is not looked into, and its answer is that (`read_frame`, ``is_brief``)."""
+        answer: RoundelayError = error.error
+        if not session.pace.credit:
+            per_s, wait_ms = self._limits.sends_per_s, session.pace.wait_ms
+            answer = RateLimited(f"More than {per_s} sends a second; send the same again in {wait_ms} ms.", wait_ms)
+        self._count(session)
+        self.enter(Refused(session.live_origin(), answer, error.keys))
+
+    def _count(self, session: Session) -> None:
+        """One frame counts against its participant's rate; who is far beyond it is not read for a while."""
+        pace = session.pace
+        if pace.credit:
+            pace.credit -= 1
+            return
+        pace.beyond += 1
+        if pace.beyond >= OVERDRAFT and not pace.is_paused:
+            self._pause(session.live_origin().agent_id, pace)
+
+    def _pause(self, agent_id: str, pace: Pace) -> None:
+        pace.is_paused = True
+        for session in self._board.mailboxes.sessions_of(agent_id):
+            session.pause_reading(Pause.RATE)
+        self._loop.call_later(PAUSE_S, self._go_on, agent_id, pace)
+
+    def _go_on(self, agent_id: str, pace: Pace) -> None:
+        pace.is_paused = False
+        pace.beyond = 0
+        for session in self._board.mailboxes.sessions_of(agent_id):
+            session.resume_reading(Pause.RATE)
+
     def _accept_send(self, session: Session, frame: SendFrame, size: int) -> None:
         origin = session.live_origin()
+        self._count(session)
         try:
-            parse_address(frame.to)
+            kind, _ = parse_address(frame.to)
         except RoundelayError as error:
             self.enter(Refused(origin, error, {"message_id": frame.message_id}))
             return
         refusal = ask_before(self._before, Incoming(origin, frame)) if self._before else None  # 3 mods.before
-        if self._pending_bytes >= self._max_pending_bytes and self._is_overloaded(
+        if self.pending.bytes >= self._max_pending_bytes and self._is_overloaded(
             session, {"message_id": frame.message_id}
         ):
             return
         key = (origin.agent_id, "m:" + frame.message_id)
-        self.enter(Send(origin, key, frame, refusal), size)  # 4 into the batch
+        work = DELIVERY_WORK * self._board.joined if kind in ("broadcast", "channel") else 0
+        self.enter(Send(origin, key, frame, refusal), size, work)  # 4 into the batch
 
     def _accept_record(self, session: Session, frame: RecordFrame, size: int) -> None:
         keys = {"record_id": frame.record_id}
+        self._count(session)
         body = bytes(frame.body)
         if len(body) > self._limits.max_record_bytes:
             error = TooLarge(
@@ -223,13 +288,16 @@ class Intake:
                 raise UnknownOperation(f"There is no operation {frame.op[:80]!r}; welcome lists the mods' operations.")
             args = operation.decode(frame.args)
         except RoundelayError as error:
+            self._count(session)
             self.enter(Refused(session.live_origin(), error, keys))
             return
+        if operation.is_change:
+            self._count(session)
         if self._is_overloaded(session, keys):
             return
         if operation.is_change:
             digest = body_digest(frame.op.encode(), bytes(frame.args))
-            self.enter(Operate(session.live_origin(), frame.call_id, frame.op, args, digest), size)
+            self.enter(Operate(session.live_origin(), frame.call_id, frame.op, args, digest), size, OPERATION_WORK)
         elif (busy := self._too_many_reads(session, size)) is not None:
             self.enter(Refused(session.live_origin(), busy, keys))
         else:
@@ -281,8 +349,11 @@ class Intake:
             error = InvalidArguments(
                 f"ack {frame.seq} is above {outbox.delivered}, the highest delivered on this session."
             )
+            self._count(session)
             self.enter(Refused(session.live_origin(), error, {}))
             return
+        if mailbox.is_handled(frame.seq) and not outbox.holds(frame.seq):
+            self._count(session)  # it says nothing new
         if frame.only:
             outbox.settle(frame.seq)
             mailbox.settle(frame.seq)
@@ -296,6 +367,7 @@ class Intake:
 
     def _accept_nack(self, session: Session, frame: NackFrame) -> None:
         origin, outbox = session.live_origin(), session.outbox
+        self._count(session)
         mailbox = self._board.mailboxes.mailbox(origin.agent_id)
         if not outbox.holds(frame.seq) or mailbox is None:
             error = InvalidArguments(
@@ -313,6 +385,10 @@ class Intake:
 
     def _accept_signal(self, session: Session, frame: SignalFrame) -> None:
         origin = session.live_origin()
+        is_beyond = not session.pace.credit
+        self._count(session)
+        if is_beyond:  # it is dropped, as signals may be
+            return
         if frame.to is UNSET:
             if session.reads_under_way < self._limits.max_reads:  # else it is dropped, as signals may be
                 session.reads_under_way += 1
@@ -369,12 +445,12 @@ class Intake:
         self._board.signal(readers, session.session_id, data)
 
     def _is_overloaded(self, session: Session, keys: dict[str, str]) -> bool:
-        if self._pending_bytes < self._max_pending_bytes:
+        """Whether too much waits, and of this participant more than its share: then it is told so."""
+        origin, most = session.live_origin(), self._max_pending_bytes
+        if self.pending.bytes < most or not self.pending.is_beyond_share(origin.agent_id, most):
             return False
         self._counts["overloaded"] += 1
-        self.enter(
-            Refused(session.live_origin(), Overloaded("The hub's writer is behind; send the same again.", 200), keys), 0
-        )
+        self.enter(Refused(origin, Overloaded("The hub's writer is behind; send the same again.", 200), keys))
         return True
 
 

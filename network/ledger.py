@@ -49,6 +49,10 @@ class KeyTaken(Exception):
     """Nothing was appended: a row with the idempotency key of one of them is stored already."""
 
 
+class Unstorable(Exception):
+    """Nothing was appended: a row or a put holds what cannot be encoded. A defect of whoever made it; the storage is sound."""
+
+
 class Wanted(Struct):
     """What a batch needs to know before it is applied: `Ledger.lookup` answers it with `Facts`."""
 
@@ -136,7 +140,13 @@ class Ledger(Protocol):
         """Answer a batch's questions. With each head that is found comes its root's ``root`` row, if there is one."""
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
-        """Store all of it in one transaction; durable, as configured, when it returns. Raises `KeyTaken`: then nothing is stored."""
+        """Store all of it in one transaction; durable, as configured, when it returns.
+
+        Raises `KeyTaken` or `Unstorable`: then nothing is stored.
+        """
+
+    def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        """Encode these as `append` does, and store nothing. Raises `Unstorable`."""
 
     async def inbox(
         self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,

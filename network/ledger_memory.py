@@ -98,6 +98,9 @@ class MemoryLedger:
             else:
                 self._tables[put.table][put.key] = put.value
 
+    def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        """Nothing is encoded here: everything can be stored."""
+
     async def inbox(
         self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,

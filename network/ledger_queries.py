@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from .ledger import Row, Span, Wanted
-from .tables import Facts, Known, MessageHead, Table, decode_value
+from .ledger import Row, Span, Unstorable, Wanted
+from .tables import VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table, decode_value, encode_value
 
 ROW_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
 _INSERT = f"INSERT INTO log ({ROW_COLUMNS}) VALUES "
@@ -38,6 +38,43 @@ def take_page(
                 return found, True
             found.append(columns)
     return found, False
+
+
+Values = tuple[object, ...]
+
+UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionError, msgspec.MsgspecError)
+"""What is raised where a value cannot be encoded, or not be given to SQLite; whatever SQLite itself raises is a `sqlite3.Error`."""
+
+
+def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> tuple[list[Values], list[Values], list[Values]]:
+    """What one transaction writes: rows of the log, values of the tables, and keys that go. Raises `Unstorable`."""
+    try:
+        log: list[Values] = [
+            (
+                row.seq, row.at, row.type, row.actor, row.key or None, row.target or None, row.stream or None, row.label or None,
+                json.dumps(row.excluded) if row.excluded else None, row.digest or None,
+                msgspec.json.encode(row.head).decode() if row.head is not None else None, row.data.decode(),
+            )
+            for row in rows
+        ]  # fmt: skip
+        kept = [put for put in puts if put.table not in VOLATILE_TABLES]
+        saved: list[Values] = [
+            (put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None
+        ]
+        dropped: list[Values] = [(put.table, put.key) for put in kept if put.value is None]
+    except UNENCODABLE as error:
+        raise Unstorable from error
+    return log, saved, dropped
+
+
+def bind(values: Sequence[Values]) -> None:
+    """Give these to SQLite as a statement does, one row at a time. Raises `Unstorable`."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        for row in values:
+            try:
+                db.execute(f"SELECT {','.join('?' * len(row))}", row)
+            except (*UNENCODABLE, sqlite3.Error) as error:
+                raise Unstorable from error
 
 
 def insert_rows(db: sqlite3.Connection, log: Sequence[tuple[object, ...]]) -> None:

@@ -23,12 +23,27 @@ import msgspec
 
 from .clock import boot_id
 from .errors import LedgerError
-from .ledger import MAX_PAGE_BYTES, KeyTaken, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
+from .ledger import (
+    MAX_PAGE_BYTES,
+    KeyTaken,
+    Meta,
+    Page,
+    Row,
+    Span,
+    ThreadSummary,
+    Trim,
+    Trimmed,
+    Unstorable,
+    Wanted,
+)
 from .ledger_files import HeldFiles
 from .ledger_queries import (
     INBOX,
     INBOX_SEQS,
     ROW_COLUMNS,
+    UNENCODABLE,
+    bind,
+    encode_batch,
     insert_rows,
     list_spans,
     look_up,
@@ -37,7 +52,7 @@ from .ledger_queries import (
 )
 from .ledger_upkeep import read_head, rescue, trim_log
 from .migrations import SCHEMA_VERSION, migrate
-from .tables import LOADED_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table, decode_value, encode_value
+from .tables import LOADED_TABLES, Facts, MessageHead, Put, Table, decode_value
 
 Durability = Literal["full", "normal", "memory"]
 
@@ -275,17 +290,7 @@ class SQLiteLedger:
     # --- writing
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
-        log = [
-            (
-                row.seq, row.at, row.type, row.actor, row.key or None, row.target or None, row.stream or None, row.label or None,
-                json.dumps(row.excluded) if row.excluded else None, row.digest or None,
-                msgspec.json.encode(row.head).decode() if row.head is not None else None, row.data.decode(),
-            )
-            for row in rows
-        ]  # fmt: skip
-        kept = [put for put in puts if put.table not in VOLATILE_TABLES]
-        saved = [(put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None]
-        dropped = [(put.table, put.key) for put in kept if put.value is None]
+        log, saved, dropped = encode_batch(rows, puts)
 
         def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")
@@ -301,9 +306,15 @@ class SQLiteLedger:
                     db.execute("ROLLBACK")
                 if "log.actor, log.key" in str(error):  # SQLite's name of the constraint that failed
                     raise KeyTaken from error
+                if isinstance(error, UNENCODABLE):  # raised where a value is given to SQLite, not by SQLite
+                    raise Unstorable from error
                 raise
 
         await self._change(write, head=rows[-1].seq if rows else None)
+
+    def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
+        for table in encode_batch(rows, puts):
+            bind(table)
 
     # --- reading
 

@@ -90,5 +90,8 @@ class LocalConnection:
 
     def resume_reading(self) -> None:
         held, self._held = self._held or [], None
-        for data in held:
+        for at, data in enumerate(held):
+            if self._held is not None:  # paused again
+                self._held = held[at:]
+                return
             self._hub.receive(self._session, data)

@@ -14,6 +14,7 @@ from .delivery import Outbox
 from .entries import Origin, Peer
 from .errors import InvalidFrame, RequestError
 from .frames import ClientFrame, HelloFrame
+from .pace import Pace
 from .room import SessionRoom
 from .shape import FrameError, read_frame
 from .tables import Floor
@@ -80,6 +81,7 @@ class Pause(Enum):
     JOINING = "what follows its hello waits for its welcome"
     ANSWERS = "it does not take its answers"
     OVERLOAD = "the writer is behind"
+    RATE = "its participant sends more than its rate"
 
 
 class ProtocolBreach(Exception):
@@ -124,13 +126,15 @@ class Session:
         """What retention last saw it had yet to be given first, and since when (ms)."""
         self.owed_since = 0
         self.pauses: set[Pause] = set()
+        self.pace = Pace(1)
+        """Its participant's, from its welcome on."""
         self._max_depth = max_depth
 
     def read(self, data: bytes) -> ClientFrame:
         """Decode one text message. Raises `FrameError` for a frame that is answered and forgotten, `ProtocolBreach` for the end."""
         if self.origin is None:
             return self._read_hello(data)
-        frame = read_frame(data, self._max_depth)
+        frame = read_frame(data, self._max_depth, is_brief=not self.pace.credit)
         if isinstance(frame, HelloFrame):
             raise FrameError(
                 InvalidFrame("hello is sent once, as the first frame; this session has joined already."), {}

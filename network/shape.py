@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,9 @@ from .frames import (
 )
 from .visibility import VISIBILITIES, Visibility
 
-(_BRACKET,) = b"["  # as a number: bytes are searched for one several times as fast as for a string of one
+_BRACKET, _QUOTE, _BACKSLASH = (
+    b'["\\'  # as numbers: bytes are searched for one several times as fast as for a string of one
+)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
@@ -46,20 +47,24 @@ class FrameError(Exception):
         self.keys = keys
 
 
-def read_frame(data: bytes, max_depth: int) -> ClientFrame:
+def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> ClientFrame:
     """Decode and check one text frame, valid UTF-8 (the caller has checked it).
 
     Raises `FrameError`. Checks shape only: JSON without NaN or lone surrogates, nesting, known fields, types, the form of ids.
+    Where ``is_brief``, it says no more of a frame that does not decode than that, with the id that its beginning shows.
     """
     # most frames are one flat object, and to see that so costs a fraction of the decoding; `count` costs as much as it
     is_flat = _BRACKET not in data and data.rfind(b"{") == 0
     if not is_flat and data.count(b"{") + data.count(b"[") > max_depth and _is_deeper(data, max_depth):
         raise FrameError(
-            InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."), _valid_keys(data)
+            InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
+            _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
         )
     try:
         frame = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
+        if is_brief:
+            raise FrameError(InvalidFrame("The frame is wrong."), _shown_keys(data)) from None
         return _reread_or_refuse(data, error)
     _check_keys(frame, data)
     return frame
@@ -137,7 +142,7 @@ def _is_object(raw: Raw) -> bool:
 
 
 def _refuse(what: str, data: bytes) -> FrameError:
-    return FrameError(InvalidFrame(f"{what[0].upper()}{what[1:]}."), _valid_keys(data))
+    return FrameError(InvalidFrame(f"{what[0].upper()}{what[1:]}."), _valid_keys(_fields(data)))
 
 
 def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
@@ -152,8 +157,8 @@ def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
             return frame
     elif b"\\u" in data and _SURROGATE.search(data):
         _refuse_lone_surrogates(data)
-    keys = _valid_keys(data)
-    kind = _frame_name(data)
+    fields = _fields(data)
+    keys, kind = _valid_keys(fields), _frame_name(fields)
     if isinstance(error, msgspec.ValidationError) and kind is not None and kind not in _NAMES:
         known = ", ".join(sorted(_NAMES))
         raise FrameError(InvalidFrame(f"No frame is called {kind!r}; the frames are {known}."), keys) from error
@@ -173,19 +178,19 @@ def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
     """The fields of a broken frame whose value is a string, as far as strings and brackets show where they are.
 
     What is wrong with one field hides no other, be it nested too deeply, cut off or no JSON at all. A frame may be made of brackets
-    alone: after `MAX_TOKENS` of them the search is over, so that it costs no more than reading a right one.
+    alone: after `MAX_TOKENS` runs of them the search is over, so that it costs no more than reading a right one.
     """
     depth = 0
     name, expects = None, "{"
     for found in itertools.islice(_TOKENS.finditer(data), MAX_TOKENS):
         token = found[0]
-        if token in (b"{", b"["):
-            if depth == 0 and token != b"{":
+        if token[:1] in (b"{", b"["):
+            if depth == 0 and token[:1] != b"{":
                 return
-            depth += 1
+            depth += len(token)
             name, expects = None, "name" if depth == 1 else ""
-        elif token in (b"}", b"]"):
-            depth -= 1
+        elif token[:1] in (b"}", b"]"):
+            depth -= len(token)
             if depth <= 0:
                 return
         elif depth != 1:
@@ -204,9 +209,15 @@ def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
 
 
 _TOKENS = re.compile(
-    rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}:,]|[^\s"\[\]{}:,]++', re.DOTALL
-)  # as in `_NO_BRACKETS`, one match whatever never ends
-MAX_TOKENS = 4096
+    rb'"(?:[^"\\]++|\\.)*+"?|[\[{]++|[\]}]++|[:,]|[^\s"\[\]{}:,]++', re.DOTALL
+)  # a string that never ends is one match too, not a search from each of its quotes
+MAX_TOKENS = 256
+SHOWN_BYTES = 512
+"""Of a frame that is not explained, the id is looked for in so much of its beginning: where clients put it."""
+
+
+def _shown_keys(data: bytes) -> dict[str, str]:
+    return _valid_keys(dict(_readable_fields(data[:SHOWN_BYTES])))
 
 
 def _string(raw: Raw | None) -> str | None:
@@ -218,14 +229,13 @@ def _string(raw: Raw | None) -> str | None:
         return None
 
 
-def _frame_name(data: bytes) -> str | None:
-    name = _string(_fields(data).get("type"))
+def _frame_name(fields: dict[str, Raw]) -> str | None:
+    name = _string(fields.get("type"))
     return name if name is None or len(name) <= 40 else name[:40]
 
 
-def _valid_keys(data: bytes) -> dict[str, str]:
+def _valid_keys(fields: dict[str, Raw]) -> dict[str, str]:
     """The ids that the answer repeats: each valid ``message_id``, ``call_id`` or ``record_id`` of the frame it belongs to."""
-    fields = _fields(data)
     name = {"send": "message_id", "call": "call_id", "record": "record_id"}.get(_string(fields.get("type")) or "")
     for key in (name,) if name else ("message_id", "call_id", "record_id"):
         value = _string(fields.get(key))
@@ -239,7 +249,7 @@ def _refuse_lone_surrogates(data: bytes) -> None:
         json.dumps(json.loads(data), ensure_ascii=False).encode()
     except UnicodeEncodeError:
         message = "The frame holds a lone surrogate; send valid Unicode."
-        raise FrameError(InvalidFrame(message), _valid_keys(data)) from None
+        raise FrameError(InvalidFrame(message), _valid_keys(_fields(data))) from None
     except (ValueError, RecursionError):  # huge numbers: JSON all the same, carried as it came
         return
 
@@ -247,12 +257,21 @@ def _refuse_lone_surrogates(data: bytes) -> None:
 def _is_deeper(data: bytes, max_depth: int) -> bool:
     """Whether objects and arrays nest deeper than this, strings aside, as far as it is JSON.
 
-    In time that grows with the frame alone, whatever it holds: anybody may send one.
+    Whatever a frame holds, this costs about what decoding it does: anybody may send one. So it takes whole bytes objects at a time.
     """
-    steps = array("b", _NO_BRACKETS.sub(b"", data).translate(_STEPS))
-    return max(itertools.accumulate(steps), default=0) > max_depth
+    if _QUOTE in data:
+        plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in data else data
+        data = b"".join(plain.split(b'"')[::2])  # between strings
+    steps = data.translate(_STEPS, _NO_BRACKETS)
+    while max_depth > 0:  # what is innermost goes: one level less of everything
+        outer = steps.replace(b"\x01\xff", b"")
+        if len(outer) * 8 > len(steps) * 7:
+            break
+        steps, max_depth = outer, max_depth - 1
+    runs = ((1 if run[0] == 1 else -1) * len(run) for run in _RUNS.findall(steps))
+    return any(map(max_depth.__lt__, itertools.accumulate(runs)))  # over at the first that is
 
 
-# A string that never ends is one match too, not a search from each of its quotes.
-_NO_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[^"\[\]{}]++', re.DOTALL)
 _STEPS = bytes.maketrans(b"{[}]", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(sorted({*range(256)} - {*b"{[}]"}))
+_RUNS = re.compile(rb"\x01+|\xff+")

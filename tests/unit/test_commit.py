@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from roundelay.network.client import NetworkClient
@@ -14,10 +17,12 @@ from roundelay.network.clock import random_id, system_clock
 from roundelay.network.config import Limits
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
-from roundelay.network.ledger import Row
+from roundelay.network.ledger import Row, Unstorable, Wanted
 from roundelay.network.ledger_memory import MemoryLedger
+from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.local import LocalConnection, LocalTransport
-from roundelay.network.tables import Put
+from roundelay.network.mod import Change, Mod, operation
+from roundelay.network.tables import Facts, Put
 
 
 class MoodyLedger(MemoryLedger):
@@ -120,3 +125,141 @@ async def test_what_an_older_reactor_sends_in_the_batch_of_a_newer_ones_hello_is
     for frame in frames:
         newer.send(json.dumps(frame).encode())
         assert (await find_frame(newer, "stored"))["duplicate"] is False
+
+
+# -- who is refused, and who is the cause of a defect
+
+
+class Asked(MemoryLedger):
+    """Notes which keys it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(epoch="e")
+        self.lookups: list[set[str]] = []
+
+    async def lookup(self, wanted: Wanted) -> Facts:
+        if wanted:
+            self.lookups.append({key for _, key in wanted.keys})
+        return await super().lookup(wanted)
+
+
+class Seen(Mod):
+    """Notes each message that it is shown, and does what an operation of it is told to."""
+
+    id = "seen"
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+
+    def apply(self, change: Change, message: Row) -> None:
+        self.messages.append(message.key.encode())
+
+    @operation("change")
+    def keep(self, change: Change, *, what: str) -> None:
+        """Keep something that cannot be kept."""
+        match what:
+            case "a key":
+                change.put("\ud800", 1)
+            case "a value":
+                change.put_row("mod", "seen/x", object())  # type: ignore[attr-defined]
+            case "a row":
+                change.write_row("record", stream="\udfff")  # type: ignore[attr-defined]
+            case "a number":
+                change.write_row("record", label=2**70)  # type: ignore[attr-defined]
+            case _:
+                raise ZeroDivisionError(what)
+
+
+async def join(hub: Hub, agent_id: str) -> LocalConnection:
+    connection = LocalConnection(hub)
+    connection.send(hello(agent_id))
+    await find_frame(connection, "welcome")
+    return connection
+
+
+def say(connection: LocalConnection, **frame: Any) -> None:
+    connection.send(json.dumps(frame).encode())
+
+
+async def test_only_who_was_refused_is_looked_up_and_nothing_is_applied_again() -> None:
+    ledger, seen = Asked(), Seen()
+    hub = Hub(ledger, limits=Limits(), mods=[seen], clock=system_clock, new_id=random_id)
+    await hub.start()
+    ann = await join(hub, "ann")
+    for message_id, to in (("one", "agent:ann"), ("two", "agent:nobody"), ("three", "agent:ann")):
+        say(ann, type="send", message_id=message_id, to=to, content=message_id)
+    assert (await find_frame(ann, "stored"))["message_id"] == "one"
+    assert (await find_frame(ann, "error"))["message_id"] == "two"
+    assert (await find_frame(ann, "stored"))["message_id"] == "three"
+    assert ledger.lookups == [{"m:two"}]
+    assert seen.messages == [b"m:one", b"m:three"]
+    await hub.close()
+
+
+async def test_a_repeat_among_refused_ones_is_a_repeat_and_the_others_stay_refused() -> None:
+    hub = Hub(MemoryLedger(epoch="e"), limits=Limits(), clock=system_clock, new_id=random_id)
+    await hub.start()
+    ann, _ = await join(hub, "ann"), await join(hub, "bob")
+    repeated = {"type": "send", "message_id": "again", "to": "agent:bob", "content": 1}
+    say(ann, **repeated)
+    seq = (await find_frame(ann, "stored"))["seq"]
+    participant = hub.state.present("bob")
+    assert participant is not None
+    hub.state.change([Put("participant", "bob", msgspec.structs.replace(participant, removed_seq=seq))])
+    for message_id in ("before", "again", "after"):
+        say(ann, **{**repeated, "message_id": message_id})
+    say(ann, type="send", message_id="last", to="agent:ann", content=1)
+    assert (await find_frame(ann, "error"))["message_id"] == "before"
+    stored = await find_frame(ann, "stored")
+    assert (stored["message_id"], stored["seq"], stored["duplicate"]) == ("again", seq, True)
+    assert (await find_frame(ann, "error"))["message_id"] == "after"
+    assert (await find_frame(ann, "stored"))["message_id"] == "last"
+    await hub.close()
+
+
+@pytest.mark.parametrize("what", ["a key", "a value", "a row", "a number", "raises"])
+async def test_what_cannot_be_stored_is_refused_alone_and_closes_nobodys_session(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = SQLiteLedger(tmp_path / "team.db", new_epoch=random_id, durability="normal")
+    hub = Hub(ledger, limits=Limits(), mods=[Seen()], clock=system_clock, new_id=random_id)
+    await hub.start()
+    try:
+        ann, eve = await join(hub, "ann"), await join(hub, "eve")
+        async with hub.writing:  # one batch of all that follows
+            await asyncio.sleep(0)
+            say(ann, type="send", message_id="before", to="agent:eve", content=1)
+            say(eve, type="call", call_id="c", op="seen.keep", args={"what": what})
+            say(eve, type="send", message_id="own", to="agent:ann", content=1)
+            say(ann, type="send", message_id="after", to="agent:eve", content=1)
+        refused = await find_frame(eve, "error")
+        assert (refused["code"], refused["call_id"]) == ("internal", "c")
+        [record] = [record for record in caplog.records if record.exc_info]
+        assert str(vars(record)["quote"]) in str(refused["message"])
+        seqs = [(await find_frame(connection, "stored"))["seq"] for connection in (ann, eve, ann)]
+        assert seqs == sorted(seqs)
+        assert (hub.counts["recoveries"], ann.is_open, eve.is_open) == (0, True, True)
+        say(eve, type="send", message_id="later", to="agent:ann", content=1)
+        assert (await find_frame(eve, "stored"))["message_id"] == "later"
+    finally:
+        await hub.close()
+    meta, _ = await ledger.open()
+    assert meta.head == seqs[-1] + 1
+    await ledger.close()
+
+
+async def test_what_a_ledger_cannot_encode_it_says_and_stores_nothing(tmp_path: Path) -> None:
+    ledger = SQLiteLedger(tmp_path / "team.db", new_epoch=random_id, durability="normal")
+    await ledger.open()
+    good = Row(seq=1, at=1, type="registered", actor="ann")
+    bad = Row(seq=2, at=1, type="registered", actor="\ud800")
+    with pytest.raises(Unstorable):
+        await ledger.append([good, bad], [])
+    with pytest.raises(Unstorable):
+        await ledger.append([good], [Put("mod", "m/x", object())])
+    with pytest.raises(Unstorable):
+        ledger.check([bad], [])
+    ledger.check([good], [Put("mod", "m/x", None)])
+    await ledger.append([good], [])
+    assert [row.seq for row in await ledger.rows(0, 10)] == [1]
+    await ledger.close()
