@@ -62,6 +62,8 @@ def wanted(entries: list[Entry]) -> Wanted:
                 want.keys.add((entry.origin.agent_id, "r:" + entry.frame.record_id))
                 if entry.trigger is not None:
                     want.seqs.add(entry.trigger)
+                if entry.frame.kind == "started":
+                    want.cold.add(("triggered", f"{entry.origin.agent_id}/{entry.trigger}"))
             case Operate():
                 want.cold.add(("call", f"{entry.origin.agent_id}/{entry.call_id}"))
                 want.keys.update(call_keys(entry))

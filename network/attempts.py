@@ -9,7 +9,7 @@ from .change import ChangeSet, Rules
 from .entries import NOTHING, Lost, Nack, Notify, Outcome, Retry, Settle
 from .frames import encode
 from .state import State
-from .tables import Attempt, DeadLetter, Facts, Put
+from .tables import Attempt, DeadLetter, Facts, Put, Tried
 
 MAX_FAILURES = 5
 """At this many failures a message becomes a dead letter (docs/protocol.md)."""
@@ -46,6 +46,17 @@ def keep_handled(state: State, put: Put) -> Put:
     floor, taken = state.floor(put.key), put.value
     since = {seq for seq in floor.above if seq > taken.seq}.union(seq for seq in taken.open if floor.is_handled(seq))
     return Put("floor", put.key, taken.with_handled(since)) if since else put
+
+
+def forget_failures(state: State, agent_id: str, seq: int) -> list[Put]:
+    """What is kept of a message's failures once it is handled: how many attempts it took, if it took more than one."""
+    attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
+    if attempt is None:
+        return []
+    puts = [Put("attempt", f"{agent_id}/{seq}", None)]
+    if attempt.failures or attempt.is_revived:  # of an earlier life there may be more
+        puts.append(Put("tried", f"{agent_id}/{seq:016d}", Tried(attempt.failures + 1)))
+    return puts
 
 
 def _count_failure(change: ChangeSet, agent_id: str, seq: int, reason: str, retry_after_ms: int | None) -> int:

@@ -6,13 +6,14 @@ may see in its reaction to that.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw
 
 from .frames import Seq
 from .mod import Mod, Reading, operation
-from .tables import MessageHead, RootBudget, Triggered
+from .tables import Begun, MessageHead, RootBudget, Triggered
 from .visibility import Visibility
 from .window import find_message, open_view
 
@@ -105,14 +106,33 @@ class Explanations(Mod):
         return {"messages": messages, "reactions": reactions, "next": place, "has_more": place < end}
 
 
+def find_open(begun: Iterable[Begun], finished: Collection[tuple[str, int]], seq: int) -> Begun | None:
+    """Of an agent's reactions to one message, the one that was open when the agent wrote ``seq``, or None; of several the newest.
+
+    ``finished`` are reactions with the seqs of their ``finished`` records. Files are explained by this rule too.
+    """
+    is_open = [
+        it for it in begun
+        if it.seq < seq and not any(it.reaction == name and it.seq < at < seq for name, at in finished)
+    ]  # fmt: skip
+    return max(is_open, key=lambda it: it.seq, default=None)
+
+
 async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] | None:
     """The reaction that a message was sent in, as far as there is one."""
     if head.cause is None:
         return None
-    found: Triggered | None = await reading.hub.ledger.lookup_cold("triggered", f"{head.sender_id}/{head.cause}")
+    agent_id, ledger = head.sender_id, reading.hub.ledger
+    triggered: Triggered | None = await ledger.lookup_cold("triggered", f"{agent_id}/{head.cause}")
+    begun = [it for it in triggered.all if it.seq < head.seq] if triggered is not None else []
+    finished = []
+    for it in begun:
+        page = await ledger.records(agent_id, "finished", it.seq, 1, reaction=it.reaction)
+        finished += [(row.stream, row.seq) for row in page.rows]
+    found = find_open(begun, finished, head.seq)
     if found is None:
         return None
-    return {"reaction": found.reaction, "agent_id": head.sender_id, "trigger": head.cause, "seq": found.seq}
+    return {"reaction": found.reaction, "agent_id": agent_id, "trigger": head.cause, "seq": found.seq}
 
 
 async def _follows(reading: Reading, head: MessageHead, known: dict[int, bool]) -> bool:

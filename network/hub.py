@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from .apply import apply, wanted
+from .attempts import forget_failures
 from .calls import CALL_KEPT_MS
 from .change import Rules
 from .clock import Clock, NewId, SteadyClock
@@ -442,11 +443,9 @@ class Hub:
             if mailbox.settled:
                 kept = board.mailboxes.open_triggers(agent_id)
                 # of a dead letter nothing is left to delete, and it may be about to be taken back
-                puts += [
-                    Put("attempt", f"{agent_id}/{seq}", None)
-                    for seq in mailbox.settled
-                    if seq not in kept and board.mailboxes.attempt(agent_id, seq) is not None
-                ]
+                for seq in mailbox.settled:
+                    if seq not in kept:
+                        puts += forget_failures(board.state, agent_id, seq)
             puts.append(Put("floor", agent_id, mailbox.snapshot()))
         return Handled(tuple(puts))
 

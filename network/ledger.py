@@ -188,8 +188,8 @@ class Ledger(Protocol):
     async def trim(self, trim: Trim) -> Trimmed:
         """Drop old rows."""
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> Page:
-        """Records of one agent and kind with seq > ``after``, ascending."""
+    async def records(self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None) -> Page:
+        """Records of one agent and kind with seq > ``after``, ascending; of one of its reactions, or of all."""
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         """Every row with seq > ``after``, ascending, at most ``limit``: the export. Empty at the end only."""

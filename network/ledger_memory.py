@@ -194,14 +194,15 @@ class MemoryLedger:
         first, roots = self._first_seq, self._tables["root"]
         for key in [key for key, budget in roots.items() if budget.last_seq < first]:
             del roots[key]
-        for table in ("triggered", "dead"):
+        for table in ("triggered", "tried", "dead"):
             kept = self._tables[table]
             for key in [key for key in kept if int(key.partition("/")[2]) < first]:
                 del kept[key]
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> Page:
+    async def records(self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None) -> Page:
         seqs = self._records.get(f"{agent_id}/{kind}", [])
-        return self._page(seqs[bisect_right(seqs, after) :], limit, MAX_PAGE_BYTES, newest=False)
+        found = (seq for seq in seqs[bisect_right(seqs, after) :] if reaction in (None, self._rows[seq].stream))
+        return self._page(found, limit, MAX_PAGE_BYTES, newest=False)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         start = bisect_right(self._order, after)

@@ -411,9 +411,14 @@ class SQLiteLedger:
     async def trim(self, trim: Trim) -> Trimmed:
         return await self._change(partial(trim_log, trim))
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int) -> Page:
-        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE actor = ? AND type = 'record' AND label = ? AND seq > ? ORDER BY seq LIMIT ?"
-        return await self._read_page(self._browser, sql, (agent_id, kind, after, limit + 1), limit, MAX_PAGE_BYTES)
+    async def records(self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None) -> Page:
+        # `+stream`: by the index of the agent's records of that kind, since others may write under the same reaction's id
+        of = "" if reaction is None else "AND +stream = ?4"
+        sql = f"""
+            SELECT {ROW_COLUMNS} FROM log WHERE actor = ?1 AND type = 'record' AND label = ?2 AND seq > ?3 {of}
+            ORDER BY seq LIMIT ?5"""
+        values = (agent_id, kind, after, reaction, limit + 1)
+        return await self._read_page(self._browser, sql, values, limit, MAX_PAGE_BYTES)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?"

@@ -124,7 +124,7 @@ def _drop(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -
 def _drop_cold(db: sqlite3.Connection, first: int) -> None:
     """Forget what is kept about dropped messages. A root's budget counts until the last message that it was charged for is gone."""
     db.execute("DELETE FROM state WHERE tbl = 'root' AND value ->> 'last_seq' < ?", (first,))
-    for table in ("triggered", "dead"):
+    for table in ("triggered", "tried", "dead"):
         sql = "DELETE FROM state WHERE tbl = ? AND CAST(substr(key, instr(key, '/') + 1) AS INTEGER) < ?"
         db.execute(sql, (table, first))
 

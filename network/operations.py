@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Raw
@@ -23,7 +23,7 @@ from .open_reactions import OpenReactions
 from .operator_operations import OperatorOperations
 from .spending_operations import Spending
 from .state import State
-from .tables import DeadLetter, OpenReaction, Table, Triggered
+from .tables import Attempt, Begun, DeadLetter, OpenReaction, Table, Tried, Triggered
 from .visibility import Visibility, may_read, readable_spans, recipients, thread_readers
 from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, take_newest
 
@@ -218,11 +218,11 @@ class NetworkOperations(Mod):
             chosen = shown[start : start + FATES_AT_ONCE]
             asked: set[tuple[Table, str]] = {("triggered", f"{name}/{seq}") for name in chosen}
             asked |= {("dead", f"{name}/{seq:016d}") for name in chosen}
+            asked |= {("tried", f"{name}/{seq:016d}") for name in chosen}
+            now = {name: _look_at(reading, name, seq) for name in chosen}  # before the ledger, which is as new at least
             cold = (await hub.ledger.lookup(Wanted(set(), set(), asked))).cold
             for agent_id in chosen:
-                triggered: Triggered | None = cold.get(("triggered", f"{agent_id}/{seq}"))
-                letter: DeadLetter | None = cold.get(("dead", f"{agent_id}/{seq:016d}"))
-                entry = await _describe_fate(reading, agent_id, seq, triggered, letter)
+                entry = await _describe_fate(reading, agent_id, seq, now[agent_id], cold)
                 size += ENTRY_BYTES + len(agent_id) + len(entry.get("reaction", ""))
                 if states and size > hub.limits.max_result_bytes:
                     return {"seq": seq, "recipients": states, "has_more": True}
@@ -317,33 +317,52 @@ async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
     return False
 
 
+class _Progress(NamedTuple):
+    """How far a message is with one of its recipients, by what the hub holds in memory."""
+
+    is_delivered: bool
+    is_handled: bool
+    attempts: int
+    is_over: bool
+    """It is handled, and its failures are forgotten: only how many attempts they were is kept, in the ledger."""
+
+
+def _look_at(reading: Reading, agent_id: str, seq: int) -> _Progress:
+    hub = reading.hub
+    attempt: Attempt | None = hub.state.get("attempt", f"{agent_id}/{seq}")
+    failures = attempt.failures if attempt is not None else 0
+    is_delivered, is_handled = hub.delivered_up_to(agent_id) >= seq, hub.is_handled(agent_id, seq)
+    is_here = (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
+    return _Progress(is_delivered, is_handled, failures + is_here, is_handled and attempt is None)
+
+
 async def _describe_fate(
-    reading: Reading, agent_id: str, seq: int, triggered: Triggered | None, letter: DeadLetter | None
+    reading: Reading, agent_id: str, seq: int, now: _Progress, cold: Mapping[tuple[str, str], Any]
 ) -> dict[str, Any]:
     """How far a message has got with one of its recipients."""
-    hub = reading.hub
-    attempt = hub.state.get("attempt", f"{agent_id}/{seq}")
-    failures = attempt.failures if attempt is not None else 0
-    begun = triggered or await _reaction_with(reading, agent_id, seq)
-    is_delivered = hub.delivered_up_to(agent_id) >= seq
-    is_handled = hub.is_handled(agent_id, seq)
+    triggered: Triggered | None = cold.get(("triggered", f"{agent_id}/{seq}"))
+    letter: DeadLetter | None = cold.get(("dead", f"{agent_id}/{seq:016d}"))
+    tried: Tried | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
+    begun = triggered.first if triggered is not None else await _reaction_with(reading, agent_id, seq)
+    attempts = now.attempts
+    if tried is not None and now.is_over:
+        attempts = tried.attempts
     if letter is not None:
-        state, failures = "dead", letter.failures
+        state, attempts = "dead", letter.failures
     elif begun is not None:
         state = "in_prompt"
     else:
-        state = "handled" if is_handled else "delivered" if is_delivered else "queued"
-    if hub.state.present(agent_id) is None:
+        state = "handled" if now.is_handled else "delivered" if now.is_delivered else "queued"
+    if reading.hub.state.present(agent_id) is None:
         state = "removed"  # whatever it had begun, it goes on with nothing
-    is_tried = letter is None and (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
-    entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": failures + (1 if is_tried else 0)}
+    entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": attempts}
     if begun is not None:
         entry["reaction"] = begun.reaction
         entry["reaction_status"] = await _reaction_status(reading, agent_id, begun)
     return entry
 
 
-async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> Triggered | None:
+async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> Begun | None:
     """The first reaction of an agent whose manifest holds a message, among those that it began next after it."""
     after = seq
     for size in (4, REACTIONS_SEARCHED - 4):  # nearly always it is the next one, or there is none
@@ -352,27 +371,22 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> Triggered
             body = msgspec.json.decode(row.data)
             manifest = body.get("manifest") if isinstance(body, dict) else None
             if isinstance(manifest, list) and seq in manifest:
-                return Triggered(row.stream, row.seq)
+                return Begun(row.stream, row.seq)
         if not page.has_more:
             return None
         after = page.rows[-1].seq
     return None
 
 
-async def _reaction_status(reading: Reading, agent_id: str, begun: Triggered) -> str:
+async def _reaction_status(reading: Reading, agent_id: str, begun: Begun) -> str:
     """How a reaction ended, or that it is ``open``: all that readers of the message get to know of its records."""
     if reading.hub.state.get("reaction", f"{agent_id}/{begun.reaction}") is not None:
         return "open"
-    after, has_more, size = begun.seq, True, 4
-    while has_more:
-        page = await reading.hub.ledger.records(agent_id, "finished", after, size)
-        for row in page.rows:
-            if row.stream == begun.reaction:
-                body = msgspec.json.decode(row.data)
-                status = body.get("status") if isinstance(body, dict) else None
-                return status if status in ("stopped", "cancelled", "failed") else "finished"
-        after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
-        size = min(PAGE, size * 8)
+    page = await reading.hub.ledger.records(agent_id, "finished", begun.seq, 1, reaction=begun.reaction)
+    for row in page.rows:
+        body = msgspec.json.decode(row.data)
+        status = body.get("status") if isinstance(body, dict) else None
+        return status if status in ("stopped", "cancelled", "failed") else "finished"
     return "finished"  # its records are no longer kept
 
 

@@ -13,7 +13,7 @@ from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipien
 from .frames import Kind, Seq, is_id
 from .log_lines import encode_row
 from .mod import Mod, Reading, operation
-from .tables import Attempt, DeadLetter, Token
+from .tables import Attempt, DeadLetter, Token, Tried
 
 
 class OperatorOperations(Mod):
@@ -115,7 +115,7 @@ class OperatorOperations(Mod):
     @operation("change")
     def retry_dead_letter(self, change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
         """Deliver a dead letter again, with five attempts as at first."""
-        owner = _take_dead_letter(change, agent_id, seq)
+        owner = _take_dead_letter(change, agent_id, seq).agent_id
         change.put_row(
             "attempt", f"{owner}/{seq}", Attempt(0, change.stamp, "taken back from the dead letters", is_revived=True)
         )
@@ -125,7 +125,8 @@ class OperatorOperations(Mod):
     @operation("change")
     def drop_dead_letter(self, change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
         """Forget a dead letter; the message itself stays in its thread."""
-        _take_dead_letter(change, agent_id, seq)
+        letter = _take_dead_letter(change, agent_id, seq)
+        change.put_row("tried", f"{letter.agent_id}/{seq:016d}", Tried(letter.failures))
         return {}
 
     # --- the log
@@ -187,12 +188,13 @@ def _whose(origin: Origin, agent_id: str | None) -> str | None:
     return agent_id
 
 
-def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> str:
+def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> DeadLetter:
     owner = _whose(change.origin, agent_id) or change.origin.agent_id
     key = f"{owner}/{seq:016d}"
-    if change.find_cold("dead", key) is None:
+    letter: DeadLetter | None = change.find_cold("dead", key)
+    if letter is None:
         raise UnknownMessage(f"{owner} has no dead letter {seq}; network.dead_letters lists them.")
     change.put_row("dead", key, None)
     event = {"seq": seq, "agent_id": owner, "event": "taken"}
     change.write_row("dead", data=msgspec.json.encode(event))
-    return owner
+    return letter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .attempts import forget_failures
 from .change import ChangeSet, Rules
 from .entries import Answer, Notify, Origin, Outcome, Record, Settle
 from .errors import IdConflict, RoundelayError, UnknownMessage
@@ -67,7 +68,10 @@ def _begin_reaction(change: ChangeSet, facts: Facts, origin: Origin, entry: Reco
         f"{origin.agent_id}/{reaction}",
         OpenReaction(reaction, origin.agent_id, trigger, row.seq, head, entry.oldest or trigger),
     )
-    change.put_row("triggered", f"{origin.agent_id}/{trigger}", Triggered(reaction, row.seq))
+    key = f"{origin.agent_id}/{trigger}"
+    earlier: Triggered | None = change.find_cold("triggered", key)
+    begun = Triggered(reaction, row.seq) if earlier is None else earlier.then(reaction, row.seq)
+    change.put_row("triggered", key, begun)
     change.effects.append(Settle(origin.agent_id, trigger))
 
 
@@ -88,4 +92,5 @@ def _end_reaction(change: ChangeSet, state: State, reaction: str, agent_id: str)
     found: OpenReaction | None = state.get("reaction", f"{agent_id}/{reaction}")
     if found is not None:
         change.put_row("reaction", f"{agent_id}/{reaction}", None)
-        change.put_row("attempt", f"{agent_id}/{found.trigger}", None)
+        for put in forget_failures(state, agent_id, found.trigger):
+            change.put_row(put.table, put.key, put.value)

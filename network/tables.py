@@ -15,7 +15,7 @@ from .frames import Kind
 
 Table: TypeAlias = Literal[
     "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day",  # loaded at start
-    "root", "call", "dead", "triggered",  # cold: looked up as facts of a batch
+    "root", "call", "dead", "tried", "triggered",  # cold: looked up as facts of a batch
     "bucket",  # in memory only
 ]  # fmt: skip
 
@@ -23,7 +23,7 @@ LOADED_TABLES: tuple[Table, ...] = (
     "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day",
 )  # fmt: skip
 VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
-COLD_TABLES: frozenset[str] = frozenset({"root", "call", "dead", "triggered"})
+COLD_TABLES: frozenset[str] = frozenset({"root", "call", "dead", "tried", "triggered"})
 
 
 class Participant(Struct, frozen=True):
@@ -199,11 +199,43 @@ class DeadLetter(Struct, frozen=True):
     at: int
 
 
-class Triggered(Struct, frozen=True):
-    """The reaction that one agent (the key's first half) began for one message (its second half)."""
+class Tried(Struct, frozen=True):
+    """How many attempts a message took in all that failed at least once and needs no more: the last one handled it, or it was given up."""
+
+    attempts: int
+
+
+class Begun(Struct, frozen=True):
+    """A reaction, as it was begun by the ``started`` record of this seq."""
 
     reaction: str
     seq: int
+
+
+MAX_BEGUN = 64
+"""How many of the reactions to one message are known: the first, and the newest."""
+
+
+class Triggered(Struct, frozen=True):
+    """The newest reaction that one agent (the key's first half) began for one message (its second half), and the ``earlier`` ones."""
+
+    reaction: str
+    seq: int
+    earlier: tuple[Begun, ...] = ()
+
+    @property
+    def first(self) -> Begun:
+        return self.all[0]
+
+    @property
+    def all(self) -> tuple[Begun, ...]:
+        """All of them, ascending."""
+        return (*self.earlier, Begun(self.reaction, self.seq))
+
+    def then(self, reaction: str, seq: int) -> Triggered:
+        """These, and one that is begun now."""
+        first, *others = self.all
+        return Triggered(reaction, seq, (first, *others[2 - MAX_BEGUN :]))
 
 
 VALUE_TYPES: dict[Table, Any] = {
@@ -218,6 +250,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "root": RootBudget,
     "call": CallResult,
     "dead": DeadLetter,
+    "tried": Tried,
     "triggered": Triggered,
     "day": DaySpent,
 }

@@ -9,10 +9,12 @@ from typing import Any, Protocol
 from roundelay.agents.records import fetch_fates, fetch_records
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
+from roundelay.network.explain import find_open
 from roundelay.network.ledger import Row
 from roundelay.network.ledger_file import Log
 from roundelay.network.log_lines import LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.network.tables import Begun
 from roundelay.reading.follow import MAX_PAGE, read_thread
 from roundelay.reading.recording import read_body, read_message, read_trigger
 
@@ -29,7 +31,7 @@ class Source(Protocol):
         ...
 
     async def reactions_to(self, message: BaseMessage) -> list[tuple[str, str]]:
-        """The reactions that a message began: their agents and ids."""
+        """The first reaction of each agent that a message began: agents and ids, by agent."""
         ...
 
     async def records(self, agent_id: str, reaction: str) -> list[Mapping[str, Any]]:
@@ -146,8 +148,8 @@ class LiveSource:
 
 @dataclass(slots=True)
 class _Reaction:
-    trigger: int = 0
     seqs: list[int] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
 
 
 class FileSource:
@@ -156,8 +158,7 @@ class FileSource:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._known: dict[tuple[str, str], _Reaction] | None = None  # by agent and id
-        self._senders: dict[tuple[str, int | None], str] = {}  # by agent and trigger: ids
-        self._begun: dict[int, list[tuple[str, str]]] = {}  # by trigger: agents and reactions
+        self._begun: dict[int, dict[str, list[Begun]]] = {}  # by trigger and agent, ascending
 
     async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
         async def read() -> AsyncIterator[Row]:
@@ -168,20 +169,28 @@ class FileSource:
 
     async def chain(self, seq: int) -> list[dict[str, Any]]:
         chain: list[dict[str, Any]] = []
-        reactions = self._read_reactions()
         message: BaseMessage | None = self._find(seq)
         while message is not None:
             row = self._log.row(message.seq)
             assert row is not None
             chain.append(read_body(row))
-            name = self._senders.get((message.sender_id, message.cause))
-            if name is not None:
-                it = reactions[message.sender_id, name]
-                chain.append(
-                    {"reaction": name, "agent_id": message.sender_id, "trigger": it.trigger, "seq": it.seqs[0]}
-                )
-            message = self._message(message.cause) if message.cause is not None else None
+            if message.cause is None:
+                break
+            sent_in = self._find_reaction(message.sender_id, message.cause, message.seq)
+            if sent_in is not None:
+                chain.append(sent_in)
+            message = self._message(message.cause)
         return chain
+
+    def _find_reaction(self, agent_id: str, trigger: int, seq: int) -> dict[str, Any] | None:
+        """What `network.why` says of the reaction that a message was sent in."""
+        reactions = self._read_reactions()
+        begun = self._begun.get(trigger, {}).get(agent_id, [])
+        finished = [(it.reaction, at) for it in begun for at in reactions[agent_id, it.reaction].finished]
+        found = find_open(begun, finished, seq)
+        if found is None:
+            return None
+        return {"reaction": found.reaction, "agent_id": agent_id, "trigger": trigger, "seq": found.seq}
 
     async def following(self, seq: int) -> list[BaseMessage]:
         self._find(seq)
@@ -195,7 +204,7 @@ class FileSource:
 
     async def reactions_to(self, message: BaseMessage) -> list[tuple[str, str]]:
         self._read_reactions()
-        return sorted(self._begun.get(message.seq, ()))
+        return sorted((agent_id, begun[0].reaction) for agent_id, begun in self._begun.get(message.seq, {}).items())
 
     async def records(self, agent_id: str, reaction: str) -> list[Mapping[str, Any]]:
         found = self._read_reactions().get((agent_id, reaction))
@@ -227,12 +236,11 @@ class FileSource:
                     continue
                 it = self._known.setdefault((row.actor, row.stream), _Reaction())
                 it.seqs.append(row.seq)
-                if row.label == "started":
-                    it.trigger = read_trigger(row.label, read_body(row)) or 0
-            for (agent_id, name), it in self._known.items():
-                if it.trigger:
-                    self._senders[agent_id, it.trigger] = name
-                    self._begun.setdefault(it.trigger, []).append((agent_id, name))
+                if row.label == "started" and (trigger := read_trigger(row.label, read_body(row))) is not None:
+                    by_agent = self._begun.setdefault(trigger, {})
+                    by_agent.setdefault(row.actor, []).append(Begun(row.stream, row.seq))
+                elif row.label == "finished":
+                    it.finished.append(row.seq)
         return self._known
 
     def _message(self, seq: int) -> BaseMessage | None:

@@ -210,3 +210,107 @@ async def test_rows_are_the_whole_log_for_operators() -> None:
         rest = await mia.call("network.rows", {"after": 3})
         assert (len(rest["rows"]), rest["next"], rest["head"]) == (1, 4, 4)
         await helper.call_refused("forbidden", "network.rows")
+
+
+# -- several reactions to one message
+
+
+class Reacting:
+    """mia's request, to which helper reacts as the test says; what each reaction says is `say`'s."""
+
+    def __init__(self, mia: WireSession, helper: WireSession, root: int) -> None:
+        self.mia, self.helper, self.root = mia, helper, root
+
+    @classmethod
+    async def begin(cls, node: Node) -> Reacting:
+        mia, helper = await node.person("mia"), await node.agent("helper")
+        return cls(mia, helper, (await mia.send("agent:helper", "a request"))["seq"])
+
+    async def start(self, reaction: str) -> int:
+        body = {"trigger": self.root, "manifest": [self.root]}
+        return int((await self.helper.record(reaction, "started", body))["seq"])
+
+    async def finish(self, reaction: str) -> None:
+        await self.helper.record(reaction, "finished", {"status": "finished"})
+
+    async def say(self, text: str) -> int:
+        return int((await self.helper.send("agent:mia", text, cause=self.root))["seq"])
+
+    async def sent_in(self, seq: int) -> tuple[str, int] | None:
+        """The reaction that `network.why` names for a message, and the seq of its beginning."""
+        chain = (await self.mia.call("network.why", {"seq": seq}))["chain"]
+        return next(((it["reaction"], it["seq"]) for it in chain if "reaction" in it), None)
+
+    async def status(self, seq: int) -> dict[str, Any]:
+        (recipient,) = (await self.mia.call("network.message_status", {"seq": seq}))["recipients"]
+        return dict(recipient)
+
+
+@pytest.fixture
+async def reacting(node: Node) -> Reacting:
+    return await Reacting.begin(node)
+
+
+async def test_why_names_the_reaction_that_was_open_when_the_message_was_sent(reacting: Reacting) -> None:
+    it = reacting
+    before = await it.say("before any")
+    first = await it.start("r1")
+    in_first = await it.say("in the first")
+    await it.finish("r1")
+    between = await it.say("between them")
+    second = await it.start("r2")
+    in_second = await it.say("in the second")
+    third = await it.start("r3")
+    in_newest = await it.say("in the newest of two")
+    await it.finish("r3")
+    in_older = await it.say("in the second, which is open yet")
+    await it.finish("r2")
+    again = await it.start("r1")
+    in_first_again = await it.say("in the first, begun again")
+    found = [
+        await it.sent_in(seq) for seq in (before, in_first, between, in_second, in_newest, in_older, in_first_again)
+    ]
+    assert found == [None, ("r1", first), None, ("r2", second), ("r3", third), ("r2", second), ("r1", again)]
+    impact = await it.mia.call("network.impact", {"seq": it.root})
+    assert [one["reaction"] for one in impact["reactions"]] == ["r1", "r2", "r3", "r1"]
+
+
+async def test_a_message_before_the_only_reaction_was_not_sent_in_it(reacting: Reacting) -> None:
+    before = await reacting.say("before")
+    started = await reacting.start("r1")
+    inside = await reacting.say("in it")
+    await reacting.finish("r1")
+    after = await reacting.say("after")
+    assert [await reacting.sent_in(seq) for seq in (before, inside, after)] == [None, ("r1", started), None]
+
+
+async def test_message_status_names_the_first_reaction_to_the_message(reacting: Reacting) -> None:
+    for reaction in ("r1", "r2", "r3"):
+        await reacting.start(reaction)
+        assert (await reacting.status(reacting.root))["reaction"] == "r1"
+    await reacting.finish("r1")
+    status = await reacting.status(reacting.root)
+    assert (status["reaction"], status["reaction_status"]) == ("r1", "finished")
+
+
+async def test_the_reaction_to_a_message_goes_before_one_that_merely_shows_it(reacting: Reacting) -> None:
+    """Whoever waits for the end of the reaction waits for the answer to this message."""
+    other = (await reacting.mia.send("agent:helper", "another request"))["seq"]
+    await reacting.helper.record("r1", "started", {"trigger": other, "manifest": [reacting.root, other]})
+    assert (await reacting.status(reacting.root))["reaction"] == "r1"
+    await reacting.start("r2")
+    await reacting.start("r3")
+    assert (await reacting.status(reacting.root))["reaction"] == "r2"
+    assert (await reacting.status(other))["reaction"] == "r1"
+
+
+async def test_of_many_reactions_to_one_message_the_first_and_the_newest_are_known(reacting: Reacting) -> None:
+    for number in range(70):
+        await reacting.start(f"r{number}")
+    said = await reacting.say("in the newest")
+    assert (await reacting.sent_in(said) or ("", 0))[0] == "r69"
+    for number in range(10, 70):
+        await reacting.finish(f"r{number}")
+    late = await reacting.say("in one of the first ten, which began before the newest")
+    assert (await reacting.sent_in(late) or ("", 0))[0] == "r9"
+    assert (await reacting.status(reacting.root))["reaction"] == "r0"

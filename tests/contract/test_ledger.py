@@ -178,6 +178,8 @@ async def test_records_are_found_by_agent_and_kind(ledger: Ledger) -> None:
     assert seqs(await ledger.records("bob", "started", 0, 10)) == [1, 3]
     assert seqs(await ledger.records("bob", "started", 1, 10)) == [3]
     assert seqs(await ledger.records("ann", "started", 0, 10)) == []
+    assert seqs(await ledger.records("bob", "started", 0, 10, reaction="x3")) == [3]
+    assert seqs(await ledger.records("bob", "finished", 0, 10, reaction="x3")) == []
 
 
 async def test_a_taken_key_is_told_and_leaves_nothing_of_its_batch(ledger: Ledger) -> None:

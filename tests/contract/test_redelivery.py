@@ -48,10 +48,10 @@ def hub() -> Iterator[SteppedHub]:
 class Visitor:
     """A session of that hub."""
 
-    def __init__(self, hub: SteppedHub, agent_id: str) -> None:
+    def __init__(self, hub: SteppedHub, agent_id: str, **hello: object) -> None:
         self.hub = hub
         self.connection, self.session = hub.connect()
-        self.say(type="hello", protocol=1, agent_id=agent_id, kind="agent")
+        self.say(type="hello", protocol=1, agent_id=agent_id, kind="agent", **hello)
         [self.welcome] = [frame for frame in self.connection.frames if frame["type"] == "welcome"]
 
     def say(self, **frame: object) -> None:
@@ -143,6 +143,65 @@ def test_without_retry_after_ms_the_next_attempt_comes_after_a_second_doubled_ea
         assert bob.given() == []
         hub.loop.step(0.01)
         assert bob.given() == [("hard", failures + 1)]
+
+
+def count_attempts(visitor: Visitor, seq: int) -> tuple[str, int]:
+    """What `network.message_status` says of a message's one recipient."""
+    visitor.say(type="call", call_id="status", op="network.message_status", args={"seq": seq})
+    [status] = visitor.connection.take_frames()[-1]["value"]["recipients"]
+    return status["state"], status["attempts"]
+
+
+def test_attempts_count_every_try_and_stay_when_the_message_is_handled(hub: SteppedHub) -> None:
+    alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
+    easy, hard = alice.send("easy"), alice.send("hard")
+    bob.say(type="ack", seq=easy)
+    for tries in (1, 2, 3):
+        assert count_attempts(alice, hard) == ("delivered", tries)
+        bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=100)
+        assert count_attempts(alice, hard) == ("delivered", tries), "it waits"
+        hub.loop.step(0.2)
+        assert bob.given()[-1] == ("hard", tries + 1)
+    assert count_attempts(alice, hard) == ("delivered", 4)
+    bob.say(type="ack", seq=hard, only=True)
+    assert [count_attempts(alice, seq) for seq in (easy, hard)] == [("handled", 1), ("handled", 4)]
+    hub.loop.step(5.0)
+    assert [count_attempts(alice, seq) for seq in (easy, hard)] == [("handled", 1), ("handled", 4)]
+    hub.crash()
+    assert [count_attempts(Visitor(hub, "alice"), seq) for seq in (easy, hard)] == [("handled", 1), ("handled", 4)]
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_attempts_of_a_dead_letter_stay_when_it_is_dropped_and_begin_again_when_it_is_taken_back(
+    hub: SteppedHub, is_dropped: bool
+) -> None:
+    alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
+    hard = alice.send("hard")
+    for _ in range(5):
+        bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=100)
+        hub.loop.step(0.2)
+    assert count_attempts(alice, hard) == ("dead", 5)
+    op = "network.drop_dead_letter" if is_dropped else "network.retry_dead_letter"
+    bob.say(type="call", call_id="take", op=op, args={"seq": hard})
+    hub.loop.step(0.2)
+    bob.say(type="ack", seq=hard, only=True)
+    for _ in range(2):
+        assert count_attempts(alice, hard) == ("handled", 5 if is_dropped else 1)
+        hub.loop.step(5.0)
+
+
+def test_attempts_at_a_trigger_count_the_reactors_that_were_lost_and_stay_when_one_finishes(hub: SteppedHub) -> None:
+    alice, bot = Visitor(hub, "alice"), Visitor(hub, "bob", role="reactor")
+    hard = alice.send("hard")
+    bot.say(type="record", record_id="r1", reaction="r", kind="started", body={"trigger": hard})
+    for lost in range(3):
+        assert count_attempts(alice, hard) == ("in_prompt", 1 + lost)
+        bot.drop()
+        bot = Visitor(hub, "bob", role="reactor")
+    bot.say(type="record", record_id="r2", reaction="r", kind="finished", body={})
+    for _ in range(2):
+        assert count_attempts(alice, hard) == ("in_prompt", 4)
+        hub.loop.step(5.0)
 
 
 async def test_a_nack_of_what_another_session_has_handled_changes_nothing(

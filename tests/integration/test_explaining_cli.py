@@ -21,10 +21,10 @@ from roundelay.network.config import Limits
 from roundelay.network.errors import ConfigError, LedgerError, UnknownMessage
 from roundelay.network.home import announce_node
 from roundelay.network.ledger import Row
-from roundelay.network.ledger_file import read_log
+from roundelay.network.ledger_file import open_log, read_log
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.log_lines import decode_row, encode_row, read_lines
-from roundelay.reading.sources import LiveSource
+from roundelay.reading.sources import FileSource, LiveSource
 from roundelay.reading.why import describe_steps, explain
 from tests.support.agents import Person, make_runner
 from tests.support.command import Done, run
@@ -334,3 +334,27 @@ async def test_the_ledger_of_a_scenario_is_looked_into_and_replayed_like_any_oth
     (tmp_path / "two.jsonl").write_bytes(log + log)
     with pytest.raises(LedgerError, match="a second log begins"):
         await offline("export", "--db", tmp_path / "two.jsonl")
+
+
+async def test_a_file_names_the_same_reactions_as_its_node(tmp_path: Path) -> None:
+    """Two reactions to one message, one of them begun twice, and what was said before, in, between and after them."""
+    db = tmp_path / "team.db"
+    async with running_node(db=db, durability="full") as node:
+        mia, helper = await node.person("mia"), await node.agent("helper")
+        request = (await mia.send("agent:helper", "a request"))["seq"]
+        said = [request, (await helper.send("agent:mia", "before any", cause=request))["seq"]]
+        for step in ("r1 started", "r2 started", "r2 finished", "r1 finished", "r1 started"):
+            reaction, kind = step.split()
+            await helper.record(reaction, kind, {"trigger": request, "manifest": [request]})
+            said.append((await helper.send("agent:mia", step, cause=request))["seq"])
+        async with NetworkClient("auditor", node.url, kind="service", token=node.owner_token) as auditor:
+            live = LiveSource(auditor)
+            chains = [await live.chain(seq) for seq in said]
+            messages = await live.messages([request])
+            begun = await live.reactions_to(messages[request])
+    with open_log(db) as log:
+        file = FileSource(log)
+        assert [await file.chain(seq) for seq in said] == chains
+        assert await file.reactions_to(messages[request]) == begun == [("helper", "r1")]
+    named = [next((it["reaction"] for it in chain if "reaction" in it), None) for chain in chains]
+    assert named == [None, None, "r1", "r2", "r1", None, "r1"]
