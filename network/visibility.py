@@ -7,6 +7,7 @@ The rules are those of docs/protocol.md ("Addresses, threads, membership") and o
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Set
 from typing import Literal
 
@@ -16,6 +17,8 @@ from .state import State
 from .tables import Member, MessageHead, Participant
 
 Visibility = Literal["people", "strict", "all", "current"]
+FEW = 16
+"""An audience beyond this is not asked one by one whether it reads a message, where those who came last can answer for all."""
 VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")
 
 
@@ -212,6 +215,8 @@ class PromptFilter:
         self._trigger = trigger
         self._audience = audience(state, label, trigger.seq) if visibility == "people" else frozenset()
         self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
+        self._newest: dict[str, list[tuple[int, str]] | None] = {}
+        """By address: when those two of the audience came that came last; None where that does not tell who reads."""
 
     def admits(self, head: MessageHead, label: MessageHead) -> bool:
         """Whether this message, which the agent itself may read, enters the prompt."""
@@ -225,6 +230,9 @@ class PromptFilter:
             case "strict":
                 return all(may_read(self._state, agent_id, head) for agent_id in self._readers)
             case "people":
+                newest = self._came_last(label) if len(self._audience) > FEW else None
+                if newest is not None:
+                    return self._reaches(label, newest)
                 return all(self._is_in_audience(agent_id, head, label) for agent_id in self._audience)
 
     def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
@@ -232,3 +240,33 @@ class PromptFilter:
             return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
         # a trigger without people: its participants must be able to read the message themselves
         return may_read(self._state, agent_id, head)
+
+    def _came_last(self, label: MessageHead) -> list[tuple[int, str]] | None:
+        """Of a place of many, if everyone in the audience came to it once and stayed: then who came last reads least."""
+        if label.kind not in ("broadcast", "channel"):
+            return None
+        if label.to not in self._newest:
+            came = [self._came(agent_id, label) for agent_id in self._audience]
+            known = [(seq, agent_id) for seq, agent_id in came if seq is not None]
+            self._newest[label.to] = heapq.nlargest(2, known) if len(known) == len(came) else None
+        return self._newest[label.to]
+
+    def _came(self, agent_id: str, label: MessageHead) -> tuple[int | None, str]:
+        participant = self._state.present(agent_id)
+        if participant is None or participant.kind != "human":
+            return None, agent_id
+        if label.kind == "broadcast":
+            return participant.registered_seq, agent_id
+        spans = self._state.member(label.to.partition(":")[2], agent_id).spans
+        stays = len(spans) == 1 and spans[0][1] is None and spans[0][0] < self._trigger.seq
+        return spans[0][0] if stays else None, agent_id
+
+    def _reaches(self, label: MessageHead, newest: list[tuple[int, str]]) -> bool:
+        """What `_is_in_audience` says of everyone in the audience, by those who came last; a sender reads its own."""
+        first, excluded = hearing(label)
+        if any(agent_id in self._audience and agent_id != label.sender_id for agent_id in excluded):
+            return False
+        channel = self._state.channel(label.to.partition(":")[2]) if label.kind == "channel" else None
+        if channel is not None and channel.history == "members":
+            return True
+        return all(seq < first or agent_id == label.sender_id for seq, agent_id in newest)

@@ -14,7 +14,8 @@ import pytest
 
 from roundelay.network.session import Session
 from roundelay.network.state import State
-from roundelay.network.tables import Member, Participant, Put
+from roundelay.network.tables import Channel, Member, MessageHead, Participant, Put
+from roundelay.network.visibility import PromptFilter
 from tests.support.stepped_hub import SteppedHub, StubConnection
 from tests.support.steps import count_bytes, count_steps
 
@@ -298,6 +299,29 @@ def test_what_became_of_a_message_is_not_looked_for_in_all_that_its_agent_did_si
             return count_steps(lambda: crowd.call(ann, "network.message_status", seq=unread))
 
     assert ask(400) - ask(300) < 100
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "channel"])
+def test_a_message_enters_a_prompt_without_asking_each_of_many_people(kind: str) -> None:
+    def admit(size: int) -> int:
+        state = State(head=size + 3)
+        state.change([Put("channel", "dev", Channel("dev", 0, "ann"))])
+        for number in range(size):
+            name = f"person-{number}"
+            state.change([Put("participant", name, Participant(name, "human", number))])
+            state.change([Put("member", f"dev/{name}", Member(((number, None),)))])
+        to = "broadcast" if kind == "broadcast" else "channel:dev"
+        first, second, trigger = (
+            MessageHead(
+                seq=seq, sender_id="person-0", sender_kind="human", kind=kind, to=to, thread_id=to, root=seq, hops=0, label=seq,
+            )
+            for seq in range(size + 1, size + 4)
+        )  # fmt: skip
+        prompt = PromptFilter(state, "people", trigger, trigger)
+        assert prompt.admits(first, first)  # the first of a prompt looks at all of them
+        return count_steps(lambda: prompt.admits(second, second))
+
+    assert admit(500) == admit(50)
 
 
 def test_a_change_of_the_state_takes_no_memory_for_those_who_are_there() -> None:

@@ -6,9 +6,11 @@ import random
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from roundelay.network import visibility
 from roundelay.network.state import State
 from roundelay.network.tables import (
     LOADED_TABLES,
@@ -23,6 +25,7 @@ from roundelay.network.tables import (
     Token,
 )
 from roundelay.network.visibility import (
+    PromptFilter,
     audience,
     has_people,
     is_reader,
@@ -176,6 +179,15 @@ def check_rules(state: State, head: MessageHead, at_seq: int) -> None:
         assert sorted(found) == sorted(one.agent_id for one in asked if is_recipient(state, one.agent_id, head))
 
 
+def check_prompts(state: State, trigger: MessageHead, heads: list[MessageHead]) -> None:
+    """Whether a message enters a prompt, by those who came last to its place, is what asking the whole audience gives."""
+    everyone, last = (PromptFilter(state, "people", trigger, trigger) for _ in range(2))
+    asked = [everyone.admits(head, head) for head in heads]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(visibility, "FEW", 0)
+        assert [last.admits(head, head) for head in heads] == asked
+
+
 def check_indexes(state: State) -> None:
     present = [one for one in everybody(state) if one.removed_seq is None]
     in_order = sorted(present, key=lambda one: (one.registered_seq, one.agent_id))
@@ -223,3 +235,4 @@ def test_what_indexes_find_is_what_asking_everybody_gives(seed: int) -> None:
             check_indexes(level)
             for _ in range(4):
                 check_rules(level, world.head(), world.chance.randint(1, level.head + 1))
+                check_prompts(level, world.head(), [world.head() for _ in range(10)])
