@@ -3,18 +3,24 @@ participants change it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from heapq import nsmallest
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownRecipient
 from roundelay.network.frames import Seq
+from roundelay.network.listing import take_page
 from roundelay.network.mod import Change, Mod, Reading, operation
 
 ChannelName = Annotated[
     str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$", description="The channel's name, without 'channel:'.")
 ]
 Topic = Annotated[str, Meta(max_length=1000, description="What the channel is about.")]
+PageLimit = Annotated[int, Meta(ge=1, le=1000)]
+MEMBERS_COUNTED = 50_000
+"""So many members of channels one page counts: the hub does nothing else meanwhile."""
 Text = Annotated[str, Meta(min_length=1, description="The text to send.")]
 
 
@@ -87,35 +93,47 @@ class Channels(Mod):
         return {"seq": row.seq, "thread_id": row.stream}
 
     @operation("read")
-    async def list(self, reading: Reading) -> dict[str, Any]:
-        """List the channels: name, topic, how many members, and whether you are one."""
+    async def list(self, reading: Reading, *, after: str = "", limit: PageLimit = 1000) -> dict[str, Any]:
+        """List the channels: name, topic, how many members, and whether you are one. By name; those above `after`."""
         state = reading.hub.state
-        channels = []
-        for name, channel in sorted(state.items("channel")):
-            members = state.members(name)
-            count = sum(member.is_in for member in members.values())
-            is_member = state.member(name, reading.origin.agent_id).is_in
-            channels.append(
-                {
+        counted = 0
+
+        def describe() -> Iterator[dict[str, Any]]:
+            nonlocal counted
+            for name, channel in state.ascending("channel", after):
+                members = state.members(name)
+                counted += len(members)
+                yield {
                     "name": name,
                     "topic": channel.topic,
                     "history": channel.history,
-                    "members": count,
-                    "is_member": is_member,
+                    "members": sum(member.is_in for member in members.values()),
+                    "is_member": state.member(name, reading.origin.agent_id).is_in,
                 }
-            )
-        return {"channels": channels}
+                if counted > MEMBERS_COUNTED:
+                    return
+
+        channels, has_more = take_page(describe(), limit, reading.hub.limits.max_result_bytes)
+        return {"channels": channels, "has_more": has_more or counted > MEMBERS_COUNTED}
 
     @operation("read")
-    async def members(self, reading: Reading, *, name: ChannelName) -> dict[str, Any]:
-        """List who is in a channel; its members and operators may ask."""
+    async def members(
+        self,
+        reading: Reading,
+        *,
+        name: ChannelName,
+        after: str = "",
+        limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000,
+    ) -> dict[str, Any]:
+        """List who is in a channel, by id, those above `after`; its members and operators may ask."""
         state = reading.hub.state
         if state.channel(name) is None:
             raise UnknownRecipient(f"There is no channel {name!r}.")
         if not (reading.origin.is_operator or state.member(name, reading.origin.agent_id).is_in):
             raise Forbidden(f"Only the members of {name!r} see who is in it; join it first.")
-        inside = sorted(agent_id for agent_id, member in state.members(name).items() if member.is_in)
-        return {"channel": name, "members": inside}
+        inside = (agent_id for agent_id, member in state.members(name).items() if member.is_in and agent_id > after)
+        members, has_more = take_page(nsmallest(limit + 1, inside), limit, reading.hub.limits.max_result_bytes)
+        return {"channel": name, "members": members, "has_more": has_more}
 
 
 def _need_member(change: Change, name: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from heapq import nsmallest
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from roundelay.network.listing import take_page
 from roundelay.network.mod import Mod, Reading, operation
 from roundelay.network.tables import Participant
 
@@ -53,19 +55,17 @@ class Discovery(Mod):
             score = sum(weight * len(words & index.words[part]) for part, weight in _WEIGHTS.items())
             if score:
                 found.append((-score, participant.agent_id, participant.kind, is_online, index.card))
-        found.sort(key=lambda match: match[:2])
-        return {
-            "participants": [
-                {
-                    "agent_id": agent_id,
-                    "kind": kind,
-                    "state": "online" if is_online else "offline",
-                    "card": card,
-                    "score": -score,
-                }
-                for score, agent_id, kind, is_online, card in found[:limit]
-            ]
-        }
+        best = (
+            {
+                "agent_id": agent_id,
+                "kind": kind,
+                "state": "online" if is_online else "offline",
+                "card": card,
+                "score": -score,
+            }
+            for score, agent_id, kind, is_online, card in nsmallest(limit, found, key=lambda match: match[:2])
+        )
+        return {"participants": take_page(best, limit, reading.hub.limits.max_result_bytes)[0]}
 
     def _index(self, participant: Participant) -> _Index:
         found = self._indexes.get(participant.agent_id)

@@ -84,7 +84,7 @@ class Explanations(Mod):
         scanned = 0
         while place < end and scanned < SCANNED_ROWS:
             size = min(500, SCANNED_ROWS - scanned)
-            rows = await reading.hub.ledger.rows(place, size, max_bytes=4 * reading.hub.limits.max_result_bytes)
+            rows = await reading.hub.ledger.rows(place, size, max_bytes=reading.hub.limits.max_result_bytes)
             if not rows:
                 place = end
             for row in rows:

@@ -164,11 +164,14 @@ class Ledger(Protocol):
     async def reaction(self, reaction: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES) -> Page:
         """Records of one reaction with seq > ``after``, ascending."""
 
-    async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
-        """Threads of the messages that `inbox` would give, newest first, each with how many there are."""
+    async def threads(
+        self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31
+    ) -> list[ThreadSummary]:
+        """Threads of the messages that `inbox` would give, newest first, each with how many there are; the first ``limit`` of those whose
+        last seq is below ``before``."""
 
-    async def all_threads(self) -> list[ThreadSummary]:
-        """Every thread of the log, newest first."""
+    async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
+        """Every thread of the log, newest first, as in `threads`."""
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
         """The messages under these seqs, as far as they exist."""
@@ -176,8 +179,8 @@ class Ledger(Protocol):
     async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
         """The heads of the messages under these seqs, as far as they exist."""
 
-    async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
-        """Keys and values of a table that is not loaded, whose keys begin with ``prefix``; ascending by key."""
+    async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
+        """Keys and values of a table that is not loaded, whose keys begin with ``prefix`` and are above ``after``; ascending by key."""
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
         """One value of a table that is not loaded, or None."""
@@ -188,7 +191,10 @@ class Ledger(Protocol):
     async def trim(self, trim: Trim) -> Trimmed:
         """Drop old rows."""
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None) -> Page:
+    async def records(
+        self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
         """Records of one agent and kind with seq > ``after``, ascending; of one of its reactions, or of all."""
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:

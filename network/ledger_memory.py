@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import merge
+from heapq import merge, nsmallest
 from itertools import groupby
 from typing import Any
 
@@ -145,13 +145,15 @@ class MemoryLedger:
         seqs = self._reactions.get(reaction, [])
         return self._page(seqs[bisect_right(seqs, after) :], limit, max_bytes, newest=False)
 
-    async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
+    async def threads(
+        self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31
+    ) -> list[ThreadSummary]:
         last = self._order[-1] if self._order else 0
         rows = (self._rows[seq] for seq in self._inbox(spans, sender, 0, last))
-        return _summarise(row for row in rows if sender not in row.excluded)
+        return _summarise((row for row in rows if sender not in row.excluded), before, limit)
 
-    async def all_threads(self) -> list[ThreadSummary]:
-        return _summarise(row for row in self._rows.values() if row.type == "message")
+    async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
+        return _summarise((row for row in self._rows.values() if row.type == "message"), before, limit)
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
         found = {seq: self._rows[seq] for seq in seqs if seq in self._rows}
@@ -160,9 +162,9 @@ class MemoryLedger:
     async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
         return {seq: row.head for seq, row in (await self.messages(seqs)).items() if row.head is not None}
 
-    async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
-        names = sorted(key for key in self._tables[table] if key.startswith(prefix))
-        return [(name, self._tables[table][name]) for name in names[:limit]]
+    async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
+        names = nsmallest(limit, (key for key in self._tables[table] if key.startswith(prefix) and key > after))
+        return [(name, self._tables[table][name]) for name in names]
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
         return self._tables[table].get(key)
@@ -199,10 +201,13 @@ class MemoryLedger:
             for key in [key for key in kept if int(key.partition("/")[2]) < first]:
                 del kept[key]
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None) -> Page:
+    async def records(
+        self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
         seqs = self._records.get(f"{agent_id}/{kind}", [])
         found = (seq for seq in seqs[bisect_right(seqs, after) :] if reaction in (None, self._rows[seq].stream))
-        return self._page(found, limit, MAX_PAGE_BYTES, newest=False)
+        return self._page(found, limit, max_bytes, newest=False)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         start = bisect_right(self._order, after)
@@ -210,12 +215,13 @@ class MemoryLedger:
         return self._page(chosen, limit, 2**62 if max_bytes is None else max_bytes, newest=False).rows
 
 
-def _summarise(rows: Iterable[Row]) -> list[ThreadSummary]:
+def _summarise(rows: Iterable[Row], before: int | None, limit: int) -> list[ThreadSummary]:
     counts: dict[str, tuple[int, int]] = {}
     for row in rows:
         last, count = counts.get(row.stream, (0, 0))
         counts[row.stream] = (max(last, row.seq), count + 1)
-    newest_first = sorted(counts.items(), key=lambda item: -item[1][0])
+    below = (item for item in counts.items() if before is None or item[1][0] < before)
+    newest_first = nsmallest(limit, below, key=lambda item: -item[1][0])
     return [ThreadSummary(thread_id, last, count) for thread_id, (last, count) in newest_first]
 
 

@@ -346,22 +346,26 @@ class SQLiteLedger:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type = 'record' AND seq > ? ORDER BY seq LIMIT ?"
         return await self._read_page(self._browser, sql, (reaction, after, limit + 1), limit, max_bytes)
 
-    async def threads(self, spans: Sequence[Span], sender: str) -> list[ThreadSummary]:
-        values = (list_spans(spans, 0, 2**62), sender, 0, 2**62, -1)
+    async def threads(
+        self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31
+    ) -> list[ThreadSummary]:
+        end = before if before is not None else 2**62
+        values = (list_spans(spans, 0, 2**62), sender, 0, 2**62, -1, end, limit)
         sql = f"""
             SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS})
             AND (excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(excluded) WHERE value = ?2))
-            GROUP BY stream ORDER BY max(seq) DESC"""
+            GROUP BY stream HAVING max(seq) < ?6 ORDER BY max(seq) DESC LIMIT ?7"""
         sql = sql.replace("{order}", "ASC")
         found = await self._run(self._browser, lambda db: db.execute(sql, values).fetchall())
         return [ThreadSummary(*row) for row in found]
 
-    async def all_threads(self) -> list[ThreadSummary]:
+    async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
         sql = (
             "SELECT stream, max(seq), count(*) FROM log WHERE type = 'message' AND stream IS NOT NULL "
-            "GROUP BY stream ORDER BY max(seq) DESC"
+            "GROUP BY stream HAVING max(seq) < ? ORDER BY max(seq) DESC LIMIT ?"
         )
-        found = await self._run(self._browser, lambda db: db.execute(sql).fetchall())
+        values = (before if before is not None else 2**62, limit)
+        found = await self._run(self._browser, lambda db: db.execute(sql, values).fetchall())
         return [ThreadSummary(*row) for row in found]
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
@@ -378,9 +382,9 @@ class SQLiteLedger:
 
         return await self._run(self._browser, find)
 
-    async def cold(self, table: Table, prefix: str, limit: int) -> list[tuple[str, Any]]:
-        sql = "SELECT key, value FROM state WHERE tbl = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
-        values = (table, prefix, f"{prefix}\U0010ffff", limit)
+    async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
+        sql = "SELECT key, value FROM state WHERE tbl = ? AND key >= ? AND key < ? AND key > ? ORDER BY key LIMIT ?"
+        values = (table, prefix, f"{prefix}\U0010ffff", after, limit)
         return await self._run(
             self._browser, lambda db: [(key, decode_value(table, value)) for key, value in db.execute(sql, values)]
         )
@@ -411,14 +415,17 @@ class SQLiteLedger:
     async def trim(self, trim: Trim) -> Trimmed:
         return await self._change(partial(trim_log, trim))
 
-    async def records(self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None) -> Page:
+    async def records(
+        self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
         # `+stream`: by the index of the agent's records of that kind, since others may write under the same reaction's id
         of = "" if reaction is None else "AND +stream = ?4"
         sql = f"""
             SELECT {ROW_COLUMNS} FROM log WHERE actor = ?1 AND type = 'record' AND label = ?2 AND seq > ?3 {of}
             ORDER BY seq LIMIT ?5"""
         values = (agent_id, kind, after, reaction, limit + 1)
-        return await self._read_page(self._browser, sql, values, limit, MAX_PAGE_BYTES)
+        return await self._read_page(self._browser, sql, values, limit, max_bytes)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT ?"

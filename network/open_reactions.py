@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from .errors import Forbidden
 from .frames import Seq
+from .listing import take_page
 from .mod import Mod, Reading, operation
 from .tables import OpenReaction
 
@@ -37,8 +39,8 @@ class OpenReactions(Mod):
         named: Iterable[OpenReaction] = (
             (it for _, it in state.items("reaction")) if agent_id is None else state.reactions_of(agent_id).values()
         )
-        found = sorted((it for it in named if it.seq > after), key=lambda it: it.seq)
-        shown = [
+        found = nsmallest(limit + 1, (it for it in named if it.seq > after), key=lambda it: it.seq)
+        shown = (
             {
                 "reaction": it.reaction,
                 "agent_id": it.agent_id,
@@ -47,6 +49,7 @@ class OpenReactions(Mod):
                 "seq": it.seq,
                 "is_cancelled": it.is_cancelled,
             }
-            for it in found[:limit]
-        ]
-        return {"reactions": shown, "has_more": len(found) > limit}
+            for it in found
+        )
+        reactions, has_more = take_page(shown, limit, reading.hub.limits.max_result_bytes)
+        return {"reactions": reactions, "has_more": has_more}

@@ -6,7 +6,7 @@ Changes run in `apply`; reads ask the ledger and never show more than the caller
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from .errors import Forbidden, InvalidArguments, UnknownMessage
 from .explain import Explanations
 from .frames import Kind, Seq
 from .ledger import Row, ThreadSummary, Wanted
+from .listing import take_page
 from .mod import Mod, Reading, operation
 from .open_reactions import OpenReactions
 from .operator_operations import OperatorOperations
@@ -28,6 +29,7 @@ from .visibility import Visibility, may_read, readable_spans, recipients, thread
 from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, take_newest
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
+PageLimit = Annotated[int, Meta(ge=1, le=1000)]
 FATES_AT_ONCE = 64
 """For so many recipients of a message their ends are looked up together."""
 REACTIONS_SEARCHED = 256
@@ -97,57 +99,51 @@ class NetworkOperations(Mod):
 
     @operation("read")
     async def list_agents(
-        self, reading: Reading, *, kind: Kind | None = None, online: bool | None = None, after: str = ""
+        self,
+        reading: Reading,
+        *,
+        kind: Kind | None = None,
+        online: bool | None = None,
+        after: str = "",
+        limit: PageLimit = 1000,
     ) -> dict[str, Any]:
         """Everyone who is registered, by id; those above `after`."""
-        agents: list[dict[str, Any]] = []
-        size = 0
-        found = (
-            participant
-            for participant in reading.hub.state.participants()
-            if kind in (None, participant.kind) and participant.agent_id > after
-        )
-        for participant in sorted(found, key=lambda p: p.agent_id):
-            is_online = reading.hub.is_online(participant.agent_id)
-            if online not in (None, is_online):
-                continue
-            size += ENTRY_BYTES + (len(bytes(participant.card)) if participant.card is not UNSET else 0)
-            if agents and size > reading.hub.limits.max_result_bytes:
-                return {"agents": agents, "has_more": True}
-            entry: dict[str, Any] = {"agent_id": participant.agent_id, "kind": participant.kind}
-            entry["state"] = "online" if is_online else "offline"
-            if participant.card is not UNSET:
-                entry["card"] = participant.card
-            agents.append(entry)
-        return {"agents": agents, "has_more": False}
+
+        def describe() -> Iterator[dict[str, Any]]:
+            for agent_id, participant in reading.hub.state.ascending("participant", after):
+                is_online = reading.hub.is_online(agent_id)
+                if participant.removed_seq is not None:
+                    continue
+                if kind not in (None, participant.kind) or online not in (None, is_online):
+                    continue
+                entry: dict[str, Any] = {"agent_id": agent_id, "kind": participant.kind}
+                entry["state"] = "online" if is_online else "offline"
+                if participant.card is not UNSET:
+                    entry["card"] = participant.card
+                yield entry
+
+        agents, has_more = take_page(describe(), limit, reading.hub.limits.max_result_bytes)
+        return {"agents": agents, "has_more": has_more}
 
     @operation("read")
-    async def list_threads(self, reading: Reading, *, limit: Limit = 50) -> dict[str, Any]:
-        """Threads that the caller may read, newest first."""
+    async def list_threads(self, reading: Reading, *, before: Seq | None = None, limit: Limit = 50) -> dict[str, Any]:
+        """Threads that the caller may read, newest first; those whose last message is below `before`."""
         found: list[dict[str, Any]] = []
         size = 0
-        for summary in await _threads(reading):
-            rows = (await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)).rows
-            if rows and rows[0].head is not None:
-                if not (
-                    reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, rows[0].head)
-                ):
-                    continue  # replies to what was said before this participant came
-                readers = sorted(thread_readers(reading.hub.state, rows[0].head))
-                size += ENTRY_BYTES + sum(len(agent_id) + 3 for agent_id in readers)
-                if found and size > reading.hub.limits.max_result_bytes:
-                    break
-                found.append(
-                    {
-                        "thread_id": summary.thread_id,
-                        "last_seq": summary.last_seq,
-                        "messages": summary.messages,
-                        "readers": readers,
-                    }
-                )
-            if len(found) == limit:
-                break
-        return {"threads": found}
+        while True:
+            asked = limit - len(found) + 1
+            summaries = await _threads(reading, before, asked)
+            for summary in summaries:
+                before = summary.last_seq
+                entry = await _describe_thread(reading, summary)
+                if entry is None:
+                    continue
+                size += ENTRY_BYTES + sum(len(agent_id) + 3 for agent_id in entry["readers"])
+                if found and (len(found) == limit or size > reading.hub.limits.max_result_bytes):
+                    return {"threads": found, "has_more": True}
+                found.append(entry)
+            if len(summaries) < asked:
+                return {"threads": found, "has_more": False}
 
     @operation("read")
     async def history(
@@ -285,14 +281,31 @@ def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[
     return found
 
 
-async def _threads(reading: Reading) -> list[ThreadSummary]:
+async def _threads(reading: Reading, before: int | None, limit: int) -> list[ThreadSummary]:
     hub, origin = reading.hub, reading.origin
     if origin.is_operator:
-        return await hub.ledger.all_threads()
+        return await hub.ledger.all_threads(before=before, limit=limit)
     participant = hub.state.participant(origin.agent_id)
     if participant is None:
         return []
-    return await hub.ledger.threads(readable_spans(hub.state, participant), origin.agent_id)
+    spans = readable_spans(hub.state, participant)
+    return await hub.ledger.threads(spans, origin.agent_id, before=before, limit=limit)
+
+
+async def _describe_thread(reading: Reading, summary: ThreadSummary) -> dict[str, Any] | None:
+    """A thread's entry; None for replies to what was said before this participant came."""
+    rows = (await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)).rows
+    if not rows or rows[0].head is None:
+        return None
+    if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, rows[0].head)):
+        return None
+    readers = sorted(thread_readers(reading.hub.state, rows[0].head))
+    return {
+        "thread_id": summary.thread_id,
+        "last_seq": summary.last_seq,
+        "messages": summary.messages,
+        "readers": readers,
+    }
 
 
 async def _is_open_thread(reading: Reading, thread_id: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +12,7 @@ from .change import ChangeSet
 from .entries import Disconnect, Origin, Retry
 from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from .frames import Kind, Seq, is_id
+from .listing import take_page
 from .log_lines import encode_row
 from .mod import Mod, Reading, operation
 from .tables import Attempt, DeadLetter, Token, Tried
@@ -73,10 +75,19 @@ class OperatorOperations(Mod):
         return {"revoked": revoked}
 
     @operation("read")
-    async def list_tokens(self, reading: Reading) -> dict[str, Any]:
-        """Who has tokens, without the tokens (operators)."""
+    async def list_tokens(
+        self, reading: Reading, *, after: str | None = None, limit: Annotated[int, Meta(ge=1, le=1000)] = 1000
+    ) -> dict[str, Any]:
+        """Who has tokens, without the tokens, by id and age (operators); those behind the one whose `hash` is `after`."""
         _need_operator(reading.origin)
-        tokens = [
+        table: list[tuple[str, Token]] = list(reading.hub.state.items("token"))
+        places = [_place_token(key, it) for key, it in table if after is not None and key[:12] == after]
+        if after is not None and not places:
+            raise InvalidArguments(
+                f"There is no token {after[:20]!r}; after is the hash of the last one that was listed."
+            )
+        behind = (item for item in table if not places or _place_token(*item) > places[0])
+        shown = (
             {
                 "agent_id": t.agent_id,
                 "kind": t.kind,
@@ -85,32 +96,42 @@ class OperatorOperations(Mod):
                 "created_at": t.created_at,
                 "hash": key[:12],
             }
-            for key, t in reading.hub.state.items("token")
-        ]
-        return {"tokens": sorted(tokens, key=lambda token: (token["agent_id"], token["created_at"]))}
+            for key, t in nsmallest(limit + 1, behind, key=lambda item: _place_token(*item))
+        )
+        tokens, has_more = take_page(shown, limit, reading.hub.limits.max_result_bytes)
+        return {"tokens": tokens, "has_more": has_more}
 
     # --- dead letters
 
     @operation("read")
     async def dead_letters(
-        self, reading: Reading, *, agent_id: str | None = None, limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+        self,
+        reading: Reading,
+        *,
+        agent_id: str | None = None,
+        after: Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,16}$")] | None = None,
+        limit: Annotated[int, Meta(ge=1, le=1000)] = 100,
     ) -> dict[str, Any]:
-        """Messages that failed too often at their recipient: the caller's own, or, for operators, anybody's or everybody's."""
+        """Messages that failed too often at their recipient: the caller's own, or, for operators, anybody's or everybody's. By recipient and
+        seq; those behind `after`, which is AGENT/SEQ of the last one.
+        """
         asked = _whose(reading.origin, agent_id)
-        found = await reading.hub.ledger.cold("dead", f"{asked}/" if asked else "", limit)
+        owner, _, seq = after.rpartition("/") if after is not None else ("", "", "")
+        last = f"{owner}/{int(seq):016d}" if after is not None else ""
+        found = await reading.hub.ledger.cold("dead", f"{asked}/" if asked else "", limit + 1, after=last)
         letters: list[DeadLetter] = [letter for _, letter in found]
-        return {
-            "dead_letters": [
-                {
-                    "agent_id": letter.agent_id,
-                    "seq": letter.seq,
-                    "reason": letter.reason,
-                    "attempts": letter.failures,
-                    "at": letter.at,
-                }
-                for letter in letters
-            ]
-        }
+        shown = (
+            {
+                "agent_id": letter.agent_id,
+                "seq": letter.seq,
+                "reason": letter.reason,
+                "attempts": letter.failures,
+                "at": letter.at,
+            }
+            for letter in letters
+        )
+        page, has_more = take_page(shown, limit, reading.hub.limits.max_result_bytes)
+        return {"dead_letters": page, "has_more": has_more}
 
     @operation("change")
     def retry_dead_letter(self, change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
@@ -172,6 +193,11 @@ class OperatorOperations(Mod):
         """The hub's figures (operators)."""
         _need_operator(reading.origin)
         return dict(reading.hub.figures())
+
+
+def _place_token(key: str, token: Token) -> tuple[str, int, str]:
+    """Where a token stands in their list."""
+    return token.agent_id, token.created_at, key
 
 
 def _need_operator(origin: Origin) -> None:

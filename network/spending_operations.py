@@ -64,7 +64,8 @@ class Spending(Mod):
         rows: list[Row] = []
         until: int | None = None  # beyond the end of a page of one kind nothing is known of that kind
         for kind in sorted(CHARGED):
-            page = await hub.ledger.records(agent_id, kind, after, limit)
+            max_bytes = hub.limits.max_result_bytes // len(CHARGED)
+            page = await hub.ledger.records(agent_id, kind, after, limit, max_bytes=max_bytes)
             rows += page.rows
             if page.has_more:
                 last = page.rows[-1].seq

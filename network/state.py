@@ -12,7 +12,7 @@ are there; a question about one owner costs what that owner has.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -43,6 +43,8 @@ class State:
         self._groups: dict[Group, dict[Any, Any]] = {}
         """By key; None for one that this level took out."""
         self._orders: dict[str, _Order] = {}
+        self._ascending: dict[str, list[str]] = {}
+        """The keys of tables that were listed, in order: made at the first asking, kept up by `change` and `merge`."""
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
 
@@ -77,6 +79,15 @@ class State:
     def own(self, table: Table) -> Mapping[str, Any]:
         """What this level alone changed of a table, by key; None for what it deleted."""
         return self._tables.get(table, _EMPTY)
+
+    def ascending(self, table: Table, after: str = "") -> Iterator[tuple[str, Any]]:
+        """Keys above ``after`` and their values, ascending by key, of the committed state. To be used up before anything changes."""
+        values = self._tables.get(table, _EMPTY)
+        keys = self._ascending.get(table)
+        if keys is None:
+            keys = self._ascending[table] = sorted(values)
+        for place in range(bisect_right(keys, after), len(keys)):
+            yield keys[place], values[keys[place]]
 
     def count(self, table: Table) -> int:
         """How many values a loaded table has; of a draft they are counted one by one."""
@@ -196,6 +207,8 @@ class State:
             name, value = put.table, put.value
             if name in _INDEXED:
                 self._index(put)
+            if name in self._ascending:
+                self._keep_ascending(name, put.key, value)
             table = self._tables.get(name)
             if table is None:
                 table = self._tables[name] = {}
@@ -219,6 +232,9 @@ class State:
             if name in COLD_TABLES:
                 continue
             own = self._tables.setdefault(name, {})
+            if name in self._ascending:
+                for key, value in values.items():
+                    self._keep_ascending(name, key, value)
             for key, value in values.items():
                 if value is None and self._parent is None:
                     own.pop(key, None)
@@ -236,6 +252,14 @@ class State:
         self.stamp = draft.stamp
 
     # --- indexes
+
+    def _keep_ascending(self, table: str, key: str, value: object) -> None:
+        """A key of a table that was listed is about to be set, or deleted."""
+        keys, is_there = self._ascending[table], key in self._tables.get(table, _EMPTY)
+        if value is None and is_there:
+            del keys[bisect_left(keys, key)]
+        elif value is not None and not is_there:
+            insort(keys, key)
 
     def _index(self, put: Put) -> None:
         """Let the indexes follow a put that is about to be made."""

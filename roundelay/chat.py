@@ -18,11 +18,11 @@ from roundelay.activity import Activity
 from roundelay.approvals import find_settled, read_request
 from roundelay.clean_text import clean
 from roundelay.identity import READER_ID
+from roundelay.lists import list_participants
 from roundelay.live import LiveView
 from roundelay.network.client import AnyMessage, NetworkClient, Presence, Reconnected, Reconnecting, Signal, Stored
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError, UnknownRecipient
 from roundelay.network.messages import message_from_wire
-from roundelay.participants import list_participants
 from roundelay.patience import Patience
 from roundelay.places import BROADCAST, Place, find_place
 from roundelay.terminal import Screen, describe_place, format_line, format_participants, tell_person

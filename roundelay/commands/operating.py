@@ -150,11 +150,9 @@ def _take(op: str, seqs: tuple[int, ...], of: str | None, *, as_json: bool, done
 
 
 async def _find_letters(client: NetworkClient, of: str | None, limit: int) -> list[dict[str, Any]]:
-    args: dict[str, Any] = {"limit": limit}
-    if of is not None:
-        args["agent_id"] = of
-    letters: list[dict[str, Any]] = (await client.call("network.dead_letters", args))["dead_letters"]
-    return letters
+    from roundelay.lists import list_dead_letters
+
+    return await list_dead_letters(client, of=of, most=limit)
 
 
 def _find_owner(letters: list[dict[str, Any]], seq: int) -> str:

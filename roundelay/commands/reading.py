@@ -25,7 +25,7 @@ def agents(as_json: bool, online: bool | None) -> None:
     """List agents, people and services, and what they say they do."""
 
     async def show() -> None:
-        from roundelay.participants import list_participants
+        from roundelay.lists import list_participants
 
         async with join_as_reader() as client:
             value = {"agents": await list_participants(client, online=online)}
@@ -48,9 +48,11 @@ def agents(as_json: bool, online: bool | None) -> None:
 def threads(as_json: bool, limit: int) -> None:
     """List the threads, the newest first."""
 
+    from roundelay.lists import list_threads
+
     async def show() -> None:
         async with join_as_reader() as client:
-            value = await client.call("network.list_threads", {"limit": limit})
+            value = {"threads": await list_threads(client, most=limit)}
         if as_json:
             _print_json(value)
             return

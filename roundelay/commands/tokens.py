@@ -81,9 +81,11 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
 def list_tokens(as_json: bool, db: Path | None) -> None:
     """List who has tokens, without the tokens."""
 
+    from roundelay import lists
+
     async def show() -> None:
         async with _operate(db) as client:
-            value = await client.call("network.list_tokens")
+            value = {"tokens": await lists.list_tokens(client)}
         if as_json:
             click.echo(json.dumps(value))
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
+from roundelay.lists import list_threads
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.network.messages import message_from_wire
@@ -106,8 +107,8 @@ class Follower:
                 yield message
 
     async def _list_threads(self) -> tuple[list[tuple[str, int]], int]:
-        """Each thread and its last seq, the newest first; and the last seq of all."""
-        listed = (await self._client.call("network.list_threads", {"limit": MAX_PAGE}))["threads"]
+        """Each thread that went on since, and its last seq, the newest first; and the last seq of all."""
+        listed = await list_threads(self._client, most=None if self._seen else MAX_PAGE, above=self._seen)
         threads = [(str(it["thread_id"]), int(it["last_seq"])) for it in listed]
         return threads, max((last_seq for _, last_seq in threads), default=0)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from roundelay.agents.records import fetch_fates, fetch_records
+from roundelay.lists import list_threads
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.network.explain import find_open
@@ -115,7 +116,7 @@ class LiveSource:
             async for message in self._read_log(after):
                 yield message
         except (Forbidden, UnknownOperation):  # no operator, who reads what its threads hold
-            listed = (await self._client.call("network.list_threads", {"limit": MAX_PAGE}))["threads"]
+            listed = await list_threads(self._client)
             threads = [await read_thread(self._client, str(it["thread_id"]), after) for it in listed]
             for message in sorted((it for thread in threads for it in thread), key=lambda it: it.seq):
                 yield message

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from roundelay.agents.records import fetch_fates, fetch_records
+from roundelay.lists import list_dead_letters, list_threads
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import Forbidden
@@ -81,8 +82,8 @@ class LiveLog:
                 if reaction is not None and reaction not in reactions:
                     reactions[reaction] = await self._read_reaction(reaction, recipient["agent_id"])
         first = self.messages[0].seq if self.messages else 0
-        letters = (await self.client.call("network.dead_letters", {"limit": 1000}))["dead_letters"]
-        threads = (await self.client.call("network.list_threads", {"limit": 500}))["threads"]
+        letters = await list_dead_letters(self.client)
+        threads = await list_threads(self.client)
         return RunRecord(
             list(self.messages),
             list(reactions.values()),

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roundelay.agents.runner import AgentRunner
+from roundelay.lists import list_participants
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.errors import RoundelayError
-from roundelay.participants import list_participants
 from roundelay.scenario.file import Scenario
 from roundelay.scenario.live_log import LiveLog
 from roundelay.scenario.record import RunRecord

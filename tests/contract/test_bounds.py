@@ -22,7 +22,7 @@ from roundelay.network.client import Event, NetworkClient, Signal
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.connection import HubConnection
-from roundelay.network.errors import Forbidden, LedgerError
+from roundelay.network.errors import Forbidden, InvalidArguments, LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.ledger import MAX_PAGE_BYTES, Page
 from roundelay.network.ledger_memory import MemoryLedger
@@ -344,6 +344,86 @@ async def test_records_named_like_a_thread_hide_none_of_it(ledger: Any) -> None:
         stored = await ann.send_text("bob", "now")
         [thread] = (await bob.window(stored.seq)).threads
         assert [message.text for message in thread.messages] == ["before", "now"]
+
+
+# -- lists
+
+
+async def pages(client: NetworkClient, op: str, under: str, go_on: Any, **args: Any) -> list[list[Any]]:
+    """Every page of a list, each asked for behind the last entry of the one before."""
+    found: list[list[Any]] = []
+    page = await client.call(op, args)
+    found.append(page[under])
+    while page["has_more"]:
+        page = await client.call(op, {**args, **go_on(page[under][-1])})
+        found.append(page[under])
+    return found
+
+
+async def test_channels_are_listed_in_pages() -> None:
+    async with running_hub(MemoryLedger(epoch="e1"), max_result_bytes=4096) as hub, joined(hub, "ann") as ann:
+        for number in (3, 0, 2, 1):
+            await ann.call("channels.create", {"name": f"c{number}", "topic": "x" * 1000})
+        after = {"go_on": lambda it: {"after": it["name"]}}
+        by_bytes = await pages(ann, "channels.list", "channels", **after)
+        assert [[it["name"] for it in page] for page in by_bytes] == [["c0", "c1", "c2"], ["c3"]]
+        await ann.call("channels.create", {"name": "c11"})  # the order goes on with what comes
+        by_count = await pages(ann, "channels.list", "channels", **after, limit=2)
+        assert [[it["name"] for it in page] for page in by_count] == [["c0", "c1"], ["c11", "c2"], ["c3"]]
+
+
+async def test_members_and_participants_are_listed_in_pages() -> None:
+    async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann:
+        await ann.call("channels.create", {"name": "dev"})
+        for name in ("eve", "bob", "cid"):
+            async with joined(hub, name) as other:
+                await other.call("channels.join", {"name": "dev"})
+        await ann.call("network.list_agents")
+        async with joined(hub, "abe"):
+            pass
+        members = await pages(ann, "channels.members", "members", lambda it: {"after": it}, name="dev", limit=3)
+        assert members == [["ann", "bob", "cid"], ["eve"]]
+        agents = await pages(ann, "network.list_agents", "agents", lambda it: {"after": it["agent_id"]}, limit=2)
+        assert [[it["agent_id"] for it in page] for page in agents] == [["abe", "ann"], ["bob", "cid"], ["eve"]]
+
+
+async def test_threads_are_listed_in_pages(ledger: Any) -> None:
+    async with running_hub(ledger) as hub, joined(hub, "ann") as ann:
+        for name in "bcdef":
+            async with joined(hub, name):
+                await ann.send_text(name, "hello")
+        await ann.send_text("b", "again")
+        for limit in (2, 5):
+            found = await pages(
+                ann, "network.list_threads", "threads", lambda it: {"before": it["last_seq"]}, limit=limit
+            )
+            names = [it["thread_id"][-1] for page in found for it in page]
+            assert (names, max(map(len, found))) == (["b", "f", "e", "d", "c"], limit)  # direct:ann~b and so on
+
+
+async def test_dead_letters_and_tokens_are_listed_in_pages(ledger: Any) -> None:
+    hashes = [f"{number:064x}"[::-1] for number in range(1, 6)]
+    async with running_hub(ledger) as hub, joined(hub, "mia", kind="human") as mia:
+        for number, token_hash in enumerate(hashes):
+            made = {"agent_id": f"bot{number % 2}", "kind": "agent", "token_hash": token_hash}
+            await mia.call("network.create_token", made)
+        tokens = await pages(mia, "network.list_tokens", "tokens", lambda it: {"after": it["hash"]}, limit=2)
+        assert [it["agent_id"] for page in tokens for it in page] == ["bot0"] * 3 + ["bot1"] * 2
+        assert {it["hash"] for page in tokens for it in page} == {token_hash[:12] for token_hash in hashes}
+        with pytest.raises(InvalidArguments):
+            await mia.call("network.list_tokens", {"after": "nothing"})
+        puts = [
+            Put("dead", f"{name}/{seq:016d}", DeadLetter(name, seq, "why", 5, 1))
+            for name in ("bob", "eve") for seq in (9, 10, 11)
+        ]  # fmt: skip
+        await ledger.append([], puts)
+        go_on = {"go_on": lambda it: {"after": f"{it['agent_id']}/{it['seq']}"}}
+        letters = await pages(mia, "network.dead_letters", "dead_letters", **go_on, limit=4)
+        assert [[(it["agent_id"][0], it["seq"]) for it in page] for page in letters] == [
+            [("b", 9), ("b", 10), ("b", 11), ("e", 9)], [("e", 10), ("e", 11)],
+        ]  # fmt: skip
+        own = await pages(mia, "network.dead_letters", "dead_letters", **go_on, limit=2, agent_id="eve")
+        assert [it["seq"] for page in own for it in page] == [9, 10, 11]
 
 
 # -- what waits
