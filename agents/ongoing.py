@@ -121,14 +121,21 @@ async def give_up(ongoing: Ongoing, error: BaseException, *, is_told: bool, tell
     try:
         if not ongoing.journal.is_started:
             if ongoing.delivery is not None:
-                await ongoing.delivery.nack(replace_surrogates(reason[:MAX_REASON_CHARS]))
+                # Beyond a quota it comes again when that is counted anew, rather than five times within seconds.
+                later_ms = error.retry_after_ms if isinstance(error, BudgetExhausted) else None
+                await ongoing.delivery.nack(replace_surrogates(reason[:MAX_REASON_CHARS]), retry_after_ms=later_ms)
             return False
-        answer = "I could not answer: an error on my side. My log has it." if is_told else None
+        is_spent = isinstance(error, BudgetExhausted)  # of the hub's: whoever waits may be told of it
+        status: Status = "stopped" if is_spent else "failed"
+        told = (
+            f"I have to stop here. {error}" if is_spent else "I could not answer: an error on my side. My log has it."
+        )
+        answer = told if is_told else None
         done = ongoing.reaction
         turns, usage, calls = (done.turn, done.usage, done.tool_calls) if done is not None else (0, Usage(), 0)
         if done is None or done.state is not State.FINISHED:  # else it was told
-            tell(Finished(ongoing.journal.reaction, "failed", reason, answer, turns, usage, tool_calls=calls))
-        await conclude(ongoing, Finish("failed", reason, answer, turns, usage, calls))
+            tell(Finished(ongoing.journal.reaction, status, reason, answer, turns, usage, tool_calls=calls))
+        await conclude(ongoing, Finish(status, reason, answer, turns, usage, calls))
     except (ConnectError, Superseded):
         raise
     except RoundelayError as refused:

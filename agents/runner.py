@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
-from roundelay.network.errors import ConfigError, Superseded
+from roundelay.network.errors import BudgetExhausted, ConfigError, Superseded
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .arrivals import ThreadArrivals, record_as_read
@@ -257,7 +257,13 @@ class AgentRunner(ABC):
             message, recorded = found
             questions = await expect_replies(recorded, replies)
             for seq in recorded.read_meanwhile():
-                await self._settle(client, seq, message.thread_id, opened.reaction)
+                try:
+                    await self._settle(client, seq, message.thread_id, opened.reaction)
+                except BudgetExhausted as error:  # the agent is to start all the same; the reaction says so at its end
+                    self._inbox.note_handled(seq)
+                    _logger.warning(
+                        "a message that was read is not recorded as read", extra={"seq": seq, "code": error.code}
+                    )
             self._resumed[message.seq] = (opened.reaction, recorded, questions)
             self._inbox.admit(message)
 
@@ -312,9 +318,11 @@ class AgentRunner(ABC):
             if is_told_to_end(error) or self.client.failure is not None:
                 raise  # the runner ends, or nothing can be recorded any more: the reaction stays open
             # The boundary of one reaction: a fault in it must not end the agent, and must not pass unseen.
-            _logger.exception(
-                "reaction failed", extra={"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
-            )
+            place = {"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
+            if isinstance(error, BudgetExhausted):
+                _logger.warning("reaction stopped: %s", error, extra=place)
+            else:
+                _logger.exception("reaction failed", extra=place)
             ongoing.journal.reopen()
             is_told = self.policy.on_text != "record" and self.should_answer(message)
             return await give_up(ongoing, error, is_told=is_told, tell=partial(self.observe, ongoing))

@@ -164,6 +164,7 @@ def _run_hooks(
     change.take(row, puts)
     try:
         change.run_apply_hooks([row])
+        change.count_stored()
     except RootStopped as error:
         return stop_loop(rules, state, facts, origin, error, {"message_id": row.key[2:]})
     except RoundelayError as error:

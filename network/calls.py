@@ -14,6 +14,7 @@ from .change import ChangeSet, RootStopped, Rules
 from .entries import NOTHING, Answer, ModEntry, Operate, Origin, Outcome
 from .errors import IdConflict, RoundelayError
 from .frames import ResultFrame, encode
+from .quotas import ENTRY_BYTES
 from .refusals import answer_error, check_rights, stop_loop
 from .state import State
 from .tables import CallResult, Facts
@@ -44,6 +45,9 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
         change.count_send()
         result = Raw(encode(operation.function(change, **_arguments(entry.args))))
         change.run_apply_hooks(change.messages())
+        # an operator mends what others cannot, also a spent quota's doings
+        is_bounded = not (origin.is_operator and change.mod_id == "network")
+        change.count_stored(len(bytes(result)) + ENTRY_BYTES, is_bounded=is_bounded)
     except RootStopped as error:
         return stop_loop(rules, state, facts, origin, error, keys)
     except RoundelayError as error:
@@ -85,6 +89,11 @@ def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -
     change = ChangeSet(rules, state, facts, origin, mod_id=entry.mod)
     try:
         mod.apply_entry(change, entry.payload)
+        cause = facts.heads.get(entry.cause)
+        if cause is not None and state.participant(cause.sender_id) is not None:
+            # counted, and never refused: what it is for was taken, and nobody is there who could be told
+            change.payer = cause.sender_id
+            change.count_stored(is_bounded=False)
     except RootStopped as error:
         return stop_loop(rules, state, facts, origin, error, {})
     return change.outcome()

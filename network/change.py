@@ -21,15 +21,17 @@ from .frames import SendFrame, WireMessage, encode, is_id
 from .guard import check_root, next_arrival, parse_address
 from .ledger import Row, RowType
 from .mod import Incoming, Mod, Operation, ask_before
+from .quotas import ENTRY_BYTES, Quotas, count_stored, read_bucket
 from .state import State
-from .tables import MAX_SPANS, Channel, Facts, MessageHead, Put, RootBudget, Table
+from .tables import MAX_SPANS, Bucket, Channel, Facts, MessageHead, Put, RootBudget, Table
 from .visibility import anchor, direct_thread, has_people, may_read, mod_thread
 
 
 class Rules(Struct, frozen=True):
-    """What `apply` is told once: the limits, the operations that change something, the mods, and which have hooks."""
+    """What `apply` is told once: the limits, who may store how much, the operations that change something, the mods, and which have hooks."""
 
     limits: Limits
+    quotas: Quotas
     operations: Mapping[str, Operation]
     mods: Mapping[str, Mod]
     before_hooks: tuple[Mod, ...] = ()
@@ -61,7 +63,8 @@ def write_message(
     """Accept one message from a participant: its row, and what else it changes. Raises the `RoundelayError` that refuses it."""
     limits, stamp, sender = rules.limits, state.stamp, origin.agent_id
     address_kind, name = parse_address(frame.to)
-    puts = count_rates(limits, state, origin, stamp, frame.cause is UNSET)
+    bucket = count_rates(limits, state, origin, stamp, frame.cause is UNSET)
+    puts: list[Put] = []
     parent = _readable(state, facts, sender, frame.reply_to, "reply_to") if frame.reply_to is not UNSET else None
     cause = _readable(state, facts, sender, frame.cause, "cause") if frame.cause is not UNSET else None
     place = _find_place(rules, state, sender, address_kind, name, parent, frame)
@@ -83,9 +86,14 @@ def write_message(
     # apart: CPython makes a dict for a call with more than 15 keywords, which costs more than all the rest of this message
     if frame.metadata is not UNSET:
         message = msgspec.structs.replace(message, metadata=frame.metadata)
+    data = encode(message)
+    if origin.session_id:
+        puts += count_stored(rules.quotas, sender, bucket, stamp, len(data) + ENTRY_BYTES, 1)
+    else:  # a mod's own: whose message it follows from is told by its `ChangeSet`
+        puts.append(Put("bucket", sender, bucket))
     row = Row(
         seq=seq, at=stamp, type="message", actor=sender, key="m:" + frame.message_id if key is None else key, target=frame.to,
-        stream=place.thread_id, label=str(head.label), excluded=place.excluded, digest=digest, data=encode(message), head=head,
+        stream=place.thread_id, label=str(head.label), excluded=place.excluded, digest=digest, data=data, head=head,
     )  # fmt: skip
     return row, puts
 
@@ -107,16 +115,14 @@ def find_budget(state: State, facts: Facts, root: int) -> RootBudget:
     return budget
 
 
-def count_rates(limits: Limits, state: State, origin: Origin, stamp: int, is_root: bool) -> list[Put]:
+def count_rates(limits: Limits, state: State, origin: Origin, stamp: int, is_root: bool) -> Bucket:
     """Count one entry against its sender's rates: of everything, and of messages without a cause."""
-    sends, roots = state.get("bucket", origin.agent_id) or _NO_ARRIVALS
-    sends = next_arrival(sends, stamp, limits.sends_per_s, "sends")
+    bucket: Bucket = state.get("bucket", origin.agent_id) or read_bucket(state, origin.agent_id)
+    sends = next_arrival(bucket.sends, stamp, limits.sends_per_s, "sends (sends_per_s)")
+    roots = bucket.roots
     if is_root and origin.kind == "agent":
-        roots = next_arrival(roots, stamp, limits.root_messages_per_s, "messages without a cause")
-    return [Put("bucket", origin.agent_id, (sends, roots))]
-
-
-_NO_ARRIVALS = (0.0, 0.0)
+        roots = next_arrival(roots, stamp, limits.root_messages_per_s, "messages without a cause (root_messages_per_s)")
+    return Bucket(sends, roots, bucket.day, bucket.bytes, bucket.messages)
 
 
 def _readable(state: State, facts: Facts, agent_id: str, seq: int, field: str) -> MessageHead:
@@ -192,6 +198,9 @@ class ChangeSet:
         # what this change writes itself is known to its later steps: as a cause, or to be replied to
         self._heads: dict[int, MessageHead] = {}
         self.facts = Facts(facts.known, ChainMap(self._heads, facts.heads), facts.cold)
+        self.payer = origin.agent_id
+        """For whom it is stored, as `quotas` counts."""
+        self._unpaid_bytes = self._unpaid_messages = 0
         self._call_id = call_id
         self._posts = 0
         self._rows: list[Row] = []
@@ -242,6 +251,7 @@ class ChangeSet:
             digest=digest, data=data,
         )  # fmt: skip
         self.take(row, ())
+        self._unpaid_bytes += len(data) + ENTRY_BYTES
         return row
 
     def put_row(self, table: Table, key: str, value: Any) -> None:
@@ -257,8 +267,22 @@ class ChangeSet:
 
     def count_send(self) -> None:
         """Count this entry against the sender's rate. Raises `RateLimited`."""
-        for put in count_rates(self.rules.limits, self.state, self.origin, self.stamp, is_root=False):
-            self.put_row(put.table, put.key, put.value)
+        bucket = count_rates(self.rules.limits, self.state, self.origin, self.stamp, is_root=False)
+        self.put_row("bucket", self.origin.agent_id, bucket)
+
+    def count_stored(self, more_bytes: int = 0, *, is_bounded: bool = True) -> None:
+        """Count all that this change stores, and ``more_bytes``, against the day of whoever asked for it: what it has not counted yet.
+
+        Raises `BudgetExhausted` when it is more than that one may.
+        """
+        size, messages = self._unpaid_bytes + more_bytes, self._unpaid_messages
+        if not size:
+            return
+        bucket = read_bucket(self.state, self.payer)
+        puts = count_stored(self.rules.quotas, self.payer, bucket, self.stamp, size, messages, is_bounded=is_bounded)
+        self._unpaid_bytes = self._unpaid_messages = 0
+        self._puts += puts
+        self.state.change(puts)
 
     # --- mod.Change
 
@@ -267,7 +291,10 @@ class ChangeSet:
         return msgspec.json.decode(raw) if raw is not None else None
 
     def put(self, key: str, value: object) -> None:
-        self.put_row("mod", f"{self.mod_id}/{key}", Raw(encode(value)) if value is not None else None)
+        raw = Raw(encode(value)) if value is not None else None
+        if raw is not None:
+            self._unpaid_bytes += len(bytes(raw)) + len(key) + ENTRY_BYTES
+        self.put_row("mod", f"{self.mod_id}/{key}", raw)
 
     def head(self, seq: int) -> MessageHead:
         return _readable(self.state, self.facts, self.origin.agent_id, seq, "seq")
@@ -281,6 +308,13 @@ class ChangeSet:
             )
         if self.state.channel(name) is not None:
             raise InvalidArguments(f"The channel {name!r} exists; join it with channels.join.")
+        creator = self.origin.agent_id
+        created, most = len(self.state.channels_by(creator)), self.rules.quotas.of(creator).max_created_channels
+        if created >= most:
+            raise Forbidden(
+                f"{creator} has created {created} channels, and max_created_channels allows it {most}; use one of those that there are, or let "
+                f"an operator allow more: quotas.{creator}.max_created_channels in the node's file."
+            )
         body = {"channel": name, "event": "created", "topic": topic, "history": history}
         row = self.write_row("channel", data=encode(body))
         self.put_row("channel", name, Channel(name, row.seq, self.origin.agent_id, topic, history))
@@ -341,7 +375,13 @@ class ChangeSet:
         # the call's own id makes it idempotent (`sign`): the message needs no key, and cannot meet a client's
         row, puts = write_message(self.rules, self.state, self.facts, self.origin, frame, "", key="")
         self.take(row, puts)
+        if not self.origin.session_id:
+            self._count_message(row)
         return row
+
+    def _count_message(self, row: Row) -> None:
+        self._unpaid_bytes += len(row.data) + ENTRY_BYTES
+        self._unpaid_messages += 1
 
     def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
         if self.state.present(agent_id) is None:
@@ -366,6 +406,7 @@ class ChangeSet:
             label=str(label), data=encode(message), head=head,
         )  # fmt: skip
         self.take(row, [_charge_root(self.rules.limits, self.state, self.facts, head)] if origin is not None else ())
+        self._count_message(row)
         return row
 
     def _channel(self, name: str) -> Channel:

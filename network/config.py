@@ -12,12 +12,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, JsonValue, PlainValidator, ValidationError
 
 from .errors import ConfigError
-from .yaml_nodes import YamlNode, bind, describe_problem, load_yaml
+from .yaml_nodes import YamlNode, bind, describe_problem, load_yaml, show_value
 
-__all__ = ["Limits", "NodeConfig", "YamlNode", "bind", "env_name", "flat_values", "load_yaml", "resolve_config"]
+__all__ = [
+    "Limits",
+    "NodeConfig",
+    "Quota",
+    "YamlNode",
+    "bind",
+    "env_name",
+    "flat_values",
+    "load_yaml",
+    "resolve_config",
+]
 
 Durability = Literal["full", "normal", "memory"]
 Visibility = Literal["people", "strict", "all", "current"]
@@ -25,6 +35,18 @@ Visibility = Literal["people", "strict", "all", "current"]
 _Bytes = Annotated[int, Field(ge=1024, le=1024 * 1024 * 1024)]
 _Milliseconds = Annotated[int, Field(ge=1, le=24 * 60 * 60 * 1000)]
 _Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+MAX_NUMBER = (1 << 53) - 1  # the largest that every JSON reader takes as it is
+
+
+def _read_allowance(value: object) -> int | Literal["unlimited"]:
+    if value == "unlimited":
+        return "unlimited"
+    if type(value) is int and 0 <= value <= MAX_NUMBER:
+        return value
+    raise ValueError(f"must be a whole number from 0 on, or unlimited, not {show_value(value)}")
+
+
+_Allowance = Annotated[int | Literal["unlimited"] | None, PlainValidator(_read_allowance)]
 
 
 class Limits(BaseModel):
@@ -54,6 +76,22 @@ class Limits(BaseModel):
     hub_result_bytes: _Bytes = 192 * 1024 * 1024
     max_card_bytes: _Bytes = 16 * 1024
     max_reason_chars: _Count = 2000
+    bytes_per_day: Annotated[int, Field(ge=1024, le=MAX_NUMBER)] = 4 * 1024 * 1024 * 1024
+    messages_per_day: _Count = 1_000_000
+    max_created_channels: _Count = 1000
+    max_reactions_per_message: _Count = 16
+    max_put_off: _Count = 10_000
+    registrations_per_minute: _Count = 12_000  # a crowd of 10,000 may come at once
+
+
+class Quota(BaseModel):
+    """What one participant may instead of what `Limits` allows everybody; None: the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes_per_day: _Allowance = None
+    messages_per_day: _Allowance = None
+    max_created_channels: _Allowance = None
 
 
 class Retain(BaseModel):
@@ -84,6 +122,7 @@ class NodeConfig(BaseModel):
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
     retain: Retain = Retain()
+    quotas: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")], Quota] = {}
     # As read: what an agent may say is for the package `roundelay.agents` to know. A text is the path of an agent file.
     agents: tuple[InstanceOf[YamlNode], ...] = Field(default=(), exclude=True, repr=False)
 
@@ -93,7 +132,8 @@ def resolve_config(
 ) -> tuple[NodeConfig, dict[str, str]]:
     """Lay flags over environment over file over defaults; give the result and each field's origin.
 
-    Fields of `limits` and `retain` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins. A flag of None and an empty
+    Fields of `limits` and `retain` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins, what a participant has of its
+    own with two (``quotas.ann.bytes_per_day``; the file alone says that). A flag of None and an empty
     variable were not given. A relative path in a file is relative to that file. Raises `ConfigError` for the first wrong value.
     """
     values: dict[str, object] = {}
@@ -135,6 +175,11 @@ def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
         members = nested.pop(group)
         assert isinstance(members, dict)
         nested |= {f"{group}.{name}": value for name, value in members.items()}
+    quotas = nested.pop("quotas")
+    assert isinstance(quotas, dict)
+    for agent_id, quota in quotas.items():
+        assert isinstance(quota, dict)
+        nested |= {f"quotas.{agent_id}.{name}": value for name, value in quota.items() if value is not None}
     return nested
 
 
@@ -167,7 +212,7 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
     settings = root
     if isinstance(root.value, dict):
         kept = {key: node for key, node in root.value.items() if key != "agents"}
-        for group in _GROUPS:
+        for group in (*_GROUPS, "quotas"):
             if group in kept and kept[group].value is None:
                 del kept[group]  # `limits:` with its lines commented out
         if {"id", "instruction"} <= kept.keys():
@@ -180,6 +225,10 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
     for key, node in settings.value.items():
         if key in _GROUPS and isinstance(node.value, dict):
             yield from ((f"{key}.{name}", member) for name, member in node.value.items())
+        elif key == "quotas" and isinstance(node.value, dict):
+            for agent_id, quota in node.value.items():
+                assert isinstance(quota.value, dict)
+                yield from ((f"{key}.{agent_id}.{name}", member) for name, member in quota.value.items())
         else:
             yield key, node
 
@@ -224,4 +273,11 @@ def _nest(flat: Mapping[str, object]) -> dict[str, object]:
         members = {field.removeprefix(prefix): value for field, value in flat.items() if field.startswith(prefix)}
         if members:
             nested[group] = members
-    return nested
+    quotas: dict[str, dict[str, object]] = {}
+    for field, value in flat.items():
+        if field.startswith("quotas."):
+            agent_id, _, name = field.removeprefix("quotas.").rpartition(
+                "."
+            )  # an id may hold dots, a limit's name does not
+            quotas.setdefault(agent_id, {})[name] = value
+    return {**nested, "quotas": quotas} if quotas else nested

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 from .errors import RoundelayError
 from .frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
@@ -215,8 +215,9 @@ NOTHING = Outcome()
 
 def error_bytes(error: RoundelayError, keys: dict[str, str] | None = None) -> bytes:
     """Encode the ``error`` frame of an exception; ``keys`` are the ids that it repeats."""
-    retry_after_ms: int | UnsetType = getattr(error, "retry_after_ms", UNSET)
-    return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=retry_after_ms, **(keys or {})))
+    retry_after_ms: int | None = getattr(error, "retry_after_ms", None)
+    again = UNSET if retry_after_ms is None else retry_after_ms
+    return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=again, **(keys or {})))
 
 
 def body_digest(*parts: bytes) -> str:

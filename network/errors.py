@@ -109,7 +109,13 @@ class LoopStopped(GiveUp):
 
 
 class BudgetExhausted(GiveUp):
+    """What somebody may use is used up. ``retry_after_ms`` says when more of it comes by itself, if it is counted by the day."""
+
     code = "budget_exhausted"
+
+    def __init__(self, message: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class Superseded(GiveUp):
@@ -185,4 +191,6 @@ def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) 
     cls = _BY_CODE.get(code, InternalError)
     if issubclass(cls, RetryLater):
         return cls(message, retry_after_ms if retry_after_ms is not None else 1000)
+    if issubclass(cls, BudgetExhausted):
+        return cls(message, retry_after_ms)
     return cls(message)

@@ -25,19 +25,20 @@ def parse_address(to: str) -> tuple[str, str]:
     return kind, name
 
 
-def next_arrival(arrival: float, now: int, per_s: int, what: str) -> float:
-    """Count one event against a rate of ``per_s``, with a burst of one second's worth, at ``now`` (ms).
+def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: float = 1000.0) -> float:
+    """Count one event against a rate of ``most`` in a window, with a burst of one window's worth, at ``now`` (ms).
 
     ``arrival`` is what the last call gave (0.0 at first): when the next event would be due at exactly the rate (GCRA). Raises
-    `RateLimited` with the time to wait; then nothing is counted. ``per_s`` 0 means no limit.
+    `RateLimited` with the time to wait; then nothing is counted. ``most`` 0 means no limit.
     """
-    if per_s <= 0:
+    if most <= 0:
         return 0.0
     due = arrival if arrival > now else now
-    if due - now > 1000.0:
-        wait_ms = int(due - now - 1000.0) + 1
-        raise RateLimited(f"More than {per_s} {what} a second; send the same again in {wait_ms} ms.", wait_ms)
-    return due + 1000.0 / per_s
+    if due - now > window_ms:
+        wait_ms = int(due - now - window_ms) + 1
+        per = "second" if window_ms == 1000.0 else "minute"
+        raise RateLimited(f"More than {most} {what} a {per}; send the same again in {wait_ms} ms.", wait_ms)
+    return due + window_ms / most
 
 
 def check_root(budget: RootBudget, root: int, hops: int, max_hops: int, max_messages: int) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from .attempts import forget_failures
 from .calls import CALL_KEPT_MS
 from .change import Rules
 from .clock import Clock, NewId, SteadyClock
-from .config import Limits, Retain
+from .config import Limits, Quota, Retain
 from .entries import Entry, Handled, Lost, Origin, Outcome
 from .errors import LedgerError, RoundelayError
 from .gate import Gate
@@ -32,6 +32,7 @@ from .mod import Mod, Operation
 from .operations import network_operations
 from .outage import Outage
 from .publisher import Publisher
+from .quotas import Quotas
 from .reads import answer_read
 from .refusals import answer_defect
 from .retention import KEEP_ALL, keep_trimming
@@ -51,13 +52,14 @@ FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 1.0
 """docs/operations.md says that a hub is ready again within 5 s after a fault: to open a ledger takes its time too."""
 COMMIT_PATIENCE_S = 2.0
 """A commit that takes longer makes the hub not ready: SQLite tries for up to 10 s to get a lock that it is refused, and says nothing."""
+NO_QUOTAS: Mapping[str, Quota] = {}
 STOPPING = "The hub is stopping; reconnect in a moment."
 
 
 class Hub:
     """One network's hub over one ledger. Use: ``start``, then sessions by ``connect`` / ``receive`` / ``disconnect``, then ``close``.
 
-    ``owner_hash`` is the hash of the owner's token, if there is one. Time and ids come in as arguments. Implements `mod.HubView`.
+    ``quotas`` are what participants may of their own, by their ids. ``owner_hash`` is the hash of the owner's token, if there is one. Time and ids come in as arguments. Implements `mod.HubView`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Hub:
         ledger: Ledger,
         *,
         limits: Limits,
+        quotas: Mapping[str, Quota] = NO_QUOTAS,
         retain: Retain = KEEP_ALL,
         mods: Sequence[Mod] = (),
         visibility: Visibility = "people",
@@ -76,6 +79,7 @@ class Hub:
         self.ledger = ledger
         self.server = server
         self.limits = limits
+        self.quotas = Quotas(limits, quotas)
         self.is_open = False
         """Whether the ledger is open, and no commit's outcome unknown."""
         self.counts: Counter[str] = Counter()
@@ -89,6 +93,7 @@ class Hub:
         }
         self._rules = Rules(
             limits,
+            self.quotas,
             operations,
             self._mods,
             before_hooks=tuple(mod for mod in mods if mod.overrides("before")),
@@ -132,6 +137,7 @@ class Hub:
         self._publisher = Publisher(
             self.switchboard,
             limits=limits,
+            quotas=self.quotas,
             mods=mods,
             server=server,
             counts=self.counts,

@@ -375,6 +375,13 @@ class Intake:
             )
             self.enter(Refused(origin, error, {}))
             return
+        if len(mailbox.tried) >= self._limits.max_put_off and frame.seq not in mailbox.tried:
+            busy = RateLimited(
+                f"{len(mailbox.tried)} messages of {origin.agent_id} that failed are not handled yet, the most that may be (max_put_off); {frame.seq} "
+                f"stays with this session: ack it, or nack it again later."
+            )
+            self.enter(Refused(origin, busy, {}))
+            return
         outbox.settle(frame.seq)
         self._board.touch(session)
         if mailbox.is_handled(frame.seq):  # another session has acknowledged it

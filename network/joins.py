@@ -8,10 +8,15 @@ from msgspec import UNSET, Raw
 from .auth import Refusal, identify, presents_fence
 from .change import ChangeSet, Rules
 from .entries import AskToStop, Join, Origin, Outcome, Refuse, Welcome
-from .errors import Forbidden
+from .errors import Forbidden, RateLimited
 from .frames import encode
+from .guard import next_arrival
 from .state import State
-from .tables import Facts, Participant, Token
+from .tables import Bucket, Facts, Participant, Token
+
+FIRST_USES = ""
+"""The bucket of all ids that are bound by first use: no id is empty."""
+MINUTE_MS = 60_000.0
 
 
 def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
@@ -31,6 +36,11 @@ def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome
     new_fence = newest + 1 if hello.role == "reactor" else None
     origin = Origin(entry.session_id, hello.agent_id, hello.kind, identity.is_operator, new_fence)
     change = ChangeSet(rules, state, facts, origin)
+    if identity.binds:
+        try:
+            _count_registration(change)
+        except RateLimited as limited:
+            return Outcome(effects=(Refuse(entry.session_id, 4503, limited),))
     card = Raw(bytes(hello.card)) if hello.card is not UNSET else UNSET
     is_new = participant is None
     if participant is None:
@@ -53,6 +63,15 @@ def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome
         if reaction.is_cancelled
     )
     return change.outcome(Welcome(origin, hello, updated, is_new, cancelled if new_fence is not None else ()))
+
+
+def _count_registration(change: ChangeSet) -> None:
+    """Count an id that is bound by first use against what this hub takes of them. Raises `RateLimited`."""
+    bucket: Bucket = change.state.get("bucket", FIRST_USES) or Bucket()
+    most = change.rules.limits.registrations_per_minute
+    what = "registrations by first use (registrations_per_minute)"
+    arrival = next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)
+    change.put_row("bucket", FIRST_USES, Bucket(arrival))
 
 
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:

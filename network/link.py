@@ -22,6 +22,7 @@ from .errors import (
     Forbidden,
     InternalError,
     InvalidArguments,
+    RetryLater,
     RoundelayError,
     Superseded,
     TooLarge,
@@ -120,10 +121,16 @@ class Link:
         """Join for the first time; from then on the link keeps itself up. Raises what the hub said, or `ConnectError`."""
         if self._task is not None:
             return
-        try:
-            wire = await self._connect(joining)
-        except Closed as closed:
-            raise ConnectError(f"The hub closed the connection before the welcome ({closed}).") from closed
+        while True:
+            try:
+                wire = await self._connect(joining)
+                break
+            except Closed as closed:
+                raise ConnectError(f"The hub closed the connection before the welcome ({closed}).") from closed
+            except RetryLater as later:  # more new ids than it takes a minute
+                if not self._reconnects:
+                    raise
+                await asyncio.sleep(self._wait_s(later))
         self._task = asyncio.create_task(self._stay(wire, joining), name=f"link-{joining.agent_id}")
 
     async def close(self) -> None:
@@ -262,6 +269,9 @@ class Link:
                 wire = await self._connect(joining)
             except ConnectError as error:
                 reason = str(error)
+            except RetryLater as later:
+                reason = str(later)
+                self._delay_s = min(max(self._delay_s, self._wait_s(later)), MAX_DELAY_S)
             except Closed as closed:
                 reason = str(closed)
                 if closed.code not in COME_BACK_CODES:
@@ -270,6 +280,10 @@ class Link:
                 assert self.welcome is not None
                 self._on_change(Reconnected(self.welcome))
                 return wire
+
+    def _wait_s(self, later: RetryLater) -> float:
+        """How long to wait for a hub that says when: a little longer, so that those who wait do not all come at once."""
+        return later.retry_after_ms / 1000 * (1 + self._jitter())
 
     def _ending(self, closed: Closed, agent_id: str) -> RoundelayError | None:
         """What a close means for good, or None if coming back may help."""

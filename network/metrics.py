@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from .quota_operations import count_near
+
 if TYPE_CHECKING:
     from .hub import Hub
 
@@ -22,6 +24,7 @@ _HELP = {
     "unacked_deliveries": ("gauge", "Deliveries that were handed over and not acknowledged."),
     "open_reactions": ("gauge", "Reactions begun and not finished."),
     "participants": ("gauge", "Registered participants."),
+    "participants_near_quota": ("gauge", "Participants that have used nine tenths of a quota, or all of it."),
     "head": ("gauge", "The ledger's newest seq."),
     "pending_entries": ("gauge", "Entries that wait for the writer."),
     "messages_total": ("counter", "Messages committed since the start."),
@@ -90,6 +93,7 @@ def read_metrics(hub: Hub) -> dict[str, float]:
         "unacked_deliveries": unacked,
         "open_reactions": hub.state.count("reaction"),
         "participants": hub.state.count_participants(),
+        "participants_near_quota": count_near(hub.state),
         "head": hub.state.head,
         "pending_entries": hub.pending,
         "messages_total": counts["messages"],

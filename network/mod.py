@@ -27,6 +27,7 @@ from .entries import Origin
 from .errors import InternalError, InvalidArguments, ModError, RoundelayError
 from .frames import ModInfo, OperationInfo, SendFrame, Seq, is_id
 from .ledger import Ledger, Row
+from .quotas import Quotas
 from .room import Place
 from .state import State
 from .tables import MessageHead
@@ -92,6 +93,7 @@ class HubView(Protocol):
     server: str
     ledger: Ledger
     limits: Limits
+    quotas: Quotas
 
     @property
     def name(self) -> str: ...

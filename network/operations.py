@@ -22,6 +22,7 @@ from .listing import take_page
 from .mod import Mod, Reading, operation
 from .open_reactions import OpenReactions
 from .operator_operations import OperatorOperations
+from .quota_operations import QuotaOperations
 from .spending_operations import Spending
 from .state import State
 from .tables import Attempt, Begun, DeadLetter, OpenReaction, Table, Tried, Triggered
@@ -405,4 +406,4 @@ async def _reaction_status(reading: Reading, agent_id: str, begun: Begun) -> str
 
 def network_operations() -> list[Mod]:
     """What every hub has, in the shape of mods."""
-    return [NetworkOperations(), OpenReactions(), Explanations(), Spending(), OperatorOperations()]
+    return [NetworkOperations(), OpenReactions(), Explanations(), Spending(), QuotaOperations(), OperatorOperations()]

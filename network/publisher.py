@@ -29,6 +29,7 @@ from .errors import Forbidden
 from .frames import PROTOCOL_VERSION, NetworkInfo, OpenReactionInfo, SignalOutFrame, WelcomeFrame, encode
 from .ledger import Row
 from .mod import AfterContext, Mod
+from .quotas import Quotas
 from .session import Session, SessionState
 from .switchboard import Switchboard
 
@@ -43,6 +44,7 @@ class Publisher:
         board: Switchboard,
         *,
         limits: Limits,
+        quotas: Quotas,
         mods: Sequence[Mod],
         server: str,
         counts: Counter[str],
@@ -56,7 +58,8 @@ class Publisher:
         self._enter = enter
         self._after = tuple(mod for mod in mods if mod.overrides("after"))
         self._mod_infos = [mod.describe() for mod in mods]
-        self._shown_limits = limits.model_dump()
+        self._limits = limits.model_dump()
+        self._quotas = quotas
 
     def publish(self, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
         """Hand on a batch in its order: each entry's messages, then its effects."""
@@ -169,7 +172,7 @@ class Publisher:
             missing_before=UNSET if missing_before is None else missing_before,
             open_reactions=UNSET if origin.fence is None else sorted(reactions, key=lambda info: info.seq),
             mods=self._mod_infos,
-            limits=self._shown_limits,
+            limits=self._show_limits(participant.agent_id),
         )
         self._board.write(session, encode(frame))
         at_floor = hello.resume is UNSET
@@ -177,6 +180,13 @@ class Publisher:
         for asked in effect.cancelled:
             self._ask_to_stop(asked)
         self._release(session)
+
+    def _show_limits(self, agent_id: str) -> dict[str, int]:
+        """The limits as they hold for one participant; one that does not hold for it is left out."""
+        if agent_id not in self._quotas.own:
+            return self._limits
+        shown = {**self._limits, **self._quotas.describe(agent_id)}
+        return {name: number for name, number in shown.items() if number is not None}
 
     def _where_to_start(self, effect: Welcome) -> tuple[int, Any, int | None]:
         """The cursor, how the session resumes, and, if the history was cut, where it begins."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 from .attempts import forget_failures
 from .change import ChangeSet, Rules
 from .entries import Answer, Notify, Origin, Outcome, Record, Settle
-from .errors import IdConflict, RoundelayError, UnknownMessage
-from .frames import RecordFrame, StoredFrame, encode
+from .errors import BudgetExhausted, Forbidden, IdConflict, RoundelayError, UnknownMessage
+from .frames import StoredFrame, encode
 from .ledger import Row
 from .refusals import answer_error, check_rights
 from .spending import charge, read_failure
 from .state import State
-from .tables import Facts, OpenReaction, Triggered
+from .tables import Facts, MessageHead, OpenReaction, Triggered
 from .visibility import is_recipient, thread_readers
+
+MAX_END_BYTES = 16 * 1024
+"""Of the record that ends a reaction beyond its agent's quota: an honest one has its reason, its sums and what was read meanwhile."""
 
 
 def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
+    """Keep a record. Beyond its agent's quota the last one of an open reaction is kept yet, and says so to the readers: it has to end."""
     origin, frame = entry.origin, entry.frame
     keys = {"record_id": frame.record_id}
     known = facts.known.get((origin.agent_id, "r:" + frame.record_id))
@@ -41,14 +45,32 @@ def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
             digest=entry.digest,
             data=bytes(frame.body),
         )
+        opened: OpenReaction | None = state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
+        try:
+            change.count_stored()
+        except BudgetExhausted as error:
+            if frame.kind != "finished" or opened is None or len(row.data) > MAX_END_BYTES:
+                raise
+            change.count_stored(is_bounded=False)
+            change.effects.append(_tell_budget(state, opened.trigger_head, origin.agent_id, frame.reaction, str(error)))
         if frame.kind == "started" and entry.trigger is not None:
             _begin_reaction(change, facts, origin, entry, row)
         if entry.spent is not None:
             charge(change, origin.agent_id, frame.reaction, entry.spent, is_total=frame.kind == "finished")
-        if frame.kind == "model_failed":
-            _tell_budget(change, state, frame, origin.agent_id)
-        if frame.kind == "finished":
-            _end_reaction(change, state, frame.reaction, origin.agent_id)
+        if frame.kind == "model_failed" and opened is not None:
+            failed = read_failure(bytes(frame.body))
+            if failed is not None and failed.failure == "budget":
+                reason = failed.reason[: rules.limits.max_reason_chars]
+                change.effects.append(_tell_budget(state, opened.trigger_head, origin.agent_id, frame.reaction, reason))
+        if frame.kind == "finished" and opened is not None:
+            _end_reaction(change, state, opened)
+    except BudgetExhausted as error:
+        refused = answer_error(rules, state, origin, error, keys)
+        trigger = facts.heads.get(entry.trigger) if frame.kind == "started" and entry.trigger is not None else None
+        if trigger is None or not is_recipient(state, origin.agent_id, trigger):
+            return refused
+        notice = _tell_budget(state, trigger, origin.agent_id, frame.reaction, str(error))
+        return Outcome(puts=refused.puts, effects=(*refused.effects, notice))
     except RoundelayError as error:
         return answer_error(rules, state, origin, error, keys)
     stored = StoredFrame(record_id=frame.record_id, seq=row.seq, duplicate=False)
@@ -63,9 +85,16 @@ def _begin_reaction(change: ChangeSet, facts: Facts, origin: Origin, entry: Reco
         raise UnknownMessage(
             f"There is no message {trigger} for {origin.agent_id}; body.trigger of a started record is the seq of one."
         )
+    most = change.rules.limits.max_reactions_per_message
+    key = f"{origin.agent_id}/{reaction}"
+    if change.state.get("reaction", key) is None and len(change.state.reactions_to(origin.agent_id, trigger)) >= most:
+        raise Forbidden(
+            f"{origin.agent_id} has {most} open reactions to message {trigger}, the most that one message may have (max_reactions_per_message); "
+            f"finish one of them, or go on with it."
+        )
     change.put_row(
         "reaction",
-        f"{origin.agent_id}/{reaction}",
+        key,
         OpenReaction(reaction, origin.agent_id, trigger, row.seq, head, entry.oldest or trigger),
     )
     key = f"{origin.agent_id}/{trigger}"
@@ -75,22 +104,14 @@ def _begin_reaction(change: ChangeSet, facts: Facts, origin: Origin, entry: Reco
     change.effects.append(Settle(origin.agent_id, trigger))
 
 
-def _tell_budget(change: ChangeSet, state: State, frame: RecordFrame, agent_id: str) -> None:
+def _tell_budget(state: State, trigger: MessageHead, agent_id: str, reaction: str, reason: str) -> Notify:
     """A reaction stops because what may be spent is spent: the readers of its trigger's thread, and operators, are told."""
-    opened: OpenReaction | None = state.get("reaction", f"{agent_id}/{frame.reaction}")
-    failed = read_failure(bytes(frame.body))
-    if opened is None or failed is None or failed.failure != "budget":
-        return
-    head = opened.trigger_head
-    reason = failed.reason[: change.rules.limits.max_reason_chars]
-    body = {"root": head.root, "seq": head.seq, "agent_id": agent_id, "reaction": opened.reaction, "reason": reason}
-    readers = frozenset(thread_readers(state, head))
-    change.effects.append(Notify(readers, "budget_exhausted", head.thread_id, body, operators=True))
+    body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
+    readers = frozenset(thread_readers(state, trigger))
+    return Notify(readers, "budget_exhausted", trigger.thread_id, body, operators=True)
 
 
-def _end_reaction(change: ChangeSet, state: State, reaction: str, agent_id: str) -> None:
-    found: OpenReaction | None = state.get("reaction", f"{agent_id}/{reaction}")
-    if found is not None:
-        change.put_row("reaction", f"{agent_id}/{reaction}", None)
-        for put in forget_failures(state, agent_id, found.trigger):
-            change.put_row(put.table, put.key, put.value)
+def _end_reaction(change: ChangeSet, state: State, opened: OpenReaction) -> None:
+    change.put_row("reaction", f"{opened.agent_id}/{opened.reaction}", None)
+    for put in forget_failures(state, opened.agent_id, opened.trigger):
+        change.put_row(put.table, put.key, put.value)

@@ -11,7 +11,7 @@ from .change import RootStopped, Rules, count_rates, find_budget
 from .entries import Answer, Entry, Join, Notify, Operate, Origin, Outcome, Record, Refuse, Send, error_bytes
 from .errors import Forbidden, InternalError, RateLimited, RetryLater, RoundelayError
 from .state import State
-from .tables import Facts, Put
+from .tables import MAX_STOPPED_IN, Facts, Put
 from .visibility import thread_readers
 
 
@@ -34,7 +34,8 @@ def answer_error(rules: Rules, state: State, origin: Origin, error: RoundelayErr
     puts: list[Put] = []
     if not isinstance(error, RetryLater):
         try:
-            puts = count_rates(rules.limits, state, origin, state.stamp, is_root=False)
+            bucket = count_rates(rules.limits, state, origin, state.stamp, is_root=False)
+            puts = [Put("bucket", origin.agent_id, bucket)]
         except RateLimited as limited:
             error = limited
     return Outcome(puts=puts, effects=(Answer(origin.session_id, error_bytes(error, keys)),))
@@ -48,6 +49,10 @@ def stop_loop(
     head = error.head
     budget = find_budget(state, facts, head.root)  # as it was: what this change counted is thrown away with it
     if head.thread_id in budget.stopped_in or head.root > state.head:  # a root of its own, thrown away too
+        return refused
+    if (
+        len(budget.stopped_in) >= MAX_STOPPED_IN
+    ):  # its members are in the conversation's own threads, and those came first
         return refused
     body = {"root": head.root, "seq": budget.last_seq, "reason": str(error)}
     notice = Notify(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body)

@@ -13,13 +13,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .change import ChangeSet, find_budget
-from .tables import DaySpent, OpenReaction, Spent
+from .tables import DAY_MS, DaySpent, OpenReaction, Spent
 
 CHARGED = frozenset({"model_reply", "review", "finished"})
 MAX_MODELS = 16
 """Of one sum; further ones count under no name."""
 MAX_MODEL_CHARS = 128
-DAY_MS = 86_400_000
 
 _Tokens = Annotated[int, Meta(ge=0, le=10**12)]
 

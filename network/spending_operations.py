@@ -13,8 +13,8 @@ from .errors import Forbidden
 from .frames import Seq
 from .ledger import Row
 from .mod import Mod, Reading, operation
-from .spending import CHARGED, DAY_MS, spent_on
-from .tables import OpenReaction, RootBudget, Spent
+from .spending import CHARGED, spent_on
+from .tables import DAY_MS, OpenReaction, RootBudget, Spent
 from .window import find_message
 
 

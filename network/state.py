@@ -21,6 +21,7 @@ from .tables import (
     VOLATILE_TABLES,
     Attempt,
     Channel,
+    DayStored,
     Floor,
     Member,
     OpenReaction,
@@ -141,6 +142,10 @@ class State:
         """A participant's tokens, revoked ones included, by hash."""
         return self._group("tokens", agent_id)
 
+    def near_quota(self) -> Mapping[str, DayStored]:
+        """Those who have, on some day, stored nearly all that they may, by id."""
+        return self._group("near a quota", "")
+
     def floor(self, agent_id: str) -> Floor:
         found: Floor | None = self.get("floor", agent_id)
         return found if found is not None else _UNTOUCHED
@@ -175,6 +180,10 @@ class State:
         """The people who are in a channel now and first came to it before a seq (None: all), as they came."""
         return self._below(f"people in {channel}", seq)
 
+    def channels_by(self, agent_id: str) -> Mapping[str, Channel]:
+        """The channels that a participant created, by name."""
+        return self._group("channels by", agent_id)
+
     # --- reading: reactions
 
     def reactions_of(self, agent_id: str) -> Mapping[str, OpenReaction]:
@@ -188,6 +197,10 @@ class State:
     def reactions_in(self, thread_id: str) -> Mapping[str, OpenReaction]:
         """The open reactions to messages of a thread, by their key."""
         return self._group("reactions in", thread_id)
+
+    def reactions_to(self, agent_id: str, trigger: int) -> Mapping[str, OpenReaction]:
+        """The open reactions of an agent to one message, by their key."""
+        return self._group("reactions to", f"{agent_id}/{trigger}")
 
     def reactions_asked_by(self, agent_id: str, cause: int) -> Mapping[str, OpenReaction]:
         """The open reactions to what an agent wrote to others directly because of a message, by their key."""
@@ -393,6 +406,10 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
         case "attempt":
             agent_id, _, seq = key.partition("/")
             return ((("attempts", agent_id), int(seq)),)
+        case "channel":
+            return ((("channels by", value.created_by), key),)
+        case "stored":
+            return ((("near a quota", ""), key),) if value.is_near else ()
         case "token":
             return ((("tokens", value.agent_id), key),)
         case "reaction":
@@ -401,6 +418,7 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
                 (("reactions of", value.agent_id), key),
                 (("reactions named", value.reaction), key),
                 (("reactions in", head.thread_id), key),
+                (("reactions to", f"{value.agent_id}/{value.trigger}"), key),
             )
             if head.kind == "direct" and head.cause is not None:
                 found += ((("reactions asked by", f"{head.sender_id}/{head.cause}"), key),)
@@ -426,7 +444,7 @@ def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | Non
     return (reaction.oldest, key) if reaction is not None else None
 
 
-_INDEXED = frozenset({"member", "token", "participant", "reaction", "attempt"})
+_INDEXED = frozenset({"member", "token", "participant", "channel", "reaction", "attempt", "stored"})
 """Tables of which more is kept than their values."""
 _EMPTY: Mapping[str, Any] = {}
 _NEVER = Member()

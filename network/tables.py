@@ -14,13 +14,13 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from .frames import Kind
 
 Table: TypeAlias = Literal[
-    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day",  # loaded at start
+    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day", "stored",  # loaded at start
     "root", "call", "dead", "tried", "triggered",  # cold: looked up as facts of a batch
     "bucket",  # in memory only
 ]  # fmt: skip
 
 LOADED_TABLES: tuple[Table, ...] = (
-    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day",
+    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day", "stored",
 )  # fmt: skip
 VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
 COLD_TABLES: frozenset[str] = frozenset({"root", "call", "dead", "tried", "triggered"})
@@ -58,6 +58,9 @@ class Channel(Struct, frozen=True):
     history: Literal["since_join", "members"] = "since_join"
 
 
+DAY_MS = 86_400_000
+MAX_STOPPED_IN = 256
+"""In how many threads of one conversation its readers are told that its budget is spent."""
 MAX_SPANS = 4096
 """How often a participant may come to a channel again after messages that it missed: each time is kept, for what it may read depends on it."""
 
@@ -147,6 +150,27 @@ class DaySpent(Struct, frozen=True):
 
     day: int
     spent: dict[str, Spent]
+
+
+class DayStored(Struct, frozen=True):
+    """What one participant (the key) has stored on a day, counted from the Unix epoch in UTC: what `quotas` keeps over a restart."""
+
+    day: int
+    bytes: int
+    messages: int
+    is_near: bool = False
+    """Whether little of its quota is left."""
+
+
+class Bucket(Struct, frozen=True, gc=False):
+    """What one participant (the key) does just now, in memory only: when its next entry, and its next message without a cause, would be
+    due at exactly their rates (`guard.next_arrival`), and what it has stored on ``day`` (`quotas`)."""
+
+    sends: float = 0.0
+    roots: float = 0.0
+    day: int = 0
+    bytes: int = 0
+    messages: int = 0
 
 
 class OpenReaction(Struct, frozen=True):
@@ -253,6 +277,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "tried": Tried,
     "triggered": Triggered,
     "day": DaySpent,
+    "stored": DayStored,
 }
 
 

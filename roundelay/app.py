@@ -18,10 +18,10 @@ from roundelay.mods.discovery import Discovery
 from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
-from roundelay.network.config import Limits, NodeConfig
+from roundelay.network.config import Limits, NodeConfig, Quota
 from roundelay.network.errors import ConnectError
 from roundelay.network.home import owner_token
-from roundelay.network.hub import Hub
+from roundelay.network.hub import NO_QUOTAS, Hub
 from roundelay.network.ledger import Ledger
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import Durability, SQLiteLedger
@@ -82,6 +82,7 @@ async def serve(
     hub = Hub(
         make_ledger(config.db, config.name, config.durability, random_id),
         limits=config.limits,
+        quotas=config.quotas,
         retain=config.retain,
         mods=loaded,
         visibility=config.visibility,
@@ -146,17 +147,19 @@ class Network:
         durability: Durability = "full",
         mods: Sequence[str | Mod] = ("channels", "discovery"),
         limits: Limits | None = None,
+        quotas: Mapping[str, Quota] = NO_QUOTAS,
         visibility: Visibility = "people",
         clock: Clock = system_clock,
         new_id: NewId = ordered_id,
     ) -> AsyncIterator[Network]:
         """Open a network over a database file, or in memory without one. Raises `LedgerError` or `ModError`.
 
-        ``clock`` and ``new_id`` are all the time and chance that there is, for the hub and for this network's clients.
+        ``quotas`` are what participants may of their own, by their ids. ``clock`` and ``new_id`` are all the time and chance that there is, for the hub and for this network's clients.
         """
         hub = Hub(
             make_ledger(Path(path) if path is not None else None, name, durability, new_id),
             limits=limits or Limits(),
+            quotas=quotas,
             mods=load_mods(list(mods), OWN_MODS),
             visibility=visibility,
             server=server_name(),

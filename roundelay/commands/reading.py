@@ -115,7 +115,7 @@ def status(as_json: bool, over_s: float) -> None:
     """
     import asyncio
 
-    from roundelay.nodes.status import compute_rates, describe_figures
+    from roundelay.nodes.status import compute_rates, describe_figures, describe_quotas
 
     async def show() -> None:
         async with join_as_reader() as client:
@@ -125,14 +125,15 @@ def status(as_json: bool, over_s: float) -> None:
             info = await client.call("network.info")
             figures = await _read_figures(client)
             rates = compute_rates(before, figures, time.perf_counter() - began)
-            value = {"url": client.url, **info, "figures": figures, "rates": rates}
+            quotas = await _read_quotas(client)
+            value = {"url": client.url, **info, "figures": figures, "rates": rates, "quotas": quotas}
         if as_json:
             _print_json(value)
             return
         from roundelay.terminal import Screen
 
         screen = Screen(sys.stdout)
-        lines = {"url": client.url, **info, **describe_figures(figures, rates)}
+        lines = {"url": client.url, **info, **describe_figures(figures, rates), **describe_quotas(quotas)}
         for name, shown in lines.items():
             text = ", ".join(shown) if isinstance(shown, list) else str(shown)
             screen.write(f"{name:<14} {clean(text)}")
@@ -206,6 +207,17 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
 
     screen, notes = Screen(sys.stdout), Screen(sys.stderr)
     run(follow())
+
+
+async def _read_quotas(client: NetworkClient) -> list[dict[str, Any]]:
+    """Who uses how much of its quota; nobody of a hub from before there were any."""
+    from roundelay.network.errors import UnknownOperation
+
+    try:
+        quotas: list[dict[str, Any]] = (await client.call("network.quotas"))["quotas"]
+    except UnknownOperation:
+        return []
+    return quotas
 
 
 async def _read_figures(client: NetworkClient) -> dict[str, float]:

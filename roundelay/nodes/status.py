@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 Figures = Mapping[str, float]
 
+SHOWN_FROM, MAX_SHOWN = 0.5, 5
+"""From which share of a quota on its participant is shown, and how many at most."""
 _COUNTED = ("messages", "deliveries", "commits")
 
 
@@ -43,6 +46,27 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
             f"the ledger failed and was reopened {figures['recoveries_total']:.0f} times"
         )
     return lines
+
+
+def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Who is near the end of a quota, as ``network.quotas`` tells it; nothing if nobody is."""
+    near = [it for it in quotas if it["used"] >= SHOWN_FROM]
+    shown = ", ".join(f"{it['agent_id']} {it['used']:.0%} ({_describe_use(it)})" for it in near[:MAX_SHOWN])
+    more = f" and {len(near) - MAX_SHOWN} more" if len(near) > MAX_SHOWN else ""
+    return {"quotas": shown + more} if near else {}
+
+
+def _describe_use(use: Mapping[str, Any]) -> str:
+    parts = [f"{use['messages']} of {_or_any(use['messages_per_day'])} messages"]
+    most = use["bytes_per_day"]
+    parts.append(f"{_describe_bytes(use['bytes'])} of {_describe_bytes(most) if most is not None else 'any'} today")
+    if use["channels"]:
+        parts.append(f"{use['channels']} of {_or_any(use['max_created_channels'])} channels")
+    return "; ".join(parts)
+
+
+def _or_any(most: int | None) -> str:
+    return "any" if most is None else str(most)
 
 
 def _describe_bytes(count: float) -> str:

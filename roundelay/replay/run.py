@@ -367,7 +367,8 @@ class _Replay:
 
 def replace_limits(limits: Limits) -> Limits:
     """Give the limits of a replay: those that conversations met, without rates."""
-    return limits.model_copy(update={"sends_per_s": NO_RATE, "root_messages_per_s": NO_RATE})
+    unbounded = ("sends_per_s", "root_messages_per_s", "bytes_per_day", "messages_per_day")
+    return limits.model_copy(update=dict.fromkeys(unbounded, NO_RATE))
 
 
 def write_report(report: ReplayReport) -> str:

@@ -197,6 +197,58 @@ async def a_larger_card_is_refused(node: Node) -> None:
     assert await session.closed() == 4400
 
 
+@reaches("bytes_per_day", 2048)
+async def more_bytes_a_day_are_refused(node: Node) -> None:
+    ann = await node.agent("ann")
+    await ann.send("broadcast", "x" * 1000)
+    refusal = await ann.refused("budget_exhausted", "broadcast", "x" * 1000)
+    assert "bytes_per_day" in refusal["message"]
+
+
+@reaches("messages_per_day", 2)
+async def more_messages_a_day_are_refused(node: Node) -> None:
+    answers = await send_at_once(await node.person("mia"), 3)
+    assert "messages_per_day" in expect_error(answers[-1], "budget_exhausted")["message"]
+
+
+@reaches("max_created_channels", 1)
+async def a_second_channel_is_forbidden(node: Node) -> None:
+    ann = await node.agent("ann")
+    await ann.call("channels.create", {"name": "dev"})
+    assert (
+        "max_created_channels" in (await ann.call_refused("forbidden", "channels.create", {"name": "ops"}))["message"]
+    )
+
+
+@reaches("max_reactions_per_message", 1)
+async def a_second_open_reaction_is_forbidden(node: Node) -> None:
+    ann, mia = await node.agent("ann"), await node.person("mia")
+    body = {"trigger": (await mia.send("agent:ann", "hi"))["seq"]}
+    await ann.record("r1", "started", body)
+    assert (
+        "max_reactions_per_message"
+        in expect_error(await ann.submit_record("r2", "started", body), "forbidden")["message"]
+    )
+
+
+@reaches("max_put_off", 1)
+async def a_second_message_is_not_put_off(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await node.agent("bob")
+    for number in range(2):
+        await ann.send("agent:bob", number)
+        await bob.nack((await bob.message(number))["seq"], retry_after_ms=60_000)
+    assert "max_put_off" in expect_error(await bob.expect("error"), "rate_limited")["message"]
+
+
+@reaches("registrations_per_minute", 1)
+async def further_first_uses_are_put_off(node: Node) -> None:
+    await node.agent("ann")  # the second: the burst is a minute's worth beside the one that begins it
+    session = await node.connect()
+    await session.send_frame(hello_frame("bob", token=node.token_of("bob")))
+    assert "registrations_per_minute" in expect_error(await session.next_frame(), "rate_limited")["message"]
+    assert await session.closed() == 4503
+
+
 @reaches("max_reason_chars", 5)
 async def a_longer_reason_is_cut(node: Node) -> None:
     ann, bob = await node.agent("ann"), await node.agent("bob")

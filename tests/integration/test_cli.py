@@ -200,6 +200,7 @@ async def test_status_shows_the_hubs_figures(node: Node, bob: WireSession) -> No
     await bob.send("broadcast", "hello")
     shown = await run_json("status")
     assert (shown["url"], shown["name"], shown["figures"]["messages_total"]) == (node.url, "contract", 1)
+    assert [(it["agent_id"], it["messages"]) for it in shown["quotas"]] == [("bob", 1)]
     assert (await run("status", "--over", "0.1")).out.count("\n") >= 12
 
 

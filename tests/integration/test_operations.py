@@ -19,7 +19,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.home import announce_node
 from roundelay.network.ledger_upkeep import back_up
 from roundelay.nodes import doctor, up
-from roundelay.nodes.status import compute_rates, describe_figures
+from roundelay.nodes.status import compute_rates, describe_figures, describe_quotas
 from tests.support.announced import announced_node
 from tests.support.command import command, run
 from tests.support.node import Node, ProcessNode, node_process
@@ -279,6 +279,16 @@ def test_trouble_is_told_when_there_was_some() -> None:
     assert "7 deliveries queued (3.0 MiB)" in well["backlog"]
     assert "of 2.5 rows" in well["commits"]
     assert "2 times" in describe_figures({**FIGURES, "recoveries_total": 2}, rates)["trouble"]
+
+
+def test_who_is_near_the_end_of_a_quota_is_shown() -> None:
+    limits = {"bytes_per_day": 4 * 2**20, "messages_per_day": None, "max_created_channels": 10}
+    ann = {"agent_id": "ann", "bytes": 3 * 2**20, "messages": 7, "channels": 2, **limits, "used": 0.75}
+    bob = {**ann, "agent_id": "bob", "used": 0.49}
+    shown = describe_quotas([ann, bob])["quotas"]
+    assert shown == "ann 75% (7 of any messages; 3.0 MiB of 4.0 MiB today; 2 of 10 channels)"
+    assert describe_quotas([bob]) == {}
+    assert describe_quotas([{**ann, "agent_id": f"a{number}"} for number in range(7)])["quotas"].endswith(" and 2 more")
 
 
 # -- checks

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from roundelay.app import serve
-from roundelay.network.config import NodeConfig
+from roundelay.network.config import NodeConfig, Quota
 from tests.support.wire import WireSession, make_token
 
 Durability = Literal["full", "normal", "memory"]
@@ -74,6 +74,7 @@ class Node:
 async def running_node(
     *,
     limits: Mapping[str, int] | None = None,
+    quotas: Mapping[str, Quota] | None = None,
     visibility: Visibility = "people",
     durability: Durability = "memory",
     mods: Sequence[str] = DEFAULT_MODS,
@@ -91,6 +92,7 @@ async def running_node(
                 "visibility": visibility,
                 "mods": list(mods),
                 "limits": dict(limits or {}),
+                "quotas": dict(quotas or {}),
             }
         )
         async with serve(config) as served:

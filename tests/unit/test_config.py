@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from roundelay.network.config import (
     Limits,
     NodeConfig,
+    Quota,
     YamlNode,
     bind,
     env_name,
@@ -341,3 +342,51 @@ def test_a_record_limit_above_the_frame_is_refused_with_its_origin() -> None:
     both = {"ROUNDELAY_LIMITS_MAX_RECORD_BYTES": "300000", "ROUNDELAY_LIMITS_MAX_FRAME_BYTES": "300000"}
     assert resolve(env=both)[0].limits.max_record_bytes == 300_000
     assert resolve(env={"ROUNDELAY_LIMITS_MAX_FRAME_BYTES": "2048"})[0].limits == Limits(max_frame_bytes=2048)
+
+
+# --- quotas
+
+
+def test_quotas_of_participants_are_read_and_shown_with_their_lines(write) -> None:
+    file = write(
+        "limits: {bytes_per_day: 5000}\nquotas:\n  ann: {bytes_per_day: unlimited}\n  a.b:\n    messages_per_day: 0\n    max_created_channels: 3\n"
+    )
+    config, origins = resolve(file)
+    assert config.quotas == {
+        "ann": Quota(bytes_per_day="unlimited"), "a.b": Quota(messages_per_day=0, max_created_channels=3)
+    }  # fmt: skip
+    shown = {name: value for name, value in flat_values(config).items() if name.startswith("quotas")}
+    assert shown == {
+        "quotas.ann.bytes_per_day": "unlimited", "quotas.a.b.messages_per_day": 0, "quotas.a.b.max_created_channels": 3
+    }  # fmt: skip
+    assert origins["quotas.ann.bytes_per_day"] == f"file {file}:3"
+    assert origins["quotas.a.b.messages_per_day"] == f"file {file}:5"
+    assert flat_values(config).keys() <= origins.keys()
+    assert resolve(write("quotas:\n#  ann: {}\n"))[0] == NodeConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "quotas:\n  ann:\n    bytes_per_day: many\n",
+            'team.yaml:3: "quotas.ann.bytes_per_day" must be a whole number from 0 on, or unlimited, not "many"',
+        ),
+        (
+            "quotas:\n  ann: {bytes_per_dy: 1}\n",
+            'team.yaml:2: unknown key "bytes_per_dy"; did you mean "bytes_per_day"?',
+        ),
+        (
+            "quotas:\n  ann: {messages_per_day: -1}\n",
+            'team.yaml:2: "quotas.ann.messages_per_day" must be a whole number from 0 on, or unlimited, not -1',
+        ),
+        ("quotas:\n  ann:\n", 'team.yaml:2: "quotas.ann" must be a mapping (`key: value` lines), not null'),
+        ("quotas: 5\n", 'team.yaml:1: "quotas" must be a mapping (`key: value` lines), not 5'),
+    ],
+)
+def test_a_wrong_quota_is_refused_by_line(write, text: str, sentence: str) -> None:
+    assert refusal(write(text), NodeConfig) == sentence
+
+
+def test_a_quota_is_for_an_id(write) -> None:
+    assert refusal(write("quotas:\n  Ann: {}\n"), NodeConfig).startswith('team.yaml:2: "quotas.Ann" ')

@@ -76,6 +76,40 @@ async def test_every_connection_that_came_to_nothing_is_let_go_on_the_way_back(r
             assert [it.is_dropped for it in transport.connections] == [True, True, True, False]
 
 
+class PutOffConnection(LocalConnection):
+    """A connection of a hub that takes no more new ids for a moment."""
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        yield b'{"type":"error","code":"rate_limited","message":"More than 1 a minute.","retry_after_ms":2}'
+        raise Closed(4503, "More than 1 a minute.")
+
+
+class PutOffTransport(LocalTransport):
+    """Its connections of these numbers, counted from 0, are put off."""
+
+    def __init__(self, hub: Hub, put_off: set[int]) -> None:
+        super().__init__(hub)
+        self.tries: list[LocalConnection] = []
+        self._put_off = put_off
+
+    async def connect(self) -> LocalConnection:
+        kind = PutOffConnection if len(self.tries) in self._put_off else LocalConnection
+        self.tries.append(kind(self._hub))
+        return self.tries[-1]
+
+
+async def test_a_client_whose_registration_is_put_off_comes_again() -> None:
+    async with Network.open() as network:
+        transport = PutOffTransport(network.hub, {0, 1, 3})
+        async with NetworkClient("bob", transport=transport) as client:
+            assert len(transport.tries) == 3
+            transport.tries[-1].end(1006, "the ledger was replaced, so everybody is new")
+            async for event in client.events():
+                if isinstance(event, Reconnected):
+                    break
+            assert len(transport.tries) == 5
+
+
 class WeakConnection(LocalConnection):
     """A connection that the hub ends at each frame in which a word is found."""
 

@@ -14,8 +14,8 @@ from msgspec import Meta
 from roundelay.app import Network
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
-from roundelay.network.config import Limits
-from roundelay.network.errors import IdConflict, LoopStopped, UnknownMessage
+from roundelay.network.config import Limits, Quota
+from roundelay.network.errors import BudgetExhausted, IdConflict, LoopStopped, UnknownMessage
 from roundelay.network.frames import Seq
 from roundelay.network.ledger import Row
 from roundelay.network.mod import AfterContext, Change, Mod, operation
@@ -259,3 +259,40 @@ async def test_after_is_not_repeated_but_for_what_the_mod_keeps_a_list_of(
         await ann.broadcast("and me")
         await ann.call("network.info")
         assert len(again.printed) == len(set(again.printed)), "what was done is not done again"
+
+
+async def test_what_a_mod_sends_and_keeps_counts_for_whoever_it_is_for() -> None:
+    class Notes(Mod):
+        id = "notes"
+
+        @operation("change")
+        def keep(self, change: Change, *, text: str) -> dict[str, Any]:
+            """Keep a text."""
+            change.put("note", text)
+            return {}
+
+    async with Network.open(mods=["channels", Tasks(), Notes()], quotas={"ann": Quota(messages_per_day=6)}) as network:
+        ann, mia = await network.join("ann"), await network.join("mia", kind="human")
+
+        async def used() -> tuple[int, int]:
+            [use] = (await mia.call("network.quotas", {"agent_id": "ann"}))["quotas"]
+            return use["messages"], use["bytes"]
+
+        heard = ann.__aiter__()
+        await ann.send("mod:tasks", "please")  # counts with what the hook answers, and what comes after the IO
+        assert [(await anext(heard)).content for _ in range(2)] == ["seen", "done"]
+        assert (await used())[0] == 3
+        before = await used()
+        await ann.call("notes.keep", {"text": "x" * 5000})
+        after = await used()
+        assert after[0] == before[0]
+        assert after[1] - before[1] > 5000
+        await ann.call("tasks.note", {"all_of": []})
+        await ann.send("agent:mia", "the fifth")
+        with pytest.raises(BudgetExhausted, match="messages_per_day"):
+            await ann.send("mod:tasks", "it and its answer are one too many")
+        await ann.send("agent:mia", "the sixth")
+        with pytest.raises(BudgetExhausted, match="messages_per_day"):
+            await ann.call("tasks.note", {"all_of": []})
+        [use] = (await mia.call("network.quotas", {"agent_id": "mia"}))["quotas"]
+        assert use["messages"] == 0

@@ -82,7 +82,7 @@ def test_metrics_are_those_that_are_given_out() -> None:
 
 def test_configuration_fields_are_those_of_the_model() -> None:
     fields = [name for name in flat_values(NodeConfig()) if not name.startswith("limits.")]
-    assert sorted(read_table("Configuration")) == sorted([*fields, "limits.*", "agents"])
+    assert sorted(read_table("Configuration")) == sorted([*fields, "limits.*", "quotas", "agents"])
 
 
 def test_yaml_blocks_are_a_nodes(tmp_path: Path) -> None:

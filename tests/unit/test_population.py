@@ -20,7 +20,12 @@ from tests.support.stepped_hub import SteppedHub, StubConnection
 from tests.support.steps import count_bytes, count_steps
 
 FEW, MANY = 6, 96
-FREE = {"sends_per_s": 1_000_000_000, "root_messages_per_s": 1_000_000_000, "max_root_messages": 1_000_000}
+FREE = {
+    "max_reactions_per_message": 10**6,
+    "sends_per_s": 1_000_000_000,
+    "root_messages_per_s": 1_000_000_000,
+    "max_root_messages": 1_000_000,
+}
 
 
 class Crowd:

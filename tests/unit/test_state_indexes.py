@@ -61,7 +61,7 @@ class World:
         """Something happens: nearly always a put."""
         self.state.head += 1
         happens = (
-            self.register, self.register, self.remove, self.move, self.move, self.move, self.react, self.react, self.finish,
+            self.create, self.register, self.register, self.remove, self.move, self.move, self.move, self.react, self.react, self.finish,
             self.fail, self.settle, self.bind, self.open_draft, self.open_draft, self.close_draft, self.reload,
         )  # fmt: skip
         self.chance.choice(happens)()
@@ -81,6 +81,10 @@ class World:
         if known is not None:
             gone = Participant(name, known.kind, known.registered_seq, removed_seq=self.state.head)
             self.put("participant", name, self.chance.choice((gone, gone, None)))
+
+    def create(self) -> None:
+        name, at = self.chance.choice(("a", "b", "c")), self.state.head
+        self.put("channel", name, self.state.channel(name) or Channel(name, at, self.chance.choice(NAMES)))
 
     def move(self) -> None:
         channel, name = self.chance.choice(CHANNELS), self.chance.choice(NAMES)
@@ -202,6 +206,11 @@ def check_indexes(state: State) -> None:
         joined = {key.split("/")[0]: member for key, member in members.items() if key.endswith(f"/{name}")}
         assert state.memberships(name) == joined
         assert state.tokens(name) == {key: token for key, token in state.items("token") if token.agent_id == name}
+        made = {key: it for key, it in state.items("channel") if it.created_by == name}
+        assert state.channels_by(name) == made
+        for trigger in {it.trigger for it in reactions.values()}:
+            found = {k: it for k, it in reactions.items() if (it.agent_id, it.trigger) == (name, trigger)}
+            assert state.reactions_to(name, trigger) == found
         for cause in (1, 2):
             asked = {
                 key: it

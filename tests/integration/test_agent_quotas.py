@@ -1,0 +1,66 @@
+"""An agent beyond its quota of the day: its reaction ends, who waits is told, and the next day it goes on. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Answer, ScriptedModel
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.network.config import Limits
+from roundelay.network.told import Notice
+from roundelay.simulation import Simulation, simulate
+
+
+def write_essay(request: ModelRequest) -> Answer:
+    """As many characters as its message says."""
+    return "x" * int(read_prompt(request).incoming_text)
+
+
+async def hear_notice(events: asyncio.Queue[Notice]) -> Notice:
+    async with asyncio.timeout(120):
+        return await events.get()
+
+
+async def live_two_days(simulation: Simulation) -> None:
+    bob = SimpleAgentRunner("bob", instruction="You are under test.", model=ScriptedModel(write_essay))
+    await simulation.start_agent(lambda: bob)
+    mia = await simulation.join_person("mia")
+    notices: asyncio.Queue[Notice] = asyncio.Queue()
+
+    async def listen() -> None:
+        async for event in mia.client.events():
+            if isinstance(event, Notice):
+                notices.put_nowait(event)
+
+    listening = asyncio.create_task(listen())
+    await mia.client.send_text("bob", "10")
+    await simulation.wait_for(lambda message: message.sender_id == "bob")
+    long = await mia.client.send_text("bob", "30000")
+    answer = await simulation.wait_for(lambda message: message.sender_id == "bob" and message.cause == long.seq)
+    assert answer.text.startswith("I have to stop here. bob has stored")
+    assert "bytes_per_day" in answer.text
+    await simulation.idle()
+    [status] = (await mia.client.call("network.message_status", {"seq": long.seq}))["recipients"]
+    assert status["reaction_status"] == "stopped"
+    while True:  # what is left of the day is too little even to begin
+        short = await mia.client.send_text("bob", "10")
+        await asyncio.sleep(30)
+        if not notices.empty():
+            break
+    notice = await hear_notice(notices)
+    assert notice.body["seq"] == short.seq
+    assert (await mia.client.call("network.open_reactions"))["reactions"] == []
+    said = len([message for message in simulation.messages if message.sender_id == "bob"])
+    answer = await simulation.wait_for(
+        lambda message: message.sender_id == "bob" and message.cause == short.seq, at_most_s=90_000
+    )
+    assert len([message for message in simulation.messages if message.sender_id == "bob"]) == said + 1
+    assert answer.sent_at % 86_400_000 < 60_000  # soon after midnight
+    assert (await mia.client.call("network.dead_letters", {"agent_id": "bob"}))["dead_letters"] == []
+    listening.cancel()
+
+
+def test_a_reaction_beyond_the_quota_ends_and_what_waited_is_answered_the_next_day() -> None:
+    simulate(live_two_days, limits=Limits(bytes_per_day=12_000), horizon_s=200_000)
