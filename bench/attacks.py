@@ -9,18 +9,24 @@ a node of its own and measures what it does to others. To add one, write a gener
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bare import Bare
-from wire import LoadError
+from wire import LoadError, encode_masked_frame, make_message_id
 
 MAX_ATTACK_S = 10.0
 """How long an attack may last."""
 UNREAD_S = 4.0
 """How long a client that reads nothing stays: less than `stall_timeout_ms`, so that the hub has no reason to end it."""
+FLOOD_S = 5.0
+"""How long a flood lasts."""
 ASKED = 64
 """How many calls it makes meanwhile: as many as the hub performs of one session at a time."""
 
@@ -126,6 +132,105 @@ def _ask_and_wait(sessions: list[Bare], op: str, **args: object) -> None:
         for session in sessions:
             session.call(op, **args)
     time.sleep(UNREAD_S)
+
+
+# -- on the writer and the loop: as much as fits through the socket
+
+
+def flood(name: str, what: str, make_frame: Callable[[bytes], bytes]) -> None:
+    """Register a flood: one session sends frames as fast as the hub takes them, each made for an id of its own, and reads the answers."""
+
+    def run(url: str) -> Iterator[None]:
+        Bare(url, "zed").close()
+        session = Bare(url, "flooder")
+        session.call("channels.create", name="flooded")
+        session.hear_answers(1)
+        mask = os.urandom(4)
+
+        def make_block() -> bytes:
+            frames = [make_frame(make_message_id())]
+            size = len(frames[0])
+            frames += [make_frame(make_message_id()) for _ in range((1 << 17) // size)]
+            return b"".join(encode_masked_frame(frame, mask) for frame in frames)
+
+        blocks = [make_block() for _ in range(64)]
+        yield
+        threading.Thread(target=_drain, args=(session,), daemon=True).start()
+        deadline_s = time.monotonic() + FLOOD_S
+        # one thread sends: another may cut it off, since `sendall` waits for as long as the hub does not read
+        sending = threading.Thread(target=_send_blocks, args=(session, blocks, make_block, deadline_s), daemon=True)
+        sending.start()
+        sending.join(FLOOD_S + 1)
+        session.close()
+
+    attack(name, what)(run)
+
+
+def _send_blocks(session: Bare, blocks: list[bytes], make_block: Callable[[], bytes], deadline_s: float) -> None:
+    try:
+        for number in itertools.count():
+            if time.monotonic() > deadline_s:
+                return
+            session.socket.sendall(blocks[number] if number < len(blocks) else make_block())
+    except OSError:
+        return
+
+
+def _drain(session: Bare) -> None:
+    try:
+        while session.socket.recv(1 << 18):
+            pass
+    except OSError:
+        return
+
+
+def _send(message_id: bytes, to: str = "agent:zed", size: int = 200, **more: object) -> bytes:
+    frame = {"type": "send", "message_id": message_id.decode(), "to": to, "content": "x" * size, **more}
+    return json.dumps(frame).encode()
+
+
+def _call(call_id: bytes, op: str, **args: object) -> bytes:
+    return json.dumps({"type": "call", "call_id": call_id.decode(), "op": op, "args": args}).encode()
+
+
+def _record(record_id: bytes) -> bytes:
+    frame = {
+        "type": "record",
+        "record_id": record_id.decode(),
+        "reaction": "r",
+        "kind": "note",
+        "body": {"x": "x" * 150},
+    }
+    return json.dumps(frame).encode()
+
+
+_DEEP = b'{"type":"send","message_id":"deep","to":"agent:zed","content":' + b"[" * 1000 + b"]" * 1000 + b"}"
+
+flood("sends", "sends of 200 bytes, as fast as possible", _send)
+flood("large-sends", "sends of 200 KB, as fast as possible", lambda it: _send(it, size=200_000))
+flood("broadcasts", "broadcasts of 200 bytes, as fast as possible", lambda it: _send(it, to="broadcast"))
+flood("records", "records, as fast as possible", _record)
+flood("no-json", "frames of 2,000 brackets that are no JSON", lambda _: b"{" * 2000)
+flood("brackets", "frames of 250 KB of brackets that are no JSON", lambda _: b"{" * 250_000)
+flood("deep-nesting", "sends nested 1,000 deep", lambda _: _DEEP)
+flood("unknown-fields", "sends with a field that there is not", lambda it: _send(it, colour=1))
+flood("unknown-recipients", "sends to nobody", lambda it: _send(it, to="agent:nobody"))
+flood(
+    "topics", "calls that set a channel's topic", lambda it: _call(it, "channels.set_topic", name="flooded", topic="x")
+)
+flood("acks", "acks of what was never delivered", lambda _: b'{"type":"ack","seq":9007199254740991}')
+flood("idle-acks", "acks that acknowledge nothing new", lambda _: b'{"type":"ack","seq":0}')
+flood("nacks", "nacks of what was never delivered", lambda _: b'{"type":"nack","seq":1,"reason":"x"}')
+flood("signals", "signals to one agent", lambda _: b'{"type":"signal","to":"agent:zed","kind":"typing","body":{}}')
+
+
+@attack("joins", "connections that say hello and close, one after another")
+def join_and_leave(url: str) -> Iterator[None]:
+    Bare(url, "flooder").close()
+    yield
+    deadline_s = time.monotonic() + FLOOD_S
+    while time.monotonic() < deadline_s:
+        Bare(url, "flooder").close()
 
 
 def main() -> None:

@@ -56,8 +56,8 @@ from .switchboard import Switchboard
 from .tables import OpenReaction, Token
 from .visibility import direct_thread, is_reader, may_read, mod_thread, parties
 
-DELIVERY_WORK = 64
-"""What each session costs that a broadcast goes to, in the bytes of `Pending`: about a microsecond."""
+DELIVERY_WORK = 32
+"""What each session costs that a broadcast goes to, in the bytes of `Pending`."""
 OPERATION_WORK = 8192
 """What an operation costs beyond a message: most write a row, a table's value, and their result."""
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000

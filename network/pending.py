@@ -12,9 +12,8 @@ from .entries import Entry, Handled, Join, ModEntry
 
 ENTRY_BYTES = 1024
 """What a pending entry counts beside its frame: about what it takes in memory, whatever its frame's size."""
-BATCH_COST = 1 << 20
-"""What a batch takes: some 800 small messages. The sessions' frames wait while it is applied, and a larger one saves hardly any more fsyncs:
-docs/performance.md has the figures."""
+BATCH_COST = 1 << 19
+"""What a batch takes: some 400 small messages. Everybody waits while it is applied and written; a larger one saves hardly any more fsyncs."""
 TURN_COST = 1 << 14
 """What one owner may have of a batch before the next one's turn."""
 
