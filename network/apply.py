@@ -40,7 +40,7 @@ from .joins import apply_join
 from .ledger import Row, Wanted
 from .mod import named_seqs
 from .records import apply_record
-from .refusals import answer_error, check_rights, stop_loop
+from .refusals import answer_error, check_rights, damaged_repeat, stop_loop
 from .state import State
 from .tables import Facts, Known, Put
 
@@ -129,6 +129,9 @@ def _apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcom
     origin, frame = entry.origin, entry.frame
     known = facts.known.get(entry.key)
     if known is not None:
+        if known.is_damaged:
+            error = damaged_repeat(f"message_id {frame.message_id!r}", known.seq)
+            return answer_error(rules, state, origin, error, {"message_id": frame.message_id})
         if not is_same_send(known, frame):
             conflict = IdConflict(
                 f"message_id {frame.message_id!r} was used for another message (seq {known.seq}); choose a new one."

@@ -15,7 +15,7 @@ from .entries import NOTHING, Answer, ModEntry, Operate, Origin, Outcome
 from .errors import IdConflict, RoundelayError
 from .frames import ResultFrame, encode
 from .quotas import ENTRY_BYTES
-from .refusals import answer_error, check_rights, stop_loop
+from .refusals import answer_error, check_rights, damaged_repeat, stop_loop
 from .state import State
 from .tables import CallResult, Facts
 
@@ -33,11 +33,15 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
             return answer_error(rules, state, origin, _call_conflict(entry), keys)
         return Outcome(effects=(_result(entry, known.value),))
     signed = next((facts.known[it] for it in call_keys(entry) if it in facts.known), None)
+    if signed is not None and signed.is_damaged:
+        return answer_error(rules, state, origin, damaged_repeat(f"call_id {entry.call_id!r}", signed.seq), keys)
     if signed is not None:  # its result is forgotten, what it stored is not
         if signed.digest != entry.digest:
             return answer_error(rules, state, origin, _call_conflict(entry), keys)
         value = {"seq": signed.seq, "duplicate": True, **({"thread_id": signed.stream} if signed.stream else {})}
         return Outcome(effects=(_result(entry, Raw(encode(value))),))
+    if ("call", key) in facts.damaged:  # it was done; to do it again is worse than to say so
+        return answer_error(rules, state, origin, damaged_repeat(f"call_id {entry.call_id!r}", None), keys)
     operation = rules.operations[entry.op]
     change = ChangeSet(rules, state, facts, origin, mod_id=entry.op.partition(".")[0], call_id=entry.call_id)
     try:

@@ -197,7 +197,7 @@ class ChangeSet:
         self.effects: list[Effect] = []
         # what this change writes itself is known to its later steps: as a cause, or to be replied to
         self._heads: dict[int, MessageHead] = {}
-        self.facts = Facts(facts.known, ChainMap(self._heads, facts.heads), facts.cold)
+        self.facts = Facts(facts.known, ChainMap(self._heads, facts.heads), facts.cold, facts.damaged)
         self.payer = origin.agent_id
         """For whom it is stored, as `quotas` counts."""
         self._unpaid_bytes = self._unpaid_messages = 0

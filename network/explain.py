@@ -42,7 +42,7 @@ class Explanations(Mod):
             is_seen = await view.shows(head)
             if is_seen:
                 row = (await reading.hub.ledger.messages([head.seq])).get(head.seq)
-                if row is None:  # retention has let it go meanwhile
+                if row is None or row.is_damaged:  # retention has let it go meanwhile, or it broke
                     break
                 size += len(row.data)
                 if chain and size > reading.hub.limits.max_result_bytes:

@@ -210,7 +210,7 @@ class PresenceFrame(Struct, tag_field="type", tag="presence", frozen=True, kw_on
 
 
 class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=True):
-    kind: Literal["behind", "loop_stopped", "budget_exhausted", "dead_letter", "superseded", "draining"]
+    kind: Literal["behind", "loop_stopped", "budget_exhausted", "dead_letter", "damaged", "superseded", "draining"]
     thread_id: str | UnsetType = UNSET
     body: Any
 

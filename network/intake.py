@@ -45,7 +45,7 @@ from .frames import (
     encode,
 )
 from .guard import parse_address
-from .ledger import Ledger
+from .ledger import Ledger, find_newest
 from .mod import Incoming, Mod, Operation, ask_before
 from .pace import OVERDRAFT, PAUSE_S, Pace
 from .pending import Pending
@@ -426,7 +426,7 @@ class Intake:
         assert frame.thread_id is not UNSET
         reading, who = self._board.reading, f"a signal of {session.live_origin().agent_id}"
         try:
-            rows = (await self._ledger.thread(frame.thread_id, limit=1)).rows
+            newest = await find_newest(self._ledger, frame.thread_id)
             if reading.is_on:
                 reading.end(who)
         except LedgerError as error:
@@ -434,7 +434,7 @@ class Intake:
             return
         finally:
             session.reads_under_way -= 1
-        head = rows[0].head if rows else None
+        head = newest.head if newest is not None else None
         if head is None or not may_read(self._board.state, session.live_origin().agent_id, head):
             unknown = UnknownMessage(
                 f"There is no thread {frame.thread_id[:80]!r} that {session.live_origin().agent_id} may read."

@@ -24,6 +24,7 @@ RowType: TypeAlias = Literal[
     "left",
     "dead",
     "budget",
+    "damaged",
 ]
 
 
@@ -32,7 +33,8 @@ class Row(Known, frozen=True, kw_only=True, gc=False):
 
     ``actor`` and ``key`` are its idempotency key (``m:``, ``r:`` or ``c:`` and the client's id; empty when it has none).
     ``target`` is the address whose readers it is delivered to, ``stream`` the thread of a message or the reaction of a record;
-    both are empty for other rows. ``data`` is JSON: a message as it is delivered, a record with its body.
+    both are empty for other rows. ``data`` is JSON: a message as it is delivered, a record with its body. Of type ``damaged`` none is
+    stored: it is a stand-in (`damaged_row`).
     """
 
     at: int
@@ -43,6 +45,11 @@ class Row(Known, frozen=True, kw_only=True, gc=False):
     label: str = ""
     excluded: tuple[str, ...] = ()
     head: MessageHead | None = None
+
+
+def damaged_row(seq: int) -> Row:
+    """What is read in the place of a row that is not what was stored: its seq, and nothing else that was in it."""
+    return Row(seq=seq, at=0, type="damaged", actor="", data=b"")
 
 
 class KeyTaken(Exception):
@@ -125,10 +132,17 @@ MAX_PAGE_BYTES = 4 * 1024 * 1024
 
 class Ledger(Protocol):
     """The log and its tables. Every method raises `LedgerError` when the storage fails; after a failed `append` its outcome is
-    unknown and the ledger must be reopened. A page ends at ``limit`` rows or before ``max_bytes`` of data; one row is always given."""
+    unknown and the ledger must be reopened. A page ends at ``limit`` rows or before ``max_bytes`` of data; one row is always given.
+
+    A row that is found not to be what was stored never fails a read: pages, messages, rows and known keys hold its stand-in
+    (`damaged_row`) in its place; heads and values of tables leave it out."""
+
+    @property
+    def damaged(self) -> int:
+        """How many rows were found damaged so far, each once; as many were told in the log."""
 
     async def open(self) -> tuple[Meta, list[Put]]:
-        """Open or create; give what it is and the rows of `LOADED_TABLES`."""
+        """Open or create; give what it is and the rows of `LOADED_TABLES`. Raises `LedgerError` also when one of these is damaged."""
 
     async def close(self) -> None:
         """Close cleanly. Idempotent."""
@@ -199,3 +213,12 @@ class Ledger(Protocol):
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
         """Every row with seq > ``after``, ascending, at most ``limit``: the export. Empty at the end only."""
+
+
+async def find_newest(ledger: Ledger, thread_id: str, before: int | None = None) -> Row | None:
+    """The newest message of a thread that can be read; what is damaged is passed over."""
+    while rows := (await ledger.thread(thread_id, before=before, limit=1)).rows:
+        if not rows[0].is_damaged:
+            return rows[0]
+        before = rows[0].seq
+    return None

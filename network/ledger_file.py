@@ -15,12 +15,16 @@ from typing import BinaryIO, Protocol
 
 import msgspec
 
+from .checksums import Damage
 from .errors import LedgerError
-from .ledger import Row
+from .ledger import MAX_PAGE_BYTES, Row
 from .ledger_files import is_held
-from .ledger_queries import ROW_COLUMNS, read_row
+from .ledger_queries import LOG_COLUMNS, ROW_COLUMNS, find_row, load_meta, take_page
 from .log_lines import LogHead, decode_row, read_lines
+from .migrations import CHECKED_FROM, CHECKSUMS_SINCE
 
+PAGE = 500
+"""Rows that are read at a time."""
 _SQLITE = b"SQLite format 3\x00"
 
 
@@ -28,13 +32,15 @@ class Log(Protocol):
     """The log of an open file. Every method raises `LedgerError` with the row that cannot be read."""
 
     head: LogHead
+    damaged: list[int]
+    """Rows that were left out, as far as it was read: they are not what was stored."""
 
     def rows(self) -> Iterator[Row]:
-        """Every row, ascending."""
+        """Every row, ascending, but damaged ones."""
         ...
 
     def row(self, seq: int) -> Row | None:
-        """The row of a seq, if there is one."""
+        """The row of a seq, if there is one that is whole."""
         ...
 
 
@@ -52,9 +58,15 @@ def open_log(path: Path) -> Iterator[Log]:
 
 
 def read_log(path: Path) -> tuple[LogHead, list[Row]]:
-    """Give what a ledger is and every row of its log; see `open_log`."""
+    """Give what a ledger is and every row of its log; see `open_log`. Raises `LedgerError` also where a row is damaged."""
     with open_log(path) as log:
-        return log.head, list(log.rows())
+        rows = list(log.rows())
+        if log.damaged:
+            shown = ", ".join(f"#{seq}" for seq in log.damaged[:5])
+            raise LedgerError(
+                f"Rows of {path} are damaged ({shown}), and what is to be run again must be whole; use a backup."
+            )
+        return log.head, rows
 
 
 def in_order(rows: Iterable[Row]) -> Iterator[Row]:
@@ -75,6 +87,7 @@ class _Export:
         self._file = stack.enter_context(path.open("rb"))
         self._seqs, self._places = array("q"), array("q")
         self._is_read = False
+        self.damaged: list[int] = []
         self.head, _ = read_lines((line.decode() for line in self._file), str(path))
 
     def rows(self) -> Iterator[Row]:
@@ -117,21 +130,34 @@ class _Database:
         with _explaining_database(path):
             self._db = stack.enter_context(closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)))
             self._db.execute("BEGIN")
-            meta = dict(self._db.execute("SELECT key, value FROM meta"))
+            # a file of an earlier schema is read as it is: only a node's start brings it up
+            has_checksums = self._db.execute("PRAGMA user_version").fetchone()[0] >= CHECKSUMS_SINCE
+            meta = load_meta(self._db) if has_checksums else dict(self._db.execute("SELECT key, value FROM meta"))
             first = int(meta.get("first_seq", "1"))
         if "epoch" not in meta:
             raise LedgerError(f"The database {path} is no ledger; give the --db of a node.")
+        self._columns = ROW_COLUMNS if has_checksums else f"{LOG_COLUMNS}, NULL"
+        self.damaged: list[int] = []
+        self._damage = Damage(self._tell, int(meta[CHECKED_FROM]) if has_checksums else 2**63)
         self.head = LogHead(epoch=meta["epoch"], name=meta.get("name", "roundelay"), first_seq=first)
 
     def rows(self) -> Iterator[Row]:
-        with _explaining_database(self._path):
-            for columns in self._db.execute(f"SELECT {ROW_COLUMNS} FROM log ORDER BY seq"):
-                yield read_row(*columns)
+        sql = f"SELECT {self._columns} FROM log WHERE seq > ? ORDER BY seq LIMIT {PAGE + 1}"
+        after, has_more = -(2**63), True
+        while has_more:
+            with _explaining_database(self._path):
+                rows, has_more = take_page(self._damage, sql, (after,), PAGE, MAX_PAGE_BYTES, self._db, self._columns)
+            after = rows[-1].seq if rows else after
+            yield from (row for row in rows if not row.is_damaged)
 
     def row(self, seq: int) -> Row | None:
         with _explaining_database(self._path):
-            columns = self._db.execute(f"SELECT {ROW_COLUMNS} FROM log WHERE seq = ?", (seq,)).fetchone()
-            return read_row(*columns) if columns is not None else None
+            row = find_row(self._damage, seq, self._db, self._columns)
+            return row if row is not None and not row.is_damaged else None
+
+    def _tell(self, row: int | str) -> None:
+        if isinstance(row, int):
+            self.damaged.append(row)
 
 
 @contextmanager

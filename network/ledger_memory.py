@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from .errors import LedgerError
-from .ledger import MAX_PAGE_BYTES, KeyTaken, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted
+from .ledger import MAX_PAGE_BYTES, KeyTaken, Meta, Page, Row, Span, ThreadSummary, Trim, Trimmed, Wanted, damaged_row
 from .tables import LOADED_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table
 
 _PRIVATE = frozenset({"direct", "mod"})
@@ -36,6 +36,15 @@ class MemoryLedger:
         self._records: dict[str, list[int]] = defaultdict(list)
         """Of one agent and kind."""
         self._tables: dict[str, dict[str, Any]] = defaultdict(dict)
+        self.damaged = 0
+
+    def damage(self, seq: int) -> None:
+        """Let a row be as one that a disk has damaged: for tests and simulations. Its indexes stay."""
+        row = self._rows[seq]
+        self._rows[seq] = damaged_row(seq)
+        if row.key:
+            self._keys[row.actor, row.key] = self._rows[seq]
+        self.damaged += 1
 
     async def open(self) -> tuple[Meta, list[Put]]:
         self._is_open = True
@@ -150,14 +159,15 @@ class MemoryLedger:
     ) -> list[ThreadSummary]:
         last = self._order[-1] if self._order else 0
         rows = (self._rows[seq] for seq in self._inbox(spans, sender, 0, last))
-        return _summarise((row for row in rows if sender not in row.excluded), before, limit)
+        said = (row for row in rows if row.type == "message" and sender not in row.excluded)
+        return _summarise(said, before, limit)
 
     async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
         return _summarise((row for row in self._rows.values() if row.type == "message"), before, limit)
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
         found = {seq: self._rows[seq] for seq in seqs if seq in self._rows}
-        return {seq: row for seq, row in found.items() if row.type == "message"}
+        return {seq: row for seq, row in found.items() if row.type in ("message", "damaged")}
 
     async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
         return {seq: row.head for seq, row in (await self.messages(seqs)).items() if row.head is not None}

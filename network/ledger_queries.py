@@ -1,46 +1,162 @@
-"""What the SQLite ledger asks of its file, as functions on a plain connection. They run on aiosqlite's threads."""
+"""What the SQLite ledger asks of its file, as functions on a plain connection. They run on the connections' threads.
+
+Each row that is read is compared with its checksum; `checksums.Damage` hears of those that do not fit.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from .ledger import Row, Span, Unstorable, Wanted
-from .tables import VOLATILE_TABLES, Facts, Known, MessageHead, Put, Table, decode_value, encode_value
+from .checksums import Damage, checksum
+from .errors import LedgerError
+from .ledger import Row, Span, Unstorable, Wanted, damaged_row
+from .migrations import CHECKED_FROM
+from .tables import COLD_TABLES, VOLATILE_TABLES, Facts, MessageHead, Put, Table, decode_value, encode_value
 
-ROW_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
+LOG_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
+ROW_COLUMNS = f"{LOG_COLUMNS}, crc"
 _INSERT = f"INSERT INTO log ({ROW_COLUMNS}) VALUES "
 # Many rows a statement: a thread gives up the GIL once per statement. With `executemany` it does so for each row, and while the
 # loop's thread is busy each row then waits for up to `sys.getswitchinterval()`: measured, a hundred times the transaction.
-_INSERTS = tuple((rows, _INSERT + ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?)"] * rows)) for rows in (256, 64, 16, 4, 1))
+_INSERTS = tuple((rows, _INSERT + ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?,?)"] * rows)) for rows in (256, 64, 16, 4, 1))
 
 _json = msgspec.json.Decoder(msgspec.Raw)
+_UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
+"""What a row raises whose columns hold anything."""
+_BAD_CELL = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
+
+T = TypeVar("T")
+Values = tuple[object, ...]
+
+
+# --- rows of the log
+
+
+def write_columns(row: Row) -> Values:
+    """What is stored of a row: `ROW_COLUMNS`."""
+    columns = (
+        row.seq, row.at, row.type, row.actor, row.key or None, row.target or None, row.stream or None, row.label or None,
+        json.dumps(row.excluded) if row.excluded else None, row.digest or None,
+        msgspec.json.encode(row.head).decode() if row.head is not None else None, row.data.decode(),
+    )  # fmt: skip
+    return _sign(*columns)
+
+
+def _sign(*columns: object) -> Values:
+    return (*columns, checksum(columns))
+
+
+def read_row(columns: Sequence[Any], damage: Damage) -> Row:
+    """The row of `ROW_COLUMNS`; its stand-in (`ledger.damaged_row`) where it is not what was stored."""
+    if damage.fits(columns):
+        try:
+            return _make_row(*columns)
+        except _UNREADABLE:  # an old one, which has no checksum
+            pass
+    seq: int = columns[0]
+    damage.note(seq)
+    return damaged_row(seq)
+
+
+def _make_row(
+    seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None, label: str | None,
+    excluded: str | None, digest: str | None, head: str | None, data: str, crc: int | None,
+) -> Row:  # fmt: skip
+    raw = data.encode()
+    if crc is None:
+        _json.decode(raw)  # else every client that gets it would find out
+    return Row(
+        seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "", label=label or "",
+        excluded=tuple(json.loads(excluded)) if excluded else (), digest=digest or "", data=raw,
+        head=msgspec.json.decode(head, type=MessageHead) if head else None,
+    )  # fmt: skip
+
+
+def find_row(damage: Damage, seq: int, db: sqlite3.Connection, columns: str = ROW_COLUMNS) -> Row | None:
+    """The row of a seq, or its stand-in; None if there is none."""
+    try:
+        found = db.execute(f"SELECT {columns} FROM log WHERE seq = ?", (seq,)).fetchone()
+    except sqlite3.DatabaseError as error:
+        if not _is_bad_cell(error):
+            raise
+        damage.note(seq)
+        return damaged_row(seq)
+    return read_row(found, damage) if found is not None else None
+
+
+def read_rows(
+    damage: Damage, sql: str, values: Sequence[object], take: Callable[[Iterator[Row]], T], db: sqlite3.Connection,
+    columns: str = ROW_COLUMNS,
+) -> T:  # fmt: skip
+    """What ``take`` makes of a query's rows, which selects ``columns``; it takes none that it does not need.
+
+    SQLite gives up at a row whose lengths are wrong, or whose text is no UTF-8. Then each row is read by itself, and ``take`` begins
+    anew: damage to one hides none of the others.
+    """
+    try:
+        with closing(db.execute(sql, values)) as cursor:
+            return take(read_row(found, damage) for found in cursor)
+    except sqlite3.DatabaseError as error:
+        if not _is_bad_cell(error):
+            raise
+    with closing(db.execute(sql.replace(columns, "seq", 1), values)) as cursor:
+        return take(row for (seq,) in cursor if (row := find_row(damage, seq, db, columns)) is not None)
+
+
+def _is_bad_cell(error: sqlite3.DatabaseError) -> bool:
+    """Whether one row may be at fault: SQLite says so, or the `sqlite3` module cannot decode its text (then there is no code)."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code in _BAD_CELL or (code is None and isinstance(error, sqlite3.OperationalError))
 
 
 def take_page(
-    sql: str, values: Sequence[object], limit: int, max_bytes: int, db: sqlite3.Connection
-) -> tuple[list[tuple[Any, ...]], bool]:
-    """Rows as long as they fit; what does not is never read. Whether there was more."""
-    found: list[tuple[Any, ...]] = []
-    size = 0
-    with closing(db.execute(sql, values)) as cursor:
-        for columns in cursor:
-            data = columns[-1]
-            size += len(data) if data.isascii() else len(data.encode())
+    damage: Damage, sql: str, values: Sequence[object], limit: int, max_bytes: int, db: sqlite3.Connection,
+    columns: str = ROW_COLUMNS,
+) -> tuple[list[Row], bool]:  # fmt: skip
+    """Rows as long as they fit; what does not is never kept. Whether there was more."""
+
+    def take(rows: Iterator[Row]) -> tuple[list[Row], bool]:
+        found: list[Row] = []
+        size = 0
+        for row in rows:
+            size += len(row.data)
             if found and (len(found) == limit or size > max_bytes):
                 return found, True
-            found.append(columns)
-    return found, False
+            found.append(row)
+        return found, False
+
+    return read_rows(damage, sql, values, take, db, columns)
 
 
-Values = tuple[object, ...]
+def find_messages(damage: Damage, seqs: Iterable[int], db: sqlite3.Connection) -> dict[int, Row]:
+    """`Ledger.messages` on a connection."""
+
+    def take(rows: Iterator[Row]) -> dict[int, Row]:
+        return {row.seq: row for row in rows if row.type in ("message", "damaged")}
+
+    return read_rows(damage, _BY_SEQ, [json.dumps(list(seqs))], take, db)
+
+
+def find_heads(damage: Damage, seqs: Iterable[int], db: sqlite3.Connection) -> dict[int, MessageHead]:
+    """`Ledger.heads` on a connection; it holds one whole row at a time."""
+
+    def take(rows: Iterator[Row]) -> dict[int, MessageHead]:
+        return {row.seq: row.head for row in rows if row.head is not None}
+
+    return read_rows(damage, _BY_SEQ, [json.dumps(list(seqs))], take, db)
+
+
+_BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?))"
+
 
 UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionError, msgspec.MsgspecError)
 """What is raised where a value cannot be encoded, or not be given to SQLite; whatever SQLite itself raises is a `sqlite3.Error`."""
@@ -49,18 +165,9 @@ UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionEr
 def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> tuple[list[Values], list[Values], list[Values]]:
     """What one transaction writes: rows of the log, values of the tables, and keys that go. Raises `Unstorable`."""
     try:
-        log: list[Values] = [
-            (
-                row.seq, row.at, row.type, row.actor, row.key or None, row.target or None, row.stream or None, row.label or None,
-                json.dumps(row.excluded) if row.excluded else None, row.digest or None,
-                msgspec.json.encode(row.head).decode() if row.head is not None else None, row.data.decode(),
-            )
-            for row in rows
-        ]  # fmt: skip
+        log = [write_columns(row) for row in rows]
         kept = [put for put in puts if put.table not in VOLATILE_TABLES]
-        saved: list[Values] = [
-            (put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None
-        ]
+        saved = [_sign(put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None]
         dropped: list[Values] = [(put.table, put.key) for put in kept if put.value is None]
     except UNENCODABLE as error:
         raise Unstorable from error
@@ -91,31 +198,152 @@ def make_private(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
 
-def look_up(wanted: Wanted, db: sqlite3.Connection) -> Facts:
-    facts = Facts()
+def look_up(wanted: Wanted, damage: Damage, db: sqlite3.Connection) -> Facts:
+    facts = Facts(damaged=set())
     if wanted.keys:
         sql = (
-            "SELECT l.actor, l.key, l.seq, ifnull(l.stream, ''), ifnull(l.digest, ''), l.data FROM json_each(?) AS w "
+            "SELECT w.value ->> 0, w.value ->> 1, l.seq FROM json_each(?) AS w "
             "CROSS JOIN log AS l ON l.actor = w.value ->> 0 AND l.key = w.value ->> 1"
         )
-        for actor, key, seq, stream, digest, data in db.execute(
-            sql, (msgspec.json.encode(list(wanted.keys)).decode(),)
-        ):
-            facts.known[actor, key] = Known(seq, stream, digest, data.encode())
+        taken = db.execute(sql, (msgspec.json.encode(list(wanted.keys)).decode(),)).fetchall()
+        for actor, key, seq in taken:  # as the index says, which holds a copy of both
+            row = find_row(damage, seq, db)
+            if row is None or (row.actor, row.key) != (actor, key):
+                damage.note(seq)
+                row = damaged_row(seq)
+            facts.known[actor, key] = row
     for seq in wanted.seqs:
-        found = db.execute("SELECT head FROM log WHERE seq = ? AND type = 'message'", (seq,)).fetchone()
-        if found is not None:
-            head = facts.heads[seq] = msgspec.json.decode(found[0], type=MessageHead)
-            _find_cold(db, facts, "root", str(head.root))
+        found = find_row(damage, seq, db)
+        if found is not None and found.head is not None:
+            facts.heads[seq] = found.head
+            _add_cold(facts, damage, "root", str(found.head.root), db)
     for table, key in wanted.cold:
-        _find_cold(db, facts, table, key)
+        _add_cold(facts, damage, table, key, db)
     return facts
 
 
-def _find_cold(db: sqlite3.Connection, facts: Facts, table: Table, key: str) -> None:
-    found = db.execute("SELECT value FROM state WHERE tbl = ? AND key = ?", (table, key)).fetchone()
-    if found is not None:
-        facts.cold[table, key] = decode_value(table, found[0])
+def _add_cold(facts: Facts, damage: Damage, table: Table, key: str, db: sqlite3.Connection) -> None:
+    found = _find_value(db, table, key)
+    if found is None:
+        return
+    value = _read_value(damage, table, *found)
+    if value is None:
+        facts.damaged.add((table, key))
+    else:
+        facts.cold[table, key] = value
+
+
+def _find_value(db: sqlite3.Connection, table: Table, key: str) -> tuple[str, str, int | None] | None:
+    """Key, value and checksum of a row of a table."""
+    with reading_any_text(db):
+        found = db.execute("SELECT key, value, crc FROM state WHERE tbl = ? AND key = ?", (table, key)).fetchone()
+    return (key, found[1], found[2]) if found is not None else None
+
+
+# --- the other tables
+
+
+@contextmanager
+def reading_any_text(db: sqlite3.Connection) -> Iterator[None]:
+    """Read what is no UTF-8 as something else, instead of not at all: then it does not fit its checksum."""
+    db.text_factory = lambda text: text.decode(errors="replace")
+    try:
+        yield
+    finally:
+        db.text_factory = str
+
+
+def put_meta(db: sqlite3.Connection, values: Mapping[str, str]) -> None:
+    """Store what identifies a ledger, or where its parts begin."""
+    sql = "INSERT OR REPLACE INTO meta (key, value, crc) VALUES (?, ?, ?)"
+    db.executemany(sql, [_sign(*item) for item in values.items()])
+
+
+def find_cold(damage: Damage, table: Table, key: str, db: sqlite3.Connection) -> Any:
+    """`Ledger.lookup_cold` on a connection."""
+    found = _find_value(db, table, key)
+    return _read_value(damage, table, *found) if found is not None else None
+
+
+def list_cold(
+    damage: Damage, table: Table, prefix: str, limit: int, after: str, db: sqlite3.Connection
+) -> list[tuple[str, Any]]:
+    """`Ledger.cold` on a connection."""
+    sql = "SELECT key, value, crc FROM state WHERE tbl = ? AND key >= ? AND key < ? AND key > ? ORDER BY key"
+    with reading_any_text(db), closing(db.execute(sql, (table, prefix, f"{prefix}\U0010ffff", after))) as cursor:
+        read = ((key, _read_value(damage, table, key, value, crc)) for key, value, crc in cursor)
+        return list(islice(((key, value) for key, value in read if value is not None), limit))
+
+
+def list_calls(after: str, limit: int, db: sqlite3.Connection) -> list[tuple[str, int | None]]:
+    """Keys of calls above one, with the times of their results (ms; None where that is damaged)."""
+    with reading_any_text(db):
+        sql = f"SELECT key, {_CALL_AT} FROM state WHERE tbl = 'call' AND key > ? ORDER BY key LIMIT ?"
+        return db.execute(sql, (after, limit)).fetchall()
+
+
+def drop_calls(keys: list[str], before: int, db: sqlite3.Connection) -> None:
+    """Drop those of these calls whose results are older than a time."""
+    sql = f"DELETE FROM state WHERE tbl = 'call' AND key IN (SELECT value FROM json_each(?)) AND {_CALL_AT} < ?"
+    db.execute(sql, (json.dumps(keys), before))
+
+
+def integer_in(path: str) -> str:
+    """SQL for an integer in a row's value; NULL where the value is damaged, of which `->>` would make an error."""
+    return f"CASE WHEN json_valid(value) THEN CASE json_type(value, '$.{path}') WHEN 'integer' THEN value ->> '{path}' END END"
+
+
+_CALL_AT = integer_in("at")
+
+
+def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | None) -> Any:
+    """The value of a row of a table; None if the row is damaged."""
+    if crc == checksum((table, key, value)):
+        return decode_value(table, value)
+    damage.note(f"{table}/{key}")
+    return None
+
+
+def load_meta(db: sqlite3.Connection) -> dict[str, str]:
+    """What identifies a ledger, of a file of this schema; empty before the first start. Raises `LedgerError` if it is damaged."""
+    with reading_any_text(db):
+        found = db.execute("SELECT key, value, crc FROM meta").fetchall()
+    for key, value, crc in found:
+        if crc != checksum((key, value)):
+            raise _damaged("meta", key)
+    meta = {key: value for key, value, _ in found}
+    if CHECKED_FROM not in meta:
+        raise _damaged("meta", CHECKED_FROM)
+    return meta
+
+
+def load_state(damage: Damage, db: sqlite3.Connection) -> list[Put]:
+    """Every row of the tables that are loaded at a start.
+
+    Raises `LedgerError` for a damaged one: without it somebody might read what is not theirs, join with a revoked token, react again
+    or spend more than they may. Only failed attempts may be counted anew.
+    """
+    puts = []
+    # All rows are passed over, and not those of each table: a damaged name of a table would end its range, and hide what follows.
+    marks = ",".join("?" * len(COLD_TABLES))
+    sql = f"SELECT tbl, key, value, crc FROM state WHERE +tbl NOT IN ({marks})"
+    with reading_any_text(db):
+        found = db.execute(sql, tuple(COLD_TABLES)).fetchall()
+    for table, key, value, crc in found:
+        if crc == checksum((table, key, value)):
+            puts.append(Put(table, key, decode_value(table, value)))
+        elif table == "attempt":
+            damage.note(f"{table}/{key}")
+        else:
+            raise _damaged(str(table), str(key))
+    return puts
+
+
+def _damaged(table: str, key: str) -> LedgerError:
+    return LedgerError(
+        f"The row {key!r} of the table {table!r} is damaged: it is not what was stored, and without it the hub cannot tell who may do "
+        "what. Stop the node and restore a backup; `roundelay export --db` still reads the messages that are whole."
+    )
 
 
 # The seqs of an inbox: one indexed range per span, each cut to a page's size, so that a page costs its own size. The spans come as
@@ -136,16 +364,3 @@ def list_spans(spans: Sequence[Span], after: int, until: int) -> str:
         for span in spans
     ]
     return json.dumps([end for end in ends if end[1] + 1 < end[2]])
-
-
-def read_row(
-    seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None, label: str | None,
-    excluded: str | None, digest: str | None, head: str | None, data: str,
-) -> Row:  # fmt: skip
-    raw = data.encode()
-    _json.decode(raw)  # what a damaged file makes of it is found here, and not by every client that gets it
-    return Row(
-        seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "", label=label or "",
-        excluded=tuple(json.loads(excluded)) if excluded else (), digest=digest or "", data=raw,
-        head=msgspec.json.decode(head, type=MessageHead) if head else None,
-    )  # fmt: skip

@@ -9,7 +9,6 @@ whatever SQLite raises.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from .checksums import Damage
 from .clock import boot_id
 from .errors import LedgerError
 from .ledger import (
@@ -43,16 +43,24 @@ from .ledger_queries import (
     ROW_COLUMNS,
     UNENCODABLE,
     bind,
+    drop_calls,
     encode_batch,
+    find_cold,
+    find_heads,
+    find_messages,
     insert_rows,
+    list_calls,
+    list_cold,
     list_spans,
+    load_meta,
+    load_state,
     look_up,
-    read_row,
+    put_meta,
     take_page,
 )
-from .ledger_upkeep import read_head, rescue, trim_log
-from .migrations import SCHEMA_VERSION, migrate
-from .tables import LOADED_TABLES, Facts, MessageHead, Put, Table, decode_value
+from .ledger_upkeep import newest_stamp, read_head, rescue, trim_log
+from .migrations import CHECKED_FROM, SCHEMA_VERSION, migrate
+from .tables import Facts, MessageHead, Put, Table
 
 Durability = Literal["full", "normal", "memory"]
 
@@ -131,6 +139,7 @@ class SQLiteLedger:
         """What this object has stored or found: a file that is opened again must hold it."""
         self._is_suspect = False
         """SQLite has found damage since the file was last looked through."""
+        self._damage = Damage(self._tell_damaged)
 
     # --- lifetime
 
@@ -150,7 +159,7 @@ class SQLiteLedger:
         connections = (self._reader, self._browser, self._writer)  # the last to close writes the log back
         writer, self._reader, self._browser, self._writer = self._writer, None, None, None
         try:
-            if writer is not None:
+            if writer is not None and connections[1] is not None:  # one that was refused stays as it is
                 with suppress(sqlite3.Error, LedgerError):  # a database that failed stays marked unclean
                     await writer.run(self._end)
         finally:
@@ -204,7 +213,15 @@ class SQLiteLedger:
         if self._files.is_unlinked:
             rescue(db, self.path)
         self._files.check()
-        db.execute("UPDATE meta SET value = 'clean' WHERE key = 'state'")
+        put_meta(db, {"state": "clean"})
+
+    @property
+    def damaged(self) -> int:
+        return len(self._damage.found)
+
+    def _tell_damaged(self, row: int | str) -> None:
+        where = {"seq": row} if isinstance(row, int) else {"row": row}
+        log.error("a row of the ledger is damaged and left out", extra={**where, "database": str(self.path)})
 
     def _failed(self, error: Exception) -> LedgerError:
         self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
@@ -225,8 +242,12 @@ class SQLiteLedger:
         if self._epoch:
             self._recognise(db)
         migrate(db)
-        meta = dict(db.execute("SELECT key, value FROM meta"))
-        head = read_head(db)
+        meta = load_meta(db)
+        self._damage.begin(int(meta[CHECKED_FROM]))
+        # whatever may refuse the file comes before what is written: then it stays as it is
+        puts = load_state(self._damage, db)
+        first, head = int(meta.get("first_seq", "1")), read_head(db)
+        stamp = max(newest_stamp(self._damage, db), int(meta.get("trimmed_stamp", "0")))  # none older is given out
         if self._is_new_history(meta, head):
             meta["epoch"] = self._new_epoch()
         name = meta.get("name", self._name)
@@ -236,18 +257,8 @@ class SQLiteLedger:
         }  # fmt: skip
         # before the database says that it has one: a crash between the two leaves another epoch beside it, and so a new one
         self._files.begin_head(meta["epoch"], head)
-        db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", changed.items())
+        put_meta(db, changed)
         db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
-        newest = db.execute("SELECT at FROM log ORDER BY seq DESC LIMIT 1").fetchone() or (0,)
-        stamp = max(newest[0], int(meta.get("trimmed_stamp", "0")))  # no older one is given out again
-        first = int(meta.get("first_seq", "1"))
-        marks = ",".join("?" * len(LOADED_TABLES))
-        puts = [
-            Put(table, key, decode_value(table, value))
-            for table, key, value in db.execute(
-                f"SELECT tbl, key, value FROM state WHERE tbl IN ({marks})", LOADED_TABLES
-            )
-        ]
         self._files.remember()
         self._epoch, self._head = meta["epoch"], head
         return Meta(epoch=meta["epoch"], name=name, first_seq=first, head=head, stamp=stamp), puts
@@ -297,7 +308,7 @@ class SQLiteLedger:
             try:
                 insert_rows(db, log)
                 if saved:
-                    db.executemany("INSERT OR REPLACE INTO state (tbl, key, value) VALUES (?, ?, ?)", saved)
+                    db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", saved)
                 if dropped:
                     db.executemany("DELETE FROM state WHERE tbl = ? AND key = ?", dropped)
                 db.execute("COMMIT")
@@ -322,7 +333,7 @@ class SQLiteLedger:
         if not wanted:
             return Facts()
         # on the writer's connection: it sees its own last commit without a new read transaction
-        return await self._run(self._writer, partial(look_up, wanted))
+        return await self._run(self._writer, partial(look_up, wanted, self._damage))
 
     async def inbox(
         self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,
@@ -339,11 +350,11 @@ class SQLiteLedger:
     ) -> Page:  # fmt: skip
         end = before if before is not None else 2**62
         order = "DESC" if newest else "ASC"
-        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type = 'message' AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?"
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type <> 'record' AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?"
         return await self._read_page(self._browser, sql, (stream, after, end, limit + 1), limit, max_bytes, newest)
 
     async def reaction(self, reaction: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES) -> Page:
-        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type = 'record' AND seq > ? ORDER BY seq LIMIT ?"
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type <> 'message' AND seq > ? ORDER BY seq LIMIT ?"
         return await self._read_page(self._browser, sql, (reaction, after, limit + 1), limit, max_bytes)
 
     async def threads(
@@ -369,51 +380,31 @@ class SQLiteLedger:
         return [ThreadSummary(*row) for row in found]
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
-        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?)) AND type = 'message'"
-        return {row.seq: row for row in await self._read(self._reader, sql, [json.dumps(list(seqs))])}
+        return await self._run(self._reader, partial(find_messages, self._damage, list(seqs)))
 
     async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
-        sql = "SELECT head FROM log WHERE seq IN (SELECT value FROM json_each(?)) AND type = 'message'"
-        values = [json.dumps(list(seqs))]
-
-        def find(db: sqlite3.Connection) -> dict[int, MessageHead]:
-            heads = [msgspec.json.decode(head, type=MessageHead) for (head,) in db.execute(sql, values)]
-            return {head.seq: head for head in heads}
-
-        return await self._run(self._browser, find)
+        return await self._run(self._browser, partial(find_heads, self._damage, list(seqs)))
 
     async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
-        sql = "SELECT key, value FROM state WHERE tbl = ? AND key >= ? AND key < ? AND key > ? ORDER BY key LIMIT ?"
-        values = (table, prefix, f"{prefix}\U0010ffff", after, limit)
-        return await self._run(
-            self._browser, lambda db: [(key, decode_value(table, value)) for key, value in db.execute(sql, values)]
-        )
+        return await self._run(self._browser, partial(list_cold, self._damage, table, prefix, limit, after))
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
-        sql = "SELECT value FROM state WHERE tbl = ? AND key = ?"
-
-        def find(db: sqlite3.Connection) -> Any:
-            found = db.execute(sql, (table, key)).fetchone()
-            return decode_value(table, found[0]) if found is not None else None
-
-        return await self._run(self._browser, find)
+        return await self._run(self._browser, partial(find_cold, self._damage, table, key))
 
     async def expire_calls(self, before: int) -> None:
         # read in steps beside the writer, which only drops: it is never held up for long
-        look = "SELECT key, value ->> 'at' FROM state WHERE tbl = 'call' AND key > ? ORDER BY key LIMIT ?"
-        drop = "DELETE FROM state WHERE tbl = 'call' AND key IN (SELECT value FROM json_each(?)) AND value ->> 'at' < ?"
         last = ""
         while True:
-            seen = await self._run(self._browser, partial(_fetch, look, (last, EXPIRY_STEP)))
-            old = [key for key, at in seen if at < before]
+            seen = await self._run(self._browser, partial(list_calls, last, EXPIRY_STEP))
+            old = [key for key, at in seen if at is not None and at < before]
             if old:
-                await self._run(self._writer, partial(_fetch, drop, (json.dumps(old), before)))
+                await self._run(self._writer, partial(drop_calls, old, before))
             if len(seen) < EXPIRY_STEP:
                 return
             last = seen[-1][0]
 
     async def trim(self, trim: Trim) -> Trimmed:
-        return await self._change(partial(trim_log, trim))
+        return await self._change(partial(trim_log, trim, self._damage))
 
     async def records(
         self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None,
@@ -432,27 +423,13 @@ class SQLiteLedger:
         bound = 2**62 if max_bytes is None else max_bytes
         return (await self._read_page(self._browser, sql, (after, limit), limit, bound)).rows
 
-    async def _read(self, db: Connection | None, sql: str, values: Sequence[object]) -> list[Row]:
-        return self._rows(await self._run(db, lambda db: db.execute(sql, values).fetchall()))
-
     async def _read_page(
         self, db: Connection | None, sql: str, values: Sequence[object], limit: int, max_bytes: int,
         newest: bool = False,
     ) -> Page:  # fmt: skip
         """A page of a query that gives at most one row beyond it; ``newest`` says that its rows descend."""
-        found, has_more = await self._run(db, partial(take_page, sql, values, limit, max_bytes))
-        rows = self._rows(found)
+        rows, has_more = await self._run(db, partial(take_page, self._damage, sql, values, limit, max_bytes))
         return Page(rows[::-1] if newest else rows, has_more)
-
-    def _rows(self, found: Sequence[tuple[Any, ...]]) -> list[Row]:
-        try:
-            return [read_row(*columns) for columns in found]
-        except _FAILURES as error:
-            raise self._failed(error) from error
-
-
-def _fetch(sql: str, values: Sequence[object], db: sqlite3.Connection) -> list[Any]:
-    return db.execute(sql, values).fetchall()
 
 
 async def _close_each(connections: Sequence[Connection | None]) -> None:

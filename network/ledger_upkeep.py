@@ -6,15 +6,25 @@ import logging
 import math
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 from msgspec import Struct
 
+from .checksums import Damage, checksum
 from .errors import LedgerError
-from .ledger import Trim, Trimmed
-from .ledger_queries import make_private
-from .migrations import SCHEMA_VERSION
+from .ledger import MAX_PAGE_BYTES, Row, Trim, Trimmed
+from .ledger_queries import (
+    ROW_COLUMNS,
+    integer_in,
+    make_private,
+    put_meta,
+    read_rows,
+    reading_any_text,
+    take_page,
+)
+from .migrations import CHECKED_FROM, CHECKSUMS_SINCE, SCHEMA_VERSION, expected_schema, list_schema
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +38,21 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     oldest_at: int | None
     held_by: str | None
     held_at: int | None
+    unchecked: int | None
+    """The newest row that is from before rows had checksums, if one is kept yet."""
 
 
-def trim_log(trim: Trim, db: sqlite3.Connection) -> Trimmed:
+def trim_log(trim: Trim, damage: Damage, db: sqlite3.Connection) -> Trimmed:
     """`Ledger.trim` on a connection: one transaction of at most ``trim.limit`` rows of messages and as many of records."""
     db.execute("BEGIN IMMEDIATE")
     try:
         first, first_record, first_cold = (
             _read_mark(db, key) for key in ("first_seq", "first_record_seq", "first_cold")
         )
-        newest = db.execute("SELECT at FROM log ORDER BY seq DESC LIMIT 1").fetchone()
-        messages_end = _first_not_before(db, trim.messages_before, trim.pinned, first)
-        records_end = _first_not_before(db, trim.records_before, trim.pinned, first_record)
-        is_held = _is_older(db, trim.pinned, trim.messages_before) or _is_older(db, trim.pinned, trim.records_before)
+        newest = newest_stamp(damage, db)
+        messages_end = _first_not_before(damage, db, trim.messages_before, trim.pinned, first)
+        records_end = _first_not_before(damage, db, trim.records_before, trim.pinned, first_record)
+        is_held = any(_is_older(damage, db, trim.pinned, ms) for ms in (trim.messages_before, trim.records_before))
         if trim.max_bytes is not None:
             wanted_end = _first_within(db, trim.max_bytes, min(first, first_record))
             size_end = min(trim.pinned, wanted_end)
@@ -52,11 +64,9 @@ def trim_log(trim: Trim, db: sqlite3.Connection) -> Trimmed:
             _drop_cold(db, first)
             first_cold = first
         marks = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold}
-        if newest is not None:
-            marks["trimmed_stamp"] = newest[0]
-        db.executemany(
-            "INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", [(key, str(mark)) for key, mark in marks.items()]
-        )
+        if newest:
+            marks["trimmed_stamp"] = newest
+        put_meta(db, {key: str(mark) for key, mark in marks.items()})
         db.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):  # a full disk has ended the transaction already
@@ -70,27 +80,45 @@ def _read_mark(db: sqlite3.Connection, key: str) -> int:
     return int(found[0]) if found is not None else 1
 
 
-def _first_not_before(db: sqlite3.Connection, before_ms: int | None, pinned: int, low: int) -> int:
+def newest_stamp(damage: Damage, db: sqlite3.Connection) -> int:
+    """The stamp of the newest row that is whole; 0 without any. A damaged one could lie in a far future, and nothing goes back from there."""
+
+    def take(rows: Iterator[Row]) -> int:
+        return next((row.at for row in rows if not row.is_damaged), 0)
+
+    return read_rows(damage, f"SELECT {ROW_COLUMNS} FROM log ORDER BY seq DESC", (), take, db)
+
+
+def _next_whole(damage: Damage, db: sqlite3.Connection, seq: int) -> Row | None:
+    """The first row from a seq on that is whole: by the time of a damaged one, rows would go that are to be kept."""
+
+    def take(rows: Iterator[Row]) -> Row | None:
+        return next((row for row in rows if not row.is_damaged), None)
+
+    return read_rows(damage, f"SELECT {ROW_COLUMNS} FROM log WHERE seq >= ? ORDER BY seq", (seq,), take, db)
+
+
+def _first_not_before(damage: Damage, db: sqlite3.Connection, before_ms: int | None, pinned: int, low: int) -> int:
     """The first seq not older than a time, by bisection: stamps never go back as seqs go up. ``low`` if nothing is to go."""
     if before_ms is None:
         return low
     high = max(low, pinned)
     while low < high:
         middle = (low + high) // 2
-        found = db.execute("SELECT seq, at FROM log WHERE seq >= ? ORDER BY seq LIMIT 1", (middle,)).fetchone()
-        if found is not None and found[0] < high and found[1] < before_ms:
-            low = found[0] + 1
+        found = _next_whole(damage, db, middle)
+        if found is not None and found.seq < high and found.at < before_ms:
+            low = found.seq + 1
         else:
             high = middle
     return low
 
 
-def _is_older(db: sqlite3.Connection, seq: int, before_ms: int | None) -> bool:
+def _is_older(damage: Damage, db: sqlite3.Connection, seq: int, before_ms: int | None) -> bool:
     """Whether what begins at a seq is older than a time."""
     if before_ms is None:
         return False
-    found = db.execute("SELECT at FROM log WHERE seq >= ? ORDER BY seq LIMIT 1", (seq,)).fetchone()
-    return found is not None and found[0] < before_ms
+    found = _next_whole(damage, db, seq)
+    return found is not None and found.at < before_ms
 
 
 def _first_within(db: sqlite3.Connection, max_bytes: int, low: int) -> int:
@@ -123,7 +151,7 @@ def _drop(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -
 
 def _drop_cold(db: sqlite3.Connection, first: int) -> None:
     """Forget what is kept about dropped messages. A root's budget counts until the last message that it was charged for is gone."""
-    db.execute("DELETE FROM state WHERE tbl = 'root' AND value ->> 'last_seq' < ?", (first,))
+    db.execute(f"DELETE FROM state WHERE tbl = 'root' AND {integer_in('last_seq')} < ?", (first,))
     for table in ("triggered", "tried", "dead"):
         sql = "DELETE FROM state WHERE tbl = ? AND CAST(substr(key, instr(key, '/') + 1) AS INTEGER) < ?"
         db.execute(sql, (table, first))
@@ -157,7 +185,9 @@ def back_up(source: Path, target: Path) -> int:
             db.backup(copy)
             problems = check(copy)
             if problems:
-                raise LedgerError(f"{source} is damaged: {problems[0]}; restore an earlier backup.")
+                raise LedgerError(
+                    f"{source} is damaged: {problems[0]}; restore an earlier backup (docs/operations.md)."
+                )
             copy.execute("PRAGMA journal_mode = DELETE")
             copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
             copy.commit()
@@ -207,7 +237,11 @@ def summarise(path: Path) -> LogSummary:
                 "JOIN state AS p ON p.tbl = 'participant' AND p.key = r.value ->> 'agent_id' "
                 "WHERE r.tbl = 'reaction' AND p.value ->> 'removed_seq' IS NULL ORDER BY l.seq LIMIT 1"
             ).fetchone()
+            has_checksums = db.execute("PRAGMA user_version").fetchone()[0] >= CHECKSUMS_SINCE
+            below = _read_mark(db, CHECKED_FROM) if has_checksums else 2**62
+            unchecked = db.execute("SELECT max(seq) FROM log WHERE seq < ?", (below,)).fetchone()[0]
             return LogSummary(
+                unchecked=unchecked,
                 head=read_head(db),
                 used_bytes=_used_bytes(db),
                 oldest_at=oldest[0] if oldest is not None else None,
@@ -219,13 +253,57 @@ def summarise(path: Path) -> LogSummary:
 
 
 def check(db: sqlite3.Connection) -> list[str]:
-    """What is wrong with a ledger's file: schema and SQLite's own integrity check. Empty if nothing is; an older schema is not wrong."""
+    """What is wrong with a ledger's file: schema, SQLite's own integrity check, and rows that do not fit their checksums.
+
+    Empty if nothing is; an older schema is not wrong. It reads the whole file.
+    """
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         return [f"its schema is {version}, and this Roundelay knows up to {SCHEMA_VERSION}"]
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return ["it is a database of something else"]
-    return [text for (text,) in db.execute("PRAGMA integrity_check(10)") if text != "ok"]
+    problems = [text for (text,) in db.execute("PRAGMA integrity_check(10)") if text != "ok"]
+    if version < CHECKSUMS_SINCE:
+        return problems
+    try:
+        return [*_check_rows(db), *problems]
+    except sqlite3.Error as error:  # pages that cannot be walked through
+        return [*problems, str(error)]
+
+
+SHOWN = 5
+
+
+def _check_rows(db: sqlite3.Connection) -> list[str]:
+    """Which rows are not what was stored."""
+    problems = []
+    if list_schema(db) != expected_schema():
+        problems.append("its tables or indexes are not declared as they were made")
+    meta: dict[str, str] = {}
+    for table, sql in (
+        ("meta", "SELECT key, value, crc FROM meta"),
+        ("state", "SELECT tbl, key, value, crc FROM state"),
+    ):
+        with reading_any_text(db):
+            bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
+        if table == "meta":
+            meta = dict(db.execute("SELECT key, value FROM meta WHERE key = ?", (CHECKED_FROM,)))
+        problems += _tell_rows(f"the table {table}", bad)
+    found: list[int | str] = []
+    damage = Damage(found.append, int(meta.get(CHECKED_FROM, "1")))
+    after, has_more = -(2**63), True
+    sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? ORDER BY seq LIMIT 1001"
+    while has_more:
+        rows, has_more = take_page(damage, sql, (after,), 1000, MAX_PAGE_BYTES, db)
+        after = rows[-1].seq if rows else after
+    return [*_tell_rows("the log", [f"#{seq}" for seq in found]), *problems]
+
+
+def _tell_rows(table: str, rows: list[str]) -> list[str]:
+    if not rows:
+        return []
+    shown = ", ".join(rows[:SHOWN]) + (f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
+    return [f"{len(rows)} row{'' if len(rows) == 1 else 's'} of {table} not as stored: {shown}"]
 
 
 def check_file(path: Path) -> list[str]:

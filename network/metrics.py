@@ -41,6 +41,7 @@ _HELP = {
     "made_room_total": ("counter", "Connections without a welcome that were ended, since as many others came."),
     "overloaded_total": ("counter", "Frames refused because the writer was behind."),
     "recoveries_total": ("counter", "Times that the ledger failed and was reopened."),
+    "damaged_rows": ("gauge", "Rows of the ledger that were read and found damaged."),
 }
 
 
@@ -107,6 +108,7 @@ def read_metrics(hub: Hub) -> dict[str, float]:
         "made_room_total": hub.newcomers.made_room if hub.newcomers is not None else 0,
         "overloaded_total": counts["overloaded"],
         "recoveries_total": counts["recoveries"],
+        "damaged_rows": hub.ledger.damaged,
     }
 
 

@@ -7,8 +7,9 @@ happened. A file from a newer Roundelay is refused.
 from __future__ import annotations
 
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 
+from .checksums import checksum
 from .errors import LedgerError
 
 _V1 = """
@@ -36,8 +37,35 @@ CREATE INDEX log_record ON log (actor, label, seq) WHERE type = 'record';
 CREATE TABLE state (tbl TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (tbl, key)) WITHOUT ROWID;
 """
 
-_STEPS = (_V1,)
+CHECKED_FROM = "checked_from"
+# Rows of the log have a checksum from a mark on, the next seq; a missing one is damage from there on. To compute those of older rows
+# would write the whole log anew, as much again in the -wal file, and vouch for what it holds now, not for what was once stored. The
+# tables' rows have no order that a mark could name; they are few and small, and get theirs here.
+_V2 = f"""
+ALTER TABLE log ADD COLUMN crc INTEGER;
+ALTER TABLE state ADD COLUMN crc INTEGER;
+ALTER TABLE meta ADD COLUMN crc INTEGER;
+INSERT OR REPLACE INTO meta (key, value) SELECT '{CHECKED_FROM}', ifnull(max(seq), 0) + 1 FROM log;
+UPDATE state SET crc = checksum(tbl, key, value);
+UPDATE meta SET crc = checksum(key, value);
+"""
+
+_STEPS = (_V1, _V2)
 SCHEMA_VERSION = len(_STEPS)
+CHECKSUMS_SINCE = 2
+"""The first schema whose rows have checksums."""
+
+
+def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Name and text of each table and index."""
+    return set(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+
+
+def expected_schema() -> set[tuple[str, str]]:
+    """`list_schema` of a new file, and of one that was brought up from any version."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db)
+        return list_schema(db)
 
 
 def migrate(db: sqlite3.Connection) -> None:
@@ -49,6 +77,7 @@ def migrate(db: sqlite3.Connection) -> None:
         )
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise LedgerError("The file is a database of something else; give another --db.")
+    db.create_function("checksum", -1, lambda *columns: checksum(columns), deterministic=True)
     for step in range(version, SCHEMA_VERSION):
         db.execute("BEGIN IMMEDIATE")
         try:

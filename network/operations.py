@@ -14,10 +14,10 @@ from msgspec import UNSET, Meta, Raw
 
 from .change import ChangeSet, find_budget
 from .entries import AskToStop
-from .errors import Forbidden, InvalidArguments, UnknownMessage
+from .errors import Forbidden, InternalError, InvalidArguments, UnknownMessage
 from .explain import Explanations
 from .frames import Kind, Seq
-from .ledger import Row, ThreadSummary, Wanted
+from .ledger import Row, ThreadSummary, Wanted, find_newest
 from .listing import take_page
 from .mod import Mod, Reading, operation
 from .open_reactions import OpenReactions
@@ -163,17 +163,23 @@ class NetworkOperations(Mod):
             before = min(before or view.until + 1, view.until + 1)
         room = reading.hub.limits.max_result_bytes
         rows: list[Row] = []
+        damaged: list[int] = []
         size, has_more = min(PAGE, limit + 1), True
         while has_more and len(rows) <= limit and sum(len(row.data) for row in rows) <= room:
             page = await reading.hub.ledger.thread(thread_id, before=before, limit=size, max_bytes=room)
             await view.load(page.rows)
             rows[:0] = [row for row in page.rows if await view.shows(row.head)]
+            damaged[:0] = [row.seq for row in page.rows if row.is_damaged]
             has_more = page.has_more
             before, size = page.rows[0].seq if page.rows else before, min(PAGE, size * 4)
         if not rows and not await _is_open_thread(reading, thread_id):
             raise UnknownMessage(f"There is no thread {thread_id!r} that {reading.origin.agent_id} may read.")
         shown = take_newest(rows[-limit:], room) or rows[-1:]
-        return {"messages": [Raw(row.data) for row in shown], "has_more": has_more or len(rows) > len(shown)}
+        is_cut = has_more or len(rows) > len(shown)
+        value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}
+        # whose they are is unknown: they are told of as far as this answer reaches, to who reads what is around them
+        missing = [seq for seq in damaged if not is_cut or (shown and seq > shown[0].seq)]
+        return {**value, "damaged": missing} if missing else value
 
     @operation("read")
     async def window(
@@ -195,7 +201,12 @@ class NetworkOperations(Mod):
         most = threads if isinstance(threads, int) else MAX_WINDOW_THREADS if named is not None else 20
         windows = await read_window(reading, head, named, most, per_thread or 10, visibility)
         shown = [
-            {"thread_id": it.thread_id, "messages": [Raw(row.data) for row in it.rows], "omitted": it.omitted}
+            {
+                "thread_id": it.thread_id,
+                "messages": [Raw(row.data) for row in it.rows],
+                "omitted": it.omitted,
+                **({"damaged": it.damaged} if it.damaged else {}),
+            }
             for it in windows
         ]
         return {"threads": shown, "as_of": trigger}
@@ -237,10 +248,19 @@ class NetworkOperations(Mod):
         has_more = True
         while has_more and len(found) < limit and room > 0:
             page = await reading.hub.ledger.reaction(reaction, after, limit - len(found), max_bytes=room)
+            damaged = [row.seq for row in page.rows if row.is_damaged]
+            if damaged and not origin.is_operator:
+                # an agent that goes on from a part of its journal repeats what it has done
+                raise InternalError(
+                    f"The record {damaged[0]} of the reaction {reaction!r} is damaged in the hub's ledger, so what the reaction had done "
+                    "is not known; tell the hub's operator."
+                )
             own = [
                 row
                 for row in page.rows
-                if (origin.is_operator or row.actor == origin.agent_id) and agent_id in (None, row.actor)
+                if not row.is_damaged
+                and (origin.is_operator or row.actor == origin.agent_id)
+                and agent_id in (None, row.actor)
             ]
             if found and sum(len(row.data) for row in own) > room:  # a single row beyond the page's bound
                 break
@@ -295,12 +315,12 @@ async def _threads(reading: Reading, before: int | None, limit: int) -> list[Thr
 
 async def _describe_thread(reading: Reading, summary: ThreadSummary) -> dict[str, Any] | None:
     """A thread's entry; None for replies to what was said before this participant came."""
-    rows = (await reading.hub.ledger.thread(summary.thread_id, before=summary.last_seq + 1, limit=1)).rows
-    if not rows or rows[0].head is None:
+    newest = await find_newest(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
+    if newest is None or newest.head is None:
         return None
-    if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, rows[0].head)):
+    if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):
         return None
-    readers = sorted(thread_readers(reading.hub.state, rows[0].head))
+    readers = sorted(thread_readers(reading.hub.state, newest.head))
     return {
         "thread_id": summary.thread_id,
         "last_seq": summary.last_seq,
@@ -382,7 +402,7 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> Begun | N
     for size in (4, REACTIONS_SEARCHED - 4):  # nearly always it is the next one, or there is none
         page = await reading.hub.ledger.records(agent_id, "started", after, size)
         for row in page.rows:
-            body = msgspec.json.decode(row.data)
+            body = msgspec.json.decode(row.data) if not row.is_damaged else None
             manifest = body.get("manifest") if isinstance(body, dict) else None
             if isinstance(manifest, list) and seq in manifest:
                 return Begun(row.stream, row.seq)
@@ -398,7 +418,7 @@ async def _reaction_status(reading: Reading, agent_id: str, begun: Begun) -> str
         return "open"
     page = await reading.hub.ledger.records(agent_id, "finished", begun.seq, 1, reaction=begun.reaction)
     for row in page.rows:
-        body = msgspec.json.decode(row.data)
+        body = msgspec.json.decode(row.data) if not row.is_damaged else None
         status = body.get("status") if isinstance(body, dict) else None
         return status if status in ("stopped", "cancelled", "failed") else "finished"
     return "finished"  # its records are no longer kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import nsmallest
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from .change import ChangeSet
 from .entries import Disconnect, Origin, Retry
 from .errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from .frames import Kind, Seq, is_id
+from .ledger import Row
 from .listing import take_page
 from .log_lines import encode_row
 from .mod import Mod, Reading, operation
@@ -171,7 +173,8 @@ class OperatorOperations(Mod):
             await reading.wait_beyond(after, wait_ms / 1000)
         rows = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
         messages = [Raw(row.data) for row in rows if row.type == "message"]
-        return {"messages": messages, "next": rows[-1].seq if rows else after, "head": hub.state.head}
+        value = {"messages": messages, "next": rows[-1].seq if rows else after, "head": hub.state.head}
+        return value | _tell_damaged(rows)
 
     @operation("read")
     async def rows(
@@ -182,8 +185,9 @@ class OperatorOperations(Mod):
         hub = reading.hub
         found = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
         return {
-            "rows": [encode_row(row).decode() for row in found], "next": found[-1].seq if found else after,
-            "head": hub.state.head, "epoch": hub.epoch, "name": hub.name,
+            "rows": [encode_row(row).decode() for row in found if not row.is_damaged],
+            "next": found[-1].seq if found else after, "head": hub.state.head, "epoch": hub.epoch, "name": hub.name,
+            **_tell_damaged(found),
         }  # fmt: skip
 
     # --- figures
@@ -198,6 +202,11 @@ class OperatorOperations(Mod):
 def _place_token(key: str, token: Token) -> tuple[str, int, str]:
     """Where a token stands in their list."""
     return token.agent_id, token.created_at, key
+
+
+def _tell_damaged(rows: Sequence[Row]) -> dict[str, Any]:
+    damaged = [row.seq for row in rows if row.is_damaged]
+    return {"damaged": damaged} if damaged else {}
 
 
 def _need_operator(origin: Origin) -> None:

@@ -93,6 +93,9 @@ class Pages:
         for row in rows:
             if row.seq <= outbox.position:
                 continue
+            if row.is_damaged:
+                self._pass_damaged(session, row.seq)
+                continue
             frame = self._frame_for(session, row)
             if frame is None:
                 outbox.position = row.seq
@@ -104,6 +107,16 @@ class Pages:
             outbox.is_behind = True
         self._outlet.flush_session(session)
         return outbox.queued > 0
+
+    def _pass_damaged(self, session: Session, seq: int) -> None:
+        """Go on after a row that can no longer be read. Its reader is told each time that it would have come, until its floor is beyond."""
+        mailbox = self._mailboxes.mailbox(session.live_origin().agent_id)
+        session.outbox.position = seq
+        if mailbox is None or session.outbox.is_own(seq):
+            return
+        if session.starts_at_floor and (session.settled_at_join.is_handled(seq) or seq in mailbox.waiting):
+            return  # of what waits, its timer tells
+        self._outlet.notice([session], "damaged", None, {"seq": seq})
 
     def _frame_for(self, session: Session, row: Row) -> bytes | None:
         """The ``deliver`` frame of a row for a session, or None when it is not for it."""

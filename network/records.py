@@ -8,7 +8,7 @@ from .entries import Answer, Notify, Origin, Outcome, Record, Settle
 from .errors import BudgetExhausted, Forbidden, IdConflict, RoundelayError, UnknownMessage
 from .frames import StoredFrame, encode
 from .ledger import Row
-from .refusals import answer_error, check_rights
+from .refusals import answer_error, check_rights, damaged_repeat
 from .spending import charge, read_failure
 from .state import State
 from .tables import Facts, MessageHead, OpenReaction, Triggered
@@ -24,6 +24,8 @@ def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
     keys = {"record_id": frame.record_id}
     known = facts.known.get((origin.agent_id, "r:" + frame.record_id))
     if known is not None:
+        if known.is_damaged:
+            return answer_error(rules, state, origin, damaged_repeat(f"record_id {frame.record_id!r}", known.seq), keys)
         if known.digest != entry.digest:
             conflict = IdConflict(
                 f"record_id {frame.record_id!r} was used for another record (seq {known.seq}); choose a new one."

@@ -86,9 +86,11 @@ class Redelivery:
         if self._outage.is_on:
             self._outage.end(f"{agent_id}/{seq}")
         live = self._mailboxes.get(agent_id)
-        if live is not None and row is None:
+        if live is not None and (row is None or row.is_damaged):
             live.mailbox.settle(seq)  # retention dropped it: the session's welcome said `limited`
-        if row is None or live is None or not live.sessions or seq not in live.mailbox.waiting:
+            if row is not None:
+                self._outlet.notice(live.sessions, "damaged", None, {"seq": seq})
+        if row is None or row.is_damaged or live is None or not live.sessions or seq not in live.mailbox.waiting:
             return
         # a session that has it may yet acknowledge it; the one that refused it does not
         able = [session for session in live.sessions if not session.outbox.has(seq)]

@@ -26,6 +26,15 @@ def check_rights(state: State, origin: Origin) -> None:
         )
 
 
+def damaged_repeat(what: str, seq: int | None) -> InternalError:
+    """For a repeat that cannot be compared with the first, nor answered as it was: that is damaged in the ledger's file."""
+    place = f"under seq {seq}, " if seq is not None else ""
+    return InternalError(
+        f"{what} was stored, {place}but is damaged in the hub's ledger: whether this is the same, and what came of it, is unknown. "
+        "Tell the hub's operator; what has to arrive is to be sent under a new id."
+    )
+
+
 def answer_error(rules: Rules, state: State, origin: Origin, error: RoundelayError, keys: dict[str, str]) -> Outcome:
     """Tell the sender. A refusal changes nothing but its sender's rate: what is wrong costs the hub as much as what is right.
 

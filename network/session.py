@@ -6,7 +6,7 @@ what it returns. Identity is decided in `apply`, from the log's order.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -67,6 +67,9 @@ class Outlet(Protocol):
 
     def flush_session(self, session: Session) -> None:
         """Write what the connection takes, now."""
+
+    def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
+        """Tell sessions something; dropped for those that do not take even their answers."""
 
     def end(self, session: Session, code: int, reason: str) -> None:
         """Write what is queued, then close with this code."""

@@ -70,7 +70,9 @@ class Spending(Mod):
             if page.has_more:
                 last = page.rows[-1].seq
                 until = last if until is None else min(until, last)
-        rows = sorted((row for row in rows if until is None or row.seq <= until), key=lambda row: row.seq)
+        rows = sorted(
+            (row for row in rows if (until is None or row.seq <= until) and not row.is_damaged), key=lambda row: row.seq
+        )
         has_more = until is not None or len(rows) > limit
         calls: list[Any] = []
         room = hub.limits.max_result_bytes // 2  # the other half is for the reactions

@@ -317,13 +317,20 @@ class Known(Struct, frozen=True, gc=False):
     digest: str = ""
     data: bytes = b"{}"
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it stands in for a row that is not what was stored: of that nothing is known but the seq."""
+        return not self.data
+
 
 class Facts(Struct):
-    """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist."""
+    """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist, but those of
+    ``damaged``: (table, key) of values that are no longer what was stored."""
 
     known: dict[tuple[str, str], Known] = {}
     heads: MutableMapping[int, MessageHead] = {}
     cold: dict[tuple[str, str], Any] = {}
+    damaged: set[tuple[str, str]] = set()
 
 
 def encode_value(value: Any) -> bytes:

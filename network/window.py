@@ -83,12 +83,14 @@ async def open_view(reading: Reading, trigger: int | None, visibility: Visibilit
 
 
 class ThreadWindow(NamedTuple):
-    """What may enter a prompt of one thread, oldest first. ``omitted``: earlier messages that could too, as far as was looked."""
+    """What may enter a prompt of one thread, oldest first. ``omitted``: earlier messages that could too, as far as was looked;
+    ``damaged``: seqs between them that can no longer be read."""
 
     began: int
     thread_id: str
     rows: list[Row]
     omitted: int
+    damaged: list[int]
 
 
 async def read_window(
@@ -117,7 +119,8 @@ async def read_window(
             first = (await reading.hub.ledger.thread(thread_id, limit=1, newest=False)) if page.has_more else page
             shown = take_newest(admitted[-per_thread:], room)
             room -= sum(len(row.data) for row in shown)
-            windows.append(ThreadWindow(first.rows[0].seq, thread_id, shown, len(admitted) - len(shown)))
+            damaged = [row.seq for row in page.rows if row.is_damaged and shown and row.seq > shown[0].seq]
+            windows.append(ThreadWindow(first.rows[0].seq, thread_id, shown, len(admitted) - len(shown), damaged))
         if len(windows) == most:
             break
     return sorted(windows, key=lambda window: window[:2])
@@ -156,7 +159,8 @@ async def _choose_threads(reading: Reading, trigger: MessageHead, named: list[st
     for _ in range(SCANNED_PAGES):
         page = await reading.hub.ledger.inbox(spans, reading.origin.agent_id, 0, until, PAGE, newest=True)
         for row in reversed(page.rows):
-            chosen[row.stream] = None
+            if not row.is_damaged:
+                chosen[row.stream] = None
         if not page.has_more:
             break
         until = page.rows[0].seq - 1

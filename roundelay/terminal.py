@@ -343,6 +343,8 @@ def _describe_notice(notice: Notice) -> str | None:
         case "dead_letter":
             reason = clean(str(body.get("reason", "")))
             return f"{clean(str(body.get('agent_id')))} could not handle #{body.get('seq')} and gave up: {reason}"
+        case "damaged":
+            return f"#{body.get('seq')} can no longer be read: the hub's ledger is damaged there"
         case "draining":
             return "The hub is stopping"
         case "superseded":

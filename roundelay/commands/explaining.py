@@ -36,6 +36,13 @@ async def _open_source(db: Path | None) -> AsyncIterator[LiveSource | FileSource
     if db is not None:
         with open_log(db) as log:
             yield FileSource(log)
+            if log.damaged:
+                shown = ", ".join(f"#{seq}" for seq in sorted(log.damaged)[:5])
+                click.echo(
+                    f"{len(log.damaged)} damaged {'row is' if len(log.damaged) == 1 else 'rows are'} left out ({shown}); "
+                    "roundelay doctor tells more.",
+                    err=True,
+                )
         return
     async with join_as_reader() as client:
         yield LiveSource(client)

@@ -131,7 +131,7 @@ class LiveSource:
                 page = await self._client.call("network.rows", {"after": after, "limit": MAX_PAGE})
                 for line in page["rows"]:
                     yield decode_row(line)
-                if not page["rows"]:
+                if page["next"] == after:
                     return
                 after = page["next"]
 
@@ -173,7 +173,8 @@ class FileSource:
         message: BaseMessage | None = self._find(seq)
         while message is not None:
             row = self._log.row(message.seq)
-            assert row is not None
+            if row is None:
+                break
             chain.append(read_body(row))
             if message.cause is None:
                 break

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import Raw
 
 from roundelay.network import ledger_sqlite
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import KeyTaken, Ledger, Page, Row, Span, Trim, Trimmed, Wanted
+from roundelay.network.ledger import KeyTaken, Ledger, Page, Row, Span, Trim, Trimmed, Wanted, damaged_row
 from roundelay.network.ledger_memory import MemoryLedger
 from roundelay.network.ledger_sqlite import Connection, SQLiteLedger
 from roundelay.network.tables import CallResult, Floor, MessageHead, Participant, Put, RootBudget
@@ -279,6 +280,49 @@ async def test_heads_are_read_without_their_messages(ledger: Ledger) -> None:
     row = message(1, "ann", "agent:bob")
     await ledger.append([row, Row(seq=2, at=2, type="channel", actor="ann")], [])
     assert await ledger.heads([1, 2, 99]) == {1: row.head}
+
+
+@pytest.fixture
+def damage(ledger: Ledger, tmp_path: Path) -> Callable[[int], None]:
+    """Flips a bit of a row that is stored."""
+
+    def flip(seq: int) -> None:
+        if isinstance(ledger, MemoryLedger):
+            ledger.damage(seq)
+            return
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+            db.execute("UPDATE log SET data = char(unicode(data) + 1) || substr(data, 2) WHERE seq = ?", (seq,))
+            db.commit()
+
+    return flip
+
+
+async def test_a_damaged_row_has_a_stand_in_in_its_place(ledger: Ledger, damage: Callable[[int], None]) -> None:
+    record = Row(seq=5, at=5, type="record", actor="bob", key="r:5", stream="r", label="started")
+    rows = [message(seq, "ann", "agent:bob") for seq in (1, 2, 3, 4)]
+    await ledger.append([*rows, record], [])
+    assert ledger.damaged == 0
+    damage(2)
+    damage(5)
+    kept = [rows[0], damaged_row(2), rows[2], rows[3]]
+    spans = [Span("agent:bob", 0)]
+    for _ in range(2):
+        assert await ledger.rows(0, 9) == [*kept, damaged_row(5)]
+        assert await ledger.inbox(spans, "bob", 0, 9, 9) == Page(kept, has_more=False)
+        assert await ledger.inbox(spans, "bob", 0, 9, 2) == Page(kept[:2], has_more=True)
+        assert await ledger.thread("t", limit=3) == Page(kept[1:], has_more=True)
+        assert await ledger.reaction("r", 0, 9) == Page([damaged_row(5)], has_more=False)
+        assert await ledger.messages([1, 2, 99]) == {1: rows[0], 2: damaged_row(2)}
+        assert await ledger.heads([1, 2, 99]) == {1: rows[0].head}
+        facts = await ledger.lookup(Wanted({("ann", "m:ann-2"), ("bob", "r:5")}, {1, 2}, set()))
+        assert {key: (it.seq, it.is_damaged) for key, it in facts.known.items()} == {
+            ("ann", "m:ann-2"): (2, True),
+            ("bob", "r:5"): (5, True),
+        }
+        assert facts.heads == {1: rows[0].head}
+        assert ledger.damaged == 2
+    with pytest.raises(KeyTaken):
+        await ledger.append([msgspec.structs.replace(rows[1], seq=6)], [])
 
 
 async def test_a_trim_says_whether_the_pin_held_it(ledger: Ledger) -> None:
