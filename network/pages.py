@@ -6,6 +6,7 @@ between the last page and what was published meanwhile. Reads the ledger; change
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +21,8 @@ from .visibility import inbox_spans, is_recipient
 
 PAGE_ROWS, PAGE_BYTES = 256, 1 << 18
 """One page of a session that is behind. It has its pages to itself, where those that are live share each frame: so they are small."""
+PAGES_AT_ONCE = 16
+"""So many pages are read at once for all sessions, the others wait in turn: one thread reads them, and what it has read waits for the loop."""
 RECENT_ROWS = 2048
 RECENT_BYTES = 4 << 20
 
@@ -35,6 +38,7 @@ class Pages:
         self._ledger = ledger
         self._limits = limits
         self._outage = outage
+        self._turns = asyncio.Semaphore(PAGES_AT_ONCE)
         self._recent: deque[Row] = deque()
         self._recent_bytes = 0
 
@@ -67,7 +71,10 @@ class Pages:
                 until = self._mailboxes.state.head
                 spans = inbox_spans(self._mailboxes.state, participant)
                 max_bytes = min(PAGE_BYTES, self._limits.session_queue_bytes)
-                page = await self._ledger.inbox(spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes)
+                async with self._turns:
+                    page = await self._ledger.inbox(
+                        spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes
+                    )
                 self.read += 1
                 if self._outage.is_on:
                     self._outage.end(agent_id)

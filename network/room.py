@@ -77,6 +77,7 @@ class Room:
         self._hub = Account(limits.hub_result_bytes)
         self._participants: dict[str, ParticipantRoom] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._has_begun = False
 
     @property
     def held(self) -> int:
@@ -95,8 +96,8 @@ class Room:
 
     async def enter(self, mine: SessionRoom) -> None:
         """Take room for one read; wait for it if there is none. Cancelled when the session is gone."""
-        if not mine.asking and not self._hub.ready and self._fits(mine):
-            mine.add(self._read_bytes)
+        if not self._has_begun and not mine.asking and not self._hub.ready and self._fits(mine):
+            self._begin(mine)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         mine.asking.append(turn)
@@ -167,6 +168,8 @@ class Room:
             if not mine.asking or not mine.fits(size):
                 del participant.ready[mine]
                 continue
+            if self._has_begun:
+                return
             if not hub.fits(size):
                 if self._timer is None:
                     self._timer = asyncio.get_running_loop().call_later(FULL_S, self._make_room)
@@ -176,8 +179,18 @@ class Room:
             self.waiting -= 1
             self._stand_in_line(mine)
             if not turn.done():
-                mine.add(size)
+                self._begin(mine)
                 turn.set_result(None)
+
+    def _begin(self, mine: SessionRoom) -> None:
+        """One read begins in each turn of the loop: some take milliseconds at once, and what others sent comes in between."""
+        mine.add(self._read_bytes)
+        self._has_begun = True
+        asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._has_begun = False
+        self._serve()
 
     def _make_room(self) -> None:
         """The hub's bound has been reached for a while: the session that holds the most of the participant that does goes."""

@@ -49,6 +49,7 @@ class WatchedLedger(MemoryLedger):
         self.pages: list[int] = []
         self.thread_rows: list[int] = []
         self.under_way = self.most_under_way = 0
+        self.pages_at_once = self.most_pages_at_once = 0
         self.may_append = asyncio.Event()
         self.may_append.set()
 
@@ -60,6 +61,10 @@ class WatchedLedger(MemoryLedger):
         self, spans: Any, sender: str, after: int, until: int, limit: int, *, newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:  # fmt: skip
+        self.pages_at_once += 1
+        self.most_pages_at_once = max(self.pages_at_once, self.most_pages_at_once)
+        await asyncio.sleep(0)
+        self.pages_at_once -= 1
         page = await super().inbox(spans, sender, after, until, limit, newest=newest, max_bytes=max_bytes)
         self.pages.append(sum(len(row.data) for row in page.rows))
         return page
@@ -213,6 +218,24 @@ async def test_a_session_that_is_far_behind_reads_pages_of_its_queues_size() -> 
                     break
         assert read == sent
         assert 0 < max(ledger.pages) <= 64 * 1024
+
+
+async def test_many_that_come_back_at_once_are_read_for_in_turn() -> None:
+    ledger = WatchedLedger()
+    async with running_hub(ledger) as hub, joined(hub, "ann") as ann:
+        names = [f"bob{number}" for number in range(40)]
+        for name in names:
+            async with joined(hub, name):
+                pass
+        await ann.broadcast("what they missed")
+        ledger.most_pages_at_once = 0
+        peers = [Peer(hub) for _ in names]
+        for peer, name in zip(peers, names, strict=True):
+            peer.say(type="hello", protocol=1, agent_id=name, kind="agent")
+        for peer in peers:
+            while (await peer.hear())["type"] != "deliver":
+                pass
+        assert 0 < ledger.most_pages_at_once <= 16
 
 
 async def test_a_short_history_reads_little() -> None:

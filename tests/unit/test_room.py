@@ -1,0 +1,62 @@
+"""Room for results: who may begin to read, and in which turn. No hub, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roundelay.network.config import Limits
+from roundelay.network.room import Room, SessionRoom
+
+LIMITS = Limits(max_result_bytes=1024, session_result_bytes=4096, participant_result_bytes=8192, hub_result_bytes=16384)
+READ = 2048  # what one read counts
+
+
+def ask(room: Room, mine: SessionRoom, who: str, begun: list[str]) -> asyncio.Task[None]:
+    async def begin() -> None:
+        await room.enter(mine)
+        begun.append(who)
+
+    return asyncio.create_task(begin())
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_one_read_begins_in_each_turn_of_the_loop() -> None:
+    room, begun = Room(LIMITS), list[str]()
+    tasks = [ask(room, room.open(f"a{number}", lambda: None), str(number), begun) for number in range(6)]
+    counts = []
+    while len(begun) < len(tasks):
+        before = len(begun)
+        await asyncio.sleep(0)
+        counts.append(len(begun) - before)
+    assert max(counts) == 1
+
+
+async def test_each_bound_holds_and_participants_take_turns() -> None:
+    room, begun = Room(LIMITS), list[str]()
+    greedy = [room.open("eve", lambda: None) for _ in range(4)]
+    others = [room.open(name, lambda: None) for name in ("ann", "bob", "cid", "dan")]
+    tasks = [ask(room, mine, "eve", begun) for mine in greedy for _ in range(4)]
+    await settle()
+    assert (begun.count("eve"), room.held) == (4, 4 * READ)  # its participant's bound
+    tasks += [ask(room, mine, "other", begun) for mine in others for _ in range(2)]
+    await settle()
+    assert (begun.count("other"), room.held) == (4, 8 * READ)  # the hub's
+    begun.clear()
+    for mine in (greedy[0], *others):
+        room.leave(mine)
+    await settle()
+    assert room.held <= LIMITS.hub_result_bytes
+    assert begun.count("eve") == 1
+    assert begun.count("other") == 4
+    for mine in (*greedy, *others):
+        room.close(mine)
+    assert all(
+        isinstance(it, asyncio.CancelledError) or it is None
+        for it in await asyncio.gather(*tasks, return_exceptions=True)
+    )
+    assert room.waiting == 0
+    room.stop()
