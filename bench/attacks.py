@@ -84,8 +84,9 @@ def ask_agents_from_everywhere(url: str) -> Iterator[None]:
 
 @attack("many-channels", f"eight sessions ask {ASKED} times each for a list of 10,000 channels and read nothing")
 def ask_channels(url: str) -> Iterator[None]:
-    maker = Bare(url, "maker")
+    makers = [Bare(url, f"maker-{number}") for number in range(10)]  # each may create a thousand
     for start in range(0, 10_000, 250):
+        maker = makers[start // 1000]
         for number in range(start, start + 250):
             maker.call("channels.create", name=f"channel-{number}", topic="x" * 1000)
         refused = [answer for answer in maker.hear_answers(250) if answer["type"] != "result"]

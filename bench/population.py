@@ -43,7 +43,10 @@ from roundelay.network.visibility import audience, has_people, recipients
 MOST = 1.5
 REPEATS = 5
 """Of which the median counts, in each round."""
-FREE = Limits(sends_per_s=10**9, root_messages_per_s=10**9, max_root_messages=10**9, max_hops=10**9, max_unacked=10**9)
+FREE = Limits(
+    sends_per_s=10**9, root_messages_per_s=10**9, max_root_messages=10**9, max_hops=10**9, max_unacked=10**9, messages_per_day=10**9,
+    max_created_channels=10**9, max_reactions_per_message=10**9,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -304,13 +304,15 @@ async def test_the_reaction_to_a_message_goes_before_one_that_merely_shows_it(re
     assert (await reacting.status(other))["reaction"] == "r1"
 
 
-async def test_of_many_reactions_to_one_message_the_first_and_the_newest_are_known(reacting: Reacting) -> None:
-    for number in range(70):
-        await reacting.start(f"r{number}")
-    said = await reacting.say("in the newest")
-    assert (await reacting.sent_in(said) or ("", 0))[0] == "r69"
-    for number in range(10, 70):
-        await reacting.finish(f"r{number}")
-    late = await reacting.say("in one of the first ten, which began before the newest")
-    assert (await reacting.sent_in(late) or ("", 0))[0] == "r9"
-    assert (await reacting.status(reacting.root))["reaction"] == "r0"
+async def test_of_many_reactions_to_one_message_the_first_and_the_newest_are_known() -> None:
+    async with running_node(limits={"max_reactions_per_message": 100}) as node:
+        reacting = await Reacting.begin(node)
+        for number in range(70):
+            await reacting.start(f"r{number}")
+        said = await reacting.say("in the newest")
+        assert (await reacting.sent_in(said) or ("", 0))[0] == "r69"
+        for number in range(10, 70):
+            await reacting.finish(f"r{number}")
+        late = await reacting.say("in one of the first ten, which began before the newest")
+        assert (await reacting.sent_in(late) or ("", 0))[0] == "r9"
+        assert (await reacting.status(reacting.root))["reaction"] == "r0"
