@@ -12,14 +12,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import selectors
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
 
 from bare import Bare
-from wire import LoadError, encode_masked_frame, make_message_id
+from wire import LoadError, encode_masked_frame, make_message_id, websocket_request
 
 MAX_ATTACK_S = 10.0
 """How long an attack may last."""
@@ -27,6 +31,8 @@ UNREAD_S = 4.0
 """How long a client that reads nothing stays: less than `stall_timeout_ms`, so that the hub has no reason to end it."""
 FLOOD_S = 5.0
 """How long a flood lasts."""
+HALF_OPEN = 3000
+HALF_OPEN_S = 8.0
 ASKED = 64
 """How many calls it makes meanwhile: as many as the hub performs of one session at a time."""
 
@@ -106,6 +112,43 @@ def ask_agents(url: str) -> Iterator[None]:
     sessions = [Bare(url, "reader") for _ in range(8)]
     yield
     _ask_and_wait(sessions, "network.list_agents")
+
+
+# -- on the doors: connections that never say who they are
+
+
+@attack(
+    "half-open", f"{HALF_OPEN} connections ask for a session and never say hello; whichever is ended is opened anew"
+)
+def keep_half_open(url: str) -> Iterator[None]:
+    address, request = urlsplit(url), websocket_request(url)
+    yield
+    open_now: set[socket.socket] = set()
+    until = time.monotonic() + HALF_OPEN_S
+    with selectors.DefaultSelector() as selector:
+        while time.monotonic() < until:
+            for _ in range(min(HALF_OPEN - len(open_now), 64)):
+                opened = socket.socket()
+                opened.setblocking(False)
+                opened.connect_ex((address.hostname or "", address.port or 0))
+                selector.register(opened, selectors.EVENT_WRITE)
+                open_now.add(opened)
+            for key, events in selector.select(0 if len(open_now) < HALF_OPEN else 0.01):
+                opened = cast("socket.socket", key.fileobj)
+                try:
+                    if events & selectors.EVENT_WRITE:
+                        opened.send(request)
+                        selector.modify(opened, selectors.EVENT_READ)
+                        continue
+                    answer = opened.recv(4096)
+                except OSError:
+                    answer = b""
+                if not answer.startswith(b"HTTP/1.1 101") or b"\x88" in answer:  # closed, with a close frame or without
+                    selector.unregister(opened)
+                    opened.close()
+                    open_now.discard(opened)
+    for opened in open_now:
+        opened.close()
 
 
 def _fill_thread(url: str) -> str:

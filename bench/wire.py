@@ -69,6 +69,17 @@ def leading_run(data: bytes) -> int:
     return len(data) - len(data.lstrip(data[:1]))
 
 
+def websocket_request(url: str) -> bytes:
+    """What asks for a WebSocket at a URL."""
+    address, key = urlsplit(url), base64.b64encode(os.urandom(16)).decode()
+    return (
+        f"GET {address.path or '/'} HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Protocol: roundelay.v1\r\n\r\n"
+    ).encode()
+
+
 def open_websocket(url: str, source: str | None) -> socket.socket:
     address = urlsplit(url)
     if address.hostname is None or address.port is None:
@@ -78,14 +89,7 @@ def open_websocket(url: str, source: str | None) -> socket.socket:
         (address.hostname, address.port), timeout=CONNECT_TIMEOUT_S, source_address=origin
     )
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    key = base64.b64encode(os.urandom(16)).decode()
-    request = (
-        f"GET {address.path or '/'} HTTP/1.1\r\nHost: {address.netloc}\r\n"
-        "Upgrade: websocket\r\nConnection: Upgrade\r\n"
-        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Protocol: roundelay.v1\r\n\r\n"
-    )
-    opened.sendall(request.encode())
+    opened.sendall(websocket_request(url))
     answer = b""
     while not answer.endswith(b"\r\n\r\n"):
         part = opened.recv(4096)  # never more than the handshake: the server speaks after `hello`

@@ -21,7 +21,7 @@ from .clock import Clock, NewId, ordered_id, system_clock
 from .delivered import Acks, Delivery
 from .errors import ConnectError, RoundelayError
 from .frames import AckFrame, CallFrame, NackFrame, RecordFrame, SendFrame, SignalFrame, encode
-from .home import find_token, find_url
+from .home import CONNECT_TIMEOUT_S, find_connect_timeout_s, find_token, find_url
 from .link import Joining, Link
 from .messages import DirectMessage, ModMessage, message_from_wire
 from .told import (
@@ -59,7 +59,9 @@ class NetworkClient:
     joins with the owner's token of the node on this machine. ``resume`` starts delivery at the client's own cursor. Methods that
     send raise the `RoundelayError` that the hub answered; while the connection is down they wait, or, with ``reconnect=False``, raise
     `ConnectError`. ``new_id`` makes the ids that are not given, ``jitter`` (from 0 to 1) spreads the tries to come back,
-    ``clock`` is what the program that uses this client goes by.
+    ``clock`` is what the program that uses this client goes by. ``connect_timeout_s`` bounds each way to a welcome (TCP, TLS, the WebSocket and
+    `hello`); without it ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. At most 4,096 requests and 16 MiB of them are under way at a time: further
+    calls of what sends wait until others were answered.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class NetworkClient:
         new_id: NewId = ordered_id,
         jitter: Callable[[], float] = random.random,
         clock: Clock = system_clock,
+        connect_timeout_s: float | None = None,
     ) -> None:
         self.agent_id = agent_id
         self.kind: Literal["agent", "human", "service"] = kind
@@ -94,8 +97,10 @@ class NetworkClient:
         self._acks = Acks()
         self._ack_is_due = False
         self._epoch = ""
+        if connect_timeout_s is None and transport is None:  # in a process, time may be another one
+            connect_timeout_s = find_connect_timeout_s()
         self._link = Link(
-            transport or WebSocketTransport(self.url),
+            transport or WebSocketTransport(self.url, connect_timeout_s or CONNECT_TIMEOUT_S),
             reconnects=reconnect,
             resume_at=self._resume_at,
             on_welcome=self._begin_session,
@@ -103,6 +108,7 @@ class NetworkClient:
             on_change=self._emit,
             on_end=self._end,
             jitter=jitter,
+            connect_timeout_s=connect_timeout_s,
         )
 
     # --- lifetime
@@ -278,14 +284,16 @@ class NetworkClient:
         to: str | None = None,
         thread_id: str | None = None,
     ) -> None:
-        """Tell who watches a thread what goes on. Not stored; dropped while the connection is down."""
+        """Tell who watches a thread what goes on. Not stored; dropped while the connection is down, or the hub takes nothing, or beyond its
+        ``signals_per_s``."""
         place = UNSET if to is None else to
         self._link.push(
             encode(
                 SignalFrame(
                     kind=kind, body=Raw(encode(body)), to=place, thread_id=UNSET if thread_id is None else thread_id
                 )
-            )
+            ),
+            may_drop=True,
         )
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:

@@ -64,6 +64,7 @@ class Limits(BaseModel):
     session_queue_bytes: _Bytes = 1024 * 1024
     sends_per_s: _Count = 10_000
     root_messages_per_s: _Count = 50
+    signals_per_s: _Count = 1_000
     max_hops: _Count = 32
     max_root_messages: _Count = 256
     max_connections: _Count = 20_000
@@ -193,7 +194,9 @@ _PATHS = ("db", "tls_cert", "tls_key")
 _FIELDS = tuple(flat_values(NodeConfig()))
 _VARIABLES = {env_name(field): field for field in _FIELDS}
 # Variables of the command line and the client, which are no node's configuration.
-_OTHER_VARIABLES = {f"ROUNDELAY_{name}" for name in ("HOME", "URL", "TOKEN", "OWNER_TOKEN", "AS", "DEBUG")}
+_OTHER_VARIABLES = {
+    f"ROUNDELAY_{name}" for name in ("HOME", "URL", "TOKEN", "OWNER_TOKEN", "AS", "DEBUG", "CONNECT_TIMEOUT_S")
+}
 
 
 def _take_agents(root: YamlNode) -> tuple[YamlNode, ...]:

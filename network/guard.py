@@ -33,12 +33,18 @@ def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: floa
     """
     if most <= 0:
         return 0.0
-    due = arrival if arrival > now else now
-    if due - now > window_ms:
-        wait_ms = int(due - now - window_ms) + 1
+    due = due_next(arrival, now, most, window_ms)
+    if due is None:
+        wait_ms = int(arrival - now - window_ms) + 1
         per = "second" if window_ms == 1000.0 else "minute"
         raise RateLimited(f"More than {most} {what} a {per}; send the same again in {wait_ms} ms.", wait_ms)
-    return due + window_ms / most
+    return due
+
+
+def due_next(arrival: float, now: int, most: int, window_ms: float = 1000.0) -> float | None:
+    """As `next_arrival`, for a rate that there is; None where that refuses."""
+    due = arrival if arrival > now else now
+    return due + window_ms / most if due - now <= window_ms else None
 
 
 def check_root(budget: RootBudget, root: int, hops: int, max_hops: int, max_messages: int) -> None:

@@ -18,6 +18,8 @@ from .auth import make_token
 from .errors import ConfigError
 
 DEFAULT_URL = "ws://127.0.0.1:8700/"
+CONNECT_TIMEOUT_S = 20.0
+"""Twice what a hub gives a newcomer until its hello: what is slow there has answered by then."""
 
 
 class RunningNode(Struct, frozen=True):
@@ -137,6 +139,25 @@ def find_url() -> str:
     nodes = running_nodes()
     here = [node for node in nodes if Path(node.owner_file).parent == Path.cwd()] if len(nodes) > 1 else []
     return [*here, *nodes][0].url if nodes else DEFAULT_URL
+
+
+def find_connect_timeout_s() -> float:
+    """How long a client waits on its way to a hub's welcome when nothing is said: ``$ROUNDELAY_CONNECT_TIMEOUT_S``, or the default.
+
+    Raises `ConfigError`.
+    """
+    chosen = os.environ.get("ROUNDELAY_CONNECT_TIMEOUT_S")
+    if not chosen:
+        return CONNECT_TIMEOUT_S
+    try:
+        timeout_s = float(chosen)
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s <= 24 * 3600:
+        raise ConfigError(
+            f"the environment variable ROUNDELAY_CONNECT_TIMEOUT_S must be a number of seconds from 0 to 86400, not {chosen!r}"
+        )
+    return timeout_s
 
 
 def find_token(url: str, agent_id: str, kind: str) -> str | None:

@@ -44,7 +44,7 @@ from .frames import (
     SignalOutFrame,
     encode,
 )
-from .guard import parse_address
+from .guard import due_next, parse_address
 from .ledger import Ledger, find_newest
 from .mod import Incoming, Mod, Operation, ask_before
 from .pace import OVERDRAFT, PAUSE_S, Pace
@@ -392,10 +392,14 @@ class Intake:
 
     def _accept_signal(self, session: Session, frame: SignalFrame) -> None:
         origin = session.live_origin()
-        is_beyond = not session.pace.credit
+        pace = session.pace
+        is_beyond = not pace.credit
         self._count(session)
-        if is_beyond:  # it is dropped, as signals may be
+        due = due_next(pace.signals, self._clock(), self._limits.signals_per_s) if not is_beyond else None
+        if due is None:  # it is dropped, as signals may be
+            self._counts["signals_dropped"] += 1
             return
+        pace.signals = due
         if frame.to is UNSET:
             if session.reads_under_way < self._limits.max_reads:  # else it is dropped, as signals may be
                 session.reads_under_way += 1

@@ -44,6 +44,9 @@ BLAMING_CODES = (1002, 1003, 1007, 1011, 4400, 4413)
 """What a hub ends a connection with because of what came over it. A network that fails blames nobody: then requests wait."""
 ANSWER_TOO_LARGE = 1009
 """This end closed, since a frame was larger than it takes (RFC 6455, 7.4.1)."""
+MAX_UNANSWERED, MAX_UNANSWERED_BYTES = 4096, 16 * 1024 * 1024
+"""What a client has under way at most, in requests and in bytes: what it sends again to a hub that comes back. Further ones wait for an
+answer, in their order; one alone may be larger."""
 COME_BACK_CODES = (1001, 1006, 1011, 4408, 4429, 4503)
 """Close codes before a welcome that another try may get past."""
 
@@ -81,6 +84,7 @@ class Link:
 
     ``on_welcome`` hears of each session before its frames, ``on_frame`` gets frames that answer nothing, ``on_change`` hears of
     losses and returns, ``on_end`` is called once, with what ended the link for good. ``jitter`` gives numbers from 0 to 1.
+    ``connect_timeout_s`` bounds the way to a welcome each time, the transport's own time included; None: only the transport's is bounded.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Link:
         on_change: Callable[[Reconnecting | Reconnected], None],
         on_end: Callable[[RoundelayError], None],
         jitter: Callable[[], float],
+        connect_timeout_s: float | None = None,
     ) -> None:
         self.welcome: Welcome | None = None
         self.failure: RoundelayError | None = None
@@ -108,7 +113,12 @@ class Link:
         self._jitter = jitter
         self._delay_s = FIRST_DELAY_S
         self._wire: Wire | None = None
+        self._connect_timeout_s = connect_timeout_s
         self._pending: dict[str, _Pending] = {}
+        """What is under way, in the order of sending."""
+        self._pending_bytes = 0
+        self._waiting: dict[str, _Pending] = {}
+        """What was asked and waits for room among those."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -150,9 +160,12 @@ class Link:
 
     # --- asking
 
-    def push(self, frame: bytes) -> None:
-        """Send a frame that has no answer; it is gone if the link is down, or if the hub would not take it."""
+    def push(self, frame: bytes, *, may_drop: bool = False) -> None:
+        """Send a frame that has no answer; it is gone if the link is down, or if the hub would not take it. ``may_drop``: also while
+        the hub takes nothing and enough waits."""
         if self._wire is not None:
+            if may_drop and self._wire.is_full:
+                return
             too_large = self._too_large(frame)
             if too_large is not None:
                 log.warning("a frame is dropped: %s", too_large)
@@ -163,7 +176,8 @@ class Link:
                 return  # the reader of this wire finds out, and what has an answer is sent again
 
     async def ask(self, key: str, frame: bytes) -> Any:
-        """Send a frame until it is answered under ``key``; gives the answer. Raises what the hub answered, or what ended the link.
+        """Send a frame until it is answered under ``key``; gives the answer. Waits for room first where too much is unanswered.
+        Raises what the hub answered, or what ended the link.
 
         `TooLarge`: the hub would close the connection at such a frame. `InternalError`: the connection was lost with it again and again.
         """
@@ -171,31 +185,60 @@ class Link:
             raise self.failure
         if self._task is None:
             raise ConnectError("This client has not connected yet; use `async with` or await connect().")
-        if key in self._pending:
+        if key in self._pending or key in self._waiting:
             raise InvalidArguments(f"{key[2:]!r} is under way already; choose another id.")
         too_large = self._too_large(frame)
         if too_large is not None:
             raise too_large
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[key] = _Pending(frame, answer)
-        self.push(frame)
+        pending = _Pending(frame, answer)
+        if self._waiting or not self._has_room(pending):
+            self._waiting[key] = pending
+        else:
+            self._begin(key, pending)
         try:
             return await answer
         finally:
             if answer.cancelled():
-                self._pending.pop(key, None)
+                self._forget(key)
+
+    def _has_room(self, pending: _Pending) -> bool:
+        size = self._pending_bytes + len(pending.frame)
+        return not self._pending or (len(self._pending) < MAX_UNANSWERED and size <= MAX_UNANSWERED_BYTES)
+
+    def _begin(self, key: str, pending: _Pending) -> None:
+        self._pending[key] = pending
+        self._pending_bytes += len(pending.frame)
+        self.push(pending.frame)
+
+    def _forget(self, key: str) -> _Pending | None:
+        """A request is over; those that wait for room may have it."""
+        pending = self._pending.pop(key, None)
+        if pending is None:
+            return self._waiting.pop(key, None)
+        self._pending_bytes -= len(pending.frame)
+        while self._waiting and self.failure is None:
+            next_key = next(iter(self._waiting))
+            if not self._has_room(self._waiting[next_key]):
+                break
+            waited = self._waiting.pop(next_key)
+            too_large = self._too_large(waited.frame)  # for a hub that came back meanwhile
+            if too_large is None:
+                self._begin(next_key, waited)
+            else:
+                _raise_in(waited, too_large)
+        return pending
 
     def answer(self, key: str, value: object) -> None:
         """Resolve what is awaited under a key."""
-        pending = self._pending.pop(key, None)
+        pending = self._forget(key)
         if pending is not None and not pending.answer.done():
             pending.answer.set_result(value)
 
     def _fail(self, key: str, error: RoundelayError) -> None:
-        pending = self._pending.pop(key, None)
-        if pending is not None and not pending.answer.done():
-            pending.answer.set_exception(error)
-            pending.answer.exception()  # retrieved: nobody may be waiting any more
+        pending = self._forget(key)
+        if pending is not None:
+            _raise_in(pending, error)
 
     def _too_large(self, frame: bytes) -> TooLarge | None:
         most = self.welcome.limits.get("max_frame_bytes") if self.welcome is not None else None
@@ -297,9 +340,18 @@ class Link:
 
     async def _connect(self, joining: Joining) -> Wire:
         """Connect and join. Raises `ConnectError`, what the hub said, or `Closed`; then nothing is left of the connection."""
+        timeout_s = self._connect_timeout_s
+        deadline = asyncio.get_running_loop().time() + timeout_s if timeout_s is not None else None
         wire = await self._transport.connect()
         try:
-            await self._join(wire, joining)
+            async with asyncio.timeout_at(deadline):
+                await self._join(wire, joining)
+        except TimeoutError as error:
+            await wire.drop()
+            raise ConnectError(
+                f"The hub took the connection, but {joining.agent_id} was not welcomed within {timeout_s:g} s; it may be stopped, or its disk be "
+                "slow: see roundelay status. More time: connect_timeout_s, or ROUNDELAY_CONNECT_TIMEOUT_S."
+            ) from error
         except BaseException:
             await wire.drop()
             raise
@@ -378,9 +430,15 @@ class Link:
         if self.failure is not None:
             return
         self.failure = error
-        for key in list(self._pending):
+        for key in [*self._pending, *self._waiting]:
             self._fail(key, error)
         self._on_end(error)
+
+
+def _raise_in(pending: _Pending, error: RoundelayError) -> None:
+    if not pending.answer.done():
+        pending.answer.set_exception(error)
+        pending.answer.exception()  # retrieved: nobody may be waiting any more
 
 
 def _read_welcome(frame: dict[str, Any]) -> Welcome:

@@ -43,6 +43,10 @@ class LocalConnection:
 
     # --- the client's side
 
+    @property
+    def is_full(self) -> bool:
+        return self._held is not None and len(self._held) >= QUEUE_FRAMES
+
     def send(self, data: bytes) -> None:
         """Hand one frame to the hub. Raises `Closed`."""
         if self._closed is not None:

@@ -19,7 +19,7 @@ class Pace:
     As `guard.next_arrival`: a rate of ``per_s`` with a burst of one second's worth, here in steps of a hundredth of it.
     """
 
-    __slots__ = ("__weakref__", "_arrival", "_per_s", "_step", "beyond", "credit", "is_paused", "wait_ms")
+    __slots__ = ("__weakref__", "_arrival", "_per_s", "_step", "beyond", "credit", "is_paused", "signals", "wait_ms")
 
     def __init__(self, per_s: int) -> None:
         self.credit = 0
@@ -28,6 +28,8 @@ class Pace:
         self.wait_ms = 0
         """How long it takes until the rate allows another frame, as of the last look."""
         self.is_paused = False
+        self.signals = 0.0
+        """When its next signal would be due at exactly their own rate (`guard.due_next`)."""
         self._per_s = per_s
         self._step = max(1, per_s // LOOKS_PER_S)
         self._arrival = 0.0

@@ -25,8 +25,8 @@ from .metrics import metrics_text
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-ACCEPTED_AT_ONCE = 32
-"""How many connections are accepted at most before those that are there are heard: a flood of them holds these up by some 10 ms each time."""
+ACCEPTED_AT_ONCE = 4
+"""How many connections are accepted at most before those that are there are heard: a flood of them holds these up by some 2 ms each time."""
 ROUNDS = 16
 """At the least so often a newcomer is heard before as many came after it as there are places."""
 ACCEPT_PAUSE_S = 1.0

@@ -36,6 +36,10 @@ class _RecordingWire:
         self._sessions = sessions
         self._session: SessionRecord | None = None
 
+    @property
+    def is_full(self) -> bool:
+        return self._wire.is_full
+
     def send(self, data: bytes) -> None:
         self._wire.send(data)
 

@@ -127,6 +127,19 @@ async def more_messages_without_a_cause_are_rate_limited(node: Node) -> None:
     assert expect_error(answers[-1], "rate_limited")["retry_after_ms"] <= 1000
 
 
+@reaches("signals_per_s", 2)
+async def more_signals_are_dropped(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await node.agent("bob")
+    await bob.call("network.watch", {"signals": True})
+    for number in range(50):
+        await ann.send_frame({"type": "signal", "kind": "typing", "to": "agent:bob", "body": number})
+    await ann.send("agent:bob", "the last of them was taken in")
+    await bob.message("the last of them was taken in")
+    passed = [frame["body"] for frame in bob.unread if frame["type"] == "signal"]
+    assert passed[:3] == [0, 1, 2]
+    assert len(passed) < 25
+
+
 @reaches("max_hops", 1)
 async def a_longer_chain_is_stopped(node: Node) -> None:
     ann = await node.agent("ann")

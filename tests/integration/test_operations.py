@@ -260,7 +260,7 @@ FIGURES = {
     "sessions": 3, "sessions_behind": 1, "sessions_opening": 0, "backlog_deliveries": 7, "backlog_bytes": 3 * 2**20,
     "unacked_deliveries": 2, "pending_entries": 5, "open_reactions": 4, "commits_total": 10, "rows_total": 25, "commit_rows_p50": 2,
     "commit_rows_max": 9, "commit_ms_p50": 0.5, "commit_ms_p99": 4.0, "messages_total": 20, "deliveries_total": 60,
-    "connections_total": 8, "made_room_total": 0, "overloaded_total": 0, "recoveries_total": 0,
+    "connections_total": 8, "made_room_total": 0, "signals_dropped_total": 0, "overloaded_total": 0, "recoveries_total": 0,
 }  # fmt: skip
 
 
