@@ -89,8 +89,14 @@ def _prove(state: State, join: Join) -> Identity:
     if token is not None:
         return _use_token(hello.agent_id, hello.kind, token)
     if state.participant(hello.agent_id) is not None or state.has_token(hello.agent_id):
+        kind = "" if hello.kind == "agent" else f" --kind {hello.kind}"
         raise Refusal(
-            4401, NotAuthenticated(f"This is not the token of {hello.agent_id}; use the one it first joined with.")
+            4401,
+            NotAuthenticated(
+                f"This is not the token of {hello.agent_id}; use the one it first joined with. If that is lost, an operator makes another: "
+                f"roundelay token create {hello.agent_id}{kind}, to be given as ROUNDELAY_TOKEN (before that, roundelay token revoke "
+                f"{hello.agent_id} shuts out whoever found the lost one)."
+            ),
         )
     if hello.kind == "service":
         raise Refusal(

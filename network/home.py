@@ -9,12 +9,14 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from .auth import make_token
+from .durable_files import save_new, sync
 from .errors import ConfigError
 
 DEFAULT_URL = "ws://127.0.0.1:8700/"
@@ -75,24 +77,16 @@ def read_token(path: Path) -> str:
 
 
 def _read_or_make(path: Path) -> str:
+    """The token in a file, on the disk before anybody can have seen it: a hub that has bound it takes no other."""
     if path.exists():
+        with suppress(OSError):  # it may have been named a moment ago, by a process that was killed
+            sync(path.parent)
         return read_token(path)
     token = make_token()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # complete before it has its name: another process finds a whole token or none
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return read_token(path)
-        finally:
-            draft.unlink()
+        save_new(path, f"{token}\n".encode("ascii"))
+    except FileExistsError:  # another process was faster
+        return _read_or_make(path)
     except OSError as error:
         raise ConfigError(
             f"Cannot save a token in {path}: {error.strerror}; check the folder's permissions."

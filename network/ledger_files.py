@@ -20,6 +20,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+from .durable_files import sync
 from .errors import LedgerError
 
 _FLOCK = "hhqqi4x"
@@ -173,11 +174,7 @@ class HeldFiles:
             os.ftruncate(self._head, 0)
             os.pwrite(self._head, _head_line(epoch, head), 0)
             os.fsync(self._head)
-            folder = os.open(self._place.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync(self._place.parent)
         except OSError as error:
             raise LedgerError(
                 f"Cannot write {self._place}.head, which the node keeps beside its database: {error.strerror}."

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from .checksums import Damage, checksum
+from .durable_files import give_name, sync
 from .errors import LedgerError
 from .ledger import MAX_PAGE_BYTES, Row, Trim, Trimmed
 from .ledger_queries import (
@@ -192,9 +193,7 @@ def back_up(source: Path, target: Path) -> int:
             copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
             copy.commit()
             head = read_head(copy)
-        _sync(draft)
-        os.link(draft, target)
-        _sync(target.parent)
+        give_name(draft, target)
     except (sqlite3.Error, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise LedgerError(f"Cannot back up {source} to {target}: {reason}.") from error
@@ -211,8 +210,8 @@ def rescue(db: sqlite3.Connection, path: Path) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         with closing(sqlite3.connect(target)) as copy:
             db.backup(copy)
-        _sync(target)
-        _sync(target.parent)
+        sync(target)
+        sync(target.parent)
     except (sqlite3.Error, OSError) as error:
         log.critical("the database was deleted under the node, and could not be saved to %s: %s", target, error)
     else:
@@ -313,11 +312,3 @@ def check_file(path: Path) -> list[str]:
             return check(db)
     except sqlite3.Error as error:
         raise LedgerError(f"{path} cannot be read as a database: {error}.") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

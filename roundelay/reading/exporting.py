@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from roundelay.network.durable_files import give_name
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.ledger import Row
 from roundelay.network.log_lines import LogHead, encode_head, encode_row
@@ -67,7 +68,7 @@ class Part:
 def replace_file(path: Path) -> Iterator[TextIO]:
     """Open a file to be written as a whole: one that is there stays as it is until all is written, and if that fails.
 
-    A half of a log looks like a whole one. What is no plain file, a pipe say, is written as it comes.
+    A half of a log looks like a whole one. It is on the disk then: whoever exports may delete what was exported. What is no plain file, a pipe say, is written as it comes.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", newline="\n") as file:
@@ -78,7 +79,7 @@ def replace_file(path: Path) -> Iterator[TextIO]:
     try:
         with draft.open("x", encoding="utf-8", newline="\n") as file:
             yield file
-        draft.replace(target)
+        give_name(draft, target, replaces=True)
     except BaseException as error:
         with suppress(OSError):
             draft.unlink()
