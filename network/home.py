@@ -18,6 +18,7 @@ from msgspec import Struct
 from .auth import make_token
 from .durable_files import save_new, sync
 from .errors import ConfigError
+from .ledger_failures import describe_os_error
 
 DEFAULT_URL = "ws://127.0.0.1:8700/"
 CONNECT_TIMEOUT_S = 20.0
@@ -68,7 +69,7 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except OSError as error:
-        raise ConfigError(f"Cannot read the token in {path}: {error.strerror}.") from error
+        raise ConfigError(f"Cannot read the token in {path}: {describe_os_error(error, path, 'read')}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} holds no token; delete it to have a new one made.") from error
     if not token:
@@ -88,9 +89,7 @@ def _read_or_make(path: Path) -> str:
     except FileExistsError:  # another process was faster
         return _read_or_make(path)
     except OSError as error:
-        raise ConfigError(
-            f"Cannot save a token in {path}: {error.strerror}; check the folder's permissions."
-        ) from error
+        raise ConfigError(f"Cannot save a token in {path}: {describe_os_error(error, path)}.") from error
     return token
 
 

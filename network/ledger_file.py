@@ -18,10 +18,11 @@ import msgspec
 from .checksums import Damage
 from .errors import LedgerError
 from .ledger import MAX_PAGE_BYTES, Row
-from .ledger_files import is_held
+from .ledger_failures import explain
+from .ledger_held import is_held
 from .ledger_queries import LOG_COLUMNS, ROW_COLUMNS, find_row, load_meta, take_page
 from .log_lines import LogHead, decode_row, read_lines
-from .migrations import CHECKED_FROM, CHECKSUMS_SINCE
+from .migrations import CHECKED_FROM, CHECKSUMS_SINCE, refuse_schema
 
 PAGE = 500
 """Rows that are read at a time."""
@@ -131,7 +132,7 @@ class _Database:
             self._db = stack.enter_context(closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)))
             self._db.execute("BEGIN")
             # a file of an earlier schema is read as it is: only a node's start brings it up
-            has_checksums = self._db.execute("PRAGMA user_version").fetchone()[0] >= CHECKSUMS_SINCE
+            has_checksums = refuse_schema(self._db) >= CHECKSUMS_SINCE
             meta = load_meta(self._db) if has_checksums else dict(self._db.execute("SELECT key, value FROM meta"))
             first = int(meta.get("first_seq", "1"))
         if "epoch" not in meta:
@@ -167,7 +168,7 @@ def _explaining(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise LedgerError(f"{path} is neither a node's database nor an export of one.") from error
     except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror or error}; check the path.") from error
+        raise explain(error, path, "read") from error
 
 
 @contextmanager
@@ -175,4 +176,4 @@ def _explaining_database(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, AttributeError) as error:
-        raise LedgerError(f"The database {path} cannot be read: {error}; `roundelay doctor` checks it.") from error
+        raise explain(error, path, "read") from error

@@ -22,14 +22,13 @@ from pathlib import Path
 
 from .durable_files import sync
 from .errors import LedgerError
+from .ledger_failures import describe_os_error, explain
+from .ledger_held import held, identify
 
 _FLOCK = "hhqqi4x"
 """C's ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
 """The bytes on which SQLite holds its shared lock while a connection is open in WAL mode (os_unix.c, "SHARED_FIRST")."""
-
-_held: set[tuple[int, int]] = set()
-"""The files that ledgers of this process hold, by device and inode: to open one of them again would drop its locks."""
 
 
 class HeldFiles:
@@ -55,33 +54,25 @@ class HeldFiles:
         """Open the database's file for as long as it is used, and keep other nodes off it. Without ``create`` it must be there."""
         try:
             with suppress(FileNotFoundError):
-                if _identify(os.stat(self.path)) in _held:
+                if identify(os.stat(self.path)) in held:
                     raise self._in_use()
             # 0600: it holds everybody's messages. SQLite gives the files that it makes beside it the same mode.
             flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
             descriptor = os.open(self.path, flags, 0o600)
-        except FileNotFoundError as error:
-            if create:
-                raise LedgerError(
-                    f"Cannot open {self.path}: there is no such folder; make it, or give another --db."
-                ) from error
-            raise LedgerError(f"The database {self.path} is gone; put it back, and the node goes on.") from error
         except OSError as error:
-            raise LedgerError(
-                f"Cannot open {self.path}: {error.strerror}; choose a --db that can be written."
-            ) from error
+            if isinstance(error, FileNotFoundError) and not create:
+                raise LedgerError(f"The database {self.path} is gone; put it back, and the node goes on.") from error
+            raise explain(error, self.path) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(descriptor)  # no SQLite of this process has it open: `_held` says so
+            os.close(descriptor)  # no SQLite of this process has it open: `held` says so
             if isinstance(error, BlockingIOError):
                 raise self._in_use() from error
-            raise LedgerError(
-                f"Cannot lock {self.path}: {error.strerror}; choose a --db on a file system that has locks."
-            ) from error
-        self._descriptor, self._inode = descriptor, _identify(os.fstat(descriptor))
+            raise explain(error, self.path) from error
+        self._descriptor, self._inode = descriptor, identify(os.fstat(descriptor))
         self._place = self.path.resolve()
-        _held.add(self._inode)
+        held.add(self._inode)
 
     def release(self) -> None:
         """Let go of the files. SQLite has closed them before. Idempotent."""
@@ -89,7 +80,7 @@ class HeldFiles:
             if descriptor is not None:
                 os.close(descriptor)
         if self._descriptor is not None:
-            _held.discard(self._inode)
+            held.discard(self._inode)
         self._descriptor = self._head = None
         self._beside = {}
 
@@ -140,7 +131,7 @@ class HeldFiles:
             raise LedgerError(
                 f"{path}{suffix} was deleted or moved while the node was writing it; put it back, and the node goes on."
             ) from error
-        is_same = _identify(found) == self._inode if not suffix else known is None or known[0] == found.st_ino
+        is_same = identify(found) == self._inode if not suffix else known is None or known[0] == found.st_ino
         if not is_same:
             raise LedgerError(
                 f"{path}{suffix} was replaced by another file while the node was writing it; put the first one back, and the "
@@ -160,25 +151,27 @@ class HeldFiles:
 
     def read_head(self) -> tuple[str, int] | None:
         """The epoch and the newest seq that ``FILE.head`` tells; None when there is none, or it cannot be understood."""
+        path = Path(f"{self._place}.head")
         try:
-            epoch, head = Path(f"{self._place}.head").read_text(encoding="utf-8").split()
+            epoch, head = path.read_text(encoding="utf-8").split()
             return epoch, int(head)
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None
+        except OSError as error:  # it may be there, and right: that it cannot be read now makes no new history
+            raise LedgerError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
 
     def begin_head(self, epoch: str, head: int) -> None:
         """Write ``FILE.head`` anew, durably, before anything is stored under this epoch."""
         try:
             if self._head is None:
                 self._head = os.open(f"{self._place}.head", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.ftruncate(self._head, 0)
-            os.pwrite(self._head, _head_line(epoch, head), 0)
+            line = _head_line(epoch, head)
+            os.pwrite(self._head, line, 0)  # not emptied before: where that fails, what it said is still there
+            os.ftruncate(self._head, len(line))
             os.fsync(self._head)
             sync(self._place.parent)
         except OSError as error:
-            raise LedgerError(
-                f"Cannot write {self._place}.head, which the node keeps beside its database: {error.strerror}."
-            ) from error
+            raise explain(error, self._place) from error
 
     def write_head(self, epoch: str, head: int) -> None:
         """Say that everything up to ``head`` is stored. Not synced: to be behind costs nothing, and ahead it never is."""
@@ -186,19 +179,7 @@ class HeldFiles:
             try:
                 os.pwrite(self._head, _head_line(epoch, head), 0)
             except OSError as error:
-                raise LedgerError(f"Cannot write {self._place}.head: {error.strerror}.") from error
-
-
-def is_held(path: Path) -> bool:
-    """Whether a ledger of this process holds the file."""
-    try:
-        return _identify(os.stat(path)) in _held
-    except OSError:
-        return False
-
-
-def _identify(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+                raise explain(error, self._place) from error
 
 
 def _head_line(epoch: str, head: int) -> bytes:

@@ -36,6 +36,7 @@ from .ledger import (
     Unstorable,
     Wanted,
 )
+from .ledger_failures import explain
 from .ledger_files import HeldFiles
 from .ledger_queries import (
     INBOX,
@@ -166,7 +167,7 @@ class SQLiteLedger:
             try:
                 await _close_each(connections)
             except sqlite3.Error as error:
-                raise self._failed(error) from error
+                raise await asyncio.to_thread(self._failed, error) from error
             finally:
                 self._files.release()  # whatever failed: else no node could open the file again
 
@@ -179,19 +180,21 @@ class SQLiteLedger:
             await connection.open()
         except sqlite3.Error as error:
             await connection.close()
-            raise LedgerError(
-                f"Cannot open the database {self.path}: {error}; check the path and its permissions, or give another --db."
-            ) from error
+            raise await asyncio.to_thread(self._failed, error) from error
         return connection
 
     async def _run(self, connection: Connection | None, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on a connection's thread: several statements as one hop, which costs more than a small transaction."""
         if connection is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
-        try:
-            return await connection.run(function)
-        except _FAILURES as error:
-            raise self._failed(error) from error
+
+        def guarded(db: sqlite3.Connection) -> T:
+            try:
+                return function(db)
+            except _FAILURES as error:
+                raise self._failed(error) from error
+
+        return await connection.run(guarded)
 
     async def _change(self, function: Callable[[sqlite3.Connection], T], *, head: int | None = None) -> T:
         """Run a function that writes, on the writer's thread: between two looks at the files, so that nothing is acknowledged that
@@ -224,8 +227,9 @@ class SQLiteLedger:
         log.error("a row of the ledger is damaged and left out", extra={**where, "database": str(self.path)})
 
     def _failed(self, error: Exception) -> LedgerError:
+        """What to raise instead. It asks the system what SQLite hides, so it is called where a disk that hangs holds up nobody else."""
         self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
-        return LedgerError(f"The database {self.path} failed: {error}; `roundelay doctor` checks it.")
+        return explain(error, self.path)
 
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
         db.execute("PRAGMA journal_mode = WAL")
@@ -295,7 +299,8 @@ class SQLiteLedger:
         """Look through the file: a damaged one would serve some, fail at others, and be reopened again and again."""
         (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if problem != "ok":
-            raise LedgerError(f"The database {self.path} is damaged ({problem}); stop the node and restore a backup.")
+            told = " ".join(problem.split())
+            raise LedgerError(f"The database {self.path} is damaged ({told}); stop the node and go on from a backup.")
         self._is_suspect = False
 
     # --- writing

@@ -16,6 +16,7 @@ from .checksums import Damage, checksum
 from .durable_files import give_name, sync
 from .errors import LedgerError
 from .ledger import MAX_PAGE_BYTES, Row, Trim, Trimmed
+from .ledger_failures import explain, find_errno
 from .ledger_queries import (
     ROW_COLUMNS,
     integer_in,
@@ -25,7 +26,7 @@ from .ledger_queries import (
     reading_any_text,
     take_page,
 )
-from .migrations import CHECKED_FROM, CHECKSUMS_SINCE, SCHEMA_VERSION, expected_schema, list_schema
+from .migrations import CHECKED_FROM, CHECKSUMS_SINCE, expected_schema, list_schema, refuse_schema
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +174,10 @@ def back_up(source: Path, target: Path) -> int:
     """
     if target.exists():
         raise LedgerError(f"{target} exists; a backup never overwrites, choose another name.")
-    if not source.exists():
-        raise LedgerError(f"There is no database {source}; name the node's with --db.")
+    try:
+        source.stat()
+    except OSError as error:
+        raise explain(error, source, "read") from error
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     make_private(draft)
     try:
@@ -182,6 +185,7 @@ def back_up(source: Path, target: Path) -> int:
             closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as db,
             closing(sqlite3.connect(draft)) as copy,
         ):
+            refuse_schema(db)
             # In one step, a single reading transaction: between steps SQLite begins anew whenever the node has written.
             db.backup(copy)
             problems = check(copy)
@@ -194,9 +198,12 @@ def back_up(source: Path, target: Path) -> int:
             copy.commit()
             head = read_head(copy)
         give_name(draft, target)
-    except (sqlite3.Error, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise LedgerError(f"Cannot back up {source} to {target}: {reason}.") from error
+    except OSError as error:
+        raise explain(error, target) from error
+    except sqlite3.Error as error:  # it does not say at which of the two files
+        if find_errno(target, "write"):
+            raise explain(error, target) from error
+        raise explain(error, source, "read") from error
     finally:
         for leftover in (draft, Path(f"{draft}-journal")):
             leftover.unlink(missing_ok=True)
@@ -248,19 +255,15 @@ def summarise(path: Path) -> LogSummary:
                 held_at=held[1] if held is not None else None,
             )
     except sqlite3.Error as error:
-        raise LedgerError(f"{path} cannot be read as a database: {error}.") from error
+        raise explain(error, path, "read") from error
 
 
 def check(db: sqlite3.Connection) -> list[str]:
-    """What is wrong with a ledger's file: schema, SQLite's own integrity check, and rows that do not fit their checksums.
+    """What is wrong with a ledger's file: SQLite's own integrity check, and rows that do not fit their checksums. Empty if nothing is.
 
-    Empty if nothing is; an older schema is not wrong. It reads the whole file.
+    It reads the whole file. Raises `LedgerError` where this Roundelay is not made for its schema; an older one is not wrong.
     """
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA_VERSION:
-        return [f"its schema is {version}, and this Roundelay knows up to {SCHEMA_VERSION}"]
-    if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        return ["it is a database of something else"]
+    version = refuse_schema(db)
     problems = [text for (text,) in db.execute("PRAGMA integrity_check(10)") if text != "ok"]
     if version < CHECKSUMS_SINCE:
         return problems
@@ -311,4 +314,4 @@ def check_file(path: Path) -> list[str]:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
             return check(db)
     except sqlite3.Error as error:
-        raise LedgerError(f"{path} cannot be read as a database: {error}.") from error
+        raise explain(error, path, "read") from error

@@ -68,15 +68,22 @@ def expected_schema() -> set[tuple[str, str]]:
         return list_schema(db)
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring the schema to `SCHEMA_VERSION`. Raises `LedgerError` for a file of a newer version or of something else."""
+def refuse_schema(db: sqlite3.Connection) -> int:
+    """The version of a file's schema. Raises `LedgerError` for a file of a newer version or of something else."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    file: str = db.execute("PRAGMA database_list").fetchone()[2]
     if version > SCHEMA_VERSION:
         raise LedgerError(
-            f"The database has schema {version}, this Roundelay knows up to {SCHEMA_VERSION}; upgrade Roundelay to open it."
+            f"The database {file} has schema {version}, this Roundelay knows up to {SCHEMA_VERSION}; upgrade Roundelay to open it."
         )
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise LedgerError("The file is a database of something else; give another --db.")
+        raise LedgerError(f"{file} is a database of something else; name another one with --db.")
+    return version
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring the schema to `SCHEMA_VERSION`. Raises `LedgerError` for a file of a newer version or of something else."""
+    version = refuse_schema(db)
     db.create_function("checksum", -1, lambda *columns: checksum(columns), deterministic=True)
     for step in range(version, SCHEMA_VERSION):
         db.execute("BEGIN IMMEDIATE")

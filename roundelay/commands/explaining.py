@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from roundelay.reading.sources import FileSource, LiveSource
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_LEDGER = click.Path(readable=False, path_type=Path)
+"""Looked at by who opens it, who says the same of it in every command."""
 
 
 def _db_option(function: Function) -> Function:
     return click.option(
-        "--db", "db", type=_FILE, metavar="FILE", help="Read this ledger or export of one, without a node."
+        "--db", "db", type=_LEDGER, metavar="FILE", help="Read this ledger or export of one, without a node."
     )(function)
 
 
@@ -140,7 +142,7 @@ def export(
 
 
 @click.command(short_help="Write what each agent's model replied as a tape.")
-@click.argument("ledger", type=_FILE)
+@click.argument("ledger", type=_LEDGER)
 @click.option(
     "-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("tapes"), show_default=True,
     metavar="DIR", help="Where the tapes go, one for each agent.",
@@ -166,7 +168,7 @@ def tapes(ledger: Path, output: Path) -> None:
 
 
 @click.command(short_help="Run recorded agents again and compare.")
-@click.argument("ledger", type=_FILE)
+@click.argument("ledger", type=_LEDGER)
 @click.argument("files", nargs=-1, type=_FILE)
 @click.option(
     "--agents",

@@ -30,7 +30,7 @@ MAX_LISTED = 1000
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--db", type=click.Path(path_type=Path), metavar="FILE",
+    "--db", type=click.Path(readable=False, path_type=Path), metavar="FILE",
     help="The database (default: that of the node that runs here, else roundelay.yaml's).",
 )  # fmt: skip
 @json_option

@@ -26,10 +26,11 @@ from roundelay.clean_text import clean
 from roundelay.network.config import NodeConfig, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import find_url, running_nodes
+from roundelay.network.ledger_failures import explain
 from roundelay.network.ledger_upkeep import check_file, summarise
 from roundelay.network.mod import load_mods
 from roundelay.nodes.hub_http import get_from_hub, read_readiness
-from roundelay.nodes.up import FEW_FILES, is_loopback_host, listening_url, load_tls, place_mod_error
+from roundelay.nodes.up import FEW_FILES, check_folder, is_loopback_host, listening_url, load_tls, place_mod_error
 from roundelay.terminal import Paint
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ PACKAGES = ("roundelay", "websockets", "msgspec", "pydantic", "aiosqlite", "jinj
 MIN_FREE_BYTES = 200 * 1024 * 1024
 SLOW_SYNC_MS = 50.0
 MAX_SKEW_S = 5.0
+LOCK_TIMEOUT_S = 1.0
+"""A node that writes holds up nobody who reads; so a lock that is not given sooner is one that is refused."""
 EARLIEST_S = 1_735_689_600
 """The year 2025: a clock before it was never set."""
 
@@ -135,16 +138,20 @@ def check_database(config: NodeConfig) -> Check:
     owner = Path(f"{db}.owner").resolve()
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
     try:
+        check_folder(db)
         folder = next(it for it in db.resolve().parents if it.exists())  # what is below is made by the node
-        took_ms = _measure_sync(folder)
-        size = _measure_database(db) if db.exists() else 0
+        took_ms = _measure_sync(folder, db.name)
         free = shutil.disk_usage(folder).free
+    except LedgerError as error:
+        return Check("database", "failed", str(error))
     except OSError as error:
-        detail = f"{db} cannot be written: {error.strerror}."
-        return Check("database", "failed", detail, "Choose a db in a folder that is yours.")
-    except sqlite3.DatabaseError as error:
-        detail = f"{db} cannot be read as a database: {error}."
-        return Check("database", "failed", detail, "Choose another db, or restore it from a copy.")
+        return Check("database", "failed", str(explain(error, db)))
+    try:
+        size = _measure_database(db) if db.exists() else 0
+    except sqlite3.Error as error:
+        return Check("database", "failed", str(explain(error, db, "read")))
+    except OSError as error:
+        return Check("database", "failed", str(explain(error, db)))
     state = f"open in the node at {busy}" if busy else f"{size // 1024} KiB" if db.exists() else "will be made"
     detail = f"{db} ({state}); a durable write takes {took_ms:.1f} ms; {free // 2**20} MiB free."
     if free < MIN_FREE_BYTES:
@@ -161,7 +168,7 @@ def check_integrity(db: Path) -> Check:
         problems = check_file(db)
         unchecked = summarise(db).unchecked if not problems else None
     except LedgerError as error:
-        problems = [str(error)]
+        return Check("integrity", "failed", str(error))
     if problems:
         advice = "Stop the node and go on from a backup: docs/operations.md."
         return Check("integrity", "failed", f"{db} is not right: {problems[0]}.", advice)
@@ -221,8 +228,8 @@ def check_tls(config: NodeConfig) -> Check:
     )
 
 
-def _measure_sync(folder: Path) -> float:
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".roundelay-doctor-") as file:
+def _measure_sync(folder: Path, name: str) -> float:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{name}-doctor-") as file:
         file.write(b"\0" * 4096)
         file.flush()
         began = time.perf_counter()
@@ -231,7 +238,7 @@ def _measure_sync(folder: Path) -> float:
 
 
 def _measure_database(db: Path) -> int:
-    connection = sqlite3.connect(f"{db.resolve().as_uri()}?mode=ro", uri=True)
+    connection = sqlite3.connect(f"{db.resolve().as_uri()}?mode=ro", uri=True, timeout=LOCK_TIMEOUT_S)
     try:
         connection.execute("PRAGMA schema_version").fetchone()
     finally:

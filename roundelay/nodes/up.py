@@ -7,6 +7,7 @@ because its input ends. What a process prints goes to stderr, with the agent's i
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import os
 import ssl
@@ -23,8 +24,9 @@ from roundelay.clean_text import clean, clean_lines
 from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, load_yaml
-from roundelay.network.errors import ConfigError, ConnectError, InternalError, LedgerError, ModError, RoundelayError
+from roundelay.network.errors import ConfigError, ConnectError, InternalError, ModError, RoundelayError
 from roundelay.network.home import agent_token, announce_node, node_at
+from roundelay.network.ledger_failures import explain
 from roundelay.network.local import LocalTransport
 from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.endings import stop_signals, wait_for_first
@@ -120,18 +122,19 @@ async def _announce_when_settled(
 
 def check_folder(db: Path) -> None:
     """Raises `LedgerError` when the database cannot be written there. Makes nothing yet: whatever else is wrong is to leave no trace."""
-    if db.is_dir():
-        raise LedgerError(f"The database {db} is a folder; name a file in it with --db.")
-    folder = db.resolve().parent
     try:
-        while not folder.exists():
-            folder = folder.parent
-        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "permission denied"
-        reason = reason if folder.is_dir() else f"{folder} is no folder"
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-    if reason:
-        raise LedgerError(f"The database {db} cannot be written ({reason}); choose another one with --db.")
+        if db.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "")
+        if db.is_symlink() and not db.resolve().parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "")  # only the folder of the name that was given is made
+        folder = next(it for it in db.resolve().parents if it.exists())
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            is_fixed = os.statvfs(folder).f_flag & os.ST_RDONLY
+            raise OSError(errno.EROFS if is_fixed else errno.EACCES, "")
+    except (OSError, RuntimeError) as error:
+        raise explain(error, db) from error
 
 
 def place_mod_error(error: ModError, origin: str) -> ConfigError:

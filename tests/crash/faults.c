@@ -2,8 +2,8 @@
 
    It touches only files whose path begins with $FAULTS_PREFIX, connections that are accepted, and the wall clock. What is refused stands
    in the file $FAULTS_CONTROL, which is mapped here and by the test (`injected.py` has the same fields), so that a test changes it while
-   the process runs. Each kind of call has four numbers: the errno that it gets (0: none), how many calls get it (-1: all), how many calls
-   were seen, and how many were refused.
+   the process runs. Each kind of call has five numbers: the errno that it gets (0: none), how many calls get it (-1: all), how many pass
+   before those, how many calls were seen, and how many were refused.
 
    A failed sync forgets, if told so: the bytes written since the last good sync of the file are what they were before, as a kernel makes
    them that has dropped the dirty pages (lwn.net/Articles/752063). Links, renames, mmap and dup of these files are not followed. */
@@ -28,7 +28,7 @@
 enum kind { OPEN, READ, WRITE, SYNC, TRUNCATE, LOCK, ACCEPT, CLOCK, KINDS };
 enum { SHORT = -1, MAX_FD = 1 << 16 };
 
-struct call { int64_t fault, left, seen, refused; };
+struct call { int64_t fault, left, passing, seen, refused; };
 static struct control { struct call calls[KINDS]; int64_t clock_shift_s, forgets; } nothing, *control = &nothing;
 
 /* What stood in a file before a write that is not synced yet; the newest first. */
@@ -64,6 +64,7 @@ static int fault_of(enum kind kind)
     __atomic_add_fetch(&call->seen, 1, __ATOMIC_SEQ_CST);
     int fault = (int)__atomic_load_n(&call->fault, __ATOMIC_SEQ_CST);
     if (!fault) return 0;
+    if (__atomic_load_n(&call->passing, __ATOMIC_SEQ_CST) > 0 && __atomic_sub_fetch(&call->passing, 1, __ATOMIC_SEQ_CST) >= 0) return 0;
     int64_t left = __atomic_load_n(&call->left, __ATOMIC_SEQ_CST);
     while (left > 0 && !__atomic_compare_exchange_n(&call->left, &left, left - 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
     if (!left) return 0;

@@ -7,7 +7,6 @@ errno, and how many calls it meets; it lasts until it is lifted.
 from __future__ import annotations
 
 import mmap
-import os
 import shutil
 import struct
 import subprocess
@@ -24,8 +23,8 @@ Kind = Literal["open", "read", "write", "sync", "truncate", "lock", "accept", "c
 KINDS: tuple[Kind, ...] = ("open", "read", "write", "sync", "truncate", "lock", "accept", "clock")
 SHORT = -1
 """Instead of an errno: half of what is written is taken, as by a file system that has just so much room."""
-_FAULT, _LEFT, _SEEN, _REFUSED = range(4)
-_SHIFT, _FORGETS = 4 * len(KINDS), 4 * len(KINDS) + 1
+_FAULT, _LEFT, _PASSING, _SEEN, _REFUSED = range(5)
+_SHIFT, _FORGETS = 5 * len(KINDS), 5 * len(KINDS) + 1
 
 
 @pytest.fixture(scope="session")
@@ -57,8 +56,9 @@ class Faults:
             "FAULTS_CONTROL": str(control),
         }
 
-    def refuse(self, kind: Kind, errno: int, times: int = -1) -> None:
-        """Let the next calls of a kind fail; -1 is all of them."""
+    def refuse(self, kind: Kind, errno: int, times: int = -1, *, passing: int = 0) -> None:
+        """Let the next calls of a kind fail, all of them or so many, after so many that pass."""
+        self._put(kind, _PASSING, passing)
         self._put(kind, _LEFT, times)
         self._put(kind, _FAULT, errno)
 
@@ -85,20 +85,20 @@ class Faults:
         return self._get(kind, _REFUSED)
 
     def _get(self, kind: Kind, field: int) -> int:
-        value: int = struct.unpack_from("q", self._control, 8 * (4 * KINDS.index(kind) + field))[0]
+        value: int = struct.unpack_from("q", self._control, 8 * (5 * KINDS.index(kind) + field))[0]
         return value
 
     def _put(self, kind: Kind, field: int, value: int) -> None:
-        self._put_at(4 * KINDS.index(kind) + field, value)
+        self._put_at(5 * KINDS.index(kind) + field, value)
 
     def _put_at(self, place: int, value: int) -> None:
         struct.pack_into("q", self._control, 8 * place, value)
 
 
 @contextmanager
-def faults_at(library: Path, prefix: Path) -> Iterator[Faults]:
-    """Faults of the files that begin with a path; the control file stands beside them, under a name that does not."""
-    faults = Faults(library, prefix, prefix.with_name(f"faults-{os.getpid()}-{prefix.name}"))
+def faults_at(library: Path, prefix: Path, folder: Path | None = None) -> Iterator[Faults]:
+    """Faults of the files that begin with a path. The control file stands beside them, under a name that does not, or in ``folder``."""
+    faults = Faults(library, prefix, (folder or prefix.parent) / f"faults-{prefix.name}")
     try:
         yield faults
     finally:

@@ -207,7 +207,9 @@ async def test_a_step_that_finds_no_room_says_so_and_goes_on_when_there_is(
     with watched_files(tmp_path, journal):
         while _state(tmp_path / DB) == before:
             journal.decide = _let_pass(refusals * 3)
-            with pytest.raises(LedgerError, match="disk is full"):  # the first reason, not what followed from it
+            with pytest.raises(
+                LedgerError, match="no space is left on its disk"
+            ):  # the first reason, not what followed from it
                 await _open_and_close(tmp_path / DB)
             refusals += 1
             journal.decide = None

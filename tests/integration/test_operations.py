@@ -120,7 +120,7 @@ def list_folder(folder: Path) -> list[str]:
         ("copy.db", "missing.db", "There is no database"),
         ("copy.db", "text.db", "not a database"),
         ("copy.db", "other.db", "a database of something else"),
-        ("missing/copy.db", "other.db", "Cannot back up"),
+        ("missing/copy.db", "other.db", "there is no folder"),
     ],
 )
 def test_a_backup_that_cannot_be_made_leaves_nothing(tmp_path: Path, target: str, source: str, said: str) -> None:

@@ -309,7 +309,7 @@ async def test_a_wrong_mod_leaves_no_file(tmp_path: Path) -> None:
 
 async def test_an_unwritable_database(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    assert "choose another one with --db" in await fails(tmp_path, "--db", "file/x.db", code=1)
+    assert "part of its path is no folder" in await fails(tmp_path, "--db", "file/x.db", code=1)
     assert "is a folder" in await fails(tmp_path, "--db", ".", code=1)
     said = await fails(tmp_path, "--db", "file", "--port", "0", code=1)
     assert "not a database" in said
