@@ -176,6 +176,11 @@ def answer_calls(
     return messages, ending
 
 
+def is_unknown(result: ToolResult) -> bool:
+    """Whether a call was interrupted, and this says so: nothing is known that could be the same again."""
+    return not result.ok and result.content == UNKNOWN_OUTCOME
+
+
 def refuse(text: str) -> ToolResult:
     """Give the answer to a call that is not run; the text may quote what the model wrote, at any length."""
     return ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)

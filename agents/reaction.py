@@ -29,7 +29,7 @@ from .models.model import (
     Usage,
     UserMessage,
 )
-from .planning import Plan, Planner, answer_calls, refuse
+from .planning import Plan, Planner, answer_calls, is_unknown, refuse
 from .sentences import CUT, CUT_HERE, EMPTY_REPLY, NO_TEXT, NOT_KEPT, NUDGE, REPLY_TOO_LARGE, WITHHELD
 from .steps import (
     ALTERED,
@@ -289,12 +289,13 @@ class Reaction:
 
     def _count(self, results: Mapping[int, ToolResult]) -> dict[int, ToolResult]:
         """Take note of the calls that were run: what they cost, where they spoke, what came of them. Give the results
-        as the hooks leave them."""
+        as the hooks leave them. A call whose outcome is unknown counts for nothing, when it is told so and in every
+        later reading of that."""
         left = dict(results)
         before = len(self.history) - 1  # where this turn begins
         for index in self._plan.list_run(self._replay):
             call, answer = self._reply.tool_calls[index], left.get(index) or self._plan.refused[index]
-            if NOT_RUN in answer.data:
+            if NOT_RUN in answer.data or is_unknown(answer):
                 continue
             if DISABLED not in answer.data:
                 self._calls[call.name] = self._calls.get(call.name, 0) + 1

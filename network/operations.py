@@ -160,7 +160,7 @@ class NetworkOperations(Mod):
         """Messages of one thread, oldest first. With a `trigger` only what an agent may see in its reaction to that message."""
         view = await open_view(reading, trigger, visibility)
         if view.until is not None:
-            before = min(before or view.until + 1, view.until + 1)
+            before = view.until + 1 if before is None else min(before, view.until + 1)
         room = reading.hub.limits.max_result_bytes
         rows: list[Row] = []
         damaged: list[int] = []

@@ -35,6 +35,8 @@ _BRACKET, _QUOTE, _BACKSLASH = (
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
+MAX_NUMBER_CHARS = 1000
+"""Of one number anywhere in a frame: readers of JSON in common languages take that, and refuse what is some times as long."""
 _NAMES = frozenset(str(cls.__struct_config__.tag) for cls in CLIENT_FRAMES)
 
 
@@ -50,7 +52,7 @@ class FrameError(Exception):
 def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> ClientFrame:
     """Decode and check one text frame, valid UTF-8 (the caller has checked it).
 
-    Raises `FrameError`. Checks shape only: JSON without NaN or lone surrogates, nesting, known fields, types, the form of ids.
+    Raises `FrameError`. Checks shape only: JSON without NaN or lone surrogates, nesting, the length of numbers, known fields, types, the form of ids.
     Where ``is_brief``, it says no more of a frame that does not decode than that, with the id that its beginning shows.
     """
     # most frames are one flat object, and to see that so costs a fraction of the decoding; `count` costs as much as it
@@ -58,6 +60,11 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
     if not is_flat and data.count(b"{") + data.count(b"[") > max_depth and _is_deeper(data, max_depth):
         raise FrameError(
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
+            _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
+        )
+    if len(data) > MAX_NUMBER_CHARS and _has_long_number(data):
+        raise FrameError(
+            InvalidFrame(f"The frame holds a number of more than {MAX_NUMBER_CHARS} characters; send it as a string."),
             _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
         )
     try:
@@ -259,10 +266,7 @@ def _is_deeper(data: bytes, max_depth: int) -> bool:
 
     Whatever a frame holds, this costs about what decoding it does: anybody may send one. So it takes whole bytes objects at a time.
     """
-    if _QUOTE in data:
-        plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in data else data
-        data = b"".join(plain.split(b'"')[::2])  # between strings
-    steps = data.translate(_STEPS, _NO_BRACKETS)
+    steps = _outside_strings(data).translate(_STEPS, _NO_BRACKETS)
     while max_depth > 0:  # what is innermost goes: one level less of everything
         outer = steps.replace(b"\x01\xff", b"")
         if len(outer) * 8 > len(steps) * 7:
@@ -270,6 +274,38 @@ def _is_deeper(data: bytes, max_depth: int) -> bool:
         steps, max_depth = outer, max_depth - 1
     runs = ((1 if run[0] == 1 else -1) * len(run) for run in _RUNS.findall(steps))
     return any(map(max_depth.__lt__, itertools.accumulate(runs)))  # over at the first that is
+
+
+def _has_long_number(data: bytes) -> bool:
+    """Whether any number is longer than `MAX_NUMBER_CHARS`. Few bytes of a frame are looked at, unless it is full of numbers."""
+    return _has_long_run(data) and _has_long_run(_outside_strings(data))
+
+
+def _has_long_run(data: bytes) -> bool:
+    """Whether more than `MAX_NUMBER_CHARS` characters of numbers follow each other: then one of every so many bytes is among them."""
+    step = MAX_NUMBER_CHARS // 2
+    seen = data[step::step]
+    if len(seen.translate(None, _NUMBER)) == len(seen):
+        return False
+    for place, byte in enumerate(seen, 1):
+        if byte in _NUMBER:
+            at = place * step
+            before, after = data[max(0, at - MAX_NUMBER_CHARS) : at], data[at : at + MAX_NUMBER_CHARS + 1]
+            length = len(before) - len(before.rstrip(_NUMBER)) + len(after) - len(after.lstrip(_NUMBER))
+            if length > MAX_NUMBER_CHARS:
+                return True
+    return False
+
+
+_NUMBER = b"0123456789.+-eE"
+
+
+def _outside_strings(data: bytes) -> bytes:
+    """What stands between the strings of a frame, as far as it is JSON."""
+    if _QUOTE not in data:
+        return data
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in data else data
+    return b" ".join(plain.split(b'"')[::2])
 
 
 _STEPS = bytes.maketrans(b"{[}]", b"\x01\x01\xff\xff")

@@ -485,6 +485,11 @@ ODD_CONTENTS = {
     "inner_blanks": '{ "a" : [ 1 , 2 ] }',
     "number_spelled_out": "1.50e+2",
     "huge_integer": "9" * 400,
+    "longest_number": "9" * 1000,
+    "longest_numbers": f"[{'9' * 1000},{'-' + '1' * 999},{'0.' + '3' * 998}]",
+    "digits_in_a_string": f'"{"9" * 5000}"',
+    "digits_behind_an_escaped_quote": f'["\\\\\\"{"9" * 5000}"]',
+    "digits_in_a_name": f'{{"{"9" * 5000}":1}}',
     "duplicate_keys": '{"a":1,"a":2}',
     "escaped_letters": '"\\u0041\\/"',
     "surrogate_pair": '"\\ud83d\\ude00"',
@@ -503,6 +508,42 @@ async def test_content_is_carried_as_it_came(room: Room, raw_content: str) -> No
     message_id = new_id("odd")
     raw = f'{{"type":"send","message_id":"{message_id}","to":"agent:bob","content":{raw_content}}}'
     assert raw_content in await echo(room, raw, message_id)
+
+
+LONG_NUMBERS = {
+    "just_too_long": "9" * 1001,
+    "integer": "1" * 5000,
+    "negative": "-" + "1" * 1000,
+    "fraction": "0." + "3" * 5000,
+    "exponent": "1e" + "1" * 5000,
+    "inside": f'{{"a":["text",{{"b":[1,{"7" * 1001}]}}]}}',
+    "behind_escapes": f'["\\\\","\\"",{"7" * 1001}]',
+    "long_frame": f'["{"x" * 20000}",{"7" * 1001},"{"x" * 20000}"]',
+}
+
+
+@pytest.mark.parametrize("number", LONG_NUMBERS.values(), ids=LONG_NUMBERS.keys())
+async def test_a_number_that_readers_refuse_is_refused_wherever_it_stands(room: Room, number: str) -> None:
+    """docs/protocol.md: at most 1,000 characters for one number; what a message, a record or a call carries is read by others."""
+    head = await room.head()
+    frames = [
+        '{"type":"send","message_id":"%s","to":"agent:bob","content":NUMBER}',
+        '{"type":"send","message_id":"%s","to":"agent:bob","content":1,"metadata":{"n":NUMBER}}',
+        '{"type":"send","message_id":"%s","to":"agent:bob","content":1,"reply_to":NUMBER}',
+        '{"type":"record","record_id":"%s","reaction":"r","kind":"note","body":NUMBER}',
+        '{"type":"call","call_id":"%s","op":"network.info","args":{"n":NUMBER}}',
+    ]
+    for frame in frames:
+        request_id = new_id("long")
+        await room.sender.send_raw((frame % request_id).replace("NUMBER", number))
+        error = expect_error(await room.sender.answer(request_id), "invalid_frame")
+        assert "1000 characters" in error["message"]
+    await room.sender.send_raw(
+        '{"type":"signal","to":"agent:bob","kind":"typing","body":NUMBER}'.replace("NUMBER", number)
+    )
+    error = await room.sender.expect("error", code="invalid_frame")
+    assert "1000 characters" in error["message"]
+    assert await room.head() == head
 
 
 async def test_metadata_is_carried_as_it_came(room: Room) -> None:

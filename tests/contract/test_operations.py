@@ -161,6 +161,14 @@ async def test_history_pages_backwards(alice: WireSession, bob: WireSession) -> 
     assert pages == [[4, 5, 6], [1, 2, 3], [0]]
 
 
+@pytest.mark.parametrize("with_trigger", [False, True])
+async def test_history_before_0_is_before_everything(alice: WireSession, bob: WireSession, with_trigger: bool) -> None:
+    sent = await alice.send("agent:bob", "first")
+    args = {"trigger": sent["seq"]} if with_trigger else {}
+    history = await bob.call("network.history", {"thread_id": "direct:alice~bob", "before": 0, **args})
+    assert history == {"messages": [], "has_more": False}
+
+
 async def test_history_gives_50_unless_asked_and_500_at_most(alice: WireSession, bob: WireSession) -> None:
     for number in range(49):
         await alice.send("agent:bob", number)

@@ -25,6 +25,7 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.network_tools import communication_tools
+from roundelay.agents.planning import UNKNOWN_OUTCOME
 from roundelay.agents.policy import AgentPolicy, OnText
 from roundelay.agents.reaction import Reaction
 from roundelay.agents.steps import (
@@ -414,6 +415,32 @@ def test_a_call_whose_result_changes_may_go_on() -> None:
         assert isinstance(step, CallTools)
         assert len(step.planned) == 1
         reaction.advance(ToolsDone({0: ToolResult(f"still {number}", ok=True)}))
+
+
+@pytest.mark.parametrize("way", ["told_now", "recorded", "performed"])
+def test_a_call_whose_outcome_is_unknown_is_not_the_same_result_again(way: str) -> None:
+    """Whoever goes on with the interrupted call tells so (told_now); who goes on later reads that (recorded); a replay gives it for the
+    call's result (performed). All three go on alike."""
+    reaction = make_reaction()
+    reaction.advance(Begin())
+    told = ToolResult(UNKNOWN_OUTCOME, ok=False)
+    for number in range(5):
+        made = reply(call("add", f"c{number}", a=1, b=2))
+        if way == "performed":
+            step = reaction.advance(made)
+            assert isinstance(step, CallTools)
+            assert len(step.planned) == 1
+            reaction.advance(ToolsDone({0: told}))
+        else:
+            results = {0: told} if way == "recorded" else {}
+            step = reaction.advance(Replayed(made, results, frozenset({0}), frozenset({0}), goes_on=True))
+            assert isinstance(step, CallTools)
+            assert [it.result for it in step.answered] == [told]
+            reaction.advance(ToolsDone({}))
+    assert reaction.tool_calls == 0
+    step = reaction.advance(reply(call("add", "c9", a=1, b=2)))
+    assert isinstance(step, CallTools)
+    assert [it.call.id for it in step.planned] == ["c9"]
 
 
 # --- a context that is too long
