@@ -66,6 +66,8 @@ from .tables import Facts, MessageHead, Put, Table
 Durability = Literal["full", "normal", "memory"]
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
+CHECKPOINT_PAGES = 10_000
+"""At so many pages the log goes back into the database. SQLite's 1000 makes every 166th single commit wait for its two fsyncs."""
 EXPIRY_STEP = 1000
 """Results of calls that are looked at, and dropped, at a time."""
 
@@ -235,8 +237,7 @@ class SQLiteLedger:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")  # for what is said here about the state, whatever the durability
         db.execute("PRAGMA busy_timeout = 2000")
-        # Pages. SQLite's 1000 makes every 166th single commit wait for a checkpoint's two fsyncs.
-        db.execute("PRAGMA wal_autocheckpoint = 10000")
+        db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         # What a failed sync left in the log is read back from the kernel, but no later sync writes it (lwn.net/Articles/752063), and
         # after a power loss all that stands behind it would be gone. Here it goes into the database, and the log begins anew.
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -403,7 +404,7 @@ class SQLiteLedger:
             seen = await self._run(self._browser, partial(list_calls, last, EXPIRY_STEP))
             old = [key for key, at in seen if at is not None and at < before]
             if old:
-                await self._run(self._writer, partial(drop_calls, old, before))
+                await self._change(partial(drop_calls, old, before))
             if len(seen) < EXPIRY_STEP:
                 return
             last = seen[-1][0]

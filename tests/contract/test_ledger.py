@@ -340,6 +340,24 @@ async def test_old_calls_are_forgotten_in_steps(ledger: Ledger, monkeypatch: pyt
     assert [key for key, _ in await ledger.cold("call", "", 99)] == ["a/1", "a/3", "a/5", "a/7"]
 
 
+async def test_a_ledger_takes_none_of_its_own_writes_for_another_programs(
+    ledger: Ledger, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ledger.close()
+    monkeypatch.setattr(ledger_sqlite, "CHECKPOINT_PAGES", 1)  # each write goes into the database at once
+    ledger = opener()
+    await ledger.open()
+    await ledger.append(
+        [message(seq, "ann", "broadcast") for seq in (1, 2)], [Put("call", "a/1", CallResult("d", 1, Raw(b"{}")))]
+    )
+    await ledger.verify()
+    await ledger.expire_calls(2)
+    await ledger.verify()
+    await ledger.trim(Trim(messages_before=1002, pinned=3))
+    await ledger.verify()
+    await ledger.close()
+
+
 async def test_a_long_look_does_not_hold_up_deliveries(tmp_path: Path) -> None:
     ledger = SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: "e")
     await ledger.open()
