@@ -95,7 +95,9 @@ class Room:
         return mine
 
     async def enter(self, mine: SessionRoom) -> None:
-        """Take room for one read; wait for it if there is none. Cancelled when the session is gone."""
+        """Take room for one read; wait for it if there is none. Raises `CancelledError` when the session is gone."""
+        if mine not in mine.participant.sessions:  # it went while its read waited for something else
+            raise asyncio.CancelledError
         if not self._has_begun and not mine.asking and not self._hub.ready and self._fits(mine):
             self._begin(mine)
             return

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from roundelay.network.config import Limits
-from roundelay.network.room import Room, SessionRoom
+from roundelay.network.room import Place, Room, SessionRoom
 
 LIMITS = Limits(max_result_bytes=1024, session_result_bytes=4096, participant_result_bytes=8192, hub_result_bytes=16384)
 READ = 2048  # what one read counts
@@ -59,4 +61,24 @@ async def test_each_bound_holds_and_participants_take_turns() -> None:
         for it in await asyncio.gather(*tasks, return_exceptions=True)
     )
     assert room.waiting == 0
+    room.stop()
+
+
+async def test_a_read_of_a_session_that_is_gone_does_not_begin_and_its_participants_bound_stays() -> None:
+    room, begun = Room(LIMITS), list[str]()
+    gone = room.open("ann", lambda: None)
+    place = Place(room, gone)
+    await place.take()
+    place.give_back()  # it waits for something, as `network.log` does
+    room.close(gone)
+    sessions = [room.open("ann", lambda: None)]
+    with pytest.raises(asyncio.CancelledError):
+        await place.take()
+    sessions += [room.open("ann", lambda: None) for _ in range(2)]
+    tasks = [ask(room, mine, "ann", begun) for mine in sessions for _ in range(2)]
+    await settle()
+    assert (len(begun), room.held) == (4, LIMITS.participant_result_bytes)
+    for mine in sessions:
+        room.close(mine)
+    await asyncio.gather(*tasks, return_exceptions=True)
     room.stop()
