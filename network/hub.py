@@ -367,10 +367,8 @@ class Hub:
         place = self.switchboard.place(session)
         try:
             await place.take()
-            reading = self.switchboard.reading
-            data = await answer_read(
-                self, session.live_origin(), operation, call_id, args, self._new_id, reading, place
-            )
+            outage = self.switchboard.read_outage
+            data = await answer_read(self, session.live_origin(), operation, call_id, args, self._new_id, outage, place)
             if session.state is SessionState.LIVE:
                 self.switchboard.write_result(session, data)
         finally:

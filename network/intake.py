@@ -428,13 +428,13 @@ class Intake:
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
         assert frame.thread_id is not UNSET
-        reading, who = self._board.reading, f"a signal of {session.live_origin().agent_id}"
+        outage, who = self._board.read_outage, f"a signal of {session.live_origin().agent_id}"
         try:
             newest = await find_newest(self._ledger, frame.thread_id)
-            if reading.is_on:
-                reading.end(who)
+            if outage.is_on:
+                outage.end(who)
         except LedgerError as error:
-            reading.fail(error, who)
+            outage.fail(error, who)
             return
         finally:
             session.reads_under_way -= 1

@@ -29,7 +29,8 @@ class Outage:
         self._over = over
         self._now_s = now_s
         self._new_id = new_id
-        self._failing: set[str] = set()
+        self._failing: dict[str, float] = {}
+        """For whom, and when it did last; the longest ago first."""
         self._said: dict[str, tuple[float, str]] = {}
         """By reason: when it was said last, and the id to quote."""
         self._began_s = 0.0
@@ -46,7 +47,8 @@ class Outage:
         if not self._failing:
             self._began_s, self._failures = now_s, 0
             self._said.clear()
-        self._failing.add(who)
+        self._failing.pop(who, None)
+        self._failing[who] = now_s
         self._failures += 1
         if reason not in self._said and len(self._said) >= MAX_REASONS:
             reason = "..."
@@ -64,9 +66,13 @@ class Outage:
         return quote
 
     def end(self, who: str = "") -> None:
-        """It has succeeded for somebody. When it has for everybody for whom it failed, it is over."""
-        if who in self._failing:
-            self._failing.remove(who)
-            if not self._failing:
-                for_s = self._now_s() - self._began_s
-                log.warning("%s, after %.1f s and %d failures", self._over, for_s, self._failures)
+        """It has succeeded for somebody. It is over when it has for everybody for whom it failed of late: who has not tried again for
+        `SAY_AGAIN_S` may never do."""
+        if not self._failing:
+            return
+        now_s = self._now_s()
+        self._failing.pop(who, None)
+        while self._failing and now_s - next(iter(self._failing.values())) > SAY_AGAIN_S:
+            del self._failing[next(iter(self._failing))]
+        if not self._failing:
+            log.warning("%s, after %.1f s and %d failures", self._over, now_s - self._began_s, self._failures)

@@ -66,10 +66,10 @@ class Switchboard:
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.reading = Outage("the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id)
+        self.read_outage = Outage("the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id)
         """Of whatever is read beside the batches."""
-        self.pages = Pages(self, self.mailboxes, ledger, limits, self.reading)
-        self.redelivery = Redelivery(self, self.mailboxes, ledger, now, self.reading)
+        self.pages = Pages(self, self.mailboxes, ledger, limits, self.read_outage)
+        self.redelivery = Redelivery(self, self.mailboxes, ledger, now, self.read_outage)
         self.room = Room(limits)
 
     @property

@@ -1,4 +1,4 @@
-"""Each mutant of this folder is caught, by `./dev test --full`; run.py says what that means."""
+"""Each mutant of this folder names what is there, and is caught, which `./dev test --full` proves; run.py says what that means."""
 
 from __future__ import annotations
 
@@ -7,18 +7,31 @@ from pathlib import Path
 import pytest
 
 from roundelay.network.config import bind, load_yaml
-from tests.mutants.run import Mutant, NotCaughtError, catch_mutant
+from tests.mutants.run import ROOT, Mutant, NotCaughtError, catch_mutant
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(700)]
 MUTANTS = sorted(Path(__file__).parent.glob("*.yaml"))
 CLOCK_TEST = "tests/unit/test_imports.py::test_file_imports_only_what_its_folder_may[network/clock.py]"
 
 
 @pytest.mark.parametrize("path", MUTANTS, ids=lambda path: path.stem)
+def test_mutant_names_lines_and_tests_that_are_there(path: Path) -> None:
+    mutant = bind(Mutant, load_yaml(path))
+    assert (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
+    for test in mutant.tests:
+        file, *names = test.partition("[")[0].split("::")
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert all(f"def {name}(" in source or f"class {name}" in source for name in names), test
+
+
+@pytest.mark.full
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("path", MUTANTS, ids=lambda path: path.stem)
 def test_mutant_is_caught(path: Path) -> None:
     catch_mutant(bind(Mutant, load_yaml(path)))
 
 
+@pytest.mark.full
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize(
     ("old", "new", "tests", "reason"),
     [

@@ -56,6 +56,22 @@ def test_it_is_over_when_it_is_for_everybody_and_then_begins_anew(caplog: pytest
     ]
 
 
+def test_it_is_over_for_others_when_somebody_for_whom_it_failed_does_not_come_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = Place()
+    for who in ("gone", "ann"):
+        place.outage.fail(LedgerError("no room"), who)
+    place.outage.end("ann")
+    place.now_s += outage.SAY_AGAIN_S
+    place.outage.end("bob")
+    assert place.outage.is_on
+    place.now_s += 1
+    place.outage.end("bob")
+    assert not place.outage.is_on
+    assert caplog.messages == ["it fails: no room", "it is back, after 61.0 s and 2 failures"]
+
+
 def test_reasons_without_end_are_not_told_apart_without_end(caplog: pytest.LogCaptureFixture) -> None:
     place = Place()
     for number in range(1000):
