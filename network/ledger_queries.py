@@ -6,12 +6,10 @@ Each row that is read is compared with its checksum; `checksums.Damage` hears of
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,7 +28,7 @@ _INSERT = f"INSERT INTO log ({ROW_COLUMNS}) VALUES "
 _INSERTS = tuple((rows, _INSERT + ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?,?)"] * rows)) for rows in (256, 64, 16, 4, 1))
 
 _json = msgspec.json.Decoder(msgspec.Raw)
-_UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 """What a row raises whose columns hold anything."""
 _BAD_CELL = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
 
@@ -60,7 +58,7 @@ def read_row(columns: Sequence[Any], damage: Damage) -> Row:
     if damage.fits(columns):
         try:
             return _make_row(*columns)
-        except _UNREADABLE:  # an old one, which has no checksum
+        except UNREADABLE:  # an old one, which has no checksum
             pass
     seq: int = columns[0]
     damage.note(seq)
@@ -190,12 +188,6 @@ def insert_rows(db: sqlite3.Connection, log: Sequence[tuple[object, ...]]) -> No
         while len(log) - start >= rows:
             db.execute(sql, [value for row in log[start : start + rows] for value in row])
             start += rows
-
-
-def make_private(path: Path) -> None:
-    """Make a new database readable for its owner alone: it holds everybody's messages. SQLite gives its other files the same mode."""
-    with suppress(OSError):  # SQLite says better what is wrong with the place
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
 
 def look_up(wanted: Wanted, damage: Damage, db: sqlite3.Connection) -> Facts:

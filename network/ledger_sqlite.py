@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import msgspec
-
 from .checksums import Damage
 from .clock import boot_id
 from .errors import LedgerError
@@ -43,6 +41,7 @@ from .ledger_queries import (
     INBOX_SEQS,
     ROW_COLUMNS,
     UNENCODABLE,
+    UNREADABLE,
     bind,
     drop_calls,
     encode_batch,
@@ -60,7 +59,7 @@ from .ledger_queries import (
     take_page,
 )
 from .ledger_upkeep import newest_stamp, read_head, rescue, trim_log
-from .migrations import CHECKED_FROM, SCHEMA_VERSION, migrate
+from .migrations import CHECKED_FROM, SCHEMA_VERSION, migrate, refuse_schema
 from .tables import Facts, MessageHead, Put, Table
 
 Durability = Literal["full", "normal", "memory"]
@@ -71,7 +70,7 @@ CHECKPOINT_PAGES = 10_000
 EXPIRY_STEP = 1000
 """Results of calls that are looked at, and dropped, at a time."""
 
-_FAILURES = (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, AttributeError)
+_FAILURES = (sqlite3.Error, *UNREADABLE)
 """What a storage that fails raises, and a damaged file, whose columns may hold values of any type."""
 
 T = TypeVar("T")
@@ -234,6 +233,7 @@ class SQLiteLedger:
         return explain(error, self.path)
 
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[Put]]:
+        refuse_schema(db)  # before anything is changed: another program's database is no WAL's, and stays as it is
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")  # for what is said here about the state, whatever the durability
         db.execute("PRAGMA busy_timeout = 2000")
@@ -249,7 +249,7 @@ class SQLiteLedger:
         migrate(db)
         meta = load_meta(db)
         self._damage.begin(int(meta[CHECKED_FROM]))
-        # whatever may refuse the file comes before what is written: then it stays as it is
+        # what may refuse the rows comes before what says that the file is open
         puts = load_state(self._damage, db)
         first, head = int(meta.get("first_seq", "1")), read_head(db)
         stamp = max(newest_stamp(self._damage, db), int(meta.get("trimmed_stamp", "0")))  # none older is given out

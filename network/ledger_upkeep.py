@@ -20,7 +20,6 @@ from .ledger_failures import explain, find_errno
 from .ledger_queries import (
     ROW_COLUMNS,
     integer_in,
-    make_private,
     put_meta,
     read_rows,
     reading_any_text,
@@ -179,8 +178,9 @@ def back_up(source: Path, target: Path) -> int:
     except OSError as error:
         raise explain(error, source, "read") from error
     draft = target.with_name(f".{target.name}.{os.getpid()}")
-    make_private(draft)
     try:
+        draft.unlink(missing_ok=True)
+        _make_private(draft)
         with (
             closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as db,
             closing(sqlite3.connect(draft)) as copy,
@@ -214,7 +214,7 @@ def rescue(db: sqlite3.Connection, path: Path) -> None:
     """Save what a connection to a deleted database still reaches as ``FILE.rescued``. Never raises: it is the last that can be done."""
     target = Path(f"{path}.rescued")
     try:
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        _make_private(target)
         with closing(sqlite3.connect(target)) as copy:
             db.backup(copy)
         sync(target)
@@ -225,6 +225,11 @@ def rescue(db: sqlite3.Connection, path: Path) -> None:
         log.critical(
             "the database was deleted under the node; all that it held is in %s: move that to %s", target, path
         )
+
+
+def _make_private(path: Path) -> None:
+    """Make a new database that its owner alone may read: it holds everybody's messages. Raises `OSError`, also if there is one."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
 
 def read_head(db: sqlite3.Connection) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -228,3 +229,14 @@ def _let_pass(writes: int) -> Callable[[Event], int]:
         return FULL if isinstance(event, Write) and next(left, None) is None else OK
 
     return decide
+
+
+@pytest.mark.parametrize("sql", ["CREATE TABLE notes (text)", "PRAGMA user_version = 99"])
+async def test_a_database_that_is_refused_stays_as_it_was(tmp_path: Path, sql: str) -> None:
+    with closing(sqlite3.connect(tmp_path / DB)) as connection:
+        connection.execute(sql)
+    before = (tmp_path / DB).read_bytes()
+    with pytest.raises(LedgerError, match=r"something else|upgrade Roundelay"):
+        await _open_and_close(tmp_path / DB)
+    assert os.listdir(tmp_path) == [DB]
+    assert (tmp_path / DB).read_bytes() == before
