@@ -18,7 +18,7 @@ from .config import Limits
 from .entries import Effect, Origin, Outcome
 from .errors import Forbidden, InvalidArguments, LoopStopped, UnknownMessage, UnknownRecipient
 from .frames import SendFrame, WireMessage, encode, is_id
-from .guard import check_root, next_arrival, parse_address
+from .guard import SENDS, check_root, next_arrival, parse_address
 from .ledger import Row, RowType
 from .mod import Incoming, Mod, Operation, ask_before
 from .quotas import ENTRY_BYTES, Quotas, count_stored, read_bucket
@@ -118,7 +118,7 @@ def find_budget(state: State, facts: Facts, root: int) -> RootBudget:
 def count_rates(limits: Limits, state: State, origin: Origin, stamp: int, is_root: bool) -> Bucket:
     """Count one entry against its sender's rates: of everything, and of messages without a cause."""
     bucket: Bucket = state.get("bucket", origin.agent_id) or read_bucket(state, origin.agent_id)
-    sends = next_arrival(bucket.sends, stamp, limits.sends_per_s, "sends (sends_per_s)")
+    sends = next_arrival(bucket.sends, stamp, limits.sends_per_s, SENDS)
     roots = bucket.roots
     if is_root and origin.kind == "agent":
         roots = next_arrival(roots, stamp, limits.root_messages_per_s, "messages without a cause (root_messages_per_s)")

@@ -8,6 +8,7 @@ from .errors import InvalidFrame, LoopStopped, RateLimited
 from .frames import is_id
 from .tables import RootBudget
 
+SENDS = "sends (sends_per_s)"
 _KINDS = ("agent", "channel", "mod")
 
 
@@ -35,10 +36,14 @@ def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: floa
         return 0.0
     due = due_next(arrival, now, most, window_ms)
     if due is None:
-        wait_ms = int(arrival - now - window_ms) + 1
-        per = "second" if window_ms == 1000.0 else "minute"
-        raise RateLimited(f"More than {most} {what} a {per}; send the same again in {wait_ms} ms.", wait_ms)
+        raise beyond_rate(most, what, int(arrival - now - window_ms) + 1, window_ms)
     return due
+
+
+def beyond_rate(most: int, what: str, wait_ms: int, window_ms: float = 1000.0) -> RateLimited:
+    """What is said of a rate that is exceeded; ``what`` names its limit."""
+    per = "second" if window_ms == 1000.0 else "minute"
+    return RateLimited(f"More than {most} {what} a {per}; send the same again in {wait_ms} ms.", wait_ms)
 
 
 def due_next(arrival: float, now: int, most: int, window_ms: float = 1000.0) -> float | None:

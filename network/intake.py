@@ -44,7 +44,7 @@ from .frames import (
     SignalOutFrame,
     encode,
 )
-from .guard import due_next, parse_address
+from .guard import SENDS, beyond_rate, due_next, parse_address
 from .ledger import Ledger, find_newest
 from .mod import Incoming, Mod, Operation, ask_before
 from .pace import OVERDRAFT, PAUSE_S, Pace
@@ -210,8 +210,7 @@ class Intake:
         """Beyond the rate a wrong frame is not looked into, and its answer is that (`read_frame`, ``is_brief``)."""
         answer: RoundelayError = error.error
         if not session.pace.credit:
-            per_s, wait_ms = self._limits.sends_per_s, session.pace.wait_ms
-            answer = RateLimited(f"More than {per_s} sends a second; send the same again in {wait_ms} ms.", wait_ms)
+            answer = beyond_rate(self._limits.sends_per_s, SENDS, session.pace.wait_ms)
         self._count(session)
         self.enter(Refused(session.live_origin(), answer, error.keys))
 

@@ -144,7 +144,10 @@ class HeldFiles:
         if self._descriptor is None or not hasattr(fcntl, "F_OFD_GETLK"):
             return True
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _SHARED_FIRST, _SHARED_SIZE, 0)
-        kind = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        try:
+            kind = struct.unpack(_FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        except OSError:  # a file system that does not tell: SQLite, which asks it for more, says what is wrong
+            return True
         return bool(kind != fcntl.F_UNLCK)
 
     # --- what was stored

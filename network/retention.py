@@ -15,12 +15,12 @@ from .config import Retain
 from .errors import LedgerError
 from .ledger import Ledger, Trim
 from .switchboard import Switchboard
+from .tables import DAY_MS
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 ROUNDS_BETWEEN_EXPIRIES = 60
-DAY_MS = 24 * 3600 * 1000
 MINUTE_MS = 60 * 1000
 KEEP_ALL = Retain()
 TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."

@@ -14,7 +14,8 @@ from roundelay.network.config import Limits, Retain
 from roundelay.network.hub import Hub
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from roundelay.network.local import LocalTransport
-from roundelay.network.retention import DAY_MS, keep_within
+from roundelay.network.retention import keep_within
+from roundelay.network.tables import DAY_MS
 from tests.support.counts import Note
 
 DAY = Retain(days=1)

@@ -239,6 +239,7 @@ def test_beyond_the_rate_a_wrong_frame_is_not_looked_through(stage: Stage) -> No
     first, second = stage.eve[0].take_frames()
     assert (first["code"], first["message_id"]) == ("rate_limited", "early")
     assert (second["code"], second.get("message_id")) == ("rate_limited", None)
+    assert all("sends_per_s" in frame["message"] for frame in (first, second))  # whoever is refused can tell by what
     assert first["retry_after_ms"] > 0
 
 

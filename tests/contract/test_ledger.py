@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from roundelay.network import ledger_sqlite
+from roundelay.network import ledger_files, ledger_sqlite
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import KeyTaken, Ledger, Page, Row, Span, Trim, Trimmed, Wanted, damaged_row
 from roundelay.network.ledger_memory import MemoryLedger
@@ -356,6 +357,17 @@ async def test_a_ledger_takes_none_of_its_own_writes_for_another_programs(
     await ledger.trim(Trim(messages_before=1002, pinned=3))
     await ledger.verify()
     await ledger.close()
+
+
+async def test_a_file_system_that_tells_of_no_locks_is_taken_as_it_is(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bytes:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(ledger_files.fcntl, "fcntl", refuse)
+    await ledger.verify()
+    await ledger.append([message(1, "ann", "broadcast")], [])
 
 
 async def test_a_long_look_does_not_hold_up_deliveries(tmp_path: Path) -> None:
