@@ -15,7 +15,7 @@ from .frames import Seq
 from .mod import Mod, Reading, operation
 from .tables import Begun, MessageHead, RootBudget, Triggered
 from .visibility import Visibility
-from .window import find_message, open_view
+from .window import View, find_message, open_view
 
 SCANNED_ROWS = 2000
 """Rows of the log that one call of `impact` looks through: which messages followed from which is in no index."""
@@ -50,9 +50,10 @@ class Explanations(Mod):
                 chain.append(Raw(row.data))
             if head.cause is None:
                 break
-            sent_in = await find_reaction(reading, head)
-            if sent_in is not None and is_seen:
-                chain.append(sent_in)
+            if is_seen and await _shows_cause(view, reading, head):
+                sent_in = await find_reaction(reading, head)
+                if sent_in is not None:
+                    chain.append(sent_in)
             head = (await reading.hub.ledger.heads([head.cause])).get(head.cause)
         return {"chain": chain, "has_more": False}
 
@@ -74,8 +75,9 @@ class Explanations(Mod):
         """
         view = await open_view(reading, trigger, visibility)
         start = await find_message(reading, seq, "seq", view)
+        head = reading.hub.state.head
         budget: RootBudget | None = await reading.hub.ledger.lookup_cold("root", str(start.root))
-        end = budget.last_seq if budget is not None else seq
+        end = min(budget.last_seq, head) if budget is not None else seq
         place = max(seq, after or seq)
         follows = {seq: True}
         messages: list[Any] = []
@@ -98,12 +100,23 @@ class Explanations(Mod):
                     if await view.shows(row.head):
                         room -= len(row.data)
                         messages.append(Raw(row.data))
-                        sent_in = await find_reaction(reading, row.head)
+                        sent_in = (
+                            await find_reaction(reading, row.head)
+                            if await _shows_cause(view, reading, row.head)
+                            else None
+                        )
                         if sent_in is not None and sent_in not in reactions:
                             reactions.append(sent_in)
                 place = row.seq
                 scanned += 1
-        return {"messages": messages, "reactions": reactions, "next": place, "has_more": place < end}
+        has_more = place < end
+        # the last of the conversation may be a message that the caller may not read: it is not named
+        return {
+            "messages": messages,
+            "reactions": reactions,
+            "next": place if has_more else max(head, place),
+            "has_more": has_more,
+        }
 
 
 def find_open(begun: Iterable[Begun], finished: Collection[tuple[str, int]], seq: int) -> Begun | None:
@@ -133,6 +146,13 @@ async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] |
     if found is None:
         return None
     return {"reaction": found.reaction, "agent_id": agent_id, "trigger": head.cause, "seq": found.seq}
+
+
+async def _shows_cause(view: View, reading: Reading, head: MessageHead) -> bool:
+    """Whether the trigger of the reaction that a message was sent in may be shown: its cause."""
+    if head.cause is None:
+        return False
+    return await view.shows((await reading.hub.ledger.heads([head.cause])).get(head.cause))
 
 
 async def _follows(reading: Reading, head: MessageHead, known: dict[int, bool]) -> bool:

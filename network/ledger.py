@@ -175,8 +175,10 @@ class Ledger(Protocol):
     ) -> Page:  # fmt: skip
         """Messages of one thread, ascending: the newest of the range, or its oldest."""
 
-    async def reaction(self, reaction: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES) -> Page:
-        """Records of one reaction with seq > ``after``, ascending."""
+    async def reaction(
+        self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
+    ) -> Page:
+        """Records under one reaction's id with seq > ``after``, ascending; of one who wrote them, or of all."""
 
     async def threads(
         self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31

@@ -150,9 +150,12 @@ class MemoryLedger:
         chosen = seqs[max(low, high - limit - 1) : high][::-1] if newest else seqs[low : min(high, low + limit + 1)]
         return self._page(chosen, limit, max_bytes, newest=newest)
 
-    async def reaction(self, reaction: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES) -> Page:
+    async def reaction(
+        self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
+    ) -> Page:
         seqs = self._reactions.get(reaction, [])
-        return self._page(seqs[bisect_right(seqs, after) :], limit, max_bytes, newest=False)
+        found = (seq for seq in seqs[bisect_right(seqs, after) :] if actor in (None, self._rows[seq].actor))
+        return self._page(found, limit, max_bytes, newest=False)
 
     async def threads(
         self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31

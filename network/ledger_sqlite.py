@@ -359,9 +359,15 @@ class SQLiteLedger:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type <> 'record' AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?"
         return await self._read_page(self._browser, sql, (stream, after, end, limit + 1), limit, max_bytes, newest)
 
-    async def reaction(self, reaction: str, after: int, limit: int, *, max_bytes: int = MAX_PAGE_BYTES) -> Page:
-        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type <> 'message' AND seq > ? ORDER BY seq LIMIT ?"
-        return await self._read_page(self._browser, sql, (reaction, after, limit + 1), limit, max_bytes)
+    async def reaction(
+        self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
+    ) -> Page:
+        # `+actor`: by the index of the reaction, of which nearly all is its agent's
+        by = "" if actor is None else "AND +actor = ?4"
+        sql = f"""
+            SELECT {ROW_COLUMNS} FROM log WHERE stream = ?1 AND type <> 'message' AND seq > ?2 {by} ORDER BY seq LIMIT ?3"""
+        values = (reaction, after, limit + 1, *(() if actor is None else (actor,)))
+        return await self._read_page(self._browser, sql, values, limit, max_bytes)
 
     async def threads(
         self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31

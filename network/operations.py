@@ -27,7 +27,7 @@ from .spending_operations import Spending
 from .state import State
 from .tables import Attempt, Begun, DeadLetter, OpenReaction, Table, Tried, Triggered
 from .visibility import Visibility, may_read, readable_spans, recipients, thread_readers
-from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, take_newest
+from .window import MAX_WINDOW_THREADS, PAGE, find_message, open_view, read_window, reads, take_newest
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 PageLimit = Annotated[int, Meta(ge=1, le=1000)]
@@ -57,10 +57,12 @@ class NetworkOperations(Mod):
         stopped = []
         for key, found in _with_those_asked(state, chosen).items():
             change.put_row("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
-            change.effects.append(
-                AskToStop(found.agent_id, found.reaction, found.trigger_head.thread_id, change.origin.agent_id)
-            )
-            stopped.append(found.reaction)
+            head, by = found.trigger_head, change.origin.agent_id
+            if change.origin.is_operator or found.agent_id == by or may_read(state, by, head):
+                stopped.append(found.reaction)
+            else:  # neither hears of the other: who asked for it takes it back
+                by = head.sender_id
+            change.effects.append(AskToStop(found.agent_id, found.reaction, head.thread_id, by))
         return {"reactions": stopped}
 
     @operation("change")
@@ -245,9 +247,9 @@ class NetworkOperations(Mod):
         origin = reading.origin
         room = reading.hub.limits.max_result_bytes
         found: list[Row] = []
-        has_more = True
-        while has_more and len(found) < limit and room > 0:
-            page = await reading.hub.ledger.reaction(reaction, after, limit - len(found), max_bytes=room)
+        size, has_more = 0, True
+        while has_more and len(found) <= limit and (size <= room or len(found) < 2):  # one beyond what is shown
+            page = await reading.hub.ledger.reaction(reaction, after, limit + 1 - len(found), max_bytes=room)
             damaged = [row.seq for row in page.rows if row.is_damaged]
             if damaged and not origin.is_operator:
                 # an agent that goes on from a part of its journal repeats what it has done
@@ -262,19 +264,26 @@ class NetworkOperations(Mod):
                 and (origin.is_operator or row.actor == origin.agent_id)
                 and agent_id in (None, row.actor)
             ]
-            if found and sum(len(row.data) for row in own) > room:  # a single row beyond the page's bound
-                break
             found += own
-            room -= sum(len(row.data) for row in own)
+            size += sum(len(row.data) for row in own)
             after, has_more = page.rows[-1].seq if page.rows else after, page.has_more
+        shown: list[Row] = []
+        for row in found[:limit]:
+            room -= len(row.data)
+            if shown and room < 0:
+                break
+            shown.append(row)
         records = [
             {
                 "seq": row.seq, "agent_id": row.actor, "record_id": row.key[2:], "kind": row.label, "body": Raw(row.data),
                 "at": row.at,
             }
-            for row in found
+            for row in shown
         ]  # fmt: skip
-        return {"records": records, "has_more": has_more}
+        return {
+            "records": records,
+            "has_more": len(shown) < len(found),
+        }  # others may write under the same id: not by what they wrote
 
     @operation("read")
     async def watch(
@@ -377,13 +386,15 @@ async def _describe_fate(
     triggered: Triggered | None = cold.get(("triggered", f"{agent_id}/{seq}"))
     letter: DeadLetter | None = cold.get(("dead", f"{agent_id}/{seq:016d}"))
     tried: Tried | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
-    begun = triggered.first if triggered is not None else await _reaction_with(reading, agent_id, seq)
+    begun, is_in_prompt = triggered.first if triggered is not None else None, triggered is not None
+    if begun is None:
+        begun, is_in_prompt = await _reaction_with(reading, agent_id, seq)
     attempts = now.attempts
     if tried is not None and now.is_over:
         attempts = tried.attempts
     if letter is not None:
         state, attempts = "dead", letter.failures
-    elif begun is not None:
+    elif is_in_prompt:
         state = "in_prompt"
     else:
         state = "handled" if now.is_handled else "delivered" if now.is_delivered else "queued"
@@ -396,20 +407,23 @@ async def _describe_fate(
     return entry
 
 
-async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> Begun | None:
-    """The first reaction of an agent whose manifest holds a message, among those that it began next after it."""
+async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Begun | None, bool]:
+    """The first reaction of an agent whose manifest holds a message, among those that it began next after it, and whether there is one: it
+    is not named to who may not read what it is a reaction to."""
     after = seq
     for size in (4, REACTIONS_SEARCHED - 4):  # nearly always it is the next one, or there is none
         page = await reading.hub.ledger.records(agent_id, "started", after, size)
         for row in page.rows:
             body = msgspec.json.decode(row.data) if not row.is_damaged else None
-            manifest = body.get("manifest") if isinstance(body, dict) else None
-            if isinstance(manifest, list) and seq in manifest:
-                return Begun(row.stream, row.seq)
+            started = body if isinstance(body, dict) else {}
+            manifest, trigger = started.get("manifest"), started.get("trigger")
+            if isinstance(manifest, list) and seq in manifest and isinstance(trigger, int):
+                is_shown = reads(reading, (await reading.hub.ledger.heads([trigger])).get(trigger))
+                return (Begun(row.stream, row.seq) if is_shown else None), True
         if not page.has_more:
-            return None
+            break
         after = page.rows[-1].seq
-    return None
+    return None, False
 
 
 async def _reaction_status(reading: Reading, agent_id: str, begun: Begun) -> str:

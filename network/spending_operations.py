@@ -15,7 +15,7 @@ from .ledger import Row
 from .mod import Mod, Reading, operation
 from .spending import CHARGED, spent_on
 from .tables import DAY_MS, OpenReaction, RootBudget, Spent
-from .window import find_message
+from .window import find_message, reads
 
 
 class Spending(Mod):
@@ -85,7 +85,7 @@ class Spending(Mod):
         return {
             "agent_id": agent_id,
             "calls": calls,
-            "reactions": await _describe_reactions(reading, {call["reaction"] for call in calls}),
+            "reactions": await _describe_reactions(reading, agent_id, {call["reaction"] for call in calls}),
             "has_more": has_more,
             "next_agent": _next_agent(reading, agent_id) if origin.is_operator and not has_more else None,
         }
@@ -125,12 +125,14 @@ def _text(value: object) -> str:
     return value[:128] if isinstance(value, str) else ""
 
 
-async def _describe_reactions(reading: Reading, reactions: set[str]) -> dict[str, Any]:
-    """Where each reaction belongs: its trigger, the trigger's thread and root, as far as the log still holds them."""
+async def _describe_reactions(reading: Reading, agent_id: str, reactions: set[str]) -> dict[str, Any]:
+    """Where each reaction of an agent belongs: its trigger, the trigger's thread and root, as far as the log still holds them, by the agent's own
+    records (anybody may write under any id), and as far as the caller may read the trigger."""
     triggers: dict[str, int] = {}
     for reaction in sorted(reactions):
-        page = await reading.hub.ledger.reaction(reaction, 0, 1)
-        body = msgspec.json.decode(page.rows[0].data) if page.rows and page.rows[0].label == "started" else None
+        page = await reading.hub.ledger.reaction(reaction, 0, 1, actor=agent_id)
+        row = page.rows[0] if page.rows else None
+        body = msgspec.json.decode(row.data) if row is not None and row.label == "started" else None
         trigger = body.get("trigger") if isinstance(body, dict) else None
         if isinstance(trigger, int):
             triggers[reaction] = trigger
@@ -138,5 +140,5 @@ async def _describe_reactions(reading: Reading, reactions: set[str]) -> dict[str
     return {
         reaction: {"trigger": seq, "thread_id": heads[seq].thread_id, "root": heads[seq].root}
         for reaction, seq in triggers.items()
-        if seq in heads
+        if reads(reading, heads.get(seq))
     }

@@ -1,0 +1,421 @@
+"""Whatever an outsider asks, nothing of a conversation that it may not read is in the answer: no text, no thread, no seq, no reaction; and the
+answer is the same as for what does not exist.
+
+A table over all operations of the hub and its own mods x kinds of outsiders. An operation without a row fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from roundelay.app import OWN_MODS
+from roundelay.network.operations import network_operations
+from tests.support.node import DEFAULT_MODS, Node, running_node
+from tests.support.wire import Frame, WireSession, make_token, new_id
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Secret(NamedTuple):
+    """A message that some may not read, with a reaction to it, and the seqs of what was kept of that."""
+
+    name: str
+    seq: int
+    thread_id: str
+    agent_id: str
+    reaction: str
+    kept: tuple[int, ...] = ()
+
+
+NOTHING = Secret("nothing", 2**40, "direct:nobody~nowhere", "nobody", "no-such-reaction")
+"""What does not exist."""
+
+
+@dataclass
+class Outsider:
+    session: WireSession
+    hidden: list[Secret]
+    own: str
+    """A channel of its own."""
+    may_know: set[int] = field(default_factory=set)
+    """Seqs that a message names which it was sent."""
+
+
+@dataclass
+class Scene:
+    node: Node
+    public: int
+    """A message that everybody reads, and that was in the prompt of each hidden reaction."""
+    bait: int
+    """What the guesser's own reactions are to, under the ids of others."""
+    outsiders: dict[str, Outsider]
+
+
+async def join_with_token(node: Node, host: WireSession, agent_id: str, kind: str) -> WireSession:
+    token = make_token()
+    hashed = hashlib.sha256(token.encode()).hexdigest()
+    await host.call("network.create_token", {"agent_id": agent_id, "kind": kind, "token_hash": hashed})
+    return await node.join(agent_id, kind=kind, token=token)
+
+
+async def react(session: WireSession, agent_id: str, secret: Frame, name: str, public: int) -> Secret:
+    """A reaction to a message, open, with what an agent keeps of it."""
+    reaction, seq = f"reaction-{name}", secret["seq"]
+    bodies: dict[str, dict[str, Any]] = {
+        "started": {"trigger": seq, "manifest": [public, seq]},
+        "model_reply": {"turn": 1, "agent": agent_id, "reply": {"text": f"canary-{name}", "model": "m", "usage": {"prompt_tokens": 7}}},
+    }  # fmt: skip
+    kept = [(await session.record(reaction, kind, body))["seq"] for kind, body in bodies.items()]
+    return Secret(name, seq, secret["thread_id"], agent_id, reaction, tuple(kept))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene() -> AsyncIterator[Scene]:
+    limits = {"root_messages_per_s": 100_000, "sends_per_s": 100_000}
+    async with running_node(limits=limits) as node:
+        yield await play(node)
+
+
+async def play(node: Node) -> Scene:
+    host = await node.person("host")
+    mia = await join_with_token(node, host, "mia", "human")
+    helper, worker = await node.agent("helper"), await node.agent("worker")
+    sessions = {name: await node.agent(name) for name in KINDS if name not in ("person", "service", "newcomer")}
+    sessions["person"] = await join_with_token(node, host, "person", "human")
+    sessions["service"] = await join_with_token(node, host, "service", "service")
+    for number in range(40):  # no seq is as small as a count
+        await host.send("broadcast", f"filler {number}")
+    public: int = (await host.send("broadcast", "for everybody"))["seq"]
+
+    await mia.call("channels.create", {"name": "den"})
+    for session in (helper, sessions["left"], sessions["away"]):
+        await session.call("channels.join", {"name": "den"})
+    for name in ("left", "away"):
+        await sessions[name].call("channels.leave", {"name": "den"})
+
+    told = await mia.send("agent:helper", "canary-direct")
+    direct = await react(helper, "helper", told, "direct", public)
+    asked = await react(
+        worker, "worker", await helper.send("agent:worker", "canary-asked", cause=told["seq"]), "asked", public
+    )
+    in_den = await react(helper, "helper", await mia.send("channel:den", "canary-channel"), "channel", public)
+    in_reply = await mia.send("channel:den", "canary-reply", reply_to=in_den.seq)
+    reply = await react(helper, "helper", in_reply, "reply", public)
+    left_out = ["excluded", "observer"]
+    call_out = await mia.send("broadcast", "canary-broadcast", exclude_agent_ids=left_out)
+    broadcast = await react(worker, "worker", call_out, "broadcast", public)
+    in_thread = await worker.send("broadcast", "canary-answer", reply_to=broadcast.seq, cause=broadcast.seq)
+    answer = await react(helper, "helper", in_thread, "answer", public)
+    mod = Secret("mod", *seq_and_thread(await mia.send("mod:channels", "canary-mod")), "mia", "reaction-mod")
+
+    for name in ("late", "away"):
+        await sessions[name].call("channels.join", {"name": "den"})
+    sessions["newcomer"] = await node.agent("newcomer")
+    everywhere = [direct, asked, in_den, reply, mod]
+    hidden = dict.fromkeys(KINDS, everywhere)
+    hidden |= {kind: [*everywhere, broadcast, answer] for kind in ("excluded", "observer", "newcomer")}
+    outsiders = {name: Outsider(sessions[name], hidden[name], f"own-{name}") for name in KINDS}
+    for outsider in outsiders.values():
+        await outsider.session.call("channels.create", {"name": outsider.own})
+    told_on = await helper.send("agent:answered", "an answer", cause=direct.seq)
+    assert (await sessions["answered"].expect("deliver"))["type"] == "deliver"
+    outsiders["answered"].may_know |= {direct.seq, told_on["seq"]}
+    await helper.send("agent:observer", "there was an answer", cause=public)
+    bait = await host.send("agent:guesser", "to the guesser")
+    for secret in everywhere:
+        await sessions["guesser"].record(secret.reaction, "started", {"trigger": bait["seq"], "manifest": []})
+        body = {"turn": 1, "agent": "guesser", "reply": {"text": None, "model": "m", "usage": {"prompt_tokens": 1}}}
+        await sessions["guesser"].record(secret.reaction, "model_reply", body)
+    await sessions["guesser"].record("reaction-asked", "finished", {"status": "finished"})
+    await helper.record("reaction-direct", "note", {"text": "canary-direct"})  # behind what the guesser wrote
+    await host.send("broadcast", "the end of the scene")
+    return Scene(node, public, bait["seq"], outsiders)
+
+
+def seq_and_thread(stored: Frame) -> tuple[int, str]:
+    return stored["seq"], stored["thread_id"]
+
+
+KINDS = (
+    "stranger", "left", "late", "away", "newcomer", "excluded", "observer", "answered", "mia-2", "person", "service", "guesser",
+)  # fmt: skip
+"""Never there; left the channel; joined it late; was away; came to the network late; left out of a broadcast; left out, and told of its answer;
+given an answer whose cause it may not read; another agent of the sender's; a person and a service that are no operators; one that writes
+records under others' reaction ids."""
+
+Make = Callable[[Secret, Outsider, int], dict[str, Any]]
+"""Arguments, of what is hidden, who asks, and the public message."""
+
+FRESH = hashlib.sha256(b"nobody's").hexdigest()
+GUESSES: dict[str, list[Make]] = {
+    "network.info": [],
+    "network.list_agents": [],
+    "network.list_threads": [],
+    "network.history": [
+        lambda it, who, public: {"thread_id": it.thread_id},
+        lambda it, who, public: {"thread_id": it.thread_id, "before": it.seq + 1},
+        lambda it, who, public: {"thread_id": it.thread_id, "trigger": public},
+        lambda it, who, public: {"thread_id": "broadcast", "trigger": it.seq},
+        lambda it, who, public: {"thread_id": f"thread:{it.seq}"},
+    ],
+    "network.window": [
+        lambda it, who, public: {"trigger": it.seq},
+        lambda it, who, public: {"trigger": public, "threads": [it.thread_id]},
+        lambda it, who, public: {"trigger": public, "threads": [f"thread:{it.seq}"], "visibility": "all"},
+    ],
+    "network.message_status": [lambda it, who, public: {"seq": it.seq}],
+    "network.why": [
+        lambda it, who, public: {"seq": it.seq},
+        lambda it, who, public: {"seq": public, "trigger": it.seq},
+        lambda it, who, public: {"seq": it.seq, "trigger": public},
+    ],
+    "network.impact": [
+        lambda it, who, public: {"seq": it.seq},
+        lambda it, who, public: {"seq": public, "trigger": it.seq},
+        lambda it, who, public: {"seq": it.seq, "trigger": public},
+    ],
+    "network.records": [
+        lambda it, who, public: {"reaction": it.reaction},
+        lambda it, who, public: {"reaction": it.reaction, "limit": 1},
+        lambda it, who, public: {"reaction": it.reaction, "agent_id": it.agent_id},
+    ],
+    "network.spent": [
+        lambda it, who, public: {"seq": it.seq},
+        lambda it, who, public: {"seq": public, "reaction": it.reaction},
+    ],
+    "network.usage": [lambda it, who, public: {"agent_id": it.agent_id}],
+    "network.quotas": [lambda it, who, public: {"agent_id": it.agent_id}],
+    "network.watch": [],
+    "network.open_reactions": [lambda it, who, public: {"agent_id": it.agent_id}],
+    "network.cancel": [
+        lambda it, who, public: {"reaction": it.reaction},
+        lambda it, who, public: {"thread_id": it.thread_id},
+    ],
+    "network.resume_root": [lambda it, who, public: {"root": it.seq}],
+    "network.remove": [lambda it, who, public: {"agent_id": it.agent_id}],
+    "network.create_token": [lambda it, who, public: {"agent_id": it.agent_id, "kind": "agent", "token_hash": FRESH}],
+    "network.list_tokens": [],
+    "network.revoke_token": [lambda it, who, public: {"agent_id": it.agent_id}],
+    "network.dead_letters": [
+        lambda it, who, public: {"agent_id": it.agent_id},
+        lambda it, who, public: {"after": f"{it.agent_id}/{it.seq}"},
+    ],
+    "network.retry_dead_letter": [
+        lambda it, who, public: {"seq": it.seq},
+        lambda it, who, public: {"seq": it.seq, "agent_id": it.agent_id},
+    ],
+    "network.drop_dead_letter": [
+        lambda it, who, public: {"seq": it.seq},
+        lambda it, who, public: {"seq": it.seq, "agent_id": it.agent_id},
+    ],
+    "network.log": [],
+    "network.rows": [],
+    "network.status": [],
+    "channels.create": [],
+    "channels.join": [],
+    "channels.leave": [],
+    "channels.set_topic": [],
+    "channels.set_history": [],
+    "channels.post": [lambda it, who, public: {"name": who.own, "text": "x", "cause": it.seq}],
+    "channels.reply": [
+        lambda it, who, public: {"reply_to": it.seq, "text": "x"},
+        lambda it, who, public: {"reply_to": public, "text": "x", "cause": it.seq},
+    ],
+    "channels.list": [],
+    "channels.members": [],
+    "discovery.find": [],
+}
+"""By operation, arguments that name what is hidden: the answer is that for `NOTHING`."""
+
+Ask = Callable[[Secret, Outsider, int], dict[str, Any]]
+LISTS: dict[str, list[Ask]] = {
+    "network.info": [lambda it, who, public: {}],
+    "network.list_agents": [lambda it, who, public: {}],
+    "network.list_threads": [lambda it, who, public: {}, lambda it, who, public: {"before": it.seq + 1}],
+    "network.history": [
+        lambda it, who, public: {"thread_id": "broadcast", "limit": 500},
+        lambda it, who, public: {"thread_id": "channel:den", "before": it.seq + 1},
+    ],
+    "network.window": [lambda it, who, public: {"trigger": public, "threads": 100, "visibility": "all"}],
+    "network.message_status": [lambda it, who, public: {"seq": public}],
+    "network.why": [lambda it, who, public: {"seq": max({public, *who.may_know} - {it.seq})}],
+    "network.impact": [lambda it, who, public: {"seq": public}, lambda it, who, public: {"seq": max({public, *who.may_know} - {it.seq})}],
+    "network.spent": [lambda it, who, public: {"seq": public}],
+    "network.usage": [lambda it, who, public: {}],
+    "network.quotas": [lambda it, who, public: {}],
+    "network.watch": [lambda it, who, public: {"presence": True, "signals": True}],
+    "network.open_reactions": [lambda it, who, public: {}],
+    "network.cancel": [lambda it, who, public: {"thread_id": "broadcast"}],
+    "network.list_tokens": [lambda it, who, public: {}],
+    "network.dead_letters": [lambda it, who, public: {}],
+    "network.log": [lambda it, who, public: {"after": it.seq - 1}],
+    "network.rows": [lambda it, who, public: {"after": it.seq - 1}],
+    "network.status": [lambda it, who, public: {}],
+    "channels.create": [lambda it, who, public: {"name": "den"}],
+    "channels.join": [lambda it, who, public: {"name": who.own}],
+    "channels.leave": [lambda it, who, public: {"name": who.own}, lambda it, who, public: {"name": "nowhere"}],
+    "channels.set_topic": [lambda it, who, public: {"name": "den", "topic": "x"}],
+    "channels.set_history": [lambda it, who, public: {"name": "den", "history": "members"}],
+    "channels.list": [lambda it, who, public: {}],
+    "channels.members": [lambda it, who, public: {"name": "den"}],
+    "discovery.find": [lambda it, who, public: {"query": f"canary {it.name} {it.thread_id}"}],
+}  # fmt: skip
+"""Arguments that show what the outsider may see."""
+
+PLACES = ("broadcast", "channel:den")
+"""Threads that everybody knows of."""
+COUNTS = {
+    "participants", "bytes", "messages", "channels", "at", "sent_at", "next_day_at", "bytes_per_day", "messages_per_day", "score",
+    "max_created_channels", "members", "hops", "omitted", "attempts", "head", "prompt_tokens", "calls", "attempt",
+}  # fmt: skip
+"""Keys whose integers name no message. `head` is the end of the ledger, which everybody is told."""
+
+
+async def test_every_operation_has_its_row() -> None:
+    mods = [*network_operations(), *(mod() for mod in OWN_MODS.values())]
+    known = {operation.op for mod in mods for operation in mod.operations()}
+    assert set(GUESSES) == known
+    assert known >= set(LISTS)
+    assert all(GUESSES[op] or LISTS[op] for op in known)
+    assert set(DEFAULT_MODS) == set(OWN_MODS), "the scene runs with all of the hub's own mods"
+
+
+def find_leaks(value: Any, outsider: Outsider, key: str = "") -> Iterator[str]:
+    """What an answer says of hidden conversations."""
+    match value:
+        case dict():
+            for name, inner in value.items():
+                yield from find_leaks(name, outsider)
+                yield from find_leaks(inner, outsider, name)
+        case list():
+            for inner in value:
+                yield from find_leaks(inner, outsider, key)
+        case bool():
+            return
+        case int() if key not in COUNTS:
+            seqs = {seq for it in outsider.hidden for seq in (it.seq, *it.kept)} - outsider.may_know
+            if value in seqs:
+                yield f"{key}: {value}"
+        case str():
+            for it in outsider.hidden:
+                shown = [f"canary-{it.name}", *([] if it.thread_id in PLACES else [it.thread_id])]
+                yield from (f"{key}: {text}" for text in shown if text in value)
+                if it.reaction in value and key != "":
+                    yield f"{key}: {it.reaction}"
+
+
+def shape_of(answer: Frame, asked: Secret) -> Any:
+    """An answer without what the question named."""
+    if answer["type"] == "result":
+        return answer["value"]
+    given = "|".join(map(re.escape, (asked.thread_id, asked.reaction, asked.agent_id, str(asked.seq))))
+    return answer["code"], re.sub(rf"\b({given})(?![\w-])", "IT", answer["message"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_operation_tells_an_outsider_anything(scene: Scene, kind: str) -> None:
+    outsider = scene.outsiders[kind]
+    for op, questions in LISTS.items():
+        for secret in outsider.hidden:
+            for make in questions:
+                answer = await outsider.session.submit_call(op, make(secret, outsider, scene.public))
+                assert not list(leaks_beyond_own(answer, outsider, kind)), (op, secret.name, answer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_an_outsider_guesses_is_as_if_it_did_not_exist(scene: Scene, kind: str) -> None:
+    outsider = scene.outsiders[kind]
+    for op, guesses in GUESSES.items():
+        for make in guesses:
+            nothing = await outsider.session.submit_call(op, make(NOTHING, outsider, scene.public))
+            for secret in outsider.hidden:
+                args = make(secret, outsider, scene.public)
+                answer = await outsider.session.submit_call(op, args)
+                if answer["type"] == "result":
+                    assert not list(leaks_beyond_own(answer["value"], outsider, kind)), (op, args, answer)
+                if knows(op, args, outsider, kind):
+                    continue
+                assert shape_of(answer, secret) == shape_of(nothing, NOTHING), (op, args)
+    for frame in outsider.session.unread:
+        assert not list(leaks_beyond_own(frame, outsider, kind)), frame
+
+
+def knows(op: str, args: dict[str, Any], outsider: Outsider, kind: str) -> bool:
+    """Whether the question names what the outsider has a right to: a place that it is in, its own records, itself."""
+    if kind == "guesser" and op in ("network.records", "network.spent", "network.cancel"):
+        return True
+    # a channel is no secret, to those who were in it less than ever
+    if args.get("thread_id") == "channel:den":
+        return kind in ("left", "late", "away")
+    return args.get("thread_id") == "broadcast"
+
+
+def leaks_beyond_own(value: Any, outsider: Outsider, kind: str) -> Iterator[str]:
+    """The guesser has named reactions so itself: then it is the numbers that count."""
+    found = find_leaks(value, outsider)
+    return (it for it in found if "reaction-" not in it) if kind == "guesser" else found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_frames_of_an_outsider_are_refused_as_for_what_does_not_exist(scene: Scene, kind: str) -> None:
+    outsider = scene.outsiders[kind]
+    session = outsider.session
+    for secret in outsider.hidden:
+        shapes = []
+        for it in (secret, NOTHING):
+            answers = [
+                await session.submit("agent:helper", "x", cause=it.seq),
+                await session.submit("broadcast", "x", reply_to=it.seq),
+                await session.submit_record(new_id("r"), "started", {"trigger": it.seq}),
+            ]
+            if secret.thread_id not in PLACES:
+                await session.send_frame({"type": "signal", "kind": "typing", "body": 1, "thread_id": it.thread_id})
+                answers.append(await session.expect("error", code="unknown_message"))
+            shapes.append([shape_of(answer, it) for answer in answers])
+        assert shapes[0] == shapes[1], secret.name
+
+
+async def test_the_sums_of_records_under_a_guessed_id_name_ones_own_trigger(scene: Scene) -> None:
+    guesser = scene.outsiders["guesser"]
+    usage = await guesser.session.call("network.usage")
+    place = {"trigger": scene.bait, "thread_id": "direct:guesser~host", "root": scene.bait}
+    assert usage["reactions"] == {it.reaction: place for it in guesser.hidden}
+    records = await guesser.session.call("network.records", {"reaction": "reaction-direct", "limit": 2})
+    assert [it["agent_id"] for it in records["records"]] == ["guesser", "guesser"]
+    assert records["has_more"] is False  # what others wrote behind that is not told of
+
+
+async def test_who_began_reactions_that_others_may_not_read_sees_that_they_are_in_prompts(scene: Scene) -> None:
+    status = await scene.outsiders["stranger"].session.call("network.message_status", {"seq": scene.public})
+    fates = {it["agent_id"]: it for it in status["recipients"]}
+    assert fates["helper"]["state"] == fates["worker"]["state"] == "in_prompt"
+    assert "reaction" not in fates["helper"]
+    own = await scene.node.agent("helper")
+    mine = {
+        it["agent_id"]: it for it in (await own.call("network.message_status", {"seq": scene.public}))["recipients"]
+    }
+    assert (mine["helper"]["reaction"], mine["helper"]["reaction_status"]) == ("reaction-direct", "open")
+    assert "reaction" not in mine["mia"]
+    assert "reaction-" not in json.dumps(fates)
+
+
+async def test_whoever_stops_a_reaction_learns_nothing_of_what_it_had_asked_others() -> None:
+    async with running_node() as node:
+        mia = await join_with_token(node, await node.person("host"), "mia", "human")
+        helper, worker = await node.agent("helper", role="reactor"), await node.agent("worker", role="reactor")
+        request = await mia.send("agent:helper", "please")
+        await helper.record("of-helper", "started", {"trigger": request["seq"]})
+        asked = await helper.send("agent:worker", "canary", cause=request["seq"])
+        await worker.record("of-worker", "started", {"trigger": asked["seq"]})
+        assert await mia.call("network.cancel", {"reaction": "of-helper"}) == {"reactions": ["of-helper"]}
+        assert (await helper.expect("signal", kind="cancel"))["sender_id"] == "mia"
+        stopped = await worker.expect("signal", kind="cancel")
+        assert (stopped["sender_id"], stopped["body"]) == ("helper", {"reaction": "of-worker"})
