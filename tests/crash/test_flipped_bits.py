@@ -189,7 +189,7 @@ async def test_flipped_bits_change_nothing_that_is_read(
     tmp_path: Path, note: Note, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    await _prove(tmp_path, note, flips=200)
+    await _prove(tmp_path, note, flips=60)
 
 
 @pytest.mark.full
