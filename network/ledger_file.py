@@ -13,14 +13,12 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-import msgspec
-
 from .checksums import Damage
 from .errors import LedgerError
 from .ledger import MAX_PAGE_BYTES, Row
 from .ledger_failures import explain
 from .ledger_held import is_held
-from .ledger_queries import LOG_COLUMNS, ROW_COLUMNS, find_row, load_meta, take_page
+from .ledger_queries import FAILURES, LOG_COLUMNS, ROW_COLUMNS, find_row, load_meta, take_page
 from .log_lines import LogHead, decode_row, read_lines
 from .migrations import CHECKED_FROM, CHECKSUMS_SINCE, refuse_schema
 
@@ -175,5 +173,5 @@ def _explaining(path: Path) -> Iterator[None]:
 def _explaining_database(path: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, AttributeError) as error:
+    except FAILURES as error:
         raise explain(error, path, "read") from error

@@ -30,6 +30,8 @@ _INSERTS = tuple((rows, _INSERT + ",".join(["(?,?,?,?,?,?,?,?,?,?,?,?,?)"] * row
 _json = msgspec.json.Decoder(msgspec.Raw)
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 """What a row raises whose columns hold anything."""
+FAILURES = (sqlite3.Error, *UNREADABLE)
+"""What a storage that fails raises, and a damaged file, whose columns may hold values of any type."""
 _BAD_CELL = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
 
 T = TypeVar("T")

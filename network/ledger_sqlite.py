@@ -37,11 +37,11 @@ from .ledger import (
 from .ledger_failures import explain
 from .ledger_files import HeldFiles
 from .ledger_queries import (
+    FAILURES,
     INBOX,
     INBOX_SEQS,
     ROW_COLUMNS,
     UNENCODABLE,
-    UNREADABLE,
     bind,
     drop_calls,
     encode_batch,
@@ -69,9 +69,6 @@ CHECKPOINT_PAGES = 10_000
 """At so many pages the log goes back into the database. SQLite's 1000 makes every 166th single commit wait for its two fsyncs."""
 EXPIRY_STEP = 1000
 """Results of calls that are looked at, and dropped, at a time."""
-
-_FAILURES = (sqlite3.Error, *UNREADABLE)
-"""What a storage that fails raises, and a damaged file, whose columns may hold values of any type."""
 
 T = TypeVar("T")
 
@@ -192,7 +189,7 @@ class SQLiteLedger:
         def guarded(db: sqlite3.Connection) -> T:
             try:
                 return function(db)
-            except _FAILURES as error:
+            except FAILURES as error:
                 raise self._failed(error) from error
 
         return await connection.run(guarded)
