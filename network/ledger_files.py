@@ -7,7 +7,8 @@ live log. So nothing in a node's process opens the database but SQLite and this 
 keeps other nodes away: it belongs to the inode, whatever name the file is reached by.
 
 Beside the database stands ``FILE.head``: the epoch, and the newest seq that was stored. It is written after a commit and before its
-answers, so that it is never ahead of the database; a database that is behind it is an older copy.
+answers, so that it is never ahead of the database; a database that is behind it is an older copy. Its second line names the database
+that SQLite's log belongs to: SQLite would put a log into whatever file lies beside it, and a copy that was put there is ruined by that.
 
 No SQL here. Called on the ledger's threads and, while it opens and closes, on the loop's.
 """
@@ -19,6 +20,7 @@ import os
 import struct
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from .durable_files import sync
 from .errors import LedgerError
@@ -29,6 +31,21 @@ _FLOCK = "hhqqi4x"
 """C's ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
 """The bytes on which SQLite holds its shared lock while a connection is open in WAL mode (os_unix.c, "SHARED_FIRST")."""
+
+_VERSION_AT, _ROLLBACK = 18, b"\x01\x01"
+"""Where a database's header says how it is written, and what it says without a log (sqlite.org/fileformat.html, 1.3.4)."""
+
+_BASE_CHARS = 22
+"""So that the second line of ``FILE.head`` is whole after each write in place."""
+
+
+class HeadFile(NamedTuple):
+    """What ``FILE.head`` says."""
+
+    epoch: str
+    head: int
+    base: str
+    """What the database itself, without its log, says that it is (`is_foreign_log`); empty where that was not certain."""
 
 
 class HeldFiles:
@@ -47,6 +64,8 @@ class HeldFiles:
         """The database's size and time of change (ns), as this process left them."""
         self._beside: dict[str, tuple[int, int]] = {}
         """Inode and size of the files that SQLite keeps beside it."""
+        self.is_overwritten = False
+        """Whether another program has written into the database since it was taken."""
 
     # --- one writer
 
@@ -83,6 +102,7 @@ class HeldFiles:
             held.discard(self._inode)
         self._descriptor = self._head = None
         self._beside = {}
+        self.is_overwritten = False
 
     def _in_use(self) -> LedgerError:
         return LedgerError(f"{self.path} is in use by another node; stop that one, or give this one another --db.")
@@ -105,6 +125,7 @@ class HeldFiles:
         """
         main = self._look("")
         if main.st_size < self._main[0] or main.st_mtime_ns != self._main[1]:
+            self.is_overwritten = True
             raise LedgerError(
                 f"Another program has written into {self.path} under the node; stop that program, and restore backups "
                 "while no node runs."
@@ -116,6 +137,42 @@ class HeldFiles:
             raise LedgerError(
                 f"This process has lost its locks on {self.path}: something in it has opened the file and closed it again."
             )
+
+    def is_foreign_log(self, base: str | None) -> bool:
+        """Whether the log beside the database was begun for another file than this one, which was put in its place. ``base`` is what
+        the database says without its log; None if it says nothing."""
+        if not self.has_log:
+            return False
+        assert self._descriptor is not None, "the files are taken"
+        if os.pread(self._descriptor, len(_ROLLBACK), _VERSION_AT) == _ROLLBACK:  # a backup: it never had one
+            return True
+        known = self.read_head()
+        return known is not None and known.base not in ("", base)
+
+    @property
+    def has_log(self) -> bool:
+        """Whether SQLite left a log beside the database that holds anything."""
+        try:
+            return os.stat(f"{self._place}-wal").st_size > 0
+        except OSError:
+            return False
+
+    def keep_log_apart(self) -> None:
+        """Let SQLite not write the log back when it closes: what the database holds by now may not be what the log was begun for.
+
+        It needs an exclusive lock for that, which this shared one refuses it, until `release`.
+        """
+        if self._descriptor is not None and hasattr(fcntl, "F_OFD_SETLK"):
+            shared = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, _SHARED_FIRST, _SHARED_SIZE, 0)
+            with suppress(OSError):
+                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, shared)
+
+    def drop_log(self) -> None:
+        """Delete the files that SQLite kept beside a database that is gone, and was saved with all that they held."""
+        for suffix, (inode, _) in self._beside.items():
+            with suppress(OSError):
+                if os.stat(f"{self._place}{suffix}").st_ino == inode:
+                    os.unlink(f"{self._place}{suffix}")
 
     @property
     def is_unlinked(self) -> bool:
@@ -152,25 +209,27 @@ class HeldFiles:
 
     # --- what was stored
 
-    def read_head(self) -> tuple[str, int] | None:
-        """The epoch and the newest seq that ``FILE.head`` tells; None when there is none, or it cannot be understood."""
+    def read_head(self) -> HeadFile | None:
+        """What ``FILE.head`` tells; None when there is none, or it cannot be understood."""
         path = Path(f"{self._place}.head")
         try:
-            epoch, head = path.read_text(encoding="utf-8").split()
-            return epoch, int(head)
+            first, base, *_ = [*path.read_text(encoding="utf-8").splitlines(), "", ""]
+            epoch, head = first.split()
+            return HeadFile(epoch, int(head), base.strip())
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:  # it may be there, and right: that it cannot be read now makes no new history
             raise LedgerError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
 
-    def begin_head(self, epoch: str, head: int) -> None:
-        """Write ``FILE.head`` anew, durably, before anything is stored under this epoch."""
+    def begin_head(self, known: HeadFile) -> None:
+        """Write ``FILE.head`` anew, durably, before anything is stored under this epoch. In place: the old one is there until the new
+        one is, also where there is no room for it."""
+        text = _head_line(known.epoch, known.head) + f"{known.base:{_BASE_CHARS}}\n".encode()
         try:
             if self._head is None:
                 self._head = os.open(f"{self._place}.head", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            line = _head_line(epoch, head)
-            os.pwrite(self._head, line, 0)  # not emptied before: where that fails, what it said is still there
-            os.ftruncate(self._head, len(line))
+            os.pwrite(self._head, text, 0)  # not emptied before: where that fails, what it said is still there
+            os.ftruncate(self._head, len(text))
             os.fsync(self._head)
             sync(self._place.parent)
         except OSError as error:

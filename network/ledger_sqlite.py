@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .checksums import Damage
-from .clock import boot_id
+from .clock import boot_id, random_id
 from .errors import LedgerError
 from .ledger import (
     MAX_PAGE_BYTES,
@@ -35,7 +35,7 @@ from .ledger import (
     Wanted,
 )
 from .ledger_failures import explain
-from .ledger_files import HeldFiles
+from .ledger_files import HeadFile, HeldFiles
 from .ledger_queries import (
     FAILURES,
     INBOX,
@@ -58,7 +58,7 @@ from .ledger_queries import (
     put_meta,
     take_page,
 )
-from .ledger_upkeep import newest_stamp, read_head, rescue, trim_log
+from .ledger_upkeep import BASE, newest_stamp, read_base, read_head, rescue, trim_log
 from .migrations import CHECKED_FROM, SCHEMA_VERSION, migrate, refuse_schema
 from .tables import Facts, MessageHead, Put, Table
 
@@ -139,12 +139,15 @@ class SQLiteLedger:
         self._is_suspect = False
         """SQLite has found damage since the file was last looked through."""
         self._damage = Damage(self._tell_damaged)
+        self._is_rescued = False
+        """What the database held, which was deleted, is in ``FILE.rescued``."""
 
     # --- lifetime
 
     async def open(self) -> tuple[Meta, list[Put]]:
         self._files.take(create=not self._epoch)
         try:
+            self._refuse_foreign_log()
             self._writer = await self._connect()
             meta, puts = await self._run(self._writer, self._prepare)
             self._reader = await self._connect()
@@ -164,9 +167,12 @@ class SQLiteLedger:
         finally:
             try:
                 await _close_each(connections)
+                if self._is_rescued:
+                    self._files.drop_log()
             except sqlite3.Error as error:
                 raise await asyncio.to_thread(self._failed, error) from error
             finally:
+                self._is_rescued = False
                 self._files.release()  # whatever failed: else no node could open the file again
 
     async def verify(self) -> None:
@@ -212,8 +218,14 @@ class SQLiteLedger:
     def _end(self, db: sqlite3.Connection) -> None:
         """What is done on the writer before it closes."""
         if self._files.is_unlinked:
-            rescue(db, self.path)
-        self._files.check()
+            self._is_rescued = rescue(db, self.path)
+        try:
+            self._files.check()
+        except LedgerError:
+            if self._files.is_overwritten:
+                self._files.keep_log_apart()
+                self._is_suspect = True
+            raise
         put_meta(db, {"state": "clean"})
 
     @property
@@ -251,14 +263,23 @@ class SQLiteLedger:
         first, head = int(meta.get("first_seq", "1")), read_head(db)
         stamp = max(newest_stamp(self._damage, db), int(meta.get("trimmed_stamp", "0")))  # none older is given out
         if self._is_new_history(meta, head):
+            if "epoch" in meta:
+                log.warning("the database may have lost its newest messages: a new epoch begins", extra={"head": head})
             meta["epoch"] = self._new_epoch()
         name = meta.get("name", self._name)
         changed = {
             "epoch": meta["epoch"], "name": name, "state": "open" if self._durability == "full" else "at_risk",
             "boot": self._boot, "has_head_file": "1",
         }  # fmt: skip
+        known = self._files.read_head()
+        if known is not None:
+            # for a crash in what follows: the log is this database's, whichever name that has by then
+            self._files.begin_head(known._replace(base=""))
+        put_meta(db, {BASE: (base := random_id())})
+        # busy where somebody reads: then the name may be in the log alone
+        (is_busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         # before the database says that it has one: a crash between the two leaves another epoch beside it, and so a new one
-        self._files.begin_head(meta["epoch"], head)
+        self._files.begin_head(HeadFile(meta["epoch"], head, "" if is_busy else base))
         put_meta(db, changed)
         db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
         self._files.remember()
@@ -269,10 +290,11 @@ class SQLiteLedger:
         """Whether what clients know of this ledger may no longer be so: it is new, was put back from a copy, or has lost its newest."""
         if "epoch" not in meta:
             return True
-        if "has_head_file" in meta:  # absent in files from before there was one
-            known = self._files.read_head()
-            if known is None or known[0] != meta["epoch"] or known[1] > head:
-                return True
+        known = self._files.read_head()
+        if known is None and "has_head_file" in meta:  # absent in files from before there was one
+            return True
+        if known is not None and (known.epoch != meta["epoch"] or known.head > head):
+            return True
         # The kernel keeps what a killed process wrote, unless the machine itself went down. What a sync that failed has dropped
         # shows only later; so a ledger that was opened again after a failure takes no comfort from it.
         is_same_boot = bool(self._boot) and meta.get("boot") == self._boot and not self._epoch
@@ -291,6 +313,21 @@ class SQLiteLedger:
             raise LedgerError(
                 f"{self.path} is not the ledger that this node was writing, or an older copy of it; put that one back, or "
                 "restart the node to go on with this one."
+            )
+
+    def _refuse_foreign_log(self) -> None:
+        """Before SQLite opens the file: it takes whatever log lies beside for its own, and has written it into the database by the time it
+        has closed it."""
+        if not self._files.has_log:
+            return
+        try:
+            base = read_base(self.path)
+        except sqlite3.Error:  # the log may be what mends it: a checkpoint was cut off
+            return
+        if self._files.is_foreign_log(base):
+            raise LedgerError(
+                f"{self.path}-wal does not belong to this database: it is what another one has left that was here before. Put that one "
+                f"back; or move {self.path}-wal and {self.path}-shm away to go on with this one, without what is in them."
             )
 
     def _refuse_damage(self, db: sqlite3.Connection) -> None:

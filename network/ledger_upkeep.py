@@ -29,6 +29,9 @@ from .migrations import CHECKED_FROM, CHECKSUMS_SINCE, expected_schema, list_sch
 
 log = logging.getLogger(__name__)
 
+BASE = "base"
+"""The key in ``meta`` of what names a database as of its last start; it is in the database itself before its log begins."""
+
 
 class LogSummary(Struct, frozen=True, kw_only=True):
     """What a ledger's file holds. Times are stamps (ms); ``held_by`` is the agent whose open reaction needs the oldest message, of
@@ -210,21 +213,37 @@ def back_up(source: Path, target: Path) -> int:
     return head
 
 
-def rescue(db: sqlite3.Connection, path: Path) -> None:
-    """Save what a connection to a deleted database still reaches as ``FILE.rescued``. Never raises: it is the last that can be done."""
+def rescue(db: sqlite3.Connection, path: Path) -> bool:
+    """Save what a connection to a deleted database still reaches as ``FILE.rescued``; gives whether that was done. Never raises: it is
+    the last that can be done."""
     target = Path(f"{path}.rescued")
+    # it has its name when it is whole: somebody waits to move it
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        _make_private(target)
-        with closing(sqlite3.connect(target)) as copy:
+        _make_private(draft)
+        with closing(sqlite3.connect(draft)) as copy:
             db.backup(copy)
-        sync(target)
+        sync(draft)
+        os.link(draft, target)
         sync(target.parent)
     except (sqlite3.Error, OSError) as error:
         log.critical("the database was deleted under the node, and could not be saved to %s: %s", target, error)
-    else:
-        log.critical(
-            "the database was deleted under the node; all that it held is in %s: move that to %s", target, path
-        )
+        return False
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    log.critical("the database was deleted under the node; all that it held is in %s: move that to %s", target, path)
+    return True
+
+
+def read_base(path: Path) -> str | None:
+    """What a database says that it is, read without the log that lies beside it; None if it says nothing. Raises `sqlite3.Error`
+    where it cannot be read without."""
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+        if not db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]:
+            return None
+        found = db.execute("SELECT value FROM meta WHERE key = ?", (BASE,)).fetchone()
+    return found[0] if found is not None else None
 
 
 def _make_private(path: Path) -> None:

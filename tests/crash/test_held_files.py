@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from roundelay.network.errors import LedgerError
 from roundelay.network.ledger_sqlite import SQLiteLedger
 from tests.crash.faulty import DB, until_ready
 from tests.support.command import run
@@ -119,6 +122,15 @@ async def test_a_second_node_is_refused_by_whatever_name_it_comes(tmp_path: Path
         await alice.send("broadcast", "two")
 
 
+async def _until(is_so: Callable[[], bool]) -> None:
+    """Look again and again, as an operator does at files and at the log."""
+    for _ in range(1000):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("what was awaited did not come")
+
+
 def _replace_by_copy(db: Path) -> None:
     shutil.copy(db, db.with_name("copy"))
     os.replace(db.with_name("copy"), db)
@@ -165,6 +177,8 @@ async def test_files_that_go_under_a_node_stop_it_and_it_goes_on_when_they_are_b
         told = [it.message for it in caplog.records if it.message.startswith("the ledger failed")]
         assert len(told) == len(set(told)) <= 2  # that it is gone, and why it cannot be opened again
         assert str(db) in told[0]
+        if harm == "deleted":
+            await _until(Path(f"{db}.rescued").exists)  # it has its name when it is whole
         end(db)
         await until_ready(node.url)
         alice = await node.agent("alice")
@@ -230,8 +244,94 @@ async def test_an_older_copy_put_back_begins_another_epoch_and_hides_no_message(
         note(acknowledged=len(stored), put_back=30, sent_after=100, skipped=0)
 
 
-async def _epoch_of(node: Node) -> str:
-    session = await node.agent("alice")
+async def _live_three_times(folder: Path, copy: str) -> tuple[Path, str]:
+    """A database whose log was begun long after the copy was made that stands beside it as ``copy.db``; gives its epoch too. What a
+    killed node would have left of it stands in ``killed``: the log is not in the database yet."""
+    db, killed = folder / DB, folder / "killed"
+    killed.mkdir()
+    stored: dict[str, int] = {}
+    tokens: dict[str, str] = {}
+    for life, count in enumerate((30, 40, 40)):
+        async with running_node(db=db, durability="full", limits=_LIMITS) as node:
+            node.tokens = tokens
+            alice = await node.agent("alice")
+            await _say(alice, stored, count)
+            if life == 0 and copy == "backup":
+                await run("backup", folder / "copy.db", "--db", db)
+            if life == 2:
+                for name in (f"{DB}-wal", f"{DB}.head"):
+                    shutil.copy(folder / name, killed / name)
+        if life == 0 and copy == "cp":
+            shutil.copy(db, folder / "copy.db")
+    return db, alice.welcome["network"]["epoch"]
+
+
+def _delete_log(db: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        Path(f"{db}{suffix}").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("copy", ["backup", "cp"])
+async def test_a_copy_is_not_mixed_with_the_log_that_another_database_has_left(tmp_path: Path, copy: str) -> None:
+    db, epoch = await _live_three_times(tmp_path, copy)
+    shutil.copy(tmp_path / "copy.db", db)
+    for path in (tmp_path / "killed").iterdir():
+        shutil.copy(path, tmp_path)
+    as_copied = db.read_bytes()
+    with pytest.raises(LedgerError, match="does not belong to this database"):
+        async with running_node(db=db, durability="full"):
+            pass
+    assert db.read_bytes() == as_copied
+    _delete_log(db)
+    async with running_node(db=db, durability="full", limits=_LIMITS) as node:
+        assert await _epoch_of(node, "bob") != epoch
+    assert "not as stored" not in (await run("doctor", ROUNDELAY_DB=str(db))).out
+
+
+@pytest.mark.parametrize("way", ["mv", "cp"])
+async def test_a_backup_put_in_the_place_of_a_running_nodes_database_is_not_mixed_with_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    db, epoch = await _live_three_times(tmp_path, "backup")
+    copy = tmp_path / "copy.db"
+    as_copied = copy.read_bytes()
+    async with running_node(db=db, durability="full", limits=_LIMITS) as node:
+        alice = await node.agent("bob")
+        await _say(alice, {}, 10)
+        if way == "mv":
+            copy.replace(db)
+        else:
+            shutil.copyfile(copy, db)
+        assert await alice.closed() == 4503
+        if way == "cp":  # SQLite's log is still there, and would be written over it
+            await _until(lambda: "does not belong to this database" in caplog.text)
+            assert (await get_http(node.url, "/readyz"))[0] == 503
+            assert db.read_bytes() == as_copied
+            _delete_log(db)
+        await until_ready(node.url)
+        assert await _epoch_of(node, "carol") != epoch
+    assert "not as stored" not in (await run("doctor", ROUNDELAY_DB=str(db))).out
+
+
+async def test_a_copy_from_before_there_were_head_files_is_an_older_copy_too(tmp_path: Path) -> None:
+    db = tmp_path / DB
+    async with node_process(db) as node:
+        epoch = await _epoch_of(node)
+        await node.stop()
+        shutil.copy(db, tmp_path / "copy.db")
+        with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+            copy.execute("DELETE FROM meta WHERE key IN ('has_head_file', 'base')")
+            copy.commit()
+        await node.restart()
+        await (await node.agent("alice")).send("broadcast", "one")
+        await node.stop()
+        shutil.copy(tmp_path / "copy.db", db)
+        await node.restart()
+        assert await _epoch_of(node) != epoch
+
+
+async def _epoch_of(node: Node, agent_id: str = "alice") -> str:
+    session = await node.agent(agent_id)
     epoch: str = session.welcome["network"]["epoch"]
     return epoch
 

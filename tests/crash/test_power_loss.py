@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.network.ledger_files import HeldFiles
+from roundelay.network.ledger_files import HeadFile, HeldFiles
 from roundelay.network.ledger_sqlite import Durability
 from roundelay.network.told import Stored
 from tests.crash.lives import Answered, Found, Key, look, open_network, say_all
@@ -67,9 +67,8 @@ def _watched_head(journal: Journal) -> Iterator[None]:
     begin, write = HeldFiles.begin_head, HeldFiles.write_head
     name = f"{DB}.head"
 
-    def begin_head(files: HeldFiles, epoch: str, head: int) -> None:
-        begin(files, epoch, head)
-        journal.truncate(name, 0)
+    def begin_head(files: HeldFiles, known: HeadFile) -> None:
+        begin(files, known)
         journal.write(name, 0, files.path.with_name(name).read_bytes())
         journal.sync(name)
 
