@@ -14,7 +14,7 @@ from .change import ChangeSet, RootStopped, Rules
 from .entries import NOTHING, Answer, ModEntry, Operate, Origin, Outcome
 from .errors import IdConflict, RoundelayError
 from .frames import ResultFrame, encode
-from .quotas import ENTRY_BYTES
+from .quotas import ROW_BYTES
 from .refusals import answer_error, check_rights, damaged_repeat, stop_loop
 from .state import State
 from .tables import CallResult, Facts
@@ -51,7 +51,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
         change.run_apply_hooks(change.messages())
         # an operator mends what others cannot, also a spent quota's doings
         is_bounded = not (origin.is_operator and change.mod_id == "network")
-        change.count_stored(len(bytes(result)) + ENTRY_BYTES, is_bounded=is_bounded)
+        change.count_stored(len(bytes(result)) + ROW_BYTES, is_bounded=is_bounded)
     except RootStopped as error:
         return stop_loop(rules, state, facts, origin, error, keys)
     except RoundelayError as error:

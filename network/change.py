@@ -21,7 +21,7 @@ from .frames import SendFrame, WireMessage, encode, is_id
 from .guard import SENDS, check_root, next_arrival, parse_address
 from .ledger import Row, RowType
 from .mod import Incoming, Mod, Operation, ask_before
-from .quotas import ENTRY_BYTES, Quotas, count_stored, read_bucket
+from .quotas import ROW_BYTES, Quotas, count_stored, read_bucket
 from .state import State
 from .tables import MAX_SPANS, Bucket, Channel, Facts, MessageHead, Put, RootBudget, Table
 from .visibility import anchor, direct_thread, has_people, may_read, mod_thread
@@ -88,7 +88,7 @@ def write_message(
         message = msgspec.structs.replace(message, metadata=frame.metadata)
     data = encode(message)
     if origin.session_id:
-        puts += count_stored(rules.quotas, sender, bucket, stamp, len(data) + ENTRY_BYTES, 1)
+        puts += count_stored(rules.quotas, sender, bucket, stamp, len(data) + ROW_BYTES, 1)
     else:  # a mod's own: whose message it follows from is told by its `ChangeSet`
         puts.append(Put("bucket", sender, bucket))
     row = Row(
@@ -251,7 +251,7 @@ class ChangeSet:
             digest=digest, data=data,
         )  # fmt: skip
         self.take(row, ())
-        self._unpaid_bytes += len(data) + ENTRY_BYTES
+        self._unpaid_bytes += len(data) + ROW_BYTES
         return row
 
     def put_row(self, table: Table, key: str, value: Any) -> None:
@@ -293,7 +293,7 @@ class ChangeSet:
     def put(self, key: str, value: object) -> None:
         raw = Raw(encode(value)) if value is not None else None
         if raw is not None:
-            self._unpaid_bytes += len(bytes(raw)) + len(key) + ENTRY_BYTES
+            self._unpaid_bytes += len(bytes(raw)) + len(key) + ROW_BYTES
         self.put_row("mod", f"{self.mod_id}/{key}", raw)
 
     def head(self, seq: int) -> MessageHead:
@@ -380,7 +380,7 @@ class ChangeSet:
         return row
 
     def _count_message(self, row: Row) -> None:
-        self._unpaid_bytes += len(row.data) + ENTRY_BYTES
+        self._unpaid_bytes += len(row.data) + ROW_BYTES
         self._unpaid_messages += 1
 
     def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:

@@ -35,7 +35,7 @@ FATES_AT_ONCE = 64
 """For so many recipients of a message their ends are looked up together."""
 REACTIONS_SEARCHED = 256
 """Among so many reactions that an agent began after a message is the one looked for whose prompt holds it."""
-ENTRY_BYTES = 128
+LISTED_BYTES = 128
 """About what an entry of a list takes beside what a participant chose the size of."""
 
 
@@ -141,7 +141,7 @@ class NetworkOperations(Mod):
                 entry = await _describe_thread(reading, summary)
                 if entry is None:
                     continue
-                size += ENTRY_BYTES + sum(len(agent_id) + 3 for agent_id in entry["readers"])
+                size += LISTED_BYTES + sum(len(agent_id) + 3 for agent_id in entry["readers"])
                 if found and (len(found) == limit or size > reading.hub.limits.max_result_bytes):
                     return {"threads": found, "has_more": True}
                 found.append(entry)
@@ -233,7 +233,7 @@ class NetworkOperations(Mod):
             cold = (await hub.ledger.lookup(Wanted(set(), set(), asked))).cold
             for agent_id in chosen:
                 entry = await _describe_fate(reading, agent_id, seq, now[agent_id], cold)
-                size += ENTRY_BYTES + len(agent_id) + len(entry.get("reaction", ""))
+                size += LISTED_BYTES + len(agent_id) + len(entry.get("reaction", ""))
                 if states and size > hub.limits.max_result_bytes:
                     return {"seq": seq, "recipients": states, "has_more": True}
                 states.append(entry)

@@ -16,7 +16,7 @@ from .errors import BudgetExhausted
 from .state import State
 from .tables import DAY_MS, Bucket, DayStored, Put
 
-ENTRY_BYTES = 256
+ROW_BYTES = 256
 """What each message, record, event and result counts beside its JSON: about what its ids, its head and the indices take in the database."""
 MAX_STEP_BYTES, MAX_STEP_MESSAGES = 1 << 20, 256
 STEPS = 10_000
