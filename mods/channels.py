@@ -96,11 +96,14 @@ class Channels(Mod):
     async def list(self, reading: Reading, *, after: str = "", limit: PageLimit = 1000) -> dict[str, Any]:
         """List the channels: name, topic, how many members, and whether you are one. By name; those above `after`."""
         state = reading.hub.state
-        counted = 0
+        counted, is_cut = 0, False
 
         def describe() -> Iterator[dict[str, Any]]:
-            nonlocal counted
+            nonlocal counted, is_cut
             for name, channel in state.ascending("channel", after):
+                is_cut = counted > MEMBERS_COUNTED
+                if is_cut:
+                    return
                 members = state.members(name)
                 counted += len(members)
                 yield {
@@ -110,11 +113,9 @@ class Channels(Mod):
                     "members": sum(member.is_in for member in members.values()),
                     "is_member": state.member(name, reading.origin.agent_id).is_in,
                 }
-                if counted > MEMBERS_COUNTED:
-                    return
 
         channels, has_more = take_page(describe(), limit, reading.hub.limits.max_result_bytes)
-        return {"channels": channels, "has_more": has_more or counted > MEMBERS_COUNTED}
+        return {"channels": channels, "has_more": has_more or is_cut}
 
     @operation("read")
     async def members(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from roundelay.mods import channels
 from tests.support.node import Node
 from tests.support.wire import WireSession, contents
 
@@ -184,3 +185,18 @@ async def test_who_was_delivered_a_reply_may_cite_and_read_it_after_leaving_too(
     assert contents(shown) == ["a reply to it"]
     await dave.send("agent:alice", "about that reply", cause=reply["seq"])
     await dave.refused("unknown_message", "agent:alice", cause=first["seq"])
+
+
+async def test_a_list_of_crowded_channels_has_small_pages_and_says_truly_whether_there_are_more(
+    alice: WireSession, bob: WireSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "MEMBERS_COUNTED", 1)  # `dev` has two
+    await alice.call("channels.create", {"name": "ops"})
+    pages = [await bob.call("channels.list"), await bob.call("channels.list", {"after": "dev"})]
+    assert [([it["name"] for it in page["channels"]], page["has_more"]) for page in pages] == [
+        (["dev"], True),
+        (["ops"], False),
+    ]
+    await alice.call("channels.join", {"name": "ops"})
+    await bob.call("channels.join", {"name": "ops"})
+    assert (await bob.call("channels.list", {"after": "dev"}))["has_more"] is False
