@@ -308,7 +308,7 @@ class AgentRunner(ABC):
     async def _attempt(self, ongoing: Ongoing) -> bool:
         """React to one message. False when it went back to the hub, to be delivered again."""
         message = ongoing.message
-        self._display.begin(ongoing.journal.reaction, message.thread_id)
+        self._display.begin(ongoing.journal.reaction, message.thread_id, message.seq)
         try:
             threads = await build_context(self.client, message, self.policy, self.visibility)
             await self.react(threads, message.thread_id, message)

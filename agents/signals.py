@@ -28,15 +28,20 @@ class Display:
     def __init__(self, agent_id: str, on_event: OnEvent | None) -> None:
         self._agent_id = agent_id
         self._on_event = on_event
-        self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], str]] = asyncio.Queue(maxsize=MAX_SIGNALS)
+        self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], str, int | None]]
+        self._queue = asyncio.Queue(maxsize=MAX_SIGNALS)
+        self._triggers: dict[object, int] = {}  # by reaction, as long as it is under way
         self._pieces = LivePieces(partial(self._put, "delta"))
 
-    def begin(self, reaction: str, thread_id: str) -> None:
+    def begin(self, reaction: str, thread_id: str, trigger: int) -> None:
+        """A reaction begins. What is seen of it is for those alone who may know of its trigger."""
+        self._triggers[reaction] = trigger
         self._put("thinking", {"reaction": reaction, "active": True}, thread_id)
 
     def end(self, reaction: str, thread_id: str) -> None:
         self._pieces.end(reaction)
         self._put("thinking", {"reaction": reaction, "active": False}, thread_id)
+        self._triggers.pop(reaction, None)
 
     def tell(self, event: Event, thread_id: str, *, is_watched: bool, shows_text: bool) -> None:
         """Pass an event on; calls to the thread's readers, and what streams if a person watches. ``shows_text``: the
@@ -55,9 +60,9 @@ class Display:
     async def send(self, client: NetworkClient) -> None:
         """Send the signals as they come, for ever."""
         while True:
-            kind, body, thread_id = await self._queue.get()
+            kind, body, thread_id, trigger = await self._queue.get()
             try:
-                await client.signal(kind, body, thread_id=thread_id)
+                await client.signal(kind, body, thread_id=thread_id, trigger=trigger)
             except RoundelayError as error:
                 _logger.debug("signal refused", extra={"kind": kind, "code": error.code})
 
@@ -67,4 +72,4 @@ class Display:
     def _put(self, kind: SignalKind, body: dict[str, object], thread_id: str, *, is_own: bool = True) -> None:
         """``is_own`` is False of what is only passed on, for which half of the queue is enough."""
         if self._queue.qsize() < (MAX_SIGNALS if is_own else MAX_SIGNALS // 2):
-            self._queue.put_nowait((kind, body, thread_id))
+            self._queue.put_nowait((kind, body, thread_id, self._triggers.get(body["reaction"])))

@@ -283,14 +283,20 @@ class NetworkClient:
         *,
         to: str | None = None,
         thread_id: str | None = None,
+        trigger: int | None = None,
     ) -> None:
-        """Tell who watches a thread what goes on. Not stored; dropped while the connection is down, or the hub takes nothing, or beyond its
+        """Tell who watches a thread what goes on; with ``trigger``, the seq of the message of that thread that is worked on, only those who
+        may know of that. Not stored; dropped while the connection is down, or the hub takes nothing, or beyond its
         ``signals_per_s``."""
         place = UNSET if to is None else to
         self._link.push(
             encode(
                 SignalFrame(
-                    kind=kind, body=Raw(encode(body)), to=place, thread_id=UNSET if thread_id is None else thread_id
+                    kind=kind,
+                    body=Raw(encode(body)),
+                    to=place,
+                    thread_id=UNSET if thread_id is None else thread_id,
+                    trigger=UNSET if trigger is None else trigger,
                 )
             ),
             may_drop=True,

@@ -85,6 +85,7 @@ class SignalFrame(Struct, tag_field="type", tag="signal", forbid_unknown_fields=
     body: Raw
     to: str | UnsetType = UNSET
     thread_id: str | UnsetType = UNSET
+    trigger: Seq | UnsetType = UNSET
 
 
 class ByeFrame(Struct, tag_field="type", tag="bye", forbid_unknown_fields=True, frozen=True):

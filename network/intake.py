@@ -53,13 +53,17 @@ from .session import LIVE, Pause, ProtocolBreach, Session, SessionState
 from .shape import FrameError
 from .spending import CHARGED, read_spent
 from .switchboard import Switchboard
-from .tables import OpenReaction, Token
-from .visibility import direct_thread, is_reader, may_read, mod_thread, parties
+from .tables import MessageHead, OpenReaction, Token
+from .visibility import direct_thread, follows_live, may_read, mod_thread, parties
 
 DELIVERY_WORK = 32
 """What each session costs that a broadcast goes to, in the bytes of `Pending`."""
 OPERATION_WORK = 8192
 """What an operation costs beyond a message: most write a row, a table's value, and their result."""
+MAX_JUDGES = 64
+"""So many open reactions are looked through for one signal that does not name its trigger (docs/protocol.md)."""
+MAX_LOOKED_BACK = 64
+"""So many messages of a thread are, for one that its sender may read (docs/protocol.md)."""
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 """The longest that a `nack` may put its message off (docs/protocol.md)."""
 
@@ -426,28 +430,61 @@ class Intake:
         raise UnknownRecipient(f"{kind}:{name} is no place where {sender} may signal.")
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
+        """Pass a signal on to those who may know of what is worked on: of its ``trigger``, or of all that it may be about."""
         assert frame.thread_id is not UNSET
-        outage, who = self._board.read_outage, f"a signal of {session.live_origin().agent_id}"
+        sender = session.live_origin().agent_id
+        outage, who = self._board.read_outage, f"a signal of {sender}"
         try:
-            newest = await find_newest(self._ledger, frame.thread_id)
+            if frame.trigger is not UNSET:
+                judges = await self._find_trigger(sender, frame.thread_id, frame.trigger)
+            else:
+                judges = await self._find_judges(sender, frame.thread_id)
             if outage.is_on:
                 outage.end(who)
         except LedgerError as error:
             outage.fail(error, who)
             return
+        except RoundelayError as error:
+            self.enter(Refused(session.live_origin(), error, {}))
+            return
         finally:
             session.reads_under_way -= 1
-        head = newest.head if newest is not None else None
-        if head is None or not may_read(self._board.state, session.live_origin().agent_id, head):
-            unknown = UnknownMessage(
-                f"There is no thread {frame.thread_id[:80]!r} that {session.live_origin().agent_id} may read."
-            )
-            self.enter(Refused(session.live_origin(), unknown, {}))
-            return
-        state = self._board.state
+        state, head = self._board.state, judges[0]
         near = parties(head) if head.kind in ("direct", "mod") else self._board.around(head.to)
-        readers = [agent_id for agent_id in dict.fromkeys(near) if is_reader(state, agent_id, head)]
+        readers = [agent_id for agent_id in dict.fromkeys(near) if follows_live(state, agent_id, judges)]
         self._pass_signal(session, frame, frame.thread_id, readers)
+
+    async def _find_trigger(self, sender: str, thread_id: str, trigger: int) -> list[MessageHead]:
+        """The message that a signal says it is about. Raises `UnknownMessage` unless it is one of the thread that the sender may read."""
+        opened = next(iter(self._board.state.reactions_to(sender, trigger).values()), None)
+        head = opened.trigger_head if opened is not None else (await self._ledger.heads([trigger])).get(trigger)
+        if head is None or head.thread_id != thread_id or not may_read(self._board.state, sender, head):
+            raise UnknownMessage(
+                f"There is no message {trigger} in {thread_id[:80]!r} that {sender} may read; trigger is the seq of one."
+            )
+        return [head]
+
+    async def _find_judges(self, sender: str, thread_id: str) -> list[MessageHead]:
+        """What a signal may be about that does not say it: the newest message of the thread, the newest one that the sender may read, and
+        whatever it has an open reaction to there. Raises `UnknownMessage` if it may read none, `InvalidArguments` if there is too much."""
+        row = await find_newest(self._ledger, thread_id)
+        newest = row.head if row is not None else None
+        page = None
+        if newest is not None and not may_read(self._board.state, sender, newest):
+            page = await self._ledger.thread(thread_id, before=newest.seq, limit=MAX_LOOKED_BACK)
+        state = self._board.state
+        begun = min(state.reactions_of(sender), state.reactions_in(thread_id), key=len)
+        if len(begun) > MAX_JUDGES:
+            raise InvalidArguments(
+                f"{sender} has more than {MAX_JUDGES} reactions open; a signal names the message that it is about as its trigger."
+            )
+        mine = [it for it in begun.values() if it.agent_id == sender and it.trigger_head.thread_id == thread_id]
+        known = [newest, *(row.head for row in reversed(page.rows))] if page is not None else [newest]
+        given = next((head for head in known if head is not None and may_read(state, sender, head)), None)
+        judges = [head for head in (given, *(it.trigger_head for it in mine)) if head is not None]
+        if newest is None or not any(may_read(state, sender, head) for head in judges):
+            raise UnknownMessage(f"There is no thread {thread_id[:80]!r} that {sender} may read.")
+        return [newest, *judges]
 
     def _pass_signal(self, session: Session, frame: SignalFrame, thread_id: str, readers: list[str]) -> None:
         sender = session.live_origin().agent_id

@@ -95,6 +95,8 @@ def _check_keys(frame: ClientFrame, data: bytes) -> None:
         case SignalFrame():
             if (frame.to is UNSET) == (frame.thread_id is UNSET):
                 raise _refuse("a signal names either to or thread_id", data)
+            if frame.trigger is not UNSET and frame.thread_id is UNSET:
+                raise _refuse("trigger goes with thread_id only: it is a message of that thread", data)
         case HelloFrame():
             if frame.card is not UNSET:
                 _check_card(frame.card, data)

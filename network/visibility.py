@@ -8,7 +8,7 @@ The rules are those of docs/protocol.md ("Addresses, threads, membership") and o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Literal
 
 from .frames import is_id
@@ -142,6 +142,13 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
 def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
     """Whether somebody is among the `thread_readers` of a message."""
     return state.present(agent_id) is not None and may_read(state, agent_id, head)
+
+
+def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> bool:
+    """Whether somebody sees live what is made of each of these messages: who may read them, and would be given an answer to them now."""
+    return all(
+        is_reader(state, agent_id, head) and _is_still_in(state, agent_id, head, state.head + 1) for head in judges
+    )
 
 
 def thread_readers(state: State, head: MessageHead) -> set[str]:

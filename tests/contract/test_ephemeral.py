@@ -194,3 +194,106 @@ async def test_other_methods_are_refused_and_the_right_ones_named(node: Node, pa
     assert answer.status == 405
     assert dict(answer.headers)["Allow"] == "GET, HEAD"
     assert "POST" in answer.body
+
+
+# -- signals about a message: those see them who may know of it
+
+
+async def watching(node: Node, *names: str) -> dict[str, WireSession]:
+    sessions = {name: await node.agent(name) for name in names}
+    for session in sessions.values():
+        await session.call("network.watch", {"signals": True})
+    return sessions
+
+
+async def hears(session: WireSession) -> list[object]:
+    """What a session has been told by signals, up to one that the sender's own `marker` brings."""
+    heard = []
+    while (body := (await session.expect("signal"))["body"]) != "marker":
+        heard.append(body)
+    return heard
+
+
+WAYS = ("by_trigger", "by_reaction", "by_both")
+"""How the hub knows what a signal is about."""
+
+
+async def tell(session: WireSession, way: str, trigger: int, thread_id: str, entitled: WireSession) -> None:
+    """The sender streams an answer to a message; when it has come to who is entitled to it, it says `marker` to everybody."""
+    if way in ("by_reaction", "by_both"):
+        await session.record(f"r{trigger}", "started", {"trigger": trigger})
+    named = {"trigger": trigger} if way in ("by_trigger", "by_both") else {}
+    await signal(session, kind="delta", body="the SECRET is ...", thread_id=thread_id, **named)
+    await entitled.expect("signal", body="the SECRET is ...")
+    await signal(session, to="broadcast", body="marker")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_who_is_left_out_of_a_message_sees_no_answer_to_it_come(node: Node, bob: WireSession, way: str) -> None:
+    it = await watching(node, "ann", "zoe")
+    asked = await it["ann"].send("broadcast", "what is the secret?", exclude_agent_ids=["zoe"])
+    await it["ann"].send("broadcast", "good morning")  # the newest is for everybody
+    await tell(bob, way, asked["seq"], "broadcast", it["ann"])
+    assert await hears(it["zoe"]) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_who_came_after_a_question_or_left_since_sees_no_answer_to_it_come(
+    node: Node, bob: WireSession, way: str
+) -> None:
+    it = await watching(node, "ann", "eve", "dan")
+    await it["ann"].call("channels.create", {"name": "dev"})
+    for session in (bob, it["dan"]):
+        await session.call("channels.join", {"name": "dev"})
+    asked = await it["ann"].send("channel:dev", "what is the secret?")
+    await it["dan"].call("channels.leave", {"name": "dev"})
+    await it["eve"].call("channels.join", {"name": "dev"})
+    await it["ann"].send("channel:dev", "hello eve")
+    await tell(bob, way, asked["seq"], "channel:dev", it["ann"])
+    assert await hears(it["eve"]) == []
+    assert await hears(it["dan"]) == []
+
+
+@pytest.mark.parametrize("way", [*WAYS, "unknown"])
+async def test_a_newer_message_that_the_sender_is_left_out_of_hinders_no_signal(
+    node: Node, bob: WireSession, way: str
+) -> None:
+    it = await watching(node, "ann", "zoe")
+    asked = await it["ann"].send("broadcast", "a question")
+    await it["ann"].send("broadcast", "not for bob", exclude_agent_ids=["bob", "zoe"])
+    await tell(
+        bob, way, asked["seq"], "broadcast", it["ann"]
+    )  # unknown: by the newest, and the newest that bob was given
+    assert await hears(it["zoe"]) == (["the SECRET is ..."] if way in ("by_trigger", "by_both") else [])
+    await bob.settle()
+    assert [frame for frame in bob.unread if frame["type"] == "error"] == []
+
+
+async def test_a_trigger_is_a_message_of_the_thread_that_the_sender_may_read(
+    node: Node, alice: WireSession, bob: WireSession
+) -> None:
+    ann = await node.agent("ann")
+    hidden = (await ann.send("agent:alice", "x"))["seq"]
+    elsewhere = (await ann.send("agent:bob", "x"))["seq"]
+    await ann.send("broadcast", "x")
+    refusals = set()
+    for trigger in (hidden, elsewhere, 2**40):
+        await signal(bob, thread_id="broadcast", trigger=trigger)
+        refused = await bob.expect("error", code="unknown_message")
+        refusals.add(refused["message"].replace(str(trigger), "IT"))
+    assert len(refusals) == 1
+    await signal(bob, to="broadcast", trigger=elsewhere)
+    await bob.expect("error", code="invalid_frame")
+
+
+async def test_with_many_open_reactions_a_signal_names_its_trigger(
+    node: Node, alice: WireSession, bob: WireSession
+) -> None:
+    await alice.call("network.watch", {"signals": True})
+    for number in range(65):
+        asked = await alice.send("agent:bob", number)
+        await bob.record(f"r{number}", "started", {"trigger": asked["seq"]})
+    await signal(bob, thread_id="direct:alice~bob", body="which?")
+    await bob.expect("error", code="invalid_arguments")
+    await signal(bob, thread_id="direct:alice~bob", body="this", trigger=asked["seq"])
+    assert (await alice.expect("signal"))["body"] == "this"

@@ -322,3 +322,27 @@ def test_a_lost_piece_shows_as_a_gap(gap: bool) -> None:
     assert line == ("guide › ann · writes: one … three" if gap else "guide › ann · writes: one three")
     view.take(Signal("guide", "t", "tool", call_of | {"active": False}))
     assert view.lines("t", width=60, rows=4, paint=PLAIN) == []
+
+
+async def test_what_streams_of_nested_agents_is_for_those_who_may_know_of_the_question() -> None:
+    agents = ["guide", "supervisor", "researcher"]
+    async with team() as it:
+        zoe, carl = await Person.join(it.network, "zoe"), await Person.join(it.network, "carl")
+        await zoe.client.call("network.watch", {"signals": True})
+        await it.mia.client.broadcast("Where is gold?", exclude_agent_ids=["zoe", *agents[1:]])
+        tell = await it.model.asked.get()
+        await carl.client.broadcast(
+            "not for mia", exclude_agent_ids=["mia", *agents]
+        )  # the newest says nothing of who may know
+        tell(ModelDelta(reasoning="The SECRET is in the hills."))
+        assert (await it.pieces(1))[0]["text"] == "The SECRET is in the hills."
+        it.model.reply.put_nowait(ModelReply("There is gold."))
+        assert (await it.mia.hear()).text == "There is gold."
+        await carl.client.signal("typing", "marker", to="broadcast")
+        heard = []
+        async for event in zoe.client.events():
+            if isinstance(event, Signal):
+                if event.body == "marker":
+                    break
+                heard.append(event)
+        assert heard == []
