@@ -327,7 +327,8 @@ class SQLiteLedger:
         if self._files.is_foreign_log(base):
             raise LedgerError(
                 f"{self.path}-wal does not belong to this database: it is what another one has left that was here before. Put that one "
-                f"back; or move {self.path}-wal and {self.path}-shm away to go on with this one, without what is in them."
+                f"back; or move {self.path}-wal and {self.path}-shm away to go on with this one, without what is in them. Where both were put "
+                f"back together from a copy, move {self.path}.head away instead."
             )
 
     def _refuse_damage(self, db: sqlite3.Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -224,7 +225,7 @@ def rescue(db: sqlite3.Connection, path: Path) -> bool:
         with closing(sqlite3.connect(draft)) as copy:
             db.backup(copy)
         sync(draft)
-        os.link(draft, target)
+        target = _link_free(draft, target)
         sync(target.parent)
     except (sqlite3.Error, OSError) as error:
         log.critical("the database was deleted under the node, and could not be saved to %s: %s", target, error)
@@ -234,6 +235,18 @@ def rescue(db: sqlite3.Connection, path: Path) -> bool:
             draft.unlink(missing_ok=True)
     log.critical("the database was deleted under the node; all that it held is in %s: move that to %s", target, path)
     return True
+
+
+def _link_free(draft: Path, target: Path) -> Path:
+    """Give a file its name, or the next one with a number that is free: what an earlier deletion has left is nobody's to overwrite."""
+    for number in itertools.count(1):
+        name = target.with_name(f"{target.name}.{number}") if number > 1 else target
+        try:
+            os.link(draft, name)
+        except FileExistsError:
+            continue
+        return name
+    raise AssertionError("numbers do not end")
 
 
 def read_base(path: Path) -> str | None:

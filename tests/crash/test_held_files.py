@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -186,6 +186,26 @@ async def test_files_that_go_under_a_node_stop_it_and_it_goes_on_when_they_are_b
         stored = {message_id: seq for message_id, seq in stored.items() if int(message_id[1:]) < 50}
         await _assert_all_there(alice, stored)
         note(acknowledged=len(stored), lost=0)
+
+
+@pytest.fixture
+def saved_before(tmp_path: Path) -> Iterator[Path]:
+    saved = tmp_path / f"{DB}.rescued"
+    saved.write_text("of an earlier time")
+    yield saved
+    assert saved.read_text() == "of an earlier time"
+
+
+async def test_a_database_that_is_deleted_twice_is_saved_twice(tmp_path: Path, saved_before: Path) -> None:
+    db, saved = tmp_path / DB, saved_before.with_name(f"{saved_before.name}.2")
+    async with running_node(db=db, durability="full", limits=_LIMITS) as node:
+        stored: dict[str, int] = {}
+        await _say(await node.agent("alice"), stored, 5)
+        db.unlink()
+        await _until(saved.exists)
+        os.replace(saved, db)
+        await until_ready(node.url)
+        await _assert_all_there(await node.agent("alice"), stored)
 
 
 @pytest.mark.parametrize("harm", ["older copy", "copy in place", "cut", "emptied log", "another ledger"])
