@@ -102,6 +102,13 @@ class WebSocketTransport:
             ) from error
         except (InvalidHandshake, InvalidMessage) as error:
             hint = "" if self.url.startswith("wss:") else "; if it encrypts, write wss://"
+            if isinstance(
+                error.__cause__, EOFError
+            ):  # a hub that has more newcomers than places cuts one for each that comes
+                raise ConnectError(
+                    f"What listens at {self.url} closed the connection without an answer, as a hub does when very many connect "
+                    f"at once; try again{hint}."
+                ) from error
             raise ConnectError(f"What listens at {self.url} is no Roundelay hub: {error}{hint}.") from error
         except TimeoutError as error:
             raise ConnectError(step.value.format(url=self.url, seconds=f"{self._timeout_s:g}")) from error

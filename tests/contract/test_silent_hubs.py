@@ -61,6 +61,17 @@ async def test_a_connection_that_is_taken_and_not_answered_is_given_up(scheme: s
             await client_of(f"{scheme}://127.0.0.1:{port}/", connect_timeout_s=SOON_S).connect()
 
 
+async def test_a_hub_that_cuts_who_comes_is_not_called_something_else() -> None:
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    async with server, asyncio.timeout(TIMEOUT_S):
+        with pytest.raises(ConnectError, match=r"closed the connection without an answer.*try again.*wss://"):
+            await client_of(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/").connect()
+
+
 async def test_a_hello_that_is_not_answered_is_given_up() -> None:
     async with fake_hub(never_welcome) as url, asyncio.timeout(TIMEOUT_S):
         with pytest.raises(ConnectError, match=r"ann was not welcomed within 0\.3 s.*connect_timeout_s"):
