@@ -74,6 +74,23 @@ async def read_log(node: Node) -> list[Any]:
     return found
 
 
+async def test_doctor_tells_each_page_that_is_wrong_in_words_of_its_own(tmp_path: Path) -> None:
+    db = tmp_path / "team.db"
+    async with node_process(db):
+        pass
+    data = bytearray(db.read_bytes())
+    pages = (
+        int.from_bytes(data[28:32], "big") + 2
+    )  # in the header: two more than the tables and lists of the file lead to
+    data[28:32] = pages.to_bytes(4, "big")
+    db.write_bytes(bytes(data) + bytes(2 * 4096))
+    config = tmp_path / "roundelay.yaml"
+    config.write_text("db: team.db\n")
+    told = next(it for it in (await run("doctor", config, code=1)).lines if "integrity" in it)
+    assert "right: Page" in told
+    assert "\\x0a" not in told
+
+
 async def test_a_backup_of_a_node_that_is_written_to_holds_what_was_acknowledged_before(tmp_path: Path) -> None:
     copy = tmp_path / "copies" / "monday.db"
     copy.parent.mkdir()
