@@ -2,7 +2,8 @@
 
 Pure rules over the state and message heads; delivery, history, resume and prompts all ask here, so that they cannot differ.
 The rules are those of docs/protocol.md ("Addresses, threads, membership") and of DESIGN's "Conversation safety": a message's
-*audience* is the people in its thread, or, if it has none, the audience of its cause.
+*audience* is the people in its thread, or, if it has none, the audience of its cause. Where nobody began the conversation but programs
+(agents and services), it is the participants of the thread in which it began.
 """
 
 from __future__ import annotations
@@ -182,6 +183,14 @@ def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
     return people or frozenset(thread_readers(state, label))
 
 
+def _programs_alone(state: State, label: MessageHead) -> frozenset[str] | None:
+    """Everyone in the thread of a label that no person reads, or has read before leaving; None where there is one."""
+    if label.sender_kind == "human" or has_people(state, label):
+        return None
+    named = parties(label) if label.kind in ("direct", "mod") else ()
+    return frozenset((*thread_readers(state, label), *named))
+
+
 def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
     """The people who may read a message (`may_read`), each once or more. It is asked where they can be, not of everybody."""
     if head.kind in ("direct", "mod"):
@@ -221,6 +230,9 @@ class PromptFilter:
         self._visibility = visibility
         self._trigger = trigger
         self._audience = audience(state, label, trigger.seq) if visibility == "people" else frozenset()
+        self._programs = _programs_alone(state, label) if visibility == "people" else None
+        self._shared: dict[int, bool] = {}
+        """By label: what `_is_shared` said of it."""
         self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
         self._newest: dict[str, list[tuple[int, str]] | None] = {}
         """By address: when those two of the audience came that came last; None where that does not tell who reads."""
@@ -240,12 +252,23 @@ class PromptFilter:
                 newest = self._came_last(label) if len(self._audience) > FEW else None
                 if newest is not None:
                     return self._reaches(label, newest)
-                return all(self._is_in_audience(agent_id, head, label) for agent_id in self._audience)
+                if all(self._is_in_audience(agent_id, head, label) for agent_id in self._audience):
+                    return True
+                return self._programs is not None and self._is_shared(label)
+
+    def _is_shared(self, label: MessageHead) -> bool:
+        """Of a trigger without people: whether the message has none either, and all who the trigger is for are in its thread too."""
+        if label.seq not in self._shared:
+            state, at_seq = self._state, self._trigger.seq
+            self._shared[label.seq] = _programs_alone(state, label) is not None and all(
+                _is_in_thread(state, agent_id, label, at_seq) for agent_id in self._programs or ()
+            )
+        return self._shared[label.seq]
 
     def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
         if self._state.is_person(agent_id):
             return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
-        # a trigger without people: its participants must be able to read the message themselves
+        # a trigger without people: its participants read the message themselves, or it is among programs and theirs (`_is_shared`)
         return may_read(self._state, agent_id, head)
 
     def _came_last(self, label: MessageHead) -> list[tuple[int, str]] | None:

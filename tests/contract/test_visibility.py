@@ -369,3 +369,48 @@ async def test_threads_are_listed_for_those_alone_who_may_read_them(node: Node) 
     await bob.send("broadcast", "a reply to what she did not hear", reply_to=said["seq"])
     assert (await newcomer.call("network.list_threads"))["threads"] == []
     assert len((await alice.call("network.list_threads"))["threads"]) == 2
+
+
+# -- conversations that no person began
+
+
+@pytest.mark.parametrize("visibility", ["people", "strict"])
+@pytest.mark.parametrize("kind", ["agent", "service", "human"])
+async def test_an_agent_sees_its_own_thread_whoever_began(visibility: Any, kind: str) -> None:
+    """planner -> alice -> ben, three times: what alice asked ben before was for the planner too."""
+    async with running_node(visibility=visibility) as node:
+        planner = await node.join(
+            "planner", kind=kind, token=node.token_of("planner") if kind == "agent" else node.owner_token
+        )
+        alice, ben = await node.agent("alice"), await node.agent("ben")
+        for number in range(3):
+            plan = await planner.send("agent:alice", f"plan {number}")
+            trigger = await alice.send("agent:ben", f"part {number}", cause=plan["seq"])
+            if number < 2:
+                done = await ben.send("agent:alice", f"done {number}", cause=trigger["seq"])
+                await alice.send("agent:planner", f"all done {number}", cause=done["seq"])
+        seen = await window(ben, trigger)
+        assert set(seen) == {"direct:alice~ben"}
+        assert seen["direct:alice~ben"][:4] == ["part 0", "done 0", "part 1", "done 1"]
+
+
+async def test_programs_share_no_more_than_the_threads_they_began_in(team: Team) -> None:
+    """Another planner's work, a person's work, and talk of the two alone stay out of a planner's prompt."""
+    node = team.node
+    planner, other = await node.agent("planner"), await node.agent("other")
+    for began, word in ((other, "other's canary"), (team.mia, "mia's canary"), (planner, "planner's own")):
+        plan = await began.send("agent:helper", f"plan: {word}")
+        await team.helper.send("agent:worker", word, cause=plan["seq"])
+    plan = await planner.send("agent:helper", "and now")
+    trigger = await team.helper.send("agent:worker", "go on", cause=plan["seq"])
+    assert words(await window(team.worker, trigger)) - {"go on"} == {"planner's own"}
+    alone = await team.helper.send("agent:worker", "between us")
+    assert words(await window(team.worker, alone)) >= {
+        "other's canary",
+        "mia's canary",
+        "planner's own",
+    }  # their own thread
+    for_mia = await team.helper.send(
+        "agent:worker", "more for mia", cause=(await team.mia.send("agent:helper", "mia asks"))["seq"]
+    )
+    assert words(await window(team.worker, for_mia)) - {"more for mia"} == {"mia's canary"}

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from random import Random
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from roundelay.network.state import State
 from roundelay.network.tables import Channel, Member, MessageHead, Participant, Put
-from roundelay.network.visibility import is_reader, is_recipient, may_read, recipients, thread_readers
+from roundelay.network.visibility import (
+    PromptFilter,
+    direct_thread,
+    has_people,
+    is_reader,
+    is_recipient,
+    may_read,
+    parties,
+    recipients,
+    thread_readers,
+)
 
 Spans = tuple[tuple[int, int | None], ...]
 
@@ -121,3 +133,78 @@ def test_what_is_delivered_may_be_read_and_who_may_read_is_listed(
         assert thread_readers(state, message) == reading, message
         assert {name for name in ("alice", "dave", "erin") if is_reader(state, name, message)} == reading, message
         assert set(recipients(state, message)) & present == delivered - {message.sender_id}, message
+
+
+# --- prompts: who may know of it
+
+
+PEOPLE, PROGRAMS = ("mia", "bob"), ("alice", "ben", "cleo", "planner")
+PLACES = ("channel:dev", "broadcast", *(f"agent:{name}" for name in (*PEOPLE, *PROGRAMS)))
+
+
+def make_network(rng: Random) -> tuple[State, list[MessageHead]]:
+    """Two people, three agents and a service, a channel that some are in, were in, or never were, and twelve messages with causes."""
+    state = State(head=60)
+    kinds = {**dict.fromkeys(PEOPLE, "human"), **dict.fromkeys(PROGRAMS, "agent"), "planner": "service"}
+    removed = {name: 58 if rng.random() < 0.1 else None for name in kinds}
+    stays = [(), ((2, None),), ((2, 25),), ((20, None),), ((2, 15), (30, None))]
+    members = {name: Member(rng.choice(stays)) for name in kinds}
+    state.change(
+        [
+            *(Put("participant", name, Participant(name, kinds[name], 1, removed_seq=removed[name])) for name in kinds),  # type: ignore[arg-type]
+            Put("channel", "dev", Channel("dev", 2, "alice", history=rng.choice(("since_join", "members")))),
+            *(Put("member", f"dev/{name}", member) for name, member in members.items()),
+        ]
+    )
+    messages: list[MessageHead] = []
+    while len(messages) < 12:
+        seq, sender, to = 5 + 4 * len(messages), rng.choice(sorted(kinds)), rng.choice(PLACES)
+        if to == "channel:dev" and not members[sender].was_in(seq):
+            continue
+        causes = [it for it in messages if may_read(state, sender, it)]
+        cause = rng.choice(causes) if causes and rng.random() < 0.7 else None
+        thread = direct_thread(sender, to[6:]) if to.startswith("agent:") else to
+        excluded = (rng.choice(sorted(kinds)),) if to == "broadcast" and rng.random() < 0.3 else ()
+        made = head(seq, sender=sender, to=to, sender_kind=kinds[sender], thread_id=thread, excluded=excluded)
+        if cause is not None and not has_people(state, made):
+            made = msgspec.structs.replace(made, label=cause.label)
+        messages.append(made)
+    return state, messages
+
+
+def knows(state: State, name: str, message: MessageHead, at: int) -> bool:
+    """Whether somebody is in a message's thread: reads it, is there, and, in a channel, is still in."""
+    is_in = message.kind != "channel" or state.member("dev", name).was_in(at)
+    return state.present(name) is not None and may_read(state, name, message) and is_in
+
+
+def test_a_prompt_holds_what_those_may_know_whom_it_is_for() -> None:
+    """Against an oracle in plain words, in random small networks. With people in it the rule is as narrow as ever."""
+    shared = 0
+    for seed in range(300):
+        state, messages = make_network(Random(seed))
+        by_seq = {it.seq: it for it in messages}
+        everybody = [*PEOPLE, *PROGRAMS]
+        for trigger, message in product(messages, messages):
+            if message.seq > trigger.seq:
+                continue
+            label, its = by_seq[trigger.label], by_seq[message.label]
+            rule = PromptFilter(state, "people", trigger, label)
+            people = {name for name in PEOPLE if knows(state, name, label, trigger.seq)}
+            reading = {name for name in everybody if state.present(name) is not None and may_read(state, name, label)}
+            if people:
+                expected = all(knows(state, name, its, trigger.seq) for name in people)
+            else:
+                expected = all(
+                    knows(state, name, its, trigger.seq) if name in PEOPLE else may_read(state, name, message)
+                    for name in reading
+                )
+                touched = {label.sender_id, its.sender_id} | {
+                    name for name in everybody if may_read(state, name, label) or may_read(state, name, its)
+                }
+                for_all = reading | (set(parties(label)) if label.kind == "direct" else set())
+                if not expected and touched.isdisjoint(PEOPLE):  # removed ones too
+                    expected = all(knows(state, name, its, trigger.seq) for name in for_all)
+                    shared += expected
+            assert rule.admits(message, its) == expected, (seed, trigger, message)
+    assert shared > 100  # the case is there
