@@ -89,8 +89,14 @@ class HeldFiles:
             if isinstance(error, BlockingIOError):
                 raise self._in_use() from error
             raise explain(error, self.path) from error
-        self._descriptor, self._inode = descriptor, identify(os.fstat(descriptor))
-        self._place = self.path.resolve()
+        found, place = os.fstat(descriptor), self.path.resolve()
+        if found.st_nlink > 1 and not Path(f"{place}.head").exists():
+            os.close(descriptor)
+            raise LedgerError(
+                f"{self.path} is one of {found.st_nlink} names of one file (hard links), and not the one that a node has used: what was "
+                "stored last may lie beside the other. Start the node with that one, or copy the file and start it with the copy."
+            )
+        self._descriptor, self._inode, self._place = descriptor, identify(found), place
         held.add(self._inode)
 
     def release(self) -> None:

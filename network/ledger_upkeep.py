@@ -233,7 +233,8 @@ def rescue(db: sqlite3.Connection, path: Path) -> bool:
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-    log.critical("the database was deleted under the node; all that it held is in %s: move that to %s", target, path)
+    way = "another file has its name now" if path.exists() else f"move that to {path}"
+    log.critical("the database was deleted under the node; all that it held is in %s: %s", target, way)
     return True
 
 

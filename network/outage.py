@@ -75,4 +75,4 @@ class Outage:
         while self._failing and now_s - next(iter(self._failing.values())) > SAY_AGAIN_S:
             del self._failing[next(iter(self._failing))]
         if not self._failing:
-            log.warning("%s, after %.1f s and %d failures", self._over, now_s - self._began_s, self._failures)
+            log.warning("%s, after %.1f s; failures: %d", self._over, now_s - self._began_s, self._failures)

@@ -238,6 +238,20 @@ async def test_a_file_that_is_no_longer_the_nodes_ledger_is_not_served(tmp_path:
         assert await get_http(node.url, "/readyz") == (503, "recovering\n")
 
 
+async def test_a_second_name_of_a_database_is_not_opened_without_what_lies_beside_the_first(tmp_path: Path) -> None:
+    db, other = tmp_path / DB, tmp_path / "other.db"
+    async with node_process(db) as node:
+        alice = await node.agent("alice")
+        stored: dict[str, int] = {}
+        await _say(alice, stored, 10)
+        await node.kill9()
+        other.hardlink_to(db)
+        refused = await run("up", "--port", "0", "--db", other, code=1)
+        assert "hard links" in refused.err
+        await node.restart()
+        await _assert_all_there(await node.agent("alice"), stored)
+
+
 async def test_an_older_copy_put_back_begins_another_epoch_and_hides_no_message(tmp_path: Path, note: Note) -> None:
     db = tmp_path / DB
     async with node_process(db, limits=_LIMITS) as node:

@@ -23,7 +23,7 @@ def test_each_reason_is_said_once_and_the_end_with_how_long_and_how_often(caplog
         place.outage.fail(LedgerError("no room" if number % 2 else "no right"))
         place.now_s += 0.5
     place.outage.end()
-    assert caplog.messages == ["it fails: no right", "it fails: no room", "it is back, after 15.0 s and 30 failures"]
+    assert caplog.messages == ["it fails: no right", "it fails: no room", "it is back, after 15.0 s; failures: 30"]
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -51,7 +51,7 @@ def test_it_is_over_when_it_is_for_everybody_and_then_begins_anew(caplog: pytest
     place.outage.fail(LedgerError("no room"), "ann")
     assert caplog.messages == [
         "it fails: no room",
-        "it is back, after 0.0 s and 3 failures",
+        "it is back, after 0.0 s; failures: 3",
         "it fails: no room",
     ]
 
@@ -69,7 +69,7 @@ def test_it_is_over_for_others_when_somebody_for_whom_it_failed_does_not_come_ba
     place.now_s += 1
     place.outage.end("bob")
     assert not place.outage.is_on
-    assert caplog.messages == ["it fails: no room", "it is back, after 61.0 s and 2 failures"]
+    assert caplog.messages == ["it fails: no room", "it is back, after 61.0 s; failures: 2"]
 
 
 def test_reasons_without_end_are_not_told_apart_without_end(caplog: pytest.LogCaptureFixture) -> None:
