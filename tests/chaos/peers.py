@@ -58,12 +58,16 @@ class _RecordingWire:
         await self._wire.drop()
 
 
+CONNECT_TIMEOUT_S = 2.0
+"""How long these clients wait for a welcome: less than usual, for the proxy leaves some of them waiting for ever."""
+
+
 class RecordingTransport:
     """The client's WebSocket transport; ``sessions`` keeps what each of its sessions was told."""
 
     def __init__(self, url: str) -> None:
         self.sessions: list[SessionRecord] = []
-        self._transport = WebSocketTransport(url)
+        self._transport = WebSocketTransport(url, CONNECT_TIMEOUT_S)
 
     async def connect(self) -> Wire:
         return _RecordingWire(await self._transport.connect(), self.sessions)
@@ -111,7 +115,9 @@ class ChaosPeer:
         """What was answered: message_id to address, content and seq."""
         """Sends whose outcome the client called unknown."""
         self.transport = RecordingTransport(url)
-        self.client = NetworkClient(agent_id, token=token, resume=resume, transport=self.transport)
+        self.client = NetworkClient(
+            agent_id, token=token, resume=resume, transport=self.transport, connect_timeout_s=CONNECT_TIMEOUT_S
+        )
         self._received = received
         self._random = random
 

@@ -35,7 +35,6 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "MAX_DELAY_S", 0.3)
     monkeypatch.setattr(transport, "PING_INTERVAL_S", 0.3)
     monkeypatch.setattr(transport, "PING_TIMEOUT_S", 0.7)
-    monkeypatch.setattr(transport, "CONNECT_TIMEOUT_S", 2.0)
 
 
 async def _prove(db: Path, note: Note, *, seed: int, disconnects: int, peers: int, timeout_s: float) -> None:
