@@ -1,25 +1,25 @@
 """Agents: runners that react to messages by asking a model and running tools, each reaction journaled and resumable.
 
 The way in is `simple` (`SimpleAgentRunner`), for agents in YAML `team`. A reaction's path: `runner` -> `inbox` ->
-`context` -> `prompt` -> `reaction` (what to do next) and `driver` (does it), with `models` and `tools`, written down by
+`prompt` -> `reaction` (what to do next) and `driver` (does it), with `models` and `tools`, written down by
 `journal`, told by `events`. What can be added to the loop is `middleware`, one module each under `features`;
 docs/design.md lists them all. Imports only `roundelay.network` and `roundelay.templates`; no model provider is loaded
 until one is built.
 """
 
-from .agent import Agent, Handoff, Instruction, Returns
+from .agent import Agent, Handoff, Returns
 from .compose import agent_tool, remote_agent_tool, remote_handoff, template_instruction
 from .events import Event, OnEvent, event_to_json
 from .inbox import ReactTo
-from .middleware import AfterTool, Around, Correction, End, Middleware
+from .middleware import Around, Correction, Instruction, Middleware
 from .models.fallback import FallbackModel
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, NamedTool
-from .ongoing import ReactionResult
 from .policy import AgentPolicy, OnText
+from .reactions import ReactionResult
 from .runner import AgentRunner
 from .simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
-from .steps import TurnState
-from .tools import Output, Tool, ToolContext, ToolResult, tool
+from .tools import Output, Tool, ToolContext, tool
+from .values import AfterTool, End, ToolResult, TurnState
 
 __all__ = [
     "AfterTool",

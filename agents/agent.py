@@ -1,25 +1,33 @@
-"""An agent of a reaction as one value: who it is, what it is told, its model, tools and policy, and to whom it may hand
-over.
+"""An agent of a reaction as one value: who it is, what it is told, its model, tools, policy and middleware, and to whom
+it may hand over.
 
 A runner's own agent is one, and so is each that it hands over to or calls as a tool (`compose`). Plain data; it holds
-no state of a run.
+no state of a run. `limit_run` gives it within the limits that a message carries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .options import MAX_COUNT
+from .policy import AgentPolicy
+
+if TYPE_CHECKING:
+    from roundelay.network.messages import BaseMessage
+
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .chain import Chain
 from .history import HistoryFilter, filter_history, say
-from .middleware import Middleware
-from .models.model import ChatMessage, Model, ToolSpec
-from .policy import AgentPolicy
-from .steps import TurnState
-from .tools import FINISH, Tool, ToolError, index_tools, tool_name
+from .middleware import AgentView, Chain, Middleware
+from .models.model import ChatMessage, ToolSpec
+from .tools import FINISH, Tool, index_tools, tool_name
+from .values import ToolError, TurnState
 
 _logger = logging.getLogger(__name__)
 
@@ -33,32 +41,15 @@ KEEPER = "agent"
 """In the metadata of an answer, and in the data of a tool's result that is one: the agent that the thread stays
 with."""
 
-REFERENCES, SOURCES = "references", "sources"
-"""In the data of a tool's result: what may be cited. In the metadata of an answer: what it cites
-(`features.references`)."""
-
-Instruction = str | Callable[[TurnState], str]
-"""What an agent is told: a text, or a callable that gives it for each turn (`template_instruction` makes one of a jinja
-template)."""
-
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class Agent(AgentView):
     """One agent. ``tools`` may be plain functions; two of one name are refused with `ToolError`. The first of
     ``middleware`` is outermost."""
 
-    id: str
-    instruction: Instruction
-    model: Model
-    tools: Sequence[Tool | Callable[..., object]] = ()
-    policy: AgentPolicy = field(default_factory=AgentPolicy)
-    description: str = ""
     handoffs: Sequence[Handoff | Agent] = ()
     middleware: Sequence[Middleware] = ()
-    _tools: dict[str, Tool] = field(init=False, repr=False, compare=False)
     _handoffs: dict[str, Handoff] = field(init=False, repr=False, compare=False)
-    chain: Chain = field(init=False, repr=False, compare=False)
-    """The hooks of its policy and middleware."""
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -71,12 +62,12 @@ class Agent:
         twice = sorted({it.name for it in handoffs if it.name in taken or by_name[it.name] is not it})
         if twice:
             raise ToolError(
-                f"Agent {self.id} has two tools, or handoffs, named {', '.join(twice)}: give the tool another name with "
-                "@tool(name=...), and hand over to one agent of an id."
+                f"Agent {self.id} has two tools, or handoffs, named {', '.join(twice)}: give the tool another name "
+                "with @tool(name=...), and hand over to one agent of an id."
             )
         object.__setattr__(self, "_handoffs", by_name)
         object.__setattr__(self, "chain", Chain(self.policy, self.middleware))
-        object.__setattr__(self, "_tools", self._collect_tools() if self.chain.brings_tools else tools)
+        self._set_tools(self._collect_tools() if self.chain.brings_tools else tools)
 
     def refresh(self, state: TurnState | None = None) -> Agent:
         """Give the agent with the tools that its middleware brings now; itself while they are the same. Once before
@@ -87,8 +78,13 @@ class Agent:
         if [*map(id, tools.values())] == [*map(id, self._tools.values())]:
             return self
         fresh = copy(self)
-        object.__setattr__(fresh, "_tools", tools)
+        fresh._set_tools(tools)
         return fresh
+
+    def _set_tools(self, tools: dict[str, Tool]) -> None:
+        object.__setattr__(self, "_tools", tools)
+        specs = (*(it.spec for it in tools.values()), *(it.spec for it in self._handoffs.values()))
+        object.__setattr__(self, "specs", specs)
 
     def _collect_tools(self, state: TurnState | None = None) -> dict[str, Tool]:
         """Its own tools, and then those that its middleware brings."""
@@ -102,13 +98,6 @@ class Agent:
             tools[brought.name] = brought
         return tools
 
-    def instruct(self, state: TurnState) -> str:
-        """Give the instruction for a turn."""
-        return self.instruction if isinstance(self.instruction, str) else self.instruction(state)
-
-    def find_tool(self, name: str) -> Tool | None:
-        return self._tools.get(name)
-
     def find_handoff(self, name: str) -> Handoff | None:
         return self._handoffs.get(name)
 
@@ -117,20 +106,10 @@ class Agent:
         """To whom it may hand over, and how."""
         return tuple(self._handoffs.values())
 
-    @property
-    def all_tools(self) -> tuple[Tool, ...]:
-        """Its own tools and those that its middleware brought when it was last refreshed."""
-        return tuple(self._tools.values())
-
-    @property
-    def specs(self) -> tuple[ToolSpec, ...]:
-        """What the model may call, handoffs included."""
-        return (*(it.spec for it in self._tools.values()), *(it.spec for it in self._handoffs.values()))
-
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Leave to let ``agent`` take the conversation over, with its own instruction and tools, by a tool named
+    """Lets ``agent`` take the conversation over, with its own instruction and tools, by a tool named
     `hand_over_to_ID`.
 
     ``history`` says what it sees of the turns before, beside the conversation itself; tool traffic is left out unless
@@ -155,9 +134,8 @@ class Handoff:
     def spec(self) -> ToolSpec:
         about = f" {self.agent.description}" if self.agent.description else ""
         note = {"type": "string", "description": "What the other has to know beside the conversation"}
-        schema = {
-            "type": "object", "properties": {"note": note}, "required": ["note"], "additionalProperties": False,
-        }  # fmt: skip
+        properties = {"note": note}
+        schema = {"type": "object", "properties": properties, "required": ["note"], "additionalProperties": False}
         return ToolSpec(
             self.name, f"Hand the conversation over to {self.agent.id}, who goes on with it.{about}", schema
         )
@@ -210,3 +188,40 @@ def list_agents(start: Agent) -> list[Agent]:
 def find_agent(start: Agent, agent_id: str) -> Agent | None:
     """Give the agent of this id among those, if there is one."""
     return next((agent for agent in list_agents(start) if agent.id == agent_id), None)
+
+
+LIMITS = "limits"
+
+
+def limit_run(agent: Agent, message: BaseMessage) -> Agent:
+    """Give the agent, and those that it may hand over to, within the limits that the message carries in its metadata:
+    ``{"limits": {"max_turns": 4, "max_tool_calls": 2}}``.
+
+    A message may only lower what the agent's author allows: it cannot buy its sender more. What is no limit is passed
+    over. Agents that are called as tools have limits of their own (`compose.agent_tool`). Pure: a resumed reaction is
+    limited again by the same message.
+    """
+    given = (message.metadata or {}).get(LIMITS)
+    if not isinstance(given, Mapping):
+        return agent
+    turns, calls = _read(given, "max_turns"), _read(given, "max_tool_calls")
+    return agent if turns is None and calls is None else _limit(agent, turns, calls)
+
+
+def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
+    policy = agent.policy
+    lowered: AgentPolicy = replace(
+        policy,
+        max_turns=min(policy.max_turns, turns or policy.max_turns),
+        max_tool_calls=min((it for it in (policy.max_tool_calls, calls) if it is not None), default=None),
+    )
+    limited = tuple(replace(it, agent=_limit(it.agent, turns, calls)) for it in agent.all_handoffs)
+    return replace(agent, policy=lowered, handoffs=limited)
+
+
+def _read(limits: Mapping[str, object], name: str) -> int | None:
+    match limits.get(name):
+        case int(value) if value >= 1 and value is not True:
+            return min(value, MAX_COUNT)
+        case _:
+            return None

@@ -1,7 +1,10 @@
-"""Citations in a text, ``[1]`` or ``[2, 3]``: found, given other numbers, brought together. Pure.
+"""What is cited: citations in a text, ``[1]`` or ``[2, 3]``, found, given other numbers, brought together, and the
+sources that they stand for, as data. Pure.
 
-Code and links of Markdown are left alone (`values[1]`, [1](https://...)). In a text that is JSON, a structured answer
-for example, only its strings cite: ``{"amounts": [10, 20]}`` cites nothing.
+`features.references` numbers what tools found and checks what an answer cites. The names and rules here are also for
+those that hand sources on without it: tools, `ask`, and agents that call each other. Code and links of Markdown are
+left alone (`values[1]`, [1](https://...)). In a text that is JSON, a structured answer for example, only its strings
+cite: ``{"amounts": [10, 20]}`` cites nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +17,15 @@ from pydantic import JsonValue
 
 from .text import cut
 
+REFERENCES, FRAGMENTS = "references", "fragments"
+"""In the data of a tool's result: what may be cited."""
+
+CITABLE = (REFERENCES, FRAGMENTS)
+"""Too long for a record these are shortened rather than left out, or the result would cite somebody else's."""
+
+SOURCES = "sources"
+"""In the metadata of an answer: what it cites."""
+
 MAX_SOURCES_CHARS = 40_000
 """As JSON: what a call gives beside its result has a quarter of a record."""
 
@@ -21,8 +33,8 @@ _CITATION = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|(?P<citation> ?\[\d{1,3}(?:\
 
 
 def find_citations(text: str, *, is_json: bool = False) -> list[int]:
-    """Give the numbers that a text cites, each once, in the order in which they stand there. ``is_json``: it is known to
-    be JSON, be it a list of numbers."""
+    """Give the numbers that a text cites, each once, in the order in which they stand there. ``is_json``: it is known
+    to be JSON, be it a list of numbers."""
     value = _read_json(text, is_json)
     texts = [text] if value is None else _list_strings(value)
     found = (it["citation"] for one in texts for it in _CITATION.finditer(one))

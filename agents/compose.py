@@ -19,13 +19,14 @@ from pydantic import Field, JsonValue
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage
 
-from .agent import KEEPER, REFERENCES, SOURCES, Agent, Instruction, Returns, handoff_name
-from .citations import fit_sources
-from .middleware import Around, Middleware
+from .agent import KEEPER, Agent, Returns, handoff_name
+from .citations import REFERENCES, SOURCES, fit_sources
+from .inbox import is_declined
+from .middleware import Around, Instruction, Middleware
 from .models.model import ModelReply, ModelRequest, ToolCall, derive_call_id
-from .replies import describe_replies, is_declined, put_question
-from .steps import TurnState
-from .tools import Output, Tool, ToolContext, ToolError, tool, tool_name
+from .network_tools import describe_replies, put_question
+from .tools import Output, Tool, ToolContext, tool, tool_name
+from .values import ToolError, TurnState
 
 CHILD_TURNS = 5
 
@@ -179,6 +180,5 @@ def template_instruction(source: str) -> Instruction:
 
 def _name_facts(state: TurnState) -> dict[str, object]:
     return {
-        "agent_id": state.agent_id, "turn": state.turn, "max_turns": state.max_turns, "path": state.path, "usage": state.usage,
-        "calls": state.calls, "values": state.values,
-    }  # fmt: skip
+        name: getattr(state, name) for name in ("agent_id", "turn", "max_turns", "path", "usage", "calls", "values")
+    }

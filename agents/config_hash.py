@@ -1,7 +1,6 @@
-"""What an agent's behaviour depends on, as one hash: a reaction that is resumed under another one says so
-(`events.Resumed`).
+"""What an agent's behaviour depends on, as one hash: a reaction that is resumed under another one says so.
 
-Asked by `simple`. All that is data counts, and is the same in every process: instruction, model and its settings,
+`simple` asks for it. All that is data counts, and is the same in every process: instruction, model and its settings,
 limits, tools, handoffs, the options of middleware. Code counts by its name. Only the hash is kept, so options may hold
 anything. Pure.
 """
@@ -28,6 +27,7 @@ from .tools import Tool, index_tools
 
 MAX_DEPTH = 20
 """Of values inside of values; what is deeper counts by its type."""
+
 
 MAX_OBJECTS = 2
 """The same of objects that are no data: middleware, and a check that it holds."""

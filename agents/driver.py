@@ -1,37 +1,74 @@
-"""Performs the steps of a reaction, turn by turn: models and tools are asked, each outcome is recorded and told.
+"""Performs the steps of a reaction: models and tools are asked, each outcome is recorded and told.
 
-Stands between `reaction` (what to do next) and the world: `model_calls`, `tool_calls`, `journal`. It never decides how
-a reaction goes on. What was recorded is taken from there: no reply is asked again, no result made again. Cancelling the
-driver's task ends whatever is under way, at any await. Events go to a callback rather than out of an async generator:
-tasks and timeouts do not survive a generator that its consumer leaves alone (PEP 789).
+Stands between `reaction` (what to do next) and the world. `Driver` goes from turn to turn, makes a model call, and the
+tool calls of a turn: with middleware, approval, attempts and time around each. It never decides how a reaction goes on.
+What was recorded is taken from there (`journal`): no reply is asked again, no result made again.
+
+A model's failure that may pass is tried again here; what is left over is a `ModelFailed` for the reaction to end with.
+Whatever a tool does ends as a result that the model can read. A hub that is lost for good is told as a result too: to
+record that fails, and the reaction stays open. Cancelling the driver's task ends whatever is under way, at any await.
+Events go to a callback rather than out of an async generator: tasks and timeouts do not survive a generator that its
+consumer leaves alone (PEP 789).
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import inspect
+import itertools
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, replace
 from functools import partial
-from typing import Protocol, assert_never
+from typing import Literal, Protocol
 
-from roundelay.network.errors import RoundelayError
+from pydantic import JsonValue
+
+from roundelay.network.client import AnyMessage
+from roundelay.network.errors import BudgetExhausted, LoopStopped, RequestError, RoundelayError
 
 from .agent import Agent
-from .events import AnswerReviewed, Event, Finished, HandedOver, OnEvent, Resumed, TurnEnd, TurnStart
-from .journal import Journal, Store, drop_largest
-from .model_calls import ModelCalls
-from .models.model import ModelReply, Usage
-from .models.request_print import print_request
-from .reaction import Reaction
-from .records import Recorded
-from .replies import Replies
-from .run import MakeContext, Run
-from .stand_in import STAND_IN
-from .steps import (
-    TOO_LARGE,
+from .containment import (
+    Broken,
+    Overdue,
+    describe_error,
+    first_error,
+    is_told_to_end,
+    retry_later,
+    run_contained,
+    uncounted,
+)
+from .events import (
+    AnswerReviewed,
+    Finished,
+    HandedOver,
+    ModelOutput,
+    ModelRetry,
+    OnEvent,
+    Progress,
+    Resumed,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolOutput,
+    ToolRequests,
+    TurnEnd,
+    TurnStart,
+)
+from .inbox import read_decision
+from .journal import Approval, Journal, Recorded, drop_largest
+from .middleware import AgentView, Around, CallModel
+from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ToolCall, Usage
+from .models.tape import print_request
+from .reaction import AnsweredCall, CallTools, Reaction, State, Step
+from .text import cut, replace_all_surrogates, replace_surrogates
+from .tools import PlannedCall, ToolContext
+from .values import (
+    DISABLED,
+    NOT_RUN,
     Begin,
-    CallModel,
-    CallTools,
     Cancel,
     Finish,
     ModelFailed,
@@ -40,40 +77,73 @@ from .steps import (
     Replayed,
     Review,
     Reviewed,
-    State,
-    Step,
+    ToolArgumentsError,
+    ToolError,
+    ToolResult,
     ToolsDone,
     Trigger,
+    Wait,
 )
-from .tool_calls import ToolCalls
-from .tools import ToolError
+from .waiting import Replies, Waiter
+from .watching import WaitingCall
+
+_logger = logging.getLogger(__name__)
 
 REVIEW = "review"
 _ENVELOPE_BYTES = 2048  # of a record, or a message, around the answer and its metadata
 
 
-def _store(reaction: Reaction, outer: Store | None, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
-    """Give a record as it is kept: as the agent at work wants it, and those around it."""
-    chain = reaction.agent.chain
-    kept = chain.store(kind, body) if chain.stores else body
-    return outer(kind, kept) if outer is not None else kept
+FIRST_DELAY_S = 0.5
+"""Before the second attempt of a model call that named no delay, about; doubled for each further one."""
+
+MAX_SHOWN_CHARS = 4000
+"""Of the arguments that a person is asked to approve."""
+
+MAX_KEY_CHARS, MAX_NAMED = 200, 20
+"""Of the keys of dropped data that are named in its place."""
+
+PERSON = "a person"
+
+MakeContext = Callable[[str, int], ToolContext]
+"""Gives the context of a call, by its derived id and its turn: who calls, for which message."""
 
 
-def _fit(reviewed: Reviewed, max_bytes: int) -> Reviewed:
-    """Leave out what makes the metadata too large for a record, and a message, beside the answer, the largest first, and
-    note it."""
-    left = dict(reviewed.metadata)
-    dropped = drop_largest(left, max_bytes - len(json.dumps([reviewed.answer, reviewed.correction, *reviewed.notes])))
-    if not dropped:
-        return reviewed
-    note = f"too large for the message's metadata: {', '.join(dropped)}"
-    return replace(reviewed, metadata=left, notes=(*reviewed.notes, note))
+class Playback(Protocol):
+    """Answers in place of models, tools and reviewers, while a recorded run is replayed. ``path`` tells runs inside of
+    a reaction apart, as in the journal.
+
+    It is no middleware: it has to reach what middleware itself asks of a model (`Around.complete`), and to take the
+    place of reviewers.
+    """
+
+    async def complete(self, model: Model, request: ModelRequest, path: str, *, is_own: bool) -> ModelReply:
+        """Answer a request that would go to ``model``; not the turn's own one but one of middleware's, if not
+        ``is_own``. Raises `ModelError`."""
+        ...
+
+    def settle(
+        self, reaction: str, path: str, turn: int, outcome: ModelReply | ModelFailed
+    ) -> ModelReply | ModelFailed:
+        """Give what came of a turn's request then, whatever models and middleware make of it now."""
+        ...
+
+    async def perform(self, reaction: str, path: str, turn: int, planned: PlannedCall) -> ToolResult | None:
+        """Give the result of a call; None if it is to be made."""
+        ...
+
+    def review(self, reaction: str, path: str, turn: int) -> Reviewed | None:
+        """Give what reviewers made of an answer; None if they are to be asked."""
+        ...
+
+    def reads_new_messages(self, reaction: str) -> bool:
+        """Tell whether a reaction reads now what has arrived in its thread meanwhile."""
+        ...
 
 
-class Arrivals(Protocol):
+class NewMessagesSource(Protocol):
     """Messages that arrive in the thread of a reaction and are read in it."""
 
-    def take(self) -> NewMessages | None:
+    async def take(self) -> NewMessages | None:
         """Take what has arrived; None for nothing."""
         ...
 
@@ -83,8 +153,8 @@ class Arrivals(Protocol):
 
 
 class Driver:
-    """Drives one run, a reaction or an agent inside of one, from its beginning, or from what it has recorded, to its
-    end."""
+    """Drives one run, a reaction or an agent inside of a call of ``outer``, from its beginning, or from what it has
+    recorded, to its end."""
 
     def __init__(
         self,
@@ -93,35 +163,46 @@ class Driver:
         journal: Journal,
         make_context: MakeContext,
         replies: Replies | None = None,
-        arrivals: Arrivals | None = None,
+        new_messages: NewMessagesSource | None = None,
         on_event: OnEvent = lambda event: None,
-        pieces: Iterator[int] | None = None,
+        playback: Playback | None = None,
+        outer: Driver | None = None,
     ) -> None:
         self._reaction = reaction
         self._journal = journal
-        self._arrivals = arrivals
+        self._new_messages = new_messages
         self._emit = on_event
-        self._run = Run(reaction, journal, make_context, on_event, replies)
-        if pieces is not None:
-            self._run.pieces = pieces
-        self._models = ModelCalls(self._run)
-        self._tools = ToolCalls(self._run, self._models, self._run_agent)
-        self._agent = reaction.agent  # of the last turn
+        self._playback = playback
+        self._make_context = make_context
+        self._replies = replies
+        self._outer = outer
+        self._recorded = Recorded()  # what the run had done before, when it is resumed
+        self._live_turn = 0  # the last turn in which anything was done rather than taken from the records
+        # What the turn's own request came to, middleware included, and which model got it; of several (as middleware
+        # may ask) the first. None if none did.
+        self._asked: tuple[Model, ModelRequest] | None = None
+        # Numbers what streams, in one order with the runs inside of it.
+        self._pieces: Iterator[int] = outer._pieces if outer is not None else itertools.count(1)
+        self._agent: AgentView = reaction.agent  # of the last turn
         self._id, self._path = journal.reaction, journal.path  # of every event
-        journal.store = partial(_store, reaction, journal.store)
+        self._store_around = journal.store  # what those around this run want of its records
+        self._follow_agent()
 
     async def run(
         self, recorded: Recorded | None = None, *, config_hash: str = "", prompt_hash: str | None = None
     ) -> Finish:
         """Drive to the end. Raises `ConnectError` and `Superseded` when the reaction has to stay open."""
         if recorded is not None:
-            self._run.recorded = recorded
-            if recorded.started is not None:
-                changed = recorded.started.config_hash != config_hash
-                other = prompt_hash is not None and recorded.started.prompt_hash not in ("", prompt_hash)
-                self._emit(Resumed(self._id, len(recorded.replies), changed, other, self._path))
+            self._recorded = recorded
+            if (started := recorded.started) is not None:
+                other_config = started.config_hash != config_hash
+                other_prompt = prompt_hash is not None and started.prompt_hash not in ("", prompt_hash)
+                self._emit(Resumed(self._id, len(recorded.replies), other_config, other_prompt, path=self._path))
         chain = self._reaction.agent.chain
-        return await chain.around_reaction(lambda: self._models.describe(0, "reaction", []), self._perform)
+        try:
+            return await chain.around_reaction(partial(self._describe, 0, "reaction", []), self._take_turns)
+        except SystemExit as error:  # of middleware: out of a task it would end the event loop
+            raise Broken(error) from error
 
     def cancel(self, reason: str) -> Finish:
         """End the reaction after `run` was cancelled in the middle of a step, or in what middleware does after the last
@@ -129,16 +210,31 @@ class Driver:
         if self._reaction.state is State.FINISHED:  # and told: middleware was still at it
             done = self._reaction
             return Finish("cancelled", reason, None, done.turn, done.usage, done.tool_calls)
-        finish = self._reaction.advance(Cancel(reason))
+        finish = self._advance(Cancel(reason))
         assert isinstance(finish, Finish)
-        self._emit(self._describe_end(finish))
+        self._tell_end(finish)
         return finish
 
-    async def _perform(self) -> Finish:
-        step = self._reaction.advance(Begin())
+    def _advance(self, outcome: Outcome) -> Step:
+        step = self._reaction.advance(outcome)
+        self._follow_agent()
+        return step
+
+    def _follow_agent(self) -> None:
+        """Keep records as the agent at work wants them, and then as those around this run do."""
+        chain, around = self._reaction.agent.chain, self._store_around
+        if not chain.stores:
+            self._journal.store = around
+        elif around is None:
+            self._journal.store = chain.store
+        else:
+            self._journal.store = lambda kind, body: around(kind, chain.store(kind, body))
+
+    async def _take_turns(self) -> Finish:
+        step = self._advance(Begin())
         while not isinstance(step, Finish):
             step = await self._turn(step)
-        self._emit(self._describe_end(step))
+        self._tell_end(step)
         return step
 
     async def _turn(self, step: Step) -> Step:
@@ -154,76 +250,80 @@ class Driver:
                         outcome = await self._ask(step)
                         text = outcome.text if isinstance(outcome, ModelReply) else None
                     case CallTools():
-                        outcome = ToolsDone(await self._tools.call(step))
+                        outcome = ToolsDone(await self._call_tools(step))
                     case Review():
                         outcome = await self._review(step)
-                    case _:
-                        assert_never(step)
-                step = self._reaction.advance(outcome)
+                step = self._advance(outcome)
                 if isinstance(outcome, ModelFailed) and isinstance(step, Finish) and not outcome.is_recorded:
                     # Before the answer, so that it stays the end.
                     await self._journal.record_model_failed(turn, outcome)
             is_done = True
 
-        if turn in self._run.recorded.replies:
+        if turn in self._recorded.replies:
             await perform()
         else:
             around = self._reaction.agent.chain.around_turn
-            await around(lambda: self._models.describe(turn, "turn", []), perform)
+            await around(partial(self._describe, turn, "turn", []), perform)
             if not is_done:
                 raise RoundelayError(
-                    f"Middleware around turn {turn} of {self._id} did not let it go on to its end: it has to await proceed() once."
+                    f"Middleware around turn {turn} of {self._id} did not let it go on to its end: "
+                    "it has to await proceed() once."
                 )
-        if turn == self._run.live_turn:
-            self._emit(TurnEnd(self._id, turn, text, self._reaction.usage, self._path))
+        if turn == self._live_turn:
+            self._emit(TurnEnd(self._id, turn, text, self._reaction.usage, path=self._path))
         return step
 
     async def _ask(self, step: CallModel) -> ModelReply | Replayed | ModelFailed:
-        recorded, run = self._run.recorded, self._run
-        self._reaction.note(recorded.notes.get(step.turn, {}))
+        recorded = self._recorded
+        if step.turn in recorded.notes:
+            self._reaction.note(recorded.notes[step.turn])
         new = recorded.new_messages.get(step.turn)
         if new is not None:
-            step = self._tell(new)
+            step = self._read_in(new)
         known = recorded.replay(step.turn)
         if known is not None:
             return known
-        if step.turn != run.live_turn:
-            if self._arrivals is not None and new is None and (new := self._take_arrivals(self._arrivals)) is not None:
-                await self._journal.record_new_messages(step.turn, new)
-                step = self._tell(new)
-                await self._arrivals.settle(new)
+        if step.turn != self._live_turn:
+            if new is None:
+                step = await self._read_new_messages(step)
             if step.agent.id != self._agent.id:
-                self._emit(HandedOver(self._id, step.turn, step.agent.id, self._agent.id, self._path))
-            run.live_turn = step.turn
-            self._emit(TurnStart(self._id, step.turn, self._reaction.max_turns, self._path))
+                self._emit(HandedOver(self._id, step.turn, step.agent.id, self._agent.id, path=self._path))
+            self._live_turn = step.turn
+            self._emit(TurnStart(self._id, step.turn, self._reaction.max_turns, path=self._path))
         self._agent = step.agent
-        reply = await self._models.ask(step)
+        reply = await self._ask_model(step)
         if isinstance(reply, ModelFailed):
             return reply
-        asked = print_request(*self._models.asked) if self._models.asked is not None else None
-        if self._journal.is_too_large(reply, asked):
-            reply = ModelReply(text=None, usage=reply.usage, finish_reason=TOO_LARGE, model=reply.model)
-        await self._journal.record_reply(step.turn, reply, agent_id=step.agent.id, is_last=step.is_last, request=asked)
-        return reply
+        asked = print_request(*self._asked) if self._asked is not None else None
+        return await self._journal.record_reply(
+            step.turn, reply, agent_id=step.agent.id, is_last=step.is_last, request=asked
+        )
 
-    def _take_arrivals(self, arrivals: Arrivals) -> NewMessages | None:
-        stand_in = STAND_IN.get()
-        return arrivals.take() if stand_in is None or stand_in.reads_arrivals(self._id) else None
+    async def _read_new_messages(self, step: CallModel) -> CallModel:
+        source = self._new_messages
+        if source is None or (self._playback is not None and not self._playback.reads_new_messages(self._id)):
+            return step
+        new = await source.take()
+        if new is None:
+            return step
+        await self._journal.record_new_messages(step.turn, new)
+        step = self._read_in(new)
+        await source.settle(new)
+        return step
 
-    def _tell(self, new: NewMessages) -> CallModel:
-        step = self._reaction.advance(new)
+    def _read_in(self, new: NewMessages) -> CallModel:
+        step = self._advance(new)
         assert isinstance(step, CallModel)
         return step
 
     async def _review(self, step: Review) -> Reviewed:
-        known = self._run.recorded.reviews.get(step.turn)
-        if known is not None and (known.correction is not None or not known.is_altered):
+        known = self._recorded.reviews.get(step.turn)
+        if known is not None and (known.correction is not None or not known.altered):
             return known
-        stand_in = STAND_IN.get()
-        reviewed = stand_in.review(self._id, self._path, step.turn) if stand_in is not None else None
+        reviewed = self._playback.review(self._id, self._path, step.turn) if self._playback is not None else None
         if reviewed is None:
             spent: list[Usage] = []
-            around = self._models.describe(step.turn, REVIEW, spent)
+            around = self._describe(step.turn, REVIEW, spent)
             # One that was found good once, and was not kept as it was, needs no other answer.
             can_correct = step.can_correct and known is None
             reviewed = await self._reaction.agent.chain.review(around, step.answer, can_correct=can_correct)
@@ -231,43 +331,427 @@ class Driver:
             reviewed = _fit(reviewed, self._journal.max_body_bytes - _ENVELOPE_BYTES)
         if known is None:
             await self._journal.record_review(step.turn, reviewed)
-        told = AnswerReviewed(
-            self._id, step.turn, reviewed.is_accepted, reviewed.correction, reviewed.notes, self._path
-        )
-        self._emit(told)
+        told = (reviewed.is_accepted, reviewed.correction, reviewed.notes)
+        self._emit(AnswerReviewed(self._id, step.turn, *told, path=self._path))
         return reviewed
 
-    async def _run_agent(self, turn: int, call: int, ends: list[Finish], agent: Agent, text: str) -> Finish:
+    def _tell_end(self, end: Finish) -> None:
+        told = (end.status, end.reason, end.answer, end.turns, end.usage, end.tool_calls)
+        self._emit(Finished(self._id, *told, path=self._path))
+
+    def _is_held(self) -> bool:
+        """Whether what its model writes is reviewed before anybody reads it, by its own reviewers or those around
+        it."""
+        return self._reaction.withholds or (self._outer is not None and self._outer._is_held())
+
+    def _describe(self, turn: int, call: int | str, spent: list[Usage], asked: Model | None = None) -> Around:
+        """Give what middleware may know; what it spends by ``complete`` is added to ``spent``. ``asked``: the model, if
+        one is."""
+
+        async def complete(model: Model, request: ModelRequest) -> ModelReply:
+            reply = await uncounted(self._complete(model, request, is_own=False))
+            spent.append(reply.usage)
+            return reply
+
+        async def keep(name: str, value: JsonValue, *, of: Collection[str] = ()) -> None:
+            await uncounted(self._journal.record_note(turn, name, value, of))
+            self._reaction.note({name: value})
+
+        agent = self._reaction.agent
+        context = self._make_context(f"{self._journal.derive_id(turn, call)}-around", turn)
+        most = self._journal.max_body_bytes // 12
+        return Around(
+            self._id,
+            self._path,
+            agent,
+            asked or agent.model,
+            self._reaction.describe(),
+            context,
+            self._emit,
+            complete,
+            keep,
+            most,
+        )
+
+    # --- a model call
+
+    async def _ask_model(self, step: CallModel) -> ModelReply | ModelFailed:
+        """Ask until there is a reply or nothing more to try."""
+        self._asked = None
+        outcome = await self._call_model(step)
+        return outcome if self._playback is None else self._playback.settle(self._id, self._path, step.turn, outcome)
+
+    async def _call_model(self, step: CallModel) -> ModelReply | ModelFailed:
+        agent = step.agent
+        model = step.model or agent.model
+        request = ModelRequest(
+            step.messages, step.tools, step.tool_choice, agent_id=agent.id, reaction=self._id, turn=step.turn
+        )
+        spent: list[Usage] = []
+
+        async def proceed(asked: ModelRequest) -> ModelReply:
+            is_own = self._asked is None
+            if is_own:
+                self._asked = (model, asked)
+            return await self._complete(model, asked, is_own=is_own, is_shown=True)
+
+        try:
+            around = partial(self._describe, step.turn, "model", spent, model)
+            reply = _check(await agent.chain.around_model(around, request, proceed), model.name)
+        except ModelError as error:
+            told = {"reaction": self._id, "reason": error.reason, "error": str(error)}
+            _logger.warning("model failed", extra=told)
+            return ModelFailed(replace_surrogates(str(error)), error.reason)
+        except Exception as error:  # of a model or of middleware: this call's end, never the runner's
+            _logger.exception("model failed", extra={"reaction": self._id, "agent_id": agent.id})
+            return ModelFailed(replace_surrogates(describe_error(error)))
+        return replace(reply, usage=sum(spent, reply.usage)) if spent else reply
+
+    async def _complete(
+        self, model: Model, request: ModelRequest, *, is_own: bool, is_shown: bool = False
+    ) -> ModelReply:
+        """Ask a model, with the agent's attempts. ``is_own``: it is the request that is recorded with the turn's reply.
+        Raises `ModelError`."""
+        policy, made = self._reaction.agent.policy, 0
+        while True:
+            made += 1
+            try:
+                return await self._attempt(model, request, policy.model_timeout_s, is_shown, is_own)
+            except ModelError as error:
+                # Not all at once: many agents may wait for one provider.
+                delay_s = FIRST_DELAY_S * 2 ** (made - 1) * _spread(self._id, request.turn, made)
+                if error.retry_after_ms is not None:
+                    delay_s = error.retry_after_ms / 1000
+                # A provider that wants longer than a model call may take will not be waited for.
+                if not error.retryable or made >= policy.model_attempts or delay_s > policy.model_timeout_s:
+                    raise
+                self._emit(ModelRetry(self._id, request.turn, str(error), delay_s, path=self._path))
+            await asyncio.sleep(delay_s)
+
+    async def _attempt(
+        self, model: Model, request: ModelRequest, timeout_s: float, is_shown: bool, is_own: bool
+    ) -> ModelReply:
+        is_heard = is_shown
+
+        def tell(delta: ModelDelta) -> None:
+            if not is_heard:  # an attempt that was given up may go on for a while
+                return
+            if delta.broken_off:
+                error = replace_surrogates(delta.broken_off)
+                self._emit(ModelRetry(self._id, request.turn, error, 0.0, path=self._path))
+            if delta.text or delta.reasoning or not delta.broken_off:
+                text, reasoning = replace_all_surrogates([delta.text, delta.reasoning])
+                index, held = next(self._pieces), self._is_held()
+                self._emit(ModelOutput(self._id, request.turn, text, reasoning, index, held, path=self._path))
+
+        ask = partial(model.complete, request, tell)
+        if self._playback is not None:
+            ask = partial(self._playback.complete, model, request, self._path, is_own=is_own)
+        try:
+            return await run_contained(ask, name=f"model-{model.name}", timeout_s=timeout_s)
+        except Overdue:
+            text = f"The model {model.name} gave no reply within {timeout_s:g} s."
+            raise ModelError(text, reason="timeout") from None
+        finally:
+            is_heard = False
+
+    # --- the tool calls of a turn, all at once
+
+    async def _call_tools(self, step: CallTools) -> dict[int, ToolResult]:
+        """Run what is planned and record what is answered already; give the result of each planned call."""
+        if step.turn not in self._recorded.replies:
+            self._emit(ToolRequests(self._id, step.turn, step.text, step.calls, path=self._path))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for answered in step.answered:
+                    group.create_task(self._conclude(step.turn, answered, answered.result))
+                tasks = {it.index: group.create_task(self._call_tool(step.turn, it)) for it in step.planned}
+        except BaseExceptionGroup as failures:
+            raise first_error(failures) from failures
+        return {index: task.result() for index, task in tasks.items()}
+
+    async def _call_tool(self, turn: int, planned: PlannedCall) -> ToolResult:
+        place, tool = (turn, planned.index), planned.tool
+        replies: list[int] = []  # the seqs of those that the call waits for and has
+        # What a person decided holds, whatever the tool says now.
+        if tool.needs_approval or place in self._recorded.approvals:
+            decided = await self._seek_approval(turn, planned, replies)
+            if isinstance(decided, ToolResult):
+                return await self._conclude(turn, planned, decided, replies)
+            planned = decided
+        written = planned.call.arguments
+        if place not in self._recorded.begun_calls:
+            is_once = tool.effect == "once"
+            await self._journal.record_tool_started(turn, planned.index, tool.name, written, is_once=is_once)
+        self._emit(ToolCallStart(self._id, turn, planned.index, tool.name, written, path=self._path))
+        if self._playback is not None:
+            known = await self._playback.perform(self._id, self._path, turn, planned)
+            if known is not None:
+                return await self._conclude(turn, planned, known, replies)
+        spent: list[Usage] = []
+        try:
+            around = partial(self._describe, turn, planned.index, spent)
+            proceed = partial(self._run_tool, turn, replies)
+            result = await self._reaction.agent.chain.around_tool(around, planned, proceed)
+            if not isinstance(result, ToolResult):
+                raise TypeError(f"it gave a {type(result).__name__} for the result")
+        except BaseException as error:  # of middleware: this call's result, as a tool's own error is
+            if is_told_to_end(error):
+                raise
+            place_told = {"tool": tool.name, "reaction": self._id, "turn": turn}
+            _logger.exception("middleware around a tool failed", extra=place_told)
+            text = f"Something around {tool.name} failed ({describe_error(error)}). Whether it took effect is unknown."
+            result = ToolResult(replace_surrogates(cut(text, self._reaction.agent.policy.max_result_chars)), ok=False)
+        if spent:
+            result = replace(result, usage=sum(spent, result.usage))
+        return await self._conclude(turn, planned, result, replies)
+
+    async def _conclude(
+        self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult, replies: Collection[int] = ()
+    ) -> ToolResult:
+        if (turn, call.index) not in self._recorded.results:
+            self._live_turn = turn
+            name = call.call.name
+            await self._journal.record_tool_result(turn, call.index, name, result, tuple(replies))
+            self._emit(ToolCallEnd(self._id, turn, call.index, name, result.ok, result.content, path=self._path))
+        return result
+
+    async def _run_tool(self, turn: int, replies: list[int], planned: PlannedCall) -> ToolResult:
+        """Run a tool to a result that the model can read, whatever the tool does."""
+        tool, policy = planned.tool, self._reaction.agent.policy
+        timeout_s = tool.timeout_s if tool.timeout_s is not None else policy.tool_timeout_s
+        ends: list[Finish] = []  # of agents that ran inside of the call
+        threads: dict[str, None] = {}  # that its messages went to
+        data: dict[str, JsonValue] = {}
+        loop, loop_thread, is_heard, has_step = asyncio.get_running_loop(), threading.get_ident(), True, False
+
+        def tell(kind: Literal["progress", "piece"], text: str) -> None:
+            nonlocal has_step
+            if threading.get_ident() != loop_thread:  # a sync tool runs in a thread of its own
+                loop.call_soon_threadsafe(tell, kind, text)
+            elif is_heard:
+                has_step |= kind == "progress"
+                self._show(turn, planned, kind, text)
+
+        async def attempt() -> str:
+            ends.clear()  # a repeat runs and sends under the same ids
+            context = replace(
+                self._make_context(self._journal.derive_id(turn, planned.index), turn),
+                run_agent=partial(self._run_inside, turn, planned.index, ends),
+                waiter=self._make_waiter(turn, planned, self._recorded.waits, replies),
+                tell=tell,
+            )
+            if tool.should_use is not None:
+                answer = tool.should_use(context)
+                if not (await answer if inspect.isawaitable(answer) else answer):
+                    data[DISABLED] = True
+                    return f"Not run: {tool.name} is not enabled here."
+            try:
+                content, given = await tool.run(context, planned.arguments)
+                data.update(given)
+                return content
+            finally:
+                threads.update(dict.fromkeys(getattr(context.client, "threads", ())))
+
+        # `rate_limited` is settled here, out of the model's sight; only a call that may be repeated is.
+        attempts = policy.hub_attempts if tool.effect == "idempotent" else 1
+        ok = False
+        try:
+            content = await run_contained(
+                partial(retry_later, attempt, attempts=attempts), name=f"tool-{tool.name}", timeout_s=timeout_s
+            )
+            ok = DISABLED not in data
+        except Overdue:
+            content = (
+                f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."
+            )
+        except RoundelayError as error:
+            content = f"{error.code}: {error}"
+        except Exception as error:  # whatever the tool's code raises is its call's result
+            _logger.exception("tool failed", extra={"tool": tool.name, "reaction": self._id, "turn": turn})
+            content = describe_error(error)
+        finally:
+            is_heard = False  # a call that was given up may go on for a while
+            if has_step:
+                index = next(self._pieces)
+                self._emit(Progress(self._id, turn, "", planned.index, is_done=True, index=index, path=self._path))
+        # A character takes at most 6 bytes of a record, as an escape; the other half is for the data and the rest of
+        # the frame.
+        limit = min(policy.max_result_chars, self._journal.max_body_bytes // 12)
+        content = replace_surrogates(content)
+        if data and (dropped := drop_largest(data, self._journal.max_body_bytes // 4)):
+            named: list[JsonValue] = [cut(key, MAX_KEY_CHARS) for key in dropped[:MAX_NAMED]]
+            _logger.warning("tool data dropped", extra={"tool": tool.name, "keys": named})
+            data["dropped"] = named
+        return ToolResult(
+            cut(content, limit) if len(content) > limit else content,
+            ok,
+            tuple(threads),
+            usage=sum((end.usage for end in ends), Usage()),
+            tool_calls=sum(end.tool_calls for end in ends),
+            is_answer=ok and tool.answers,
+            data=data,
+            whole=content if len(content) > limit else None,
+        )
+
+    def _show(self, turn: int, planned: PlannedCall, kind: Literal["progress", "piece"], text: str) -> None:
+        tool, text, index = planned.tool, replace_surrogates(text), next(self._pieces)
+        if kind == "piece":
+            held = tool.answers and self._is_held()
+            self._emit(ToolOutput(self._id, turn, planned.index, tool.name, text, index, held, path=self._path))
+        else:
+            self._emit(Progress(self._id, turn, text, planned.index, index=index, path=self._path))
+
+    def _make_waiter(
+        self, turn: int, planned: PlannedCall, known: Mapping[tuple[int, int], Wait], replies: list[int]
+    ) -> Waiter | None:
+        """``known``: the waits that are recorded. ``replies`` takes the seqs of those that the call has."""
+        if self._replies is None:
+            return None
+        place = (turn, planned.index)
+        call = WaitingCall(
+            self._id, self._path, turn, planned.index, planned.tool.name, self._is_held, self._pieces, self._emit
+        )
+        is_begun = place in self._recorded.begun_calls
+        return Waiter(self._replies, self._journal, call, known.get(place), is_begun, replies)
+
+    # --- a person's approval of a call
+
+    async def _seek_approval(self, turn: int, planned: PlannedCall, replies: list[int]) -> PlannedCall | ToolResult:
+        """Give the call as a person lets it be made, or why it is not.
+
+        The request is a message in the incoming thread; only a reply to it, by a person, decides, and readers of the
+        thread are the only ones who can reply. The wait for it survives restarts of everybody.
+        """
+        try:
+            approval = self._recorded.approvals.get((turn, planned.index))
+            if approval is None:
+                approval = await self._ask_for_approval(turn, planned, replies)
+        except (RequestError, LoopStopped, BudgetExhausted) as error:
+            return _not_run(f"nobody could be asked to approve it ({error.code}: {error})")
+        if approval is None:
+            return _not_run("nobody approved it in time.")
+        if not approval.is_approved:
+            return _not_run(f"{approval.by} denied it{f': {approval.reason}' if approval.reason else '.'}")
+        if approval.arguments is None:
+            return planned
+        try:
+            arguments = planned.tool.parse(approval.arguments)
+        except ToolArgumentsError as error:
+            return _not_run(f"{approval.by} changed the arguments, and they do not fit. {error}")
+        written = json.dumps(json.loads(approval.arguments), ensure_ascii=False)
+        return replace(planned, arguments=arguments, call=replace(planned.call, arguments=written))
+
+    async def _ask_for_approval(self, turn: int, planned: PlannedCall, replies: list[int]) -> Approval | None:
+        """Ask the people in the thread, wait, and record what they decide; None if nobody does in time."""
+        waiter = self._make_waiter(turn, planned, self._recorded.approval_waits, replies)
+        if waiter is None:
+            return None
+        context = self._make_context(f"{self._journal.derive_id(turn, planned.index)}-approval", turn)
+        trigger, name, written = context.trigger, planned.tool.name, planned.call.arguments or "{}"
+        assert isinstance(trigger, AnyMessage)
+        text = (
+            f"May I call {name} with {cut(written, MAX_SHOWN_CHARS)}?\n"
+            "Reply to this message with /approve, with /deny and a reason, or with /edit and other arguments."
+        )
+        metadata = {"approval": {"reaction": context.reaction, "tool": name}}
+        send = partial(context.client.reply, trigger, text, message_id=context.call_id, metadata=metadata)
+        stored = await retry_later(send)
+        waiter.expect(stored.seq, is_approval=True)
+        try:
+            timeout_s = self._reaction.agent.policy.approval_timeout_s
+            reply = (await waiter.wait({PERSON: stored}, timeout_s, is_approval=True)).get(PERSON)
+        finally:
+            waiter.forget([stored.seq])
+        decision = read_decision(reply) if reply is not None else None
+        if reply is None or decision is None:
+            return None
+        approval = Approval(**decision._asdict(), by=reply.sender_id, seq=reply.seq, at=reply.sent_at)
+        await self._journal.record_approval(turn, planned.index, approval)
+        return approval
+
+    # --- an agent inside of a call
+
+    async def _run_inside(self, turn: int, call: int, ends: list[Finish], agent: Agent, text: str) -> Finish:
         """Run an agent inside of a call, on a text and nothing else: its turns are its own, its records stand under the
         call's path."""
-        run = self._run
-        journal = self._journal.descend(turn, call, len(ends))
-        if journal.depth > self._reaction.agent.policy.max_depth:
-            raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
-        policy = replace(agent.policy, on_text="reply")  # its text is this call's result
         outer = self._reaction
+        journal = self._journal.descend(turn, call, len(ends))
+        if journal.depth > outer.agent.policy.max_depth:
+            raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
         trigger = outer.trigger
-        if trigger is not None:
-            trigger = Trigger(trigger.seq, outer.agent.id, "agent", text)
         reaction = Reaction(
-            replace(agent, policy=policy), prompt=text, answers=True, path=journal.path, sent_at=outer.sent_at, trigger=trigger
-        )  # fmt: skip
+            replace(agent, policy=replace(agent.policy, on_text="reply")),  # its text is this call's result
+            prompt=text,
+            answers=True,
+            path=journal.path,
+            sent_at=outer.sent_at,
+            trigger=Trigger(trigger.seq, outer.agent.id, "agent", text) if trigger is not None else None,
+        )
         driver = Driver(
-            reaction, journal=journal, make_context=run.make_context, replies=run.replies, on_event=self._emit, pieces=run.pieces
-        )  # fmt: skip
-        driver._run.is_inside_held = run.is_held
-        ends.append(Finish("cancelled", "", None, 0, reaction.usage))
-        place = len(ends) - 1
+            reaction,
+            journal=journal,
+            make_context=self._make_context,
+            replies=self._replies,
+            on_event=self._emit,
+            playback=self._playback,
+            outer=self,
+        )
+        place = len(ends)
+        ends.append(Finish("cancelled", "", usage=reaction.usage))
         try:
-            end = await driver.run(run.recorded.children.get(journal.path))
-            ends[place] = end
-            return end
+            ends[place] = await driver.run(self._recorded.children.get(journal.path))
+            return ends[place]
         finally:
             if ends[place].status == "cancelled":
                 ends[place] = replace(ends[place], usage=reaction.usage, tool_calls=reaction.tool_calls)
 
-    def _describe_end(self, finish: Finish) -> Event:
-        return Finished(
-            reaction=self._id, path=self._path, status=finish.status, reason=finish.reason, answer=finish.answer, turns=finish.turns,
-            usage=finish.usage, tool_calls=finish.tool_calls,
-        )  # fmt: skip
+
+def _not_run(why: str) -> ToolResult:
+    return ToolResult(f"Not run: {why}", ok=False, data={NOT_RUN: True})
+
+
+def _spread(reaction: str, turn: int, made: int) -> float:
+    """Give a factor from 0.75 to 1.25: another one for each reaction, and the same again when a run is repeated."""
+    digest = hashlib.sha256(f"{reaction}/{turn}/{made}".encode()).digest()
+    return 0.75 + int.from_bytes(digest[:4], "big") / 2**33
+
+
+def _check(reply: ModelReply, name: str) -> ModelReply:
+    """Give the reply of a model, or of middleware, as it can be recorded and sent. Raises `ModelError` for what
+    cannot."""
+    odd = _find_odd(reply)
+    if odd:
+        raise ModelError(f"The model {name} gave a reply that cannot be used: {odd}.", reason="broken_reply")
+    written = [part for it in reply.tool_calls for part in (it.id, it.name, it.arguments)]
+    text, used, *parts = replace_all_surrogates([reply.text or "", reply.model, *written])
+    calls = tuple(itertools.starmap(ToolCall, zip(parts[::3], parts[1::3], parts[2::3], strict=True)))
+    return replace(reply, text=None if reply.text is None else text, tool_calls=calls, model=used)
+
+
+def _find_odd(reply: object) -> str:
+    """Say what in a reply is of another kind than it should be: servers and models of one's own are not checked
+    before."""
+    if not isinstance(reply, ModelReply):
+        return f"it is a {type(reply).__name__}"
+    texts = {"text": reply.text or "", "finish_reason": reply.finish_reason, "model": reply.model}
+    for index, call in enumerate(reply.tool_calls):
+        where = f"tool_calls.{index}"
+        texts |= {f"{where}.id": call.id, f"{where}.name": call.name, f"{where}.arguments": call.arguments}
+    counts = {field.name: getattr(reply.usage, field.name) for field in fields(reply.usage)}
+    for kind, values in ((str, texts), (int, counts)):
+        for where, value in values.items():
+            if not isinstance(value, kind):
+                return f"{where} is a {type(value).__name__}"
+    return ""
+
+
+def _fit(reviewed: Reviewed, max_bytes: int) -> Reviewed:
+    """Leave out what makes the metadata too large for a record, and a message, beside the answer, the largest first,
+    and note it."""
+    left = dict(reviewed.metadata)
+    dropped = drop_largest(left, max_bytes - len(json.dumps([reviewed.answer, reviewed.correction, *reviewed.notes])))
+    if not dropped:
+        return reviewed
+    note = f"too large for the message's metadata: {', '.join(dropped)}"
+    return replace(reviewed, metadata=left, notes=(*reviewed.notes, note))

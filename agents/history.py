@@ -60,9 +60,9 @@ def add_to_prompt(
     return (*messages[:place], said, *messages[place + 1 :])
 
 
-def repair(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list[ChatMessage]:
     """Pair calls and results: each call is answered right after its message, in order, and no result stands without its
-    call."""
+    call. ``trailing`` is said at the end."""
     results = {it.tool_call_id: it for it in messages if isinstance(it, ToolMessage)}
     repaired: list[ChatMessage] = []
     for message in messages:
@@ -81,6 +81,8 @@ def repair(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
                     repaired[-1] = replace(said, images=(*said.images, *images), files=(*said.files, *files))
             case _:
                 repaired.append(message)
+    if trailing is not None:
+        say(repaired, trailing)
     return repaired
 
 

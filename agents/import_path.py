@@ -1,4 +1,5 @@
-"""Imports what a file names as ``package.module:name``: tools, middleware, checks, types. Importing runs the user's module."""
+"""Imports what a file names as ``package.module:name``: tools, middleware, checks, types. Importing runs the user's
+module."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from roundelay.network.errors import ConfigError
 
 
 def import_named(spec: str, what: str, form: str = "name") -> Any:
-    """Give what ``spec`` names. Raises `ConfigError`, which says ``what`` it was to be, a ``form`` of a module, whatever
-    that raises."""
+    """Give what ``spec`` names. Raises `ConfigError`, which says ``what`` it was to be, a ``form`` of a module,
+    whatever that raises."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f"the {what} {spec!r} is no import path: write package.module:{form}")

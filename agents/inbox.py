@@ -1,10 +1,27 @@
 """What wakes an agent, and in which order it reacts: one reaction at a time per thread, threads in parallel, bounded.
 
-A question of `ask` goes ahead of what waits in its thread while the reactions there only wait for others: one of those
-may be waiting for whoever asks, directly or through others, and both would wait for ever.
-
 Stands between the client's deliveries and the runner. Pure: no IO, no clock, no tasks; the runner asks `next_message`
 and starts a reaction. Memory is bounded by what the hub leaves unacknowledged (`max_unacked`) and by `REMEMBERED`.
+How a message goes through::
+
+    offer -- wakes nobody --------------------------------------------> CONTEXT
+      |---- came before, its reaction has ended ----------------------> HANDLED
+      |---- came before, waits or is in work -------------------------> PENDING
+      v
+    idle thread:    _waiting[thread]          the longest waiting thread is next, if at_work < max_parallel
+                        | next_message
+                        v
+    thread at work: _working[thread] = _Line  reactions: 1; what comes meanwhile waits in the line
+                        | pause: every reaction of the line only waits for others (paused == reactions)
+                        v
+                    _asked                    a question of `ask` in the line may pass the others: next_message
+                        | finish, release     gives it out, and reactions grows, to MAX_IN_THREAD at most
+                        v
+                    the line's rest goes back to _waiting, behind the other threads
+
+A question goes ahead because one of the reactions that wait may be waiting for whoever asks, directly or through
+others, and both would wait for ever. A reaction that only waits counts in its line (``reactions``) and not in
+``at_work``.
 """
 
 from __future__ import annotations
@@ -14,11 +31,10 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from roundelay.network.addresses import agent_address
 from roundelay.network.messages import BaseMessage
-
-from .replies import is_declined, read_decision, read_waiting
 
 ReactTo = Literal["mentions", "all"]
 Visibility = Literal["people", "strict", "all", "current"]
@@ -58,13 +74,14 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
     """Tell whether the message starts a reaction; one that does not is context for later ones.
 
     A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts a person's message
-    does, an @mention and a required response; with ``react_to="all"`` every message. The agent's own never do, nor that
-    somebody declines to answer, nor what a person decides on a call.
+    does, an @mention and a required response; with ``react_to="all"`` every message. The agent's own never do, nor
+    that somebody declines to answer, nor what a person decides on a call, nor what the network itself tells (that it
+    has to stop).
     """
     if is_declined(message) or (message.reply_to is not None and read_decision(message) is not None):
         return False
     if message.kind == "mod":  # a mod may have the agent's name, so only the address tells who wrote it
-        return message.to == f"agent:{agent_id}"
+        return message.to == agent_address(agent_id) and message.sender_id != "network"
     if message.sender_id == agent_id:
         return False
     if message.kind == "direct" or react_to == "all":
@@ -113,7 +130,8 @@ class Inbox:
         self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
         self._working: dict[str, _Line] = {}
         self._asked: OrderedDict[str, None] = OrderedDict()  # of these, where all only wait, and a question behind them
-        self._reactions = 0
+        self.at_work = 0
+        """How many reactions run; not those that only wait for others."""
         self._waits: Counter[str] = Counter()  # of reactions that wait for others: in how many of their calls
         self._paused: dict[str, tuple[str, _Line]] = {}  # the thread of each
         self._known: set[int] = set()  # seqs that wait or are in work
@@ -155,7 +173,7 @@ class Inbox:
             self._working[thread_id] = _Line(messages)
         else:
             return None
-        self._reactions += 1
+        self.at_work += 1
         return message
 
     def withdraw(self, message: BaseMessage) -> list[BaseMessage]:
@@ -182,16 +200,14 @@ class Inbox:
         if len(self._handled) > REMEMBERED:
             self._handled.popitem(last=False)
 
-    @property
-    def at_work(self) -> int:
-        """How many reactions run; not those that only wait for others."""
-        return self._reactions - len(self._waits)
-
     def pause(self, reaction: str, thread_id: str) -> None:
         """A reaction waits for others in one of its calls: it holds its thread, and nobody else's place."""
         self._waits[reaction] += 1
+        if self._waits[reaction] > 1:
+            return
+        self.at_work -= 1
         line = self._working.get(thread_id)
-        if self._waits[reaction] == 1 and line is not None:
+        if line is not None:
             self._paused[reaction] = (thread_id, line)
             line.paused += 1
             self._look(thread_id)
@@ -202,6 +218,7 @@ class Inbox:
         if self._waits[reaction]:
             return
         del self._waits[reaction]
+        self.at_work += 1
         thread_id, line = self._paused.pop(reaction, ("", None))
         if line is not None:
             line.paused -= 1
@@ -219,7 +236,7 @@ class Inbox:
     def _leave(self, message: BaseMessage) -> None:
         line = self._working[message.thread_id]
         self._known.discard(message.seq)
-        self._reactions -= 1
+        self.at_work -= 1
         line.reactions -= 1
         if not line.reactions:
             del self._working[message.thread_id]
@@ -247,3 +264,56 @@ class Inbox:
             self._asked.setdefault(thread_id)
         else:
             self._asked.pop(thread_id, None)
+
+
+ASK = "ask"
+"""In a message's metadata: it is a question of `ask`. ``waiting`` names who waits for the answer, and for its asker's;
+``watched`` says that a person watches them."""
+
+
+DECLINED = "declined"
+"""In a message's metadata: there is no answer."""
+
+
+class Decision(NamedTuple):
+    """What a person decided on a call: that it is made, perhaps with other ``arguments``, or denied and why."""
+
+    is_approved: bool
+    arguments: str | None = None
+    reason: str = ""
+
+
+def read_decision(message: BaseMessage) -> Decision | None:
+    """Give a person's ``/approve``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody
+    else."""
+    if message.sender_kind != "human":
+        return None
+    word, *said = message.said.strip().split(maxsplit=1) or [""]
+    rest = said[0] if said else ""
+    match word.lower():
+        case "/approve":
+            return Decision(True)
+        case "/deny":
+            return Decision(False, reason=rest.strip())
+        case "/edit" if rest.strip():
+            return Decision(True, arguments=rest.strip())
+        case _:
+            return None
+
+
+def read_waiting(message: BaseMessage) -> list[str]:
+    """Give who waits for the answer to a message, directly or through others; nobody if it is no question of `ask`."""
+    question = (message.metadata or {}).get(ASK)
+    waiting = question.get("waiting") if isinstance(question, dict) else None
+    return [it for it in waiting if isinstance(it, str)] if isinstance(waiting, list) else []
+
+
+def is_watched(message: BaseMessage) -> bool:
+    """Whether a person watches how a message is answered: one that wrote it, or for whom an agent asks."""
+    question = (message.metadata or {}).get(ASK)
+    return message.sender_kind == "human" or (isinstance(question, dict) and question.get("watched") is True)
+
+
+def is_declined(message: BaseMessage) -> bool:
+    """Whether a reply says that there is no answer; it wakes nobody."""
+    return (message.metadata or {}).get(DECLINED) is True

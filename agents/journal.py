@@ -1,36 +1,298 @@
-"""The turn journal of a reaction: what it wrote into the ledger, and what it reads back to go on after a restart.
+"""The turn journal of a reaction: what it writes into the ledger, and what it reads back to go on after a restart.
 
-Stands between `driver` and the client's ``record`` frames. Every id is derived, so that a reaction resumed on any
-machine repeats itself under the same ids and the hub recognises the repeats. Order is the contract: a reply before its
-tools run, a call's intent before it starts, its result after. A busy hub is waited for without bound: a reaction that
-has begun never fails of it. An agent that runs as a tool of another one keeps its records in the same reaction, under
-its ``path``.
+`Journal` stands between `driver` and the client's ``record`` frames; `Recorded` is what a run has done by its records,
+for the loop that goes on from them and for whoever explains or replays it. Each kind of record has one class, written
+and read back. Every id is derived, so that a reaction resumed on any machine repeats itself under the same ids
+and the hub recognises the repeats. An agent that runs as a tool of another one keeps its records in the same reaction,
+under its ``path``. A busy hub is waited for without bound: a reaction that has begun never fails of it.
+
+The order of the records is the contract, since a process may be killed between any two of them::
+
+    started                           the trigger counts as handled; the prompt follows from manifest and as_of
+      [new_messages]                  turn n: what arrived meanwhile, before the model reads it
+      model_reply | model_failed      before anything of it is run; never asked for again
+        [asking, waiting, approval]   call c, if a person has to approve it
+        tool_started                  before the tool runs: killed behind it, a `once` call has an unknown outcome
+          [asking]                    before questions are sent: killed behind it, they are looked up, not sent twice
+          [waiting]                   for whom, until when: a restarted agent goes on waiting
+        tool_result                   after it: the result is taken from here
+      [note, review]                  what middleware kept; what reviewers made of the answer
+      ...                             turn n + 1
+    (the answer's message)            under an id of its own: a repeat stores nothing
+    finished                          nothing is resumed any more
+
+Resuming feeds the loop with these instead of models and tools, up to the first one that is missing, and does from there
+on what was not done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import BaseModel, JsonValue, TypeAdapter
 
-from roundelay.network.errors import IdConflict
+from roundelay.network.client import NetworkClient
+from roundelay.network.errors import IdConflict, RetryLater
 
-from .ids import derived_id, digest
+from .containment import retry_later, wait_out
 from .models.model import ModelReply, Usage
-from .paths import path_of_call
-from .records import Approval, FinishedBody, Recorded, ReviewBody, Started, fetch_records, read_records
-from .replies import Wait
-from .retry import retry_later
-from .steps import AnsweredCall, Finish, ModelFailed, NewMessages, PlannedCall, Reviewed
 from .text import replace_surrogates
-from .tools import ToolResult
+from .values import TOO_LARGE, Altered, Finish, ModelFailed, NewMessages, Replayed, Reviewed, ToolResult, Wait
 
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_REASON_CHARS = 2000
+_ENVELOPE_BYTES = 1024  # of a record's frame, around the reply
+
+
+class Started(BaseModel):
+    """The prompt is a function of this and of the ledger up to ``as_of``."""
+
+    trigger: int
+    thread_id: str
+    as_of: int
+    manifest: list[int]
+    """The seqs of the messages in the prompt, ascending."""
+    config_hash: str
+    prompt_hash: str = ""
+
+
+class Approval(BaseModel):
+    """What a person decided on a call, who and when."""
+
+    is_approved: bool
+    by: str
+    seq: int
+    at: int
+    arguments: str | None = None
+    """What the call is made with instead, if that was changed."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Replied:
+    turn: int
+    reply: ModelReply
+    is_last: bool = False
+    altered: Altered = field(default_factory=Altered)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolStarted:
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    messages: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    name: str
+    value: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a record stands: its turn, and its call's place in that. ``replies`` are those that the call had."""
+
+    turn: int = 0
+    call: int = 0
+    replies: tuple[int, ...] = ()
+
+
+_READERS: Mapping[str, TypeAdapter[Any]] = {
+    "started": TypeAdapter(Started),
+    "new_messages": TypeAdapter(NewMessages),
+    "model_reply": TypeAdapter(_Replied),
+    "model_failed": TypeAdapter(ModelFailed),
+    "asking": TypeAdapter(_Asking),
+    "waiting": TypeAdapter(Wait),
+    "approval": TypeAdapter(Approval),
+    "tool_started": TypeAdapter(_ToolStarted),
+    "tool_result": TypeAdapter(ToolResult),
+    "note": TypeAdapter(_Note),
+    "review": TypeAdapter(Reviewed),
+    "finished": TypeAdapter(Finish),
+}
+_PLACE = TypeAdapter(_Place)
+_OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result"})
+_USAGE = TypeAdapter(Usage)
+_FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile"}
+
+_CallAt = tuple[int, int]  # a call: its turn, its place in that
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What a run has recorded so far; turns count from 1, calls by their place in the turn. ``children`` are runs
+    inside of it, by path. To be read only."""
+
+    started: Started | None = None
+    replies: dict[int, ModelReply] = field(default_factory=dict)
+    last_turns: set[int] = field(default_factory=set)
+    failures: dict[int, ModelFailed] = field(default_factory=dict)
+    begun_calls: set[_CallAt] = field(default_factory=set)
+    once_calls: set[_CallAt] = field(default_factory=set)
+    """Of those that were begun, the ones whose tool was ``once`` then."""
+
+    results: dict[_CallAt, ToolResult] = field(default_factory=dict)
+    askings: dict[_CallAt, Mapping[str, str]] = field(default_factory=dict)
+    waits: dict[_CallAt, Wait] = field(default_factory=dict)
+    """Of the calls themselves."""
+
+    approval_waits: dict[_CallAt, Wait] = field(default_factory=dict)
+    """Before the calls were begun."""
+
+    taken: set[int] = field(default_factory=set)
+    """The replies that its calls waited for and had."""
+
+    approvals: dict[_CallAt, Approval] = field(default_factory=dict)
+    new_messages: dict[int, NewMessages] = field(default_factory=dict)
+    reviews: dict[int, Reviewed] = field(default_factory=dict)
+    notes: dict[int, dict[str, JsonValue]] = field(default_factory=dict)
+    """What middleware kept in a turn, by name."""
+
+    altered: dict[int, Altered] = field(default_factory=dict)
+    finished: Finish | None = None
+    children: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def read_meanwhile(self) -> list[int]:
+        """Give the messages that were read while it ran."""
+        return [seq for new in self.new_messages.values() for seq in new.seqs]
+
+    def open_askings(self) -> list[Mapping[str, str]]:
+        """Give the questions that may have been sent before a wait for them was recorded: message ids, by whom they are
+        to."""
+        runs = (self, *self.children.values())
+        return [it for run in runs for place, it in run.askings.items() if place not in {*run.waits, *run.results}]
+
+    def open_waits(self) -> list[Wait]:
+        """Give what this run, or one inside of it, still waits for."""
+        runs = (self, *self.children.values())
+        waits = [it for run in runs for place, it in run.waits.items() if place not in run.results]
+        undecided = (
+            it
+            for run in runs
+            for place, it in run.approval_waits.items()
+            if place not in {*run.approvals, *run.results}
+        )
+        return [*waits, *undecided]
+
+    def has_taken(self, seq: int) -> bool:
+        """Tell whether a message was the reply that a call waited for, here or in a run inside of it."""
+        return any(seq in run.taken for run in (self, *self.children.values()))
+
+    def was_waiting_for(self, question: int) -> bool:
+        """Tell whether it ended while it waited for the reply to a message."""
+        return any(question in it.questions.values() for it in self.open_waits())
+
+    def replay(self, turn: int) -> Replayed | ModelFailed | None:
+        """Give what is known of a turn, None if nothing is."""
+        if turn not in self.replies:
+            return self.failures.get(turn)
+        return Replayed(
+            self.replies[turn],
+            {call: result for (other, call), result in self.results.items() if other == turn},
+            frozenset(call for other, call in self.begun_calls if other == turn),
+            frozenset(call for other, call in self.once_calls if other == turn),
+            is_last=turn in self.last_turns,
+            goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
+            is_corrected=turn in self.reviews and self.reviews[turn].correction is not None,
+            altered=self.altered.get(turn, Altered()),
+        )
+
+    def take(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Take note of a record of this run. Kinds of a newer version are passed over. Raises `ValueError` for what is
+        no such record."""
+        reader = _READERS.get(kind)
+        if reader is None:
+            return
+        value, place = reader.validate_python(body), _PLACE.validate_python(body)
+        if kind not in ("started", "finished") and ("turn" not in body or (kind in _OF_CALLS and "call" not in body)):
+            raise ValueError(f"a record of kind {kind} does not say where it stands")
+        turn, at = place.turn, (place.turn, place.call)
+        match value:
+            case Started():
+                self.started = value
+            case NewMessages():
+                self.new_messages[turn] = value
+            case _Replied():
+                self.replies[turn], self.altered[turn] = value.reply, value.altered
+                if value.is_last:
+                    self.last_turns.add(turn)
+            case ModelFailed():
+                self.failures[turn] = replace(value, is_recorded=True)
+            case _Asking():
+                self.askings[at] = value.messages
+            case Wait():
+                (self.approval_waits if value.is_approval else self.waits)[at] = value
+            case Approval():
+                self.approvals[at] = value
+            case _ToolStarted():
+                self.begun_calls.add(at)
+                if value.once:
+                    self.once_calls.add(at)
+            case ToolResult():
+                self.results[at] = value
+                self.taken.update(place.replies)
+            case _Note():
+                self.notes.setdefault(turn, {})[value.name] = value.value
+            case Reviewed():
+                self.reviews[turn] = value
+            case Finish():
+                self.finished = value
+
+
+Ask = Callable[[str, Mapping[str, object]], Awaitable[Any]]
+"""Calls an operation of the hub's."""
+
+
+async def fetch_records(call: Ask, reaction: str, agent_id: str | None) -> list[Mapping[str, Any]]:
+    """All records of an agent's reaction that the caller may see, oldest first, page by page. None: of everybody's
+    under this id, which others may have used as well."""
+    args = {"reaction": reaction, **({"agent_id": agent_id} if agent_id is not None else {})}
+    return await _fetch_pages(call, "network.records", {**args, "after": 0}, "records", "seq")
+
+
+async def fetch_fates(call: Ask, seq: int) -> list[Mapping[str, Any]]:
+    """How far a message has got with each of its recipients, page by page, as ``network.message_status`` tells it."""
+    return await _fetch_pages(call, "network.message_status", {"seq": seq}, "recipients", "agent_id")
+
+
+async def _fetch_pages(
+    call: Ask, op: str, args: Mapping[str, object], listed: str, after: str
+) -> list[Mapping[str, Any]]:
+    """Ask for page after page of what is ``listed``; ``after`` names the field by which the next page is asked for."""
+    found: list[Mapping[str, Any]] = []
+    while True:
+        page = await call(op, {**args, "after": found[-1][after]} if found else args)
+        found += page[listed]
+        if not page.get("has_more"):
+            return found
+
+
+def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
+    """Build what a reaction has done from its records, as ``network.records`` gives them."""
+    runs: dict[str, Recorded] = {"": Recorded()}
+    for record in records:
+        body = record["body"]
+        path = body.get("path", "") if isinstance(body, Mapping) else ""
+        runs.setdefault(path, Recorded()).take(record["kind"], body)
+    inner = {path: run for path, run in runs.items() if path}
+    for run in runs.values():
+        run.children = inner  # of all depths: each finds its own by the whole path
+    return runs[""]
 
 
 def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
@@ -68,26 +330,25 @@ class RecordClient(Protocol):
 Store = Callable[[str, Mapping[str, object]], Mapping[str, object]]
 
 
+@dataclass(slots=True, eq=False)
 class Journal:
     """Writes and reads the records of one run in a reaction. ``max_body_bytes`` is the hub's limit for one record."""
 
+    _client: RecordClient
+    reaction: str
+    _: KW_ONLY
+    max_body_bytes: int = 262_144
+    path: str = ""
+    is_started: bool = False
     store: Store | None = None
     """Gives a record's body as it is kept; None keeps all of it."""
 
-    def __init__(self, client: RecordClient, reaction: str, *, max_body_bytes: int = 262_144, path: str = "") -> None:
-        self.reaction = reaction
-        self.path = path
-        self.max_body_bytes = max_body_bytes
-        self.is_started = False
-        self._client = client
-        self._closed = asyncio.Event()
+    _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def descend(self, turn: int, call: int, run: int) -> Journal:
         """Give the journal of a run inside a call of this one, the first (0) or a further one."""
         path = path_of_call(self.path, turn, call, run)
-        inner = Journal(self._client, self.reaction, max_body_bytes=self.max_body_bytes, path=path)
-        inner.store, inner._closed = self.store, self._closed
-        return inner
+        return replace(self, path=path)
 
     def close(self) -> None:
         """Write nothing more, in the runs inside neither: who goes on with the reaction does. To try ends the task that
@@ -124,13 +385,17 @@ class Journal:
         agent_id: str,
         is_last: bool,
         request: Mapping[str, object] | None = None,
-    ) -> None:
-        """Keep a reply, with the print of the request that it answers (`request_print`), by which a replay notices
-        another one."""
-        body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": reply.to_json()}
-        if request is not None:
-            body["request"] = dict(request)
+    ) -> ModelReply:
+        """Keep a reply, with the print of the request that it answers (`print_request`), by which a replay notices
+        another one. Give it as it is kept: an empty one in place of one that is too large for a record."""
+        printed = {} if request is None else {"request": dict(request)}
+        told = reply.to_json()
+        if len(json.dumps([told, printed])) > self.max_body_bytes - _ENVELOPE_BYTES:
+            reply = ModelReply(text=None, usage=reply.usage, finish_reason=TOO_LARGE, model=reply.model)
+            told = reply.to_json()
+        body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": told, **printed}
         await self._record("model_reply", turn, 0, body)
+        return reply
 
     async def record_new_messages(self, turn: int, new: NewMessages) -> None:
         body = {"turn": turn, "seqs": list(new.seqs), "text": new.text, "answers": new.answers}
@@ -138,34 +403,23 @@ class Journal:
 
     async def record_model_failed(self, turn: int, failed: ModelFailed) -> None:
         reason = replace_surrogates(failed.reason[:MAX_REASON_CHARS])
-        await self._record("model_failed", turn, 0, {"turn": turn, "failure": failed.kind, "reason": reason})
+        await self._record("model_failed", turn, 0, {"turn": turn, "failure": failed.failure, "reason": reason})
 
-    async def record_tool_started(self, turn: int, planned: PlannedCall) -> None:
-        body: dict[str, object] = {
-            "turn": turn, "call": planned.index, "tool": planned.tool.name, "args": planned.call.arguments,
-        }  # fmt: skip
-        if planned.tool.effect == "once":
-            body["once"] = True
-        await self._record("tool_started", turn, planned.index, body)
+    async def record_tool_started(self, turn: int, index: int, tool: str, arguments: str, *, is_once: bool) -> None:
+        body: dict[str, object] = {"turn": turn, "call": index, "tool": tool, "args": arguments}
+        await self._record("tool_started", turn, index, {**body, "once": True} if is_once else body)
 
     async def record_tool_result(
-        self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult, replies: Sequence[int] = ()
+        self, turn: int, index: int, tool: str, result: ToolResult, replies: Sequence[int] = ()
     ) -> None:
         """``replies``: the seqs of those that the call waited for and had."""
-        body: dict[str, object] = {
-            "turn": turn, "call": call.index, "tool": call.call.name[:64], "content": result.content, "ok": result.ok,
-        }  # fmt: skip
-        if result.threads:
-            body["threads"] = list(result.threads)
-        if result.is_answer:
-            body["is_answer"] = True
-        if result.data:
-            body["data"] = dict(result.data)
-        if replies:
-            body["replies"] = list(replies)
+        body: dict[str, object] = {"turn": turn, "call": index, "tool": tool[:64]}
+        body |= {"content": result.content, "ok": result.ok}
+        optional = {"threads": list(result.threads), "is_answer": result.is_answer, "data": dict(result.data)}
+        body |= {name: value for name, value in (optional | {"replies": list(replies)}).items() if value}
         if result.tool_calls or result.usage != Usage():
             body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}
-        await self._record("tool_result", turn, call.index, body)
+        await self._record("tool_result", turn, index, body)
 
     async def record_note(self, turn: int, name: str, value: JsonValue, of: Collection[str] = ()) -> None:
         """Keep what middleware made in a turn, ``of`` the results of these tools. An earlier one of this name holds."""
@@ -176,7 +430,8 @@ class Journal:
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
         # A call that was approved may wait for others itself.
         key = f"{call}-approval" if wait.is_approval else call
-        await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.model_dump()})
+        with suppress(IdConflict):  # known, and written by another version: the hub hears that it waits all the same
+            await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.model_dump()})
 
     async def record_asking(self, turn: int, call: int, messages: Mapping[str, str]) -> None:
         await self._record("asking", turn, call, {"turn": turn, "call": call, "messages": dict(messages)})
@@ -185,23 +440,14 @@ class Journal:
         await self._record("approval", turn, call, {"turn": turn, "call": call, **approval.model_dump()})
 
     async def record_review(self, turn: int, reviewed: Reviewed) -> None:
-        body = ReviewBody(
-            turn=turn, answer=reviewed.answer, correction=reviewed.correction, usage=reviewed.usage, notes=reviewed.notes,
-            is_accepted=reviewed.is_accepted, metadata=dict(reviewed.metadata),
-        )  # fmt: skip
-        await self._record("review", turn, 0, body.model_dump(mode="json"))
+        body = _READERS["review"].dump_python(reviewed, mode="json", exclude={"altered"})
+        await self._record("review", turn, 0, {"turn": turn, **body})
 
     async def record_finished(self, finish: Finish) -> None:
         """End the reaction; it will not be resumed."""
-        body = FinishedBody(
-            status=finish.status,
-            reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]),
-            turns=finish.turns,
-            usage=finish.usage,
-            tool_calls=finish.tool_calls,
-            read_meanwhile=list(finish.read_meanwhile),
-        )
-        await self._record("finished", 0, 0, body.model_dump())
+        told = replace(finish, reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]))
+        body = _READERS["finished"].dump_python(told, mode="json", include=_FINISH_FIELDS)
+        await self._record("finished", 0, 0, body)
 
     async def load(self) -> Recorded:
         """Read back what was recorded."""
@@ -212,11 +458,6 @@ class Journal:
         records = await fetch_records(call, self.reaction, None)  # a hub of before may not know of agents there
         own = self._client.agent_id
         return read_records([it for it in records if it.get("agent_id", own) == own])
-
-    def is_too_large(self, reply: ModelReply, request: Mapping[str, object] | None = None) -> bool:
-        """Tell whether a reply, with the print of its request, would not fit into a record."""
-        size = len(json.dumps(reply.to_json())) + (len(json.dumps(request)) if request is not None else 0)
-        return size > self.max_body_bytes - _ENVELOPE_BYTES
 
     async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
         """Write one record; True when it was there already."""
@@ -234,10 +475,64 @@ class Journal:
                 )
                 body = {**body, "reason": "not kept: what decides on it failed"}  # a reaction must be able to end
         placed = {**body, "path": self.path} if self.path else body
-        stored = await retry_later(lambda: self._client.record(self.reaction, kind, placed, record_id=record_id))
-        return stored.duplicate
+        while True:
+            try:
+                stored = await self._client.record(self.reaction, kind, placed, record_id=record_id)
+                return stored.duplicate
+            except RetryLater as error:
+                busy = error
+            await wait_out(busy)
 
 
-MAX_REASON_CHARS = 2000
-_USAGE = TypeAdapter(Usage)
-_ENVELOPE_BYTES = 1024  # of a record's frame, around the reply
+def reaction_id(agent_id: str, trigger: int, epoch: str) -> str:
+    """Give the id of an agent's reaction to a message, the same on every machine."""
+    return digest("reaction", agent_id, trigger, epoch)
+
+
+def derived_id(reaction: str, path: str, turn: int, call: int | str) -> str:
+    """Give the id of what a call of a reaction sends: its ``message_id`` and ``call_id``."""
+    return digest("call", reaction, path, turn, call)
+
+
+def digest(*parts: str | int) -> str:
+    """Give 128 bits of SHA-256 of these, in hexadecimal digits."""
+    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+MAX_PATH_CHARS = 80
+"""Of one that somebody else claims."""
+
+
+_PART = r"\d{1,9}\.\d{1,9}(\.\d{1,9})?"
+
+
+_PATH = re.compile(rf"{_PART}(/{_PART})*", re.ASCII)
+
+
+def path_of_call(outer: str, turn: int, call: int, run: int = 0) -> str:
+    """Give the path of a call of the run at ``outer``, which is that of the first run in it (0), or of a further
+    one."""
+    return f"{outer}/{turn}.{call}{f'.{run}' if run else ''}".lstrip("/")
+
+
+def is_path(text: str) -> bool:
+    """Whether this, which somebody else wrote, is the path of something inside of a reaction."""
+    return len(text) <= MAX_PATH_CHARS and _PATH.fullmatch(text) is not None
+
+
+def is_inside(path: str, call: str) -> bool:
+    """Whether what runs at ``path`` runs inside of the call of this path: the first run in it, or a further one."""
+    return f"{path}/".startswith((f"{call}/", f"{call}."))
+
+
+def outer_paths(path: str) -> list[str]:
+    """A path and those around it, the outermost first: ``1.0/2.1`` gives ``1.0`` and ``1.0/2.1``."""
+    parts = path.split("/") if path else []
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def open_journal(client: NetworkClient, reaction: str) -> Journal:
+    """Give the journal of a reaction, within the hub's limits."""
+    limits = client.welcome.limits
+    limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record travels in a frame
+    return Journal(client, reaction, max_body_bytes=limit)

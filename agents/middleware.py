@@ -1,57 +1,63 @@
-"""Middleware: one concern around the loop, in a class of its own.
+"""Hooks around the loop: `Middleware` has one method for each, `Chain` asks those of an agent, the outermost first.
 
-Stands between `agent`, which lists it, and those that ask it through `chain`: `reaction` (the pure hooks), and
-`driver`, `model_calls` and `tool_calls` (the ones around a reaction, a turn, a model call, a tool call, and the review
-of an answer). The pure hooks are asked again when a reaction is resumed, so they must depend on their arguments and
-`state.values` alone; what the others give is recorded, so they are asked only for what is not recorded yet.
+The pure hooks are asked by `reaction`, and again when a reaction is resumed, so they depend on their arguments and
+`state.values` alone. The hooks around a reaction, a turn, a model call and a tool call, and the review of an answer,
+are asked by `driver` and `calls`; what they give is recorded, so they are asked only for what is not recorded yet. A
+policy's functions are hooks as well: `middleware_of` makes middleware of plain functions. A hook that nobody overrides
+costs nothing.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue, ValidationError
 
+from .containment import run_hook
 from .events import Progress
-from .models.model import ChatMessage, Model, ModelReply, ModelRequest, ToolCall, Usage
-from .steps import CallModel, Finish, PlannedCall, PromptPart, TurnState
-from .text import replace_surrogates
-from .tools import Tool, ToolContext, ToolResult
+from .history import add_to_prompt, repair, say
+from .models.model import (
+    ChatMessage,
+    Model,
+    ModelError,
+    ModelReply,
+    ModelRequest,
+    NamedTool,
+    SystemMessage,
+    ToolCall,
+    ToolChoice,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from .policy import AgentPolicy
+from .text import replace_surrogates, take_fence_away
+from .tools import PlannedCall, Tool, ToolContext, tidy_schema
+from .values import AfterTool, End, Finish, NoCallsReason, PromptPart, Reviewed, ToolResult, TurnState
 
 if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage, MessageThread
 
-    from .agent import Agent
     from .events import OnEvent
 
-NoCallsReason = Literal["no_calls", "limit_reached", "tools_disabled"]
-"""Why no tools are called: the model called none; a limit makes the next turn the last one; a call was to a disabled
-tool."""
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+FormT = TypeVar("FormT", bound=BaseModel)
 
+Instruction = str | Callable[[TurnState], str]
+"""What an agent is told: a text, or a callable that gives it for each turn (`template_instruction` makes one of a jinja
+template)."""
 
 FAILED_CHECKS = "failed_checks"
 """In the metadata of an answer that goes out although reviewers found something wrong: their names."""
 
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """What a hook gives to end the reaction, with this answer; None for none."""
-
-    answer: str | None
-    reason: str = "ended by a hook"
-
-
-@dataclass(frozen=True, slots=True)
-class AfterTool:
-    """What becomes of a result: the ``content`` that the model reads instead, ``messages`` in place of the history
-    before this turn, the tool that the next turn must call."""
-
-    content: str | None = None
-    messages: Sequence[ChatMessage] | None = None
-    next_tool: str | None = None
+ASK_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,82 @@ class Answer:
     notes: Sequence[str] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """What hooks may see of an agent: all of `agent.Agent` but to whom it hands over, and what may change the loop."""
+
+    id: str
+    instruction: Instruction
+    model: Model
+    tools: Sequence[Tool | Callable[..., object]] = ()
+    policy: AgentPolicy = field(default_factory=AgentPolicy)
+    description: str = ""
+    specs: tuple[ToolSpec, ...] = field(init=False, repr=False, compare=False)
+    """What the model may call, handoffs included."""
+
+    _tools: dict[str, Tool] = field(init=False, repr=False, compare=False)
+    chain: Chain = field(init=False, repr=False, compare=False)
+    """The hooks of its policy and middleware."""
+
+    def instruct(self, state: TurnState) -> str:
+        """Give the instruction for a turn."""
+        return self.instruction if isinstance(self.instruction, str) else self.instruction(state)
+
+    def find_tool(self, name: str) -> Tool | None:
+        return self._tools.get(name)
+
+    @property
+    def all_tools(self) -> tuple[Tool, ...]:
+        """Its own tools and those that its middleware brought when it was last refreshed."""
+        return tuple(self._tools.values())
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    """Ask a model for ``agent``: its own, or ``model``. The last message holds the facts of the turn and is not kept.
+
+    ``is_last``: no turn follows. ``tool_choice`` may name the tool that has to be called. ``parts`` are still to be
+    placed: middleware that puts one into the messages takes it out.
+    """
+
+    turn: int
+    agent: AgentView
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolSpec, ...]
+    state: TurnState
+    is_last: bool = False
+    model: Model | None = None
+    tool_choice: ToolChoice | NamedTool = "auto"
+    parts: tuple[PromptPart, ...] = ()
+
+    def tell(self, text: str) -> CallModel:
+        """Give it with a text at its very end, which is not kept."""
+        messages = list(self.messages)
+        say(messages, text)
+        return replace(self, messages=tuple(messages))
+
+    def instruct(self, text: str) -> CallModel:
+        """Give it with a text at the end of the system message."""
+        match self.messages:
+            case (SystemMessage(content), *others):
+                return replace(self, messages=(SystemMessage(f"{content}\n\n{text}"), *others))
+            case _:  # a hook left that out
+                return self
+
+    def add_to_prompt(self, text: str) -> CallModel:
+        """Give it with a text behind the conversation, where it stands in every turn."""
+        return replace(self, messages=add_to_prompt(self.messages, self.state.history, text))
+
+    def place_parts(self) -> CallModel:
+        """Give it with the parts where they stand unless a template has another place for them."""
+        step = replace(self, parts=())
+        if system := [it.headed for it in self.parts if it.system]:
+            step = step.instruct("\n\n".join(system))
+        if user := [it.user for it in self.parts if it.user]:
+            step = step.add_to_prompt("\n\n".join(user))
+        return step
+
+
 class Keep(Protocol):
     """Puts a value into ``state.values`` and into the ledger, under a name of this turn's: it is there again from this
     turn on when the reaction is resumed, so that what it took to make it is not done twice. ``of`` are the tools whose
@@ -92,7 +174,7 @@ class Around:
 
     reaction: str
     path: str
-    agent: Agent
+    agent: AgentView
     model: Model
     """The one that is asked, around a model call; the agent's own elsewhere."""
 
@@ -112,6 +194,39 @@ class Around:
             yield
         finally:
             self.emit(Progress(self.reaction, self.state.turn, "", is_done=True, path=self.path))
+
+    async def ask_for(
+        self,
+        kind: type[FormT],
+        instruction: str,
+        facts: Mapping[str, object],
+        *,
+        tool: str,
+        model: Model | None = None,
+    ) -> FormT:
+        """Ask ``model``, or the agent's own, to call ``tool`` with what ``kind`` describes; a second time if it gives
+        something else.
+
+        ``facts`` go to it as JSON, so that no text in them passes for another. Raises `ModelError`.
+        """
+        schema = tidy_schema(kind.model_json_schema())
+        request = ModelRequest(
+            (SystemMessage(instruction), UserMessage(json.dumps(facts, ensure_ascii=False, indent=1))),
+            (ToolSpec(tool, (kind.__doc__ or "").strip(), schema),),
+            NamedTool(tool),
+            agent_id=self.agent.id,
+            reaction=self.reaction,
+            turn=self.state.turn,
+        )
+        asked = model or self.agent.model
+        for _ in range(ASK_ATTEMPTS):
+            reply = await self.complete(asked, request)
+            calls = sorted(reply.tool_calls, key=lambda call: call.name != tool)  # it may have made another one up
+            try:
+                return kind.model_validate_json(calls[0].arguments if calls else take_fence_away(reply.text or ""))
+            except ValidationError:
+                continue
+        raise ModelError(f"The model {asked.name} did not call {tool} as it was asked to.", reason="broken_reply")
 
 
 class Middleware:
@@ -158,9 +273,9 @@ class Middleware:
         """Give what a reply counts."""
         return reply.usage
 
-    def process_tool_calls(self, state: TurnState, calls: Sequence[ToolCall]) -> End | None:
-        """Look at the calls of a reply before any is run; `End` runs none of them. (A policy's callable may give True:
-        the text beside them is the answer.)"""
+    def process_tool_calls(self, state: TurnState, calls: Sequence[ToolCall]) -> End | bool | None:
+        """Look at the calls of a reply before any is run; `End` runs none of them, and neither does True: the text
+        beside them is the answer."""
         return None
 
     def preprocess_arguments(self, state: TurnState, call: ToolCall) -> str:
@@ -218,3 +333,232 @@ class Middleware:
 
     async def close(self) -> None:
         """Let go of what it holds; at the end of each `run` of the runner. It may be needed again."""
+
+
+def middleware_of(**hooks: Callable[..., object]) -> Middleware:
+    """Make middleware of plain functions, each by the name of the hook that it is, without ``self``."""
+    for name in hooks:
+        if name.startswith("_") or not callable(getattr(Middleware, name, None)):
+            raise TypeError(f"Middleware has no hook named {name}.")
+    methods: dict[str, object] = {name: staticmethod(it) for name, it in hooks.items()}
+    kind = type("Functions", (Middleware,), {"describe": lambda self: hooks, **methods})
+    made: Middleware = kind()
+    return made
+
+
+_HOOKS = [name for name, it in vars(Middleware).items() if callable(it) and name not in ("describe", "close")]
+_HOOKS_OF_POLICIES = (
+    "initial_state",
+    "calculate_usage",
+    "process_tool_calls",
+    "preprocess_arguments",
+    "after_tool",
+    "on_no_tool_calls",
+)
+
+
+def _list_layers(policy: AgentPolicy, middleware: Sequence[Middleware]) -> list[Middleware]:
+    """Give a policy's functions as middleware around that of the agent; who is told of calls is told last."""
+    outer = {name: given for name in _HOOKS_OF_POLICIES if (given := getattr(policy, name)) is not None}
+    if policy.max_tool_calls is not None or policy.should_continue is not None:
+        outer["should_continue"] = partial(_may_go_on, policy)
+    if any((policy.should_send_tools, policy.choose_model, policy.choose_tool)):
+        outer["prepare"] = partial(_choose, policy)
+    layers = [middleware_of(**outer), *middleware] if outer else [*middleware]
+    if policy.on_tools_selected is not None:
+        layers.append(middleware_of(process_tool_calls=partial(_tell_calls, policy.on_tools_selected)))
+    return layers
+
+
+def _tell_calls(
+    listener: Callable[[TurnState, Sequence[ToolCall]], object], state: TurnState, calls: Sequence[ToolCall]
+) -> None:
+    """Tell somebody of the calls of a reply, who ends nothing by what it gives."""
+    listener(state, calls)
+
+
+def _may_go_on(policy: AgentPolicy, state: TurnState) -> bool:
+    if policy.max_tool_calls is not None:
+        counted = sum(times for name, times in state.calls.items() if name not in policy.uncounted_tools)
+        if counted >= policy.max_tool_calls:
+            return False
+    return policy.should_continue is None or policy.should_continue(state)
+
+
+def _choose(policy: AgentPolicy, state: TurnState, step: CallModel) -> CallModel:
+    if policy.should_send_tools is not None and not policy.should_send_tools(state):
+        step = replace(step, tools=())
+    if policy.choose_model is not None and (model := policy.choose_model(state)) is not None:
+        step = replace(step, model=model)
+    if policy.choose_tool is not None and (name := policy.choose_tool(state)) is not None:
+        step = replace(step, tool_choice=NamedTool(name))
+    return step
+
+
+class Chain:
+    """The hooks of an agent: its policy's functions first, then those that its middleware overrides, in order."""
+
+    def __init__(self, policy: AgentPolicy, middleware: Sequence[Middleware]) -> None:
+        self.middleware = tuple(middleware)
+        layers = _list_layers(policy, middleware)
+
+        def collect(name: str) -> tuple[Any, ...]:
+            plain = getattr(Middleware, name)
+            return tuple(getattr(it, name) for it in layers if getattr(type(it), name) is not plain)
+
+        self._time_s = policy.hook_timeout_s
+        self._hooks = {name: collect(name) for name in _HOOKS}
+        self.brings_tools = bool(self._hooks["list_tools"])
+        self.stores = bool(self._hooks["store"])
+        self.reviews = bool(self._hooks["review"] or self._hooks["finish_answer"])
+        self.withholds = any(it.withholds for it in layers if type(it).review is not Middleware.review)
+        """Whether nobody may read an answer before it was reviewed."""
+
+    # --- pure
+
+    def list_tools(self, state: TurnState) -> list[Tool]:
+        return [it for hook in self._hooks["list_tools"] for it in hook(state)]
+
+    def select_messages(
+        self, threads: Mapping[str, MessageThread], trigger: BaseMessage
+    ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
+        for hook in self._hooks["select_messages"]:
+            threads, trigger = hook(threads, trigger)
+        return threads, trigger
+
+    def start(self) -> dict[str, object]:
+        return {name: value for make in self._hooks["initial_state"] for name, value in make().items()}
+
+    def should_continue(self, state: TurnState) -> bool:
+        return all(hook(state) for hook in self._hooks["should_continue"])
+
+    def prepare(self, state: TurnState, step: CallModel) -> CallModel:
+        made = step
+        if self._hooks["list_parts"]:
+            made = replace(step, parts=tuple(it for hook in self._hooks["list_parts"] for it in hook(state)))
+        for hook in self._hooks["prepare"]:
+            made = hook(state, made)
+        if made.parts:
+            made = made.place_parts()
+        if made.messages is not step.messages:
+            made = replace(made, messages=tuple(repair(made.messages)))
+        choice = made.tool_choice
+        if choice != "auto" and not made.tools:
+            made = replace(made, tool_choice="auto")
+        elif isinstance(choice, NamedTool) and all(spec.name != choice.name for spec in made.tools):
+            _logger.warning(
+                "a tool is chosen that is not there", extra={"agent_id": state.agent_id, "tool": choice.name}
+            )
+            made = replace(made, tool_choice="auto")  # a provider refuses the other
+        return made
+
+    def calculate_usage(self, state: TurnState, reply: ModelReply) -> Usage:
+        for hook in self._hooks["calculate_usage"]:
+            reply = replace(reply, usage=hook(state, reply))
+        return reply.usage
+
+    def process_tool_calls(self, state: TurnState, reply: ModelReply) -> End | None:
+        for hook in self._hooks["process_tool_calls"]:
+            given: End | bool | None = hook(state, reply.tool_calls)
+            if given is True:
+                return End(reply.text)  # what stands beside the calls
+            if isinstance(given, End):
+                return given
+        return None
+
+    def preprocess_arguments(self, state: TurnState, call: ToolCall) -> ToolCall:
+        for hook in self._hooks["preprocess_arguments"]:
+            call = replace(call, arguments=hook(state, call))
+        return call
+
+    def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> tuple[ToolResult, AfterTool]:
+        """Give the result as the model reads it, and what else the hooks want, the last word holding."""
+        wanted = AfterTool()
+        for hook in self._hooks["after_tool"]:
+            given: AfterTool | None = hook(state, call, result)
+            if given is None:
+                continue
+            if given.content is not None:
+                result = replace(result, content=given.content)
+            messages = given.messages if given.messages is not None else wanted.messages
+            wanted = AfterTool(None, messages, given.next_tool or wanted.next_tool)
+        return result, wanted
+
+    def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
+        for hook in self._hooks["on_no_tool_calls"]:
+            given: str | End | None = hook(state, reason)
+            if given is not None:
+                return given
+        return None
+
+    def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
+        for hook in self._hooks["store"]:
+            body = hook(kind, body)
+        return body
+
+    # --- around what is done
+
+    def around_reaction(
+        self, around: Callable[[], Around], proceed: Callable[[], Awaitable[Finish]]
+    ) -> Awaitable[Finish]:
+        return self._pass("around_reaction", around, proceed)
+
+    def around_turn(self, around: Callable[[], Around], proceed: Callable[[], Awaitable[None]]) -> Awaitable[None]:
+        return self._pass("around_turn", around, proceed)
+
+    def around_model(
+        self,
+        around: Callable[[], Around],
+        request: ModelRequest,
+        proceed: Callable[[ModelRequest], Awaitable[ModelReply]],
+    ) -> Awaitable[ModelReply]:
+        return self._pass("around_model", around, proceed, request)
+
+    def around_tool(
+        self, around: Callable[[], Around], call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
+    ) -> Awaitable[ToolResult]:
+        return self._pass("around_tool", around, proceed, call)
+
+    def _pass(
+        self, name: str, around: Callable[[], Around], proceed: Callable[..., Awaitable[T]], *given: object
+    ) -> Awaitable[T]:
+        """Give ``proceed(*given)`` inside of the hooks, the first outermost, to be awaited; ``around`` is asked only if
+        there are any."""
+        if hooks := self._hooks[name]:
+            it = around()
+            for hook in reversed(hooks):
+                proceed = partial(run_hook, self._time_s, hook, it, proceed=proceed)
+        return proceed(*given)
+
+    async def review(self, around: Around, answer: str, *, can_correct: bool) -> Reviewed:
+        """Give the answer as the reviewers leave it, or what they find wrong; each looks at what the one before it
+        left. An answer that goes out is then finished."""
+        found: list[Correction] = []
+        metadata: dict[str, JsonValue] = {}
+        notes: list[str] = []
+
+        def take(given: str | Answer) -> str:
+            if isinstance(given, str):
+                return given
+            if not isinstance(given, Answer):  # of a hook that forgot to return, say
+                raise TypeError(
+                    f"a reviewer gave a {type(given).__name__} and must give the answer, as text or as Answer(...)"
+                )
+            metadata.update(given.metadata)
+            notes.extend(given.notes)
+            return given.text
+
+        for hook in self._hooks["review"]:
+            given: str | Answer | Correction = await run_hook(self._time_s, hook, around, answer)
+            if isinstance(given, Correction):
+                found.append(given)
+                notes += [f"{given.name}: {given.instruction}" if given.name else given.instruction, *given.notes]
+            else:
+                answer = take(given)
+        if found and can_correct:
+            return Reviewed(answer, "\n".join(it.instruction for it in found), notes=tuple(notes))
+        for hook in self._hooks["finish_answer"]:
+            answer = take(await run_hook(self._time_s, hook, around, answer, not found))
+        if failed := [it.name for it in found if it.name]:
+            metadata[FAILED_CHECKS] = list(failed)
+        return Reviewed(answer, notes=tuple(notes), is_accepted=not found, metadata=metadata)

@@ -5,9 +5,24 @@ Made with `tools`; `simple` equips agents with them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from roundelay.network.errors import RequestError
+from roundelay.network.messages import BaseMessage
+
+from .inbox import ASK, is_declined, is_watched, read_waiting
+from .values import ToolError
+
+if TYPE_CHECKING:
+    from roundelay.network.client import Stored
+
+    from .tools import ToolContext
+
 import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
@@ -15,13 +30,22 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from pydantic import Field
 
-from .agent import REFERENCES, SOURCES
-from .arguments import read_object, read_required, tidy_schema
-from .citations import merge_sources
+from .citations import REFERENCES, SOURCES, merge_sources
 from .models.json_schema import read_properties
 from .models.model import JsonSchema
-from .replies import describe_replies, is_declined, put_question
-from .tools import FINISH, MAX_NAME_CHARS, Output, Tool, ToolContext, tool, tool_name
+from .tool_client import JUDGED
+from .tools import (
+    FINISH,
+    MAX_NAME_CHARS,
+    Output,
+    Tool,
+    ToolContext,
+    read_object,
+    read_required,
+    tidy_schema,
+    tool,
+    tool_name,
+)
 
 if TYPE_CHECKING:
     from roundelay.network.frames import ModInfo
@@ -55,7 +79,7 @@ def _make_operation_tools(mods: str) -> Sequence[Tool]:
             name = _name_operation(operation.op, taken)
             taken.add(name)
             schema = tidy_schema(operation.args_schema)
-            parameters = _hide_trigger(schema)
+            parameters = _hide_trigger(schema, ("cause", "trigger") if operation.op in JUDGED else ("cause",))
             filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
             parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
             tools.append(Tool(name, operation.description, parameters, "idempotent", math.inf, parse, run))
@@ -81,8 +105,8 @@ def _require_all(made: Tool) -> Tool:
     return replace(made, parameters={**made.parameters, "properties": properties, "required": list(properties)})
 
 
-def _hide_trigger(schema: JsonSchema) -> JsonSchema:
-    properties = {field: inner for field, inner in read_properties(schema).items() if field != "cause"}
+def _hide_trigger(schema: JsonSchema, hidden: Sequence[str]) -> JsonSchema:
+    properties = {field: inner for field, inner in read_properties(schema).items() if field not in hidden}
     required = [field for field in read_required(schema) if field not in ("cause", "reply_to")]
     return {**schema, "properties": properties, "required": required}
 
@@ -140,3 +164,61 @@ async def _ask(
 async def _finish(reason: Annotated[str, Field(description="Why nothing is left to do, in a few words")]) -> str:
     """End your work on the incoming message. Call it when nothing is left to do, or when the message needs nothing from you."""
     return reason
+
+
+async def put_question(
+    context: ToolContext, asked: Sequence[str], text: str, timeout_s: float
+) -> tuple[dict[str, BaseMessage], dict[str, str]]:
+    """Ask everybody, for a call, and wait; gives the replies, and why somebody was not asked or will not answer."""
+    if context.waiter is None:
+        raise ToolError("To wait for an answer works only inside of a reaction.")
+    question: dict[str, JsonValue] = {"waiting": [*read_waiting(context.trigger), context.agent_id]}
+    is_seen = is_watched(context.trigger)
+    if is_seen:
+        question["watched"] = True
+    questions: dict[str, Stored] = {}
+    problems: dict[str, str] = {}
+    ids = {agent_id: f"{context.call_id}-{number}" for number, agent_id in enumerate(asked)}
+    await context.waiter.prepare(ids, is_watched=is_seen)
+    try:
+        for agent_id, message_id in ids.items():
+            if agent_id == context.agent_id:
+                problems[agent_id] = "was not asked: that is you."
+                continue
+            if agent_id in read_waiting(context.trigger):
+                problems[agent_id] = "was not asked: it waits for your answer itself; give that instead."
+                continue
+            try:
+                stored = await context.client.send_text(
+                    agent_id, text, requires_response=[agent_id], metadata={ASK: question},
+                    message_id=message_id,
+                )  # fmt: skip
+            except RequestError as error:
+                problems[agent_id] = f"was not asked: {error.code}: {error}"
+                continue
+            context.waiter.expect(stored.seq)
+            questions[agent_id] = stored
+        replies = await context.waiter.wait(questions, timeout_s, is_watched=is_seen)
+        hopeless = {agent_id: f"will not answer: {why}" for agent_id, why in context.waiter.hopeless.items()}
+        return replies, problems | hopeless
+    except BaseException:  # stopped before it waited: a reply is for nobody here
+        context.waiter.forget(stored.seq for stored in questions.values())
+        raise
+
+
+def describe_replies(
+    agent_ids: Iterable[str], replies: Mapping[str, BaseMessage], problems: Mapping[str, str], timeout_s: float
+) -> str:
+    """Give what came of a question, for the model: a paragraph for each that was asked."""
+    told = []
+    for agent_id in agent_ids:
+        reply = replies.get(agent_id)
+        if agent_id in problems:
+            told.append(f"{agent_id} {problems[agent_id]}")
+        elif reply is None:
+            told.append(f"{agent_id} has not answered within {timeout_s:g} s. A later answer comes as a message.")
+        elif is_declined(reply):
+            told.append(f"{agent_id} declined: {reply.text}")
+        else:
+            told.append(f"{agent_id} answered: {reply.text}")
+    return "\n\n".join(told)

@@ -1,19 +1,78 @@
-"""What shapes a reaction: limits, and the choices that an agent's author makes. Plain data and small callables, no
-IO."""
+"""What an agent's author chooses: limits, which messages enter the prompt, and functions that the loop asks.
+
+Plain data and small callables, no IO. Each limit's bounds stand once, in its annotation: `AgentPolicy` holds what a
+program gives against them, `AgentLimits` what a file gives. A `MessageFilter` is applied to the window of the
+conversation that the hub gave (`prompt`); the incoming message is always shown, whoever wrote it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, assert_never, get_args
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
 
-from .message_filter import ALL, MAX_PER_THREAD, MessageFilter
+from pydantic import Field
 
-if TYPE_CHECKING:
-    from .middleware import AfterTool, End, NoCallsReason
-    from .models.model import Model, ModelReply, ToolCall, Usage
-    from .steps import TurnState
-    from .tools import ToolResult
+from roundelay.network.messages import BaseMessage
+
+from .models.model import Model, ModelReply, ToolCall, Usage
+from .options import IN_CODE, MAX_COUNT, Count, InFile, Seconds, Text, check_fields, list_in_code, optional_form
+from .values import AfterTool, End, NoCallsReason, ToolResult, TurnState
+
+MAX_PER_THREAD = 499
+"""The hub gives 500 of a thread at most, and one of them may be the incoming message."""
+
+Kind = Literal["direct", "broadcast", "channel", "mod"]
+
+SPARE = 4
+"""A filter that leaves messages out is given this many times more to choose from."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Empty ``kinds`` and ``senders`` mean all of them; a sender is an id or a pattern (``build-*``).
+    ``exclude_senders`` goes first.
+
+    ``per_thread`` says how many messages of threads whose id fits a pattern (``channel:*``) are shown, 0 for none of
+    them; the first pattern that fits counts, and where none does the agent's own ``per_thread``.
+    """
+
+    kinds: Annotated[Collection[str], InFile(tuple[Kind, ...])] = ()
+    senders: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
+    exclude_senders: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
+    per_thread: Annotated[Mapping[str, int], InFile(dict[Text, Annotated[int, Field(ge=0, le=MAX_PER_THREAD)]])] = (
+        field(default_factory=dict)
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def admits(self, message: BaseMessage, reader: str) -> bool:
+        """Whether a message may be shown to an agent; its own may, unless they are excluded."""
+        if self.kinds and message.kind not in self.kinds:
+            return False
+        if _fits(message.sender_id, self.exclude_senders):
+            return False
+        return not self.senders or message.sender_id == reader or _fits(message.sender_id, self.senders)
+
+    def count_for(self, thread_id: str, usual: int) -> int:
+        """How many messages of a thread are shown at most."""
+        return next((count for pattern, count in self.per_thread.items() if fnmatchcase(thread_id, pattern)), usual)
+
+    def count_to_ask(self, usual: int) -> int:
+        """How many messages of each thread to ask the hub for."""
+        most = max(usual, *self.per_thread.values()) if self.per_thread else usual
+        is_choosing = self.kinds or self.senders or self.exclude_senders
+        return min(most * SPARE if is_choosing else most, MAX_PER_THREAD)
+
+
+ALL = MessageFilter()
+
+
+def _fits(sender_id: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(sender_id, pattern) for pattern in patterns)
+
 
 OnText = Literal["auto", "reply", "nudge", "record"]
 """What happens to text without a tool call: it is sent to the incoming thread when a person wrote the trigger or a
@@ -42,47 +101,47 @@ class AgentPolicy:
     `Middleware`.
     """
 
-    max_turns: int = 10
+    max_turns: Count = 30
     """Model calls of one reaction. The last has no tools, so that a reaction ends with an answer."""
 
-    max_tool_calls_per_turn: int = 16
+    max_tool_calls_per_turn: Count = 16
     """Further calls of a turn are answered with this limit, not run."""
 
-    max_tool_calls: int | None = None
+    max_tool_calls: Count | None = None
     """Once so many calls were run in a reaction, its next turn is the last."""
 
-    uncounted_tools: Collection[str] = ()
+    uncounted_tools: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
     """Tools whose calls do not count in ``max_tool_calls``."""
 
-    max_corrections: int = 2
+    max_corrections: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 2
     """How often the model is asked for another answer when a review finds one wrong."""
 
-    tool_timeout_s: float = 60.0
+    tool_timeout_s: Seconds = 60.0
     """For tools that name no time of their own."""
 
-    approval_timeout_s: float = 604_800.0
+    approval_timeout_s: Seconds = 604_800.0
     """How long a call waits for a person's approval; then it is not made."""
 
-    model_timeout_s: float = 300.0
+    model_timeout_s: Seconds = 300.0
     """For one attempt of a model call, streamed or not."""
 
-    model_attempts: int = 3
+    model_attempts: Count = 3
     """How often one model call is tried while it fails in a way that may pass."""
 
-    hook_timeout_s: float = 600.0
+    hook_timeout_s: Seconds = 600.0
     """For one hook of middleware, by itself: what it awaits of the run (``proceed``, ``around.complete``, the hub) has
-    limits of its own and is not counted (`hook_time`)."""
+    limits of its own and is not counted (`containment.run_hook`)."""
 
-    hub_attempts: int = 4
+    hub_attempts: Count = 4
     """How often a tool's request to the hub is tried while it answers ``rate_limited`` or ``overloaded``."""
 
-    max_same_calls: int = 3
+    max_same_calls: Count = 3
     """How often one call with the same arguments is run while its result stays the same; then it is answered so."""
 
-    max_result_chars: int = 16_000
+    max_result_chars: Count = 16_000
     """A tool's longer result is cut there, and says so."""
 
-    max_depth: int = 3
+    max_depth: Count = 3
     """How deep agents may call each other as tools."""
 
     on_new_message: OnNewMessage = "queue"
@@ -90,96 +149,51 @@ class AgentPolicy:
     it (``queue``), or the model reads them before its next turn, and they get none (``inject``)."""
 
     on_text: OnText = "auto"
-    max_threads: int = 20
-    per_thread: int = 10
-    max_parallel_reactions: int = 8
+    max_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 50
+    per_thread: Annotated[int, Field(ge=1, le=MAX_PER_THREAD)] = 10
+    max_parallel_reactions: Count = 8
     message_filter: MessageFilter = ALL
     """Which messages of the conversation the prompt shows, and how many of each thread."""
 
-    describe_turn: Callable[[int, int], str] = describe_turn
+    describe_turn: Annotated[Callable[[int, int], str], IN_CODE] = describe_turn
 
-    initial_state: Callable[[], Mapping[str, object]] | None = None
-    should_continue: Callable[[TurnState], bool] | None = None
-    should_send_tools: Callable[[TurnState], bool] | None = None
+    initial_state: Annotated[Callable[[], Mapping[str, object]] | None, IN_CODE] = None
+    should_continue: Annotated[Callable[[TurnState], bool] | None, IN_CODE] = None
+    should_send_tools: Annotated[Callable[[TurnState], bool] | None, IN_CODE] = None
     """Whether a turn has tools; without them a reply in text still ends the reaction."""
 
-    choose_model: Callable[[TurnState], Model | None] | None = None
+    choose_model: Annotated[Callable[[TurnState], Model | None] | None, IN_CODE] = None
     """The model of a turn, None for the agent's own."""
 
-    choose_tool: Callable[[TurnState], str | None] | None = None
+    choose_tool: Annotated[Callable[[TurnState], str | None] | None, IN_CODE] = None
     """The tool that a turn must call, None for the model's choice."""
 
-    calculate_usage: Callable[[TurnState, ModelReply], Usage] | None = None
-    process_tool_calls: Callable[[TurnState, Sequence[ToolCall]], End | bool | None] | None = None
-    on_tools_selected: Callable[[TurnState, Sequence[ToolCall]], None] | None = None
+    calculate_usage: Annotated[Callable[[TurnState, ModelReply], Usage] | None, IN_CODE] = None
+    process_tool_calls: Annotated[Callable[[TurnState, Sequence[ToolCall]], End | bool | None] | None, IN_CODE] = None
+    on_tools_selected: Annotated[Callable[[TurnState, Sequence[ToolCall]], None] | None, IN_CODE] = None
     """Told of the calls of a reply before they are run."""
 
-    preprocess_arguments: Callable[[TurnState, ToolCall], str] | None = None
-    after_tool: Callable[[TurnState, ToolCall, ToolResult], AfterTool | None] | None = None
-    on_no_tool_calls: Callable[[TurnState, NoCallsReason], str | End | None] | None = None
+    preprocess_arguments: Annotated[Callable[[TurnState, ToolCall], str] | None, IN_CODE] = None
+    after_tool: Annotated[Callable[[TurnState, ToolCall, ToolResult], AfterTool | None] | None, IN_CODE] = None
+    on_no_tool_calls: Annotated[Callable[[TurnState, NoCallsReason], str | End | None] | None, IN_CODE] = None
 
     def __post_init__(self) -> None:
         """Refuse what would fail, or be taken for something else, only when a reaction comes to it."""
-        for name, choices in (("on_text", get_args(OnText)), ("on_new_message", get_args(OnNewMessage))):
-            if getattr(self, name) not in choices:
-                raise self._wrong(name, f"must be one of {', '.join(choices)}")
-        for name, (least, most) in COUNTS.items():
-            value = getattr(self, name)
-            if name == "max_tool_calls" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise self._wrong(name, f"must be a whole number, at least {least}")
-            if not least <= value <= most:
-                raise self._wrong(name, f"must be at least {least}" if value < least else f"must be at most {most}")
-        for name in TIMES:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise self._wrong(name, "must be a number of seconds; math.inf is no limit")
-            if not value > 0:  # nor what is no number
-                raise self._wrong(name, "must be more than 0")
-        if isinstance(self.uncounted_tools, str):
-            raise self._wrong("uncounted_tools", f'must be a list: write ["{self.uncounted_tools}"]')
-        for name in _CALLABLES:
-            value = getattr(self, name)
-            if not callable(value) and (value is not None or name == "describe_turn"):
-                raise self._wrong(name, "must be a function; docs/agents.md says of what and what it gives")
-
-    def sends_text(self, *, is_awaited: bool) -> bool:
-        """Whether text without a tool call goes to the incoming thread; ``is_awaited``: somebody waits for an answer
-        there."""
-        match self.on_text:
-            case "reply":
-                return True
-            case "auto" | "nudge":
-                return is_awaited
-            case "record":
-                return False
-            case other:
-                assert_never(other)
-
-    def _wrong(self, name: str, problem: str) -> ValueError:
-        shown = repr(getattr(self, name))
-        shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
-        return ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
+        check_fields(self)
+        for name in list_in_code(AgentPolicy):
+            given = getattr(self, name)
+            if not callable(given) and (given is not None or name == "describe_turn"):
+                shown = repr(given)
+                shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
+                problem = "must be a function; docs/agents.md says of what and what it gives"
+                raise ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
 
 
 MAX_SHOWN_CHARS = 100
-MAX_COUNT = 1_000_000
 
-COUNTS = {
-    **dict.fromkeys(
-        ("max_turns", "max_tool_calls_per_turn", "max_tool_calls", "model_attempts", "hub_attempts", "max_same_calls",
-         "max_result_chars", "max_depth", "max_parallel_reactions"),
-        (1, MAX_COUNT),
-    ),
-    "max_corrections": (0, MAX_COUNT),
-    "max_threads": (1, MAX_THREADS),
-    "per_thread": (1, MAX_PER_THREAD),
-}  # fmt: skip
-"""What a count may be, from and to."""
 
-TIMES = ("tool_timeout_s", "approval_timeout_s", "model_timeout_s", "hook_timeout_s")
-_CALLABLES = (
-    "describe_turn", "initial_state", "should_continue", "should_send_tools", "choose_model", "choose_tool", "calculate_usage",
-    "process_tool_calls", "on_tools_selected", "preprocess_arguments", "after_tool", "on_no_tool_calls",
-)  # fmt: skip
+_CHOICES = ("on_text", "on_new_message", "message_filter")  # which stand beside the limits in a file
+
+
+class AgentLimits(optional_form(AgentPolicy, without=_CHOICES)):  # type: ignore[misc]  # a base made here
+    """The limits of `AgentPolicy` as a file has them; None keeps the default."""

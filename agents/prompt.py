@@ -1,17 +1,20 @@
-"""Renders what a model reads: the system prompt and the conversation prompt.
+"""What a model reads of the conversation: which messages, escaped, rendered.
 
-Stands between `context` (which messages) and `reaction` (the model call). Everything that comes out of a message or an
-id is stripped of what a reader cannot see and escaped, whatever the template does, so that no payload forges or breaks
-an element. A template is the user's to replace; it is checked when it is loaded, not at the first message. Reads the
-template's file, does no other IO.
+`build_context` asks the hub for the window that the agent may see (``network.window``, under its visibility) and
+`select_threads` bounds and orders it; this module only leaves out. `ConversationPrompt` renders it. Everything that
+comes out of a message or an id is stripped of what a reader cannot see and escaped, whatever the template does, so that
+no payload forges or breaks an element. A template is the user's to replace; it is checked when it is loaded, not at the
+first message.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+import re
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import StrictUndefined, Template, TemplateError, Undefined
 from jinja2.exceptions import TemplateSyntaxError
@@ -23,7 +26,12 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 from roundelay.templates import CONVERSATION, read_template
 
-from .text import escape_text, strip_unseen
+from .containment import retry_later
+from .inbox import Visibility
+from .policy import ALL, AgentPolicy, MessageFilter
+
+if TYPE_CHECKING:
+    from roundelay.network.client import NetworkClient
 
 
 def render_system_prompt(instruction: str, agent_id: str) -> str:
@@ -41,7 +49,8 @@ def render_system_prompt(instruction: str, agent_id: str) -> str:
 def render_new_messages(messages: Iterable[BaseMessage]) -> str:
     """Render messages that arrived in the conversation while the agent works."""
     shown = "".join(
-        f'    <message sender="{_output(message.sender_id)}">\n        <content>{_element_text(message.text)}</content>\n    </message>\n'
+        f'    <message sender="{_output(message.sender_id)}">\n'
+        f"        <content>{_element_text(message.text)}</content>\n    </message>\n"
         for message in messages
     )
     return f"While you worked, this arrived in the conversation:\n<new_messages>\n{shown}</new_messages>"
@@ -60,14 +69,20 @@ class ConversationPrompt:
         self.render({"direct:a~b": MessageThread(thread_id="direct:a~b", messages=[_SAMPLE])}, "direct:a~b", _SAMPLE)
 
     def render(
-        self, message_threads: Mapping[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
+        self,
+        message_threads: Mapping[str, MessageThread],
+        incoming_thread_id: str,
+        incoming_message: BaseMessage,
+        omitted_threads: int = 0,
     ) -> str:
-        """Render the threads as they are given (`context.select_threads` bounds them) and the message to react to."""
+        """Render the threads as they are given (`select_threads` bounds them), how many further ones are left out, and
+        the message to react to."""
         try:
             return self._template.render(
                 message_threads=message_threads,
                 incoming_thread_id=incoming_thread_id,
                 incoming_message=incoming_message,
+                omitted_threads=omitted_threads,
             ).strip()
         except (TemplateError, *_EXPRESSION_ERRORS) as error:
             raise ConfigError(f"the conversation template cannot be rendered: {error}", path=self.path) from error
@@ -114,7 +129,7 @@ def _element_text(value: object) -> Markup:
     """Escape a text that stands between tags: quotes stay as they are there, which reads better and costs fewer
     tokens."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return Markup(escape_text(text))
+    return Markup(escape_text(text))  # nosec B704  # escaped right here
 
 
 class _PromptEnvironment(ImmutableSandboxedEnvironment):
@@ -143,6 +158,126 @@ _EXPRESSION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, Attri
 _ENVIRONMENT = _PromptEnvironment()
 
 _SAMPLE = DirectMessage(
-    seq=1, message_id="sample", sender_id="a", sender_kind="agent", to="agent:b", thread_id="direct:a~b", root=1, hops=0,
-    sent_at=0, content="sample",
-)  # fmt: skip
+    seq=1,
+    message_id="sample",
+    sender_id="a",
+    sender_kind="agent",
+    to="agent:b",
+    thread_id="direct:a~b",
+    root=1,
+    hops=0,
+    sent_at=0,
+    content="sample",
+)
+
+
+async def build_context(
+    client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy, visibility: Visibility
+) -> tuple[dict[str, MessageThread], int]:
+    """Read the conversation that the agent may see for this trigger, as it stood at the trigger: threads in the
+    prompt's order, and how many further threads are left out.
+
+    ``visibility`` holds whatever the card of the connection says: the hub admits what both allow.
+    """
+    chosen = policy.message_filter
+    most = policy.max_threads
+    per_thread = chosen.count_to_ask(policy.per_thread) + 1  # one more: the trigger is shown apart from its thread
+    ask = partial(client.window, trigger.seq, threads=most, per_thread=per_thread, visibility=visibility)
+    window = await retry_later(ask)
+    threads = select_threads(
+        window.threads, trigger, max_threads=most, per_thread=policy.per_thread, chosen=chosen, reader=client.agent_id
+    )
+    unread = [it for it in window.threads if it.omitted and not it.messages]  # there was no room for one message of it
+    return threads, window.omitted_threads + sum(chosen.count_for(it.thread_id, policy.per_thread) > 0 for it in unread)
+
+
+def select_threads(
+    threads: Iterable[MessageThread],
+    trigger: BaseMessage,
+    *,
+    max_threads: int,
+    per_thread: int,
+    chosen: MessageFilter = ALL,
+    reader: str = "",
+) -> dict[str, MessageThread]:
+    """Bound and order threads for the prompt of ``trigger``, which is left out of them; threads left empty are dropped.
+
+    Messages that ``chosen`` does not admit are left out as well, and not counted among those omitted.
+
+    The order is by newest message, the trigger's thread last, a function of the ledger alone: threads that rest stay
+    where they are, in front, so that prompts of one conversation begin alike and providers' caches hold.
+    """
+    kept: list[MessageThread] = []
+    for thread in threads:
+        most, others = per_thread, [it for it in thread.messages if it.seq != trigger.seq]
+        if chosen is not ALL:
+            most = chosen.count_for(thread.thread_id, per_thread)
+            others = [it for it in others if chosen.admits(it, reader)]
+        if others and most:
+            shown = others[-most:]
+            omitted = thread.omitted + len(others) - len(shown)
+            kept.append(MessageThread(thread_id=thread.thread_id, messages=shown, omitted=omitted))
+    kept.sort(key=lambda thread: (thread.thread_id == trigger.thread_id, thread.messages[-1].seq))
+    return {thread.thread_id: thread for thread in kept[-max_threads:]}
+
+
+def drop_empty(threads: Mapping[str, MessageThread]) -> tuple[dict[str, MessageThread], int]:
+    """Leave out threads of which middleware left no message; gives how many of them say that there was something."""
+    kept = {thread_id: thread for thread_id, thread in threads.items() if thread.messages}
+    return kept, sum(1 for it in threads.values() if it.omitted and not it.messages)
+
+
+def keep_recorded(
+    threads: Mapping[str, MessageThread], trigger: BaseMessage, manifest: Collection[int]
+) -> dict[str, MessageThread]:
+    """Leave out what was not in the prompt when it was first made: a resumed reaction reads nothing that it had not
+    read before."""
+    known = set(manifest)
+    kept = [
+        MessageThread(
+            thread_id=thread.thread_id,
+            messages=[message for message in thread.messages if message.seq in known],
+            omitted=thread.omitted,
+        )
+        for thread in threads.values()
+    ]
+    return select_threads(kept, trigger, max_threads=len(kept) or 1, per_thread=len(known) or 1)
+
+
+def list_manifest(threads: Iterable[MessageThread], trigger: BaseMessage) -> list[int]:
+    """Give the seqs of these messages and the trigger, ascending."""
+    return sorted({trigger.seq, *(message.seq for thread in threads for message in thread.messages)})
+
+
+# What is removed: the control characters but newline and tab (no XML parser takes most of them, and terminals obey
+# them), lone surrogates and noncharacters, and what steers a reader without being seen: bidi overrides and isolates,
+# zero-width space and joiners of words, invisible operators, interlinear annotation, tags and the supplementary
+# variation selectors (both used to smuggle text). Kept, because languages and emoji are written with them: ZWNJ, ZWJ,
+# LRM, RLM, ALM, variation selectors 1-16.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff"
+    "\U000e0000-\U000e0fff"
+    + "".join(chr(plane * 0x10000 + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF))
+    + "]"
+)
+
+
+_LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
+
+
+# Whatever the two above touch lies outside of this: one quick look spares nearly every text the replacing.
+_ORDINARY = re.compile(
+    "[\t\n\x20-\x7e\xa0-\u200a\u200c-\u2027\u202f-\u205f\u2070-\ud7ff\ue000-\ufefe\uff00-\ufff8\U00010000-\U0001fffd]*"
+)
+
+
+def strip_unseen(text: str) -> str:
+    """Remove the control and format characters that a reader does not see; every kind of line end becomes a newline."""
+    if _ORDINARY.fullmatch(text):
+        return text
+    return _UNSEEN.sub("", _LINE_ENDS.sub("\n", text))
+
+
+def escape_text(text: str) -> str:
+    """Give a text as it may stand between tags: without what a reader does not see. Quotes stay as they are."""
+    return strip_unseen(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -3,7 +3,8 @@
 `driver` performs each step and hands its outcome to `Reaction.advance`, until that gives `Finish`. A *turn* is one
 model call, the tool calls it asked for and their results; a reply without tool calls is a turn too. Whatever a model
 writes is answered here: an unknown tool, broken arguments, too many calls, the same call again and again, an empty
-reply. Before every model call the history is one that a provider accepts (`history.repair`).
+reply. `Planner` decides which calls of a reply are run. Before every model call the history is one that a provider
+accepts (`history.repair`).
 
 No IO, no clock, no randomness: the same outcomes lead through the same steps, which is how a reaction is resumed. What
 was recorded (`Replayed`) is taken as it was, whatever the agent's tools and limits are now.
@@ -11,12 +12,16 @@ was recorded (`Replayed`) is taken as it was, whatever the agent's tools and lim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from roundelay.network.errors import RoundelayError
 
 from .agent import KEEPER, Agent, Handoff
 from .history import compact, leave_out, read_argument, repair, say, well_formed
-from .middleware import End
+from .middleware import CallModel
 from .models.model import (
     FAILURE_SENTENCES,
     AssistantMessage,
@@ -26,38 +31,221 @@ from .models.model import (
     NamedTool,
     SystemMessage,
     ToolCall,
+    ToolMessage,
     Usage,
     UserMessage,
 )
-from .planning import Plan, Planner, answer_calls, is_unknown, refuse
-from .sentences import CUT, CUT_HERE, EMPTY_REPLY, NO_TEXT, NOT_KEPT, NUDGE, REPLY_TOO_LARGE, WITHHELD
-from .steps import (
+from .text import cut, replace_surrogates
+from .tools import FINISH, PlannedCall
+from .values import (
     ALTERED,
     DISABLED,
     NOT_RUN,
     TOO_LARGE,
-    AnsweredCall,
     Begin,
-    CallModel,
-    CallTools,
     Cancel,
+    End,
     Finish,
-    IllegalStep,
     ModelFailed,
     NewMessages,
     Outcome,
     Replayed,
     Review,
     Reviewed,
-    State,
     Status,
-    Step,
+    ToolArgumentsError,
+    ToolResult,
     ToolsDone,
     Trigger,
     TurnState,
 )
-from .text import replace_surrogates
-from .tools import ToolResult
+
+NO_TEXT = "(no reply)"
+EMPTY_REPLY = "Your reply was empty. Call a tool, or call finish if there is nothing left to do."
+REPLY_TOO_LARGE = "Your reply was too large to be kept and was dropped. Say it shorter, or in several steps."
+NOT_KEPT = "You were interrupted, and what you wrote last was not kept and not sent. Write it again."
+WITHHELD = "The provider's filter withheld your reply. Say it in other words, or call finish."
+CUT = "Your reply was cut off at its limit of length and was not sent. Give all of it again, shorter."
+CUT_HERE = "[cut off here: the reply reached its limit of length]"
+NUDGE = "Text alone reaches nobody. Call a tool to act or to send it, or call finish if there is nothing left to do."
+
+
+MAX_REFUSAL_CHARS = 2000
+
+UNKNOWN_OUTCOME = (
+    "The agent was interrupted while this call was running. Whether it took effect is unknown, and it was not "
+    "repeated. "
+    "Find out before you call it again."
+)
+
+
+_NOT_KEPT = "Not run: the agent was interrupted, and the arguments of this call were not kept. Call it again."
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to do with the calls of one reply, by their place. `finish` and handoffs are neither planned nor refused."""
+
+    planned: tuple[PlannedCall, ...] = ()
+    refused: dict[int, ToolResult] = field(default_factory=dict)
+
+    def check(self, results: Mapping[int, ToolResult]) -> None:
+        """Raises `ValueError` if a planned call has no result."""
+        missing = [planned.call.name for planned in self.planned if planned.index not in results]
+        if missing:
+            raise ValueError(f"no result for {', '.join(missing)}")
+
+    def list_run(self, replay: Replayed | None) -> list[int]:
+        """Give the calls that are run, or were, by what the records say."""
+        run = {it.index for it in self.planned}
+        return sorted(run if replay is None else run | (replay.begun & replay.results.keys()))
+
+
+class Planner:
+    """Plans the calls of one run, and remembers what came of them."""
+
+    def __init__(self) -> None:
+        self._call_ids: set[str] = set()
+        self._results: dict[tuple[str, str], list[str]] = {}  # of each call that was made, by name and arguments
+
+    def name_uniquely(self, turn: int, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        """Replace an id that is empty or was used in this run: a provider refuses a history that holds it twice."""
+        named = []
+        for index, call in enumerate(calls):
+            call_id = call.id
+            if not call_id:
+                call_id = f"call_{turn}_{index}"
+            while call_id in self._call_ids:
+                call_id += f"_{turn}_{index}"
+            self._call_ids.add(call_id)
+            named.append(replace(call, id=call_id))
+        return named
+
+    def plan(
+        self,
+        agent: Agent,
+        reply: ModelReply,
+        *,
+        is_last: bool,
+        replay: Replayed | None,
+        preprocess: Callable[[ToolCall], ToolCall],
+    ) -> Plan:
+        """Decide for each call of a reply whether it is run; ``preprocess`` gives it as it is to be read."""
+        planned: list[PlannedCall] = []
+        plan = Plan()
+        for index, call in enumerate(reply.tool_calls):
+            decided = _recall(agent, index, call, replay, preprocess)
+            match decided or self._decide(agent, reply, index, call, is_last, preprocess):
+                case PlannedCall() as it:
+                    planned.append(it)
+                case ToolResult() as it:
+                    plan.refused[index] = it
+        plan.planned = tuple(planned)
+        return plan
+
+    def note(self, call: ToolCall, content: str) -> None:
+        """Remember what came of a call that was run."""
+        self._results.setdefault(_key(call), []).append(content)
+
+    def _decide(
+        self,
+        agent: Agent,
+        reply: ModelReply,
+        index: int,
+        call: ToolCall,
+        is_last: bool,
+        preprocess: Callable[[ToolCall], ToolCall],
+    ) -> PlannedCall | ToolResult | None:
+        limit, most = agent.policy.max_tool_calls_per_turn, agent.policy.max_same_calls
+        if index >= limit:
+            return refuse(f"Not run: at most {limit} calls are run in one turn. Call it again in the next one.")
+        if call.name == FINISH:
+            return None
+        if is_last:
+            return refuse("Not run: no tools in the last turn.")
+        tool = agent.find_tool(call.name)
+        if tool is None and agent.find_handoff(call.name) is not None:
+            return None
+        if tool is None:
+            names = ", ".join(spec.name for spec in agent.specs)
+            return refuse(f'There is no tool "{call.name[:64]}". The tools are: {names}.')
+        written = call
+        try:
+            call = preprocess(call)
+            arguments = tool.parse(call.arguments)
+        except ToolArgumentsError as error:
+            note = " (The reply was cut off at its limit of length.)" if reply.finish_reason == "length" else ""
+            return refuse(f"Not run: {error}{note}")
+        before = self._results.get(_key(written), [])[-most:]
+        if len(before) == most and len(set(before)) == 1:
+            return refuse(
+                f"Not run: you made this very call {most} times, and its result was the same each time. "
+                "Do something else, or call finish."
+            )
+        return PlannedCall(index, call, tool, arguments)
+
+
+def _recall(
+    agent: Agent, index: int, call: ToolCall, replay: Replayed | None, preprocess: Callable[[ToolCall], ToolCall]
+) -> PlannedCall | ToolResult | None:
+    """What the records say of a call: its result; that it was begun; None for nothing."""
+    if replay is None:
+        return None
+    if index in replay.results:
+        return replay.results[index]
+    if index not in replay.begun:
+        is_run = call.name != FINISH and agent.find_handoff(call.name) is None
+        return refuse(_NOT_KEPT) if is_run and index in replay.altered.calls else None
+    if index in replay.altered.calls:
+        return ToolResult(UNKNOWN_OUTCOME, ok=False)
+    tool = agent.find_tool(call.name)
+    try:
+        if tool is not None and tool.effect == "idempotent" and index not in replay.once:
+            call = preprocess(call)
+            return PlannedCall(index, call, tool, tool.parse(call.arguments))
+    except ToolArgumentsError:
+        pass  # its parameters are others now
+    return ToolResult(UNKNOWN_OUTCOME, ok=False)
+
+
+def answer_calls(
+    calls: Sequence[ToolCall], answers: Mapping[int, ToolResult], *, is_last: bool
+) -> tuple[list[ToolMessage], ToolCall | None]:
+    """Give the answer to each call of a turn, in their order, and the `finish` or handoff that holds, if one does."""
+    all_ok = all(result.ok for result in answers.values())
+    messages: list[ToolMessage] = []
+    ending: ToolCall | None = None
+    for index, call in enumerate(calls):
+        is_finish = call.name == FINISH
+        if index in answers:
+            content = answers[index].content
+        elif ending is not None:
+            done = "Finished already." if ending.name == FINISH else f"{ending.name} came first."
+            content = done if is_finish and ending.name == FINISH else f"Not done: {done}"
+        elif is_finish and not all_ok and not is_last:
+            content = "Not finished: another call of this turn failed. See its answer, then finish again."
+        else:
+            ending, content = call, "Finished." if is_finish else "The conversation is handed over."
+        messages.append(ToolMessage(call.id, content))
+    return messages, ending
+
+
+def is_unknown(result: ToolResult) -> bool:
+    """Whether a call was interrupted, and this says so: nothing is known that could be the same again."""
+    return not result.ok and result.content == UNKNOWN_OUTCOME
+
+
+def refuse(text: str) -> ToolResult:
+    """Give the answer to a call that is not run; the text may quote what the model wrote, at any length."""
+    return ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)
+
+
+def _key(call: ToolCall) -> tuple[str, str]:
+    """What makes two calls the same: the tool and the arguments, however they are spaced and ordered."""
+    try:
+        return call.name, json.dumps(json.loads(call.arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return call.name, call.arguments
 
 
 class Reaction:
@@ -101,6 +289,7 @@ class Reaction:
         self.keeper = keeper
         self._read_meanwhile: tuple[int, ...] = ()
         self.has_spoken = False
+        self._instructed: Agent | None = None  # the agent whose instruction the system message holds
         self._is_last = False
         self._is_compacted = False
         self._is_withheld = False  # the provider withheld the last reply
@@ -171,9 +360,11 @@ class Reaction:
                     say(self.history, text)
                 case End() as end:
                     return self._end_by(end)
-        self.history[0] = SystemMessage(self._frame(agent.instruct(state)))
-        messages = repair(self.history)
-        say(messages, agent.policy.describe_turn(self.turn, self.turn if self._is_last else self.max_turns))
+        if agent is not self._instructed or callable(agent.instruction):
+            self._instructed = agent
+            self.history[0] = SystemMessage(self._frame(agent.instruct(state)))
+        about = agent.policy.describe_turn(self.turn, self.turn if self._is_last else self.max_turns)
+        messages = repair(self.history, about)
         specs = () if self._is_last else agent.specs
         step = CallModel(self.turn, agent, tuple(messages), specs, state, self._is_last)
         if self._next_tool is not None and any(spec.name == self._next_tool for spec in specs):
@@ -181,11 +372,11 @@ class Reaction:
         return chain.prepare(state, step)
 
     def _take_failure(self, failed: ModelFailed) -> Step:
-        if failed.kind == "context_too_long" and not self._is_compacted and not failed.is_recorded:
+        if failed.failure == "context_too_long" and not self._is_compacted and not failed.is_recorded:
             self._is_compacted = True
             self.history = compact(self.history, self._shorten() if self._shorten is not None else None)
             return self._ask(again=True)
-        return self._fail(failed.reason, failed.kind)
+        return self._fail(failed.reason, failed.failure)
 
     def _take_reply(self, reply: ModelReply) -> Step:
         chain, self._next_tool = self.agent.chain, None
@@ -347,7 +538,7 @@ class Reaction:
         if self._callers:
             return self._return(reason, text)
         is_said = self.has_spoken and self.state is State.CALLING and not is_new
-        return self._propose("finished", reason, text if self.sends_text and not is_said else None)
+        return self._propose("finished", reason, text if self.sends_text() and not is_said else None)
 
     def _end_by(self, end: End) -> Step:
         """A hook ends the work."""
@@ -358,11 +549,11 @@ class Reaction:
         limit = f"the limit of {self.max_turns} turns" if self.turn >= self.max_turns else "a limit of its policy"
         reason = f"reached {limit}"
         answer = text or f"I {reason.replace('its', 'my')} without an answer."
-        return self._propose("stopped", reason, answer if self.sends_text else None)
+        return self._propose("stopped", reason, answer if self.sends_text() else None)
 
     def _fail(self, reason: str, kind: ModelFailure) -> Finish:
         answer = f"I could not answer: {FAILURE_SENTENCES[kind]}."
-        return self._finish("stopped" if kind == "budget" else "failed", reason, answer if self.sends_text else None)
+        return self._finish("stopped" if kind == "budget" else "failed", reason, answer if self.sends_text() else None)
 
     def _propose(self, status: Status, reason: str, answer: str | None) -> Step:
         """End with an answer, once the reviewers have seen it."""
@@ -385,10 +576,10 @@ class Reaction:
         say(self.history, f"Your answer was not given. {reviewed.correction}")
         return self._ask()
 
-    @property
     def sends_text(self) -> bool:
         """Whether what its model says without a tool goes to the incoming thread."""
-        return self.agent.policy.sends_text(is_awaited=self._answers)
+        on_text = self.agent.policy.on_text
+        return on_text == "reply" or (on_text != "record" and self._answers)
 
     @property
     def withholds(self) -> bool:
@@ -399,3 +590,48 @@ class Reaction:
     def _finish(self, status: Status, reason: str, answer: str | None) -> Finish:
         self.state = State.FINISHED
         return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self.keeper, self._read_meanwhile)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredCall:
+    """A call that is not run, with what the model is told."""
+
+    index: int
+    call: ToolCall
+    result: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class CallTools:
+    """Run the planned calls, in parallel, and give `ToolsDone`; both may be empty (the model only finished).
+
+    ``text`` and ``calls`` are what the model replied, the calls under the ids of the history.
+    """
+
+    turn: int
+    planned: tuple[PlannedCall, ...]
+    answered: tuple[AnsweredCall, ...]
+    text: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+
+
+Step = CallModel | CallTools | Review | Finish
+
+
+class State(Enum):
+    """What a reaction waits for."""
+
+    NEW = "new"
+    ASKING = "waiting for its model"
+    CALLING = "waiting for its tools"
+    REVIEWING = "waiting for its reviewers"
+    FINISHED = "finished"
+
+
+class IllegalStep(RoundelayError):
+    """A reaction was given an outcome that it does not wait for: a fault of its driver."""
+
+    def __init__(self, state: State, outcome: Outcome) -> None:
+        super().__init__(f"A reaction that is {state.value} cannot take {type(outcome).__name__}.")
+        self.state = state
+        self.outcome = outcome

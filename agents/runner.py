@@ -1,9 +1,9 @@
 """Keeps one agent alive on the network: takes deliveries in, starts reactions, resumes those begun earlier, stops those
 that a person stops.
 
-Stands between `roundelay.network.client` and `react`, which a subclass gives (`simple` for one that asks a model). It
-decides nothing about the conversation and holds nothing that must survive: what was begun stands in the ledger, and a
-runner that ends without having finished a reaction, by `stop` or by `kill -9`, leaves it open for the next one.
+Stands between the client and `react`, which a subclass gives (`simple` for one that asks a model). It decides nothing
+about the conversation and holds nothing that must survive: what was begun stands in the ledger, and a runner that ends
+without having finished a reaction, by `stop` or by `kill -9`, leaves it open for the next one.
 """
 
 from __future__ import annotations
@@ -13,30 +13,47 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
+from typing import TypedDict, get_args
 
-from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Reconnected, Signal
-from roundelay.network.errors import BudgetExhausted, ConfigError, Superseded
+from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Notice, Reconnected, Signal
+from roundelay.network.errors import BudgetExhausted, ConfigError, Forbidden, InvalidArguments, Superseded
 from roundelay.network.messages import BaseMessage, MessageThread
 
-from .arrivals import ThreadArrivals, record_as_read
-from .channels import join_channel
-from .context import build_context
-from .earlier import is_answer_of_earlier_run
-from .events import Event, OnEvent
-from .foreign import first_error, is_told_to_end
-from .ids import reaction_id
-from .inbox import Arrival, Inbox, ReactTo, Visibility, is_question, requires_response_from
-from .journal import Journal
-from .ongoing import Ongoing, ReactionResult, give_up
+from .agent import check_list
+from .containment import first_error, is_told_to_end, retry_later
+from .driver import Playback
+from .events import OnEvent
+from .inbox import Arrival, Inbox, ReactTo, Visibility, is_watched, requires_response_from
+from .journal import Recorded, open_journal, reaction_id
 from .policy import AgentPolicy
-from .readiness import Readiness
-from .records import Recorded
-from .reopen import expect_replies, read_open_reaction
-from .replies import Replies, is_watched
-from .retry import retry_later
-from .signals import Display
+from .prompt import build_context
+from .reactions import (
+    MessagesMeanwhile,
+    ReactionResult,
+    UnderWay,
+    expect_replies,
+    is_answer_of_earlier_run,
+    read_open_reaction,
+    record_as_read,
+)
+from .waiting import Replies
+from .watching import Display, Shown
 
 _logger = logging.getLogger(__name__)
+
+
+class RunnerOptions(TypedDict, total=False):
+    """What every runner takes, beside its id."""
+
+    description: str
+    tags: Sequence[str]
+    channels: Sequence[str]
+    react_to: ReactTo
+    policy: AgentPolicy | None
+    visibility: Visibility
+    url: str | None
+    token: str | None
+    on_event: OnEvent | None
 
 
 class AgentRunner(ABC):
@@ -56,26 +73,35 @@ class AgentRunner(ABC):
         token: str | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
+        for name, value in (("tags", tags), ("channels", channels)):
+            check_list(agent_id, name, value)
+        for name, chosen, choices in (("react_to", react_to, ReactTo), ("visibility", visibility, Visibility)):
+            if chosen not in get_args(choices):
+                allowed = ", ".join(get_args(choices))
+                raise ValueError(f"Agent {agent_id}: {name} is {chosen!r} and must be one of {allowed}.")
         self.agent_id = agent_id
         self.description = description
         self.tags = tuple(tags)
         self.channels = tuple(channels)
+        self._kept_out: set[str] = set()
         self.react_to: ReactTo = react_to
         self.policy = policy or AgentPolicy()
         self.visibility: Visibility = visibility
         self._url = url
         self._token = token
+        self.playback: Playback | None = None
+        """Answers in place of models, tools and reviewers while a recorded run is replayed; set before `run`."""
         self._client: NetworkClient | None = None
         self._inbox = Inbox(agent_id)
         self._replies: Replies | None = None  # while it runs
         self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
         self._resumed: dict[int, tuple[str, Recorded, list[int]]] = {}  # likewise, of reactions begun earlier
-        self._ongoing: dict[int, Ongoing] = {}  # by the trigger's seq
+        self._under_way: dict[int, UnderWay] = {}  # by the trigger's seq
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
         self._head = 0  # of the ledger when it began: what was asked after that, it asked itself
         self._display = Display(agent_id, on_event)
         self._carried: Delivery | None = None  # the first of a new ledger, taken in where that is served
-        self._readiness = Readiness()
+        self._readiness = _Readiness()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
@@ -112,7 +138,10 @@ class AgentRunner(ABC):
         """
         if not self._ended.is_set():
             raise RuntimeError(f"agent {self.agent_id} runs already")
-        self._ended.clear()
+        # Each run may have an event loop of its own, and these belong to the loop in which they are waited for.
+        asked, self._stopping, self._ended = self._stopping.is_set(), asyncio.Event(), asyncio.Event()
+        if asked:
+            self._stopping.set()
         failure: BaseException | None = None
         try:
             if client is not None:
@@ -154,6 +183,20 @@ class AgentRunner(ABC):
         self._client = None
         self._display.close()
 
+    async def join_channels(self, client: NetworkClient) -> None:
+        """Be in the agent's channels. One that keeps it out, by its owner's or the page's will, is told once in the
+        log."""
+        for name in self.channels:
+            try:
+                await retry_later(partial(client.join_channel, name))
+            except (Forbidden, InvalidArguments) as error:
+                if name not in self._kept_out:
+                    told = {"agent_id": self.agent_id, "channel": name, "reason": str(error)}
+                    _logger.warning(
+                        "kept out of a channel; the agent works without it until it starts again", extra=told
+                    )
+                self._kept_out.add(name)
+
     # --- serving
 
     def _check(self, client: NetworkClient) -> None:
@@ -190,11 +233,10 @@ class AgentRunner(ABC):
         replies = self._replies = Replies(
             client, pause=partial(self._pause, group), resume=self._inbox.resume, clock=client.clock
         )
-        self._deliveries, self._resumed, self._ongoing, self._stopped_early = {}, {}, {}, {}
+        self._deliveries, self._resumed, self._under_way, self._stopped_early = {}, {}, {}, {}
         group.create_task(self._end_when_asked())
         group.create_task(self._display.send(client))
-        for name in self.channels:
-            await retry_later(partial(join_channel, client, name))
+        await self.join_channels(client)
         await self._take_open_reactions(client, replies)
         # Before any reaction begins: one may have been stopped meanwhile.
         group.create_task(self._watch(client, epoch, group))
@@ -219,17 +261,14 @@ class AgentRunner(ABC):
         raise _Stop
 
     def _pause(self, group: asyncio.TaskGroup, reaction: str) -> None:
-        at_it = (it.message.thread_id for it in self._ongoing.values() if it.journal.reaction == reaction)
+        at_it = (it.message.thread_id for it in self._under_way.values() if it.id == reaction)
         self._inbox.pause(reaction, next(at_it, ""))
         self._start_reactions(group)
 
     async def _take(self, delivery: Delivery) -> None:
         message = delivery.message
-        if self._replies is not None and self._replies.take(message):
+        if message.reply_to is not None and await self._take_reply(message):
             await delivery.ack()  # it can be read again in its thread
-            return
-        if await is_answer_of_earlier_run(self.client, message, self._head, self._load):
-            await delivery.ack()
             return
         match self._inbox.offer(message):
             case Arrival.QUEUED:
@@ -241,17 +280,20 @@ class AgentRunner(ABC):
                     # Handled since its `started`, which a hub that crashed knows and may not have counted.
                     await delivery.ack()
 
-    async def _load(self, reaction: str) -> Recorded:
-        return await self._make_journal(self.client, reaction).load()
+    async def _take_reply(self, message: BaseMessage) -> bool:
+        """Take a message that a call waits for, or waited for in an earlier run."""
+        if self._replies is not None and self._replies.take(message):
+            return True
+        return await is_answer_of_earlier_run(self.client, message, self._head)
 
     def _is_resumed(self, seq: int) -> bool:
-        ongoing = self._ongoing.get(seq)
-        return seq in self._resumed or (ongoing is not None and ongoing.delivery is None)
+        begun = self._under_way.get(seq)
+        return seq in self._resumed or (begun is not None and begun.delivery is None)
 
     async def _take_open_reactions(self, client: NetworkClient, replies: Replies) -> None:
         """Queue what was begun and not finished, before anything new."""
         for opened in sorted(client.welcome.open_reactions, key=lambda it: it.seq):
-            found = await read_open_reaction(client, opened, self._make_journal(client, opened.reaction))
+            found = await read_open_reaction(client, opened)
             if found is None or found[1].finished is not None:  # which came of an earlier one in this loop
                 continue
             message, recorded = found
@@ -273,47 +315,63 @@ class AgentRunner(ABC):
 
     async def _handle(self, message: BaseMessage, group: asyncio.TaskGroup) -> None:
         """One message's reaction, whatever becomes of it, and then what waits behind it."""
-        ongoing = self._begin(message)
+        begun = self._begin(message)
         try:
-            is_handled = await self._attempt(ongoing)
+            is_handled = await self._attempt(begun)
         finally:
-            del self._ongoing[message.seq]
-            if self._replies is not None:
-                self._replies.forget(ongoing.expected)
-        self._inbox.put_back(ongoing.taken.values())  # it ended in the middle of taking them in
+            del self._under_way[message.seq]
+            if self._replies is not None and begun.questions:
+                self._replies.forget(begun.questions)
+        if begun.taken:  # it ended in the middle of taking them in
+            self._inbox.put_back(begun.taken.values())
         if is_handled:
             self._inbox.finish(message)
         else:
             self._inbox.release(message)
         self._start_reactions(group)
 
-    def _begin(self, message: BaseMessage) -> Ongoing:
-        client = self.client
+    def _begin(self, message: BaseMessage) -> UnderWay:
         reaction, recorded, questions = self._resumed.pop(message.seq, (None, None, ()))
-        reaction = reaction or reaction_id(self.agent_id, message.seq, client.welcome.network.epoch)
-        journal = self._make_journal(client, reaction)
-        journal.is_started = recorded is not None
-        ongoing = Ongoing(client, _narrow(message), journal, recorded, self._deliveries.pop(message.seq, None))
-        ongoing.expected = questions
-        ongoing.is_asked = is_question(message, self.agent_id)
-        ongoing.stopped_by = self._stopped_early.pop(reaction, None)
-        self._ongoing[message.seq] = ongoing
-        return ongoing
+        begun = self._make_under_way(message, reaction)
+        begun.journal.is_started = recorded is not None
+        begun.recorded, begun.questions = recorded, questions
+        begun.delivery = self._deliveries.pop(message.seq, None)
+        begun.stopped_by = self._stopped_early.pop(begun.id, None)
+        self._under_way[message.seq] = begun
+        return begun
 
-    def _make_journal(self, client: NetworkClient, reaction: str) -> Journal:
-        limits = client.welcome.limits
-        limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record travels in a frame
-        return Journal(client, reaction, max_body_bytes=limit)
+    def _make_under_way(self, message: BaseMessage, reaction: str | None = None) -> UnderWay:
+        if not isinstance(message, AnyMessage):  # a hub sends no others
+            raise TypeError(f"{type(message).__name__} is no message of a network")
+        reaction = reaction or reaction_id(self.agent_id, message.seq, self.client.welcome.network.epoch)
+        # What an agent asks for a person goes to that one, who is no reader of the question's thread: the prompt must
+        # hold nothing but what the people of the conversation may read.
+        is_seen = is_watched(message) and (message.sender_kind == "human" or self.visibility != "all")
+        shown = Shown(self._display, reaction, message.thread_id, message.seq, is_watched=is_seen)
+        begun = UnderWay(self.client, message, open_journal(self.client, reaction), shown)
+        begun.is_awaited = self.should_answer(message)
+        if self.policy.on_new_message == "inject":
+            begun.new_messages = MessagesMeanwhile(
+                begun,
+                self._inbox,
+                visibility=self.visibility,
+                should_answer=self.should_answer,
+                settle=partial(self._settle, begun.client),
+            )
+        return begun
 
-    async def _attempt(self, ongoing: Ongoing) -> bool:
+    async def _attempt(self, begun: UnderWay) -> bool:
         """React to one message. False when it went back to the hub, to be delivered again."""
-        message = ongoing.message
-        self._display.begin(ongoing.journal.reaction, message.thread_id, message.seq)
+        message = begun.message
+        begun.shown.begin()
         try:
-            threads = await build_context(self.client, message, self.policy, self.visibility)
+            if begun.recorded is not None and begun.recorded.started is not None:
+                # It repeats how that began, which stores nothing, but tells the hub that this process goes on with it.
+                await begun.journal.record_started(begun.recorded.started)
+            threads, begun.omitted_threads = await build_context(self.client, message, self.policy, self.visibility)
             await self.react(threads, message.thread_id, message)
-            if ongoing.delivery is not None:
-                await ongoing.delivery.ack()  # handled, if `react` kept no journal; else nothing new
+            if begun.delivery is not None:
+                await begun.delivery.ack()  # handled, if `react` kept no journal; else nothing new
         except BaseException as error:
             if is_told_to_end(error) or self.client.failure is not None:
                 raise  # the runner ends, or nothing can be recorded any more: the reaction stays open
@@ -323,52 +381,32 @@ class AgentRunner(ABC):
                 _logger.warning("reaction stopped: %s", error, extra=place)
             else:
                 _logger.exception("reaction failed", extra=place)
-            ongoing.journal.reopen()
-            is_told = self.policy.on_text != "record" and self.should_answer(message)
-            return await give_up(ongoing, error, is_told=is_told, tell=partial(self.observe, ongoing))
+            begun.journal.reopen()
+            is_told = self.policy.on_text != "record" and begun.is_awaited
+            return await begun.give_up(error, is_told=is_told)
         finally:
-            self._display.end(ongoing.journal.reaction, message.thread_id)
+            begun.shown.end()
         return True
-
-    # --- messages that arrive while their thread is in a reaction
-
-    def find_arrivals(self, ongoing: Ongoing) -> ThreadArrivals | None:
-        """Give what arrives behind a reaction, if the model is to read it there."""
-        if self.policy.on_new_message == "queue":
-            return None
-        settle = partial(self._settle, ongoing.client)
-        return ThreadArrivals(ongoing, self._inbox, should_answer=self.should_answer, settle=settle)
-
-    async def _settle(self, client: NetworkClient, seq: int, thread_id: str, reader: str) -> None:
-        await record_as_read(client, self._make_journal, seq, thread_id, reader)
-        self._inbox.note_handled(seq)
-        delivery = self._deliveries.pop(seq, None)
-        if delivery is not None:
-            await delivery.ack()
 
     # --- for `react` of subclasses
 
-    def find_ongoing(self, message: BaseMessage) -> Ongoing:
+    def find_under_way(self, message: BaseMessage) -> UnderWay:
         """Give the reaction to this message that the runner has begun, or a new one when `react` was called from
         elsewhere."""
-        if message.seq in self._ongoing:
-            return self._ongoing[message.seq]
-        reaction = reaction_id(self.agent_id, message.seq, self.client.welcome.network.epoch)
-        return Ongoing(self.client, _narrow(message), self._make_journal(self.client, reaction))
+        return self._under_way.get(message.seq) or self._make_under_way(message)
 
     def should_answer(self, message: BaseMessage) -> bool:
         """Tell whether somebody waits for an answer of this agent: a person wrote the message, or it requires the
         agent's response."""
         return message.sender_kind == "human" or requires_response_from(message, self.agent_id)
 
-    def observe(self, ongoing: Ongoing, event: Event) -> None:
-        """Pass an event on to whoever listens, and watches."""
-        shows_text = ongoing.reaction is None or ongoing.reaction.sends_text
-        message = ongoing.message
-        # What an agent asks for a person goes to that one, who is no reader of the question's thread: the prompt must
-        # hold nothing but what the people of the conversation may read.
-        is_seen = is_watched(message) and (message.sender_kind == "human" or self.visibility == "people")
-        self._display.tell(event, message.thread_id, is_watched=is_seen, shows_text=shows_text)
+    async def _settle(self, client: NetworkClient, seq: int, thread_id: str, reader: str) -> None:
+        """A message was read in the reaction ``reader`` to another one, and gets none of its own."""
+        await record_as_read(client, seq, thread_id, reader)
+        self._inbox.note_handled(seq)
+        delivery = self._deliveries.pop(seq, None)
+        if delivery is not None:
+            await delivery.ack()
 
     # --- beside the reactions
 
@@ -381,6 +419,8 @@ class AgentRunner(ABC):
                     self._cancel(reaction, event.sender_id)
                 case Signal(kind="delta" | "tool") if self._replies is not None:
                     self._replies.relays.hear(event)
+                case Notice(kind="dead_letter", body={"seq": int(seq)}) if self._replies is not None:
+                    self._replies.look_after(seq)
                 case Reconnected(welcome=welcome) if welcome.network.epoch != epoch:
                     raise _NewEpoch
                 case Reconnected() if self._replies is not None:
@@ -391,14 +431,43 @@ class AgentRunner(ABC):
     def _cancel(self, reaction: str, sender_id: str) -> None:
         # After a restart the hub repeats what was asked before, in the agent's own name.
         by = sender_id if sender_id != self.agent_id else "a person"
-        for ongoing in self._ongoing.values():
-            if ongoing.journal.reaction == reaction:
-                ongoing.stopped_by = by
-                if ongoing.work is not None:
-                    ongoing.work.cancel()  # nothing happens to one that has ended already
+        for begun in self._under_way.values():
+            if begun.id == reaction:
+                begun.stopped_by = by
+                if begun.work is not None:
+                    begun.work.cancel()  # nothing happens to one that has ended already
                 return
         if any(reaction == waiting for waiting, *_ in self._resumed.values()):
             self._stopped_early[reaction] = by
+
+
+class _Readiness:
+    """Whether the agent is ready, in the run that is under way or comes next: connected, in its channels, woken by
+    whoever writes to it."""
+
+    def __init__(self) -> None:
+        self._reached: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Wait for it. Raises what ended the run before."""
+        await asyncio.shield(self._open())
+
+    def reach(self) -> None:
+        """The agent is ready. Idempotent."""
+        if not self._open().done():
+            self._open().set_result(None)
+
+    def end(self, failure: Exception) -> None:
+        """The run has ended: whoever still waits waits in vain."""
+        reached, self._reached = self._reached, None
+        if reached is not None and not reached.done():
+            reached.set_exception(failure)
+            reached.exception()  # retrieved: perhaps nobody waits
+
+    def _open(self) -> asyncio.Future[None]:
+        if self._reached is None:
+            self._reached = asyncio.get_running_loop().create_future()
+        return self._reached
 
 
 class _Stop(Exception):
@@ -407,10 +476,3 @@ class _Stop(Exception):
 
 class _NewEpoch(Exception):
     """Ends the tasks too: the hub came back with another ledger. Never leaves the runner."""
-
-
-def _narrow(message: BaseMessage) -> AnyMessage:
-    """Give the message as one of the four kinds; a hub sends no others."""
-    if not isinstance(message, AnyMessage):
-        raise TypeError(f"{type(message).__name__} is no message of a network")
-    return message

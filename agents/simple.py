@@ -1,49 +1,36 @@
 """Agents that react by asking a model: `SimpleAgentRunner`, and the one for OpenAI-compatible servers.
 
-Stands at the end of the inbound dataflow: `react` renders the conversation prompt, drives the reaction and sends the
-closing answer. The loop itself is `reaction`, what it does is `driver`; this module puts them together for one agent.
-It imports no model provider.
+`react` renders the conversation prompt, has the reaction driven and concluded. The loop itself is `reaction`, what it
+does is `driver`; this module puts them together for one agent. It imports no model provider.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, Unpack
 
+from roundelay.network.client import NetworkClient, Welcome
 from roundelay.network.messages import BaseMessage, MessageThread
 
-from .agent import KEEPER, Agent, Handoff, Instruction, check_list, find_agent, list_agents
+from .agent import KEEPER, Agent, Handoff, check_list, find_agent, limit_run, list_agents
 from .compose import relay
 from .config_hash import describe_middleware, hash_config, hash_text
-from .context import keep_recorded, list_manifest, select_threads
 from .driver import Driver
-from .events import OnEvent
-from .features.run_limits import limit_run
-from .foreign import Broken, describe_error
-from .inbox import ReactTo, Visibility
-from .middleware import Middleware
+from .journal import Started
+from .middleware import Instruction, Middleware
 from .models.model import Model
 from .network_tools import communication_tools, mod_tools
-from .ongoing import Ongoing, ReactionResult, conclude
-from .policy import AgentPolicy
-from .prompt import ConversationPrompt, render_system_prompt
+from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
 from .reaction import Reaction
-from .records import Started
-from .runner import AgentRunner
-from .steps import Finish, Trigger
+from .reactions import ReactionResult, UnderWay
+from .runner import AgentRunner, RunnerOptions
 from .tool_client import ToolClient
 from .tools import Tool, ToolContext, index_tools
-
-if TYPE_CHECKING:
-    from roundelay.network.client import NetworkClient, Welcome
-
-_logger = logging.getLogger(__name__)
+from .values import Trigger
 
 
 class SimpleAgentRunner(AgentRunner):
@@ -63,43 +50,19 @@ class SimpleAgentRunner(AgentRunner):
         tools: Sequence[Tool | Callable[..., object]] = (),
         handoffs: Sequence[Handoff | Agent] = (),
         middleware: Sequence[Middleware] = (),
-        description: str = "",
-        tags: Sequence[str] = (),
-        channels: Sequence[str] = (),
-        react_to: ReactTo = "mentions",
-        policy: AgentPolicy | None = None,
-        visibility: Visibility = "people",
         template: str | Path | None = None,
-        url: str | None = None,
-        token: str | None = None,
-        on_event: OnEvent | None = None,
         owns_model: bool = False,
+        **options: Unpack[RunnerOptions],
     ) -> None:
-        for name, value in (("tools", tools), ("tags", tags), ("channels", channels)):
-            check_list(agent_id, name, value)
-        for name, chosen, choices in (("react_to", react_to, ReactTo), ("visibility", visibility, Visibility)):
-            if chosen not in get_args(choices):
-                allowed = ", ".join(get_args(choices))
-                raise ValueError(f"Agent {agent_id}: {name} is {chosen!r} and must be one of {allowed}.")
-        super().__init__(
-            agent_id,
-            description=description,
-            tags=tags,
-            channels=channels,
-            react_to=react_to,
-            policy=policy,
-            visibility=visibility,
-            url=url,
-            token=token,
-            on_event=on_event,
-        )
+        check_list(agent_id, "tools", tools)
+        super().__init__(agent_id, **options)
         self.agent = Agent(
             agent_id,
             instruction,
             model,
             tuple(index_tools(tools).values()),
             self.policy,
-            description,
+            self.description,
             handoffs,
             middleware,
         )
@@ -145,64 +108,65 @@ class SimpleAgentRunner(AgentRunner):
 
         A reaction that was begun earlier goes on where it was.
         """
-        ongoing = self.find_ongoing(incoming_message)
-        agent = self.equip(self.client)
+        begun = self.find_under_way(incoming_message)
+        agent = self.equip(begun.client)
         chosen, shown = agent.chain.select_messages(message_threads, incoming_message)
-        threads = dict(chosen)
+        threads, omitted = message_threads, begun.omitted_threads
+        if chosen is not message_threads:
+            threads, dropped = drop_empty(chosen)
+            omitted += dropped
         config_hash = self._hash_config(agent)
-        if ongoing.recorded is None:
-            prompt = self._prompt.render(threads, incoming_thread_id, shown)
+        if begun.recorded is None:
+            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
+            prompt_hash = hash_text(prompt)
             started = Started(
                 trigger=incoming_message.seq,
                 thread_id=incoming_thread_id,
                 as_of=incoming_message.seq,
                 manifest=list_manifest(threads.values(), incoming_message),
                 config_hash=config_hash,
-                prompt_hash=hash_text(prompt),
+                prompt_hash=prompt_hash,
             )
-            if not await ongoing.journal.record_started(started):
+            if not await begun.journal.record_started(started):
                 # Begun earlier: it is acked at its end, as nothing new opens it.
-                ongoing.recorded = await ongoing.journal.load()
-            elif ongoing.delivery is not None:
-                await ongoing.delivery.ack()  # the hub did it with `started`; this moves the client's own window
-        if ongoing.recorded is not None:
-            if (ended := ongoing.recorded.finished) is not None:
-                reaction_id = ongoing.journal.reaction
-                return ReactionResult(reaction_id, ended.status, ended.reason, None, ended.turns, ended.usage)
-            manifest = ongoing.recorded.started.manifest if ongoing.recorded.started is not None else ()
+                begun.recorded = await begun.journal.load()
+            elif begun.delivery is not None:
+                await begun.delivery.ack()  # the hub did it with `started`; this moves the client's own window
+        if begun.recorded is not None:
+            if (ended := begun.recorded.finished) is not None:
+                return ReactionResult(begun.id, ended.status, ended.reason, None, ended.turns, ended.usage)
+            manifest = begun.recorded.started.manifest if begun.recorded.started is not None else ()
             threads = keep_recorded(threads, incoming_message, manifest)
-            prompt = self._prompt.render(threads, incoming_thread_id, shown)
+            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
+            prompt_hash = hash_text(prompt)
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
-        reaction = ongoing.reaction = Reaction(
-            limit_run(keeper or agent, incoming_message),
+        message = incoming_message
+        reaction = begun.reaction = Reaction(
+            limit_run(keeper or agent, message),
             keeper=keeper.id if keeper is not None else None,  # its own id, once it gets the thread back
             prompt=prompt,
-            answers=self.should_answer(incoming_message),
-            threads=(incoming_thread_id, f"thread:{incoming_message.seq}"),
-            sent_at=incoming_message.sent_at,
-            trigger=Trigger(
-                incoming_message.seq,
-                incoming_message.sender_id,
-                incoming_message.sender_kind,
-                incoming_message.text,
-                incoming_message.metadata or {},
-            ),
+            answers=begun.is_awaited,
+            threads=(incoming_thread_id, f"thread:{message.seq}"),
+            sent_at=message.sent_at,
+            trigger=Trigger(message.seq, message.sender_id, message.sender_kind, message.text, message.metadata or {}),
             frame=partial(render_system_prompt, agent_id=self.agent_id),
-            shorten=partial(self._render_shortly, threads, incoming_thread_id, shown),
+            shorten=partial(self._render_shortly, threads, incoming_thread_id, shown, omitted),
         )
+        begun.shown.shows_text = reaction.sends_text
         driver = Driver(
             reaction,
-            journal=ongoing.journal,
-            make_context=partial(self._make_context, ongoing),
+            journal=begun.journal,
+            make_context=partial(self._make_context, begun),
             replies=self._replies,
-            arrivals=self.find_arrivals(ongoing),
-            on_event=partial(self.observe, ongoing),
+            new_messages=begun.new_messages,
+            on_event=begun.shown.tell,
+            playback=self.playback,
         )
-        finish = await self._drive(ongoing, driver, config_hash, hash_text(prompt))
-        return await conclude(ongoing, finish)
+        return await begun.run(driver, config_hash, prompt_hash)
 
     async def close(self) -> None:
-        """Close the middleware, and the model where it is the runner's own: all of them, whatever one of them raises."""
+        """Close the middleware, and the model where it is the runner's own: all of them, whatever one of them
+        raises."""
         layers = {id(layer): layer for agent in list_agents(self.agent) for layer in agent.middleware}
         async with AsyncExitStack() as held:
             if self._owns_model and (close := getattr(self.model, "close", None)) is not None:
@@ -211,52 +175,17 @@ class SimpleAgentRunner(AgentRunner):
                 held.push_async_callback(layer.close)
             await super().close()
 
-    async def _drive(self, ongoing: Ongoing, driver: Driver, config_hash: str, prompt_hash: str) -> Finish:
-        """Drive the reaction in a task of its own, so that a person's stop ends it and nothing else."""
-        if ongoing.stopped_by is not None:
-            return driver.cancel(_stopped(ongoing.stopped_by))
-
-        async def run() -> Finish:
-            try:
-                return await driver.run(ongoing.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
-            except SystemExit as error:  # of middleware: out of a task it would end the event loop
-                raise Broken(error) from error
-
-        work = ongoing.work = asyncio.create_task(run())
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError:
-            # The runner ends. Whatever the code in it makes of its cancellation, the reaction stays open.
-            ongoing.journal.close()
-            work.cancel()
-            await asyncio.wait({work})
-            if not work.cancelled() and (failure := work.exception()) is not None and self.client.failure is None:
-                self._note_failure(failure)
-            raise
-        failure = asyncio.CancelledError() if work.cancelled() else work.exception()
-        if failure is None:
-            return work.result()
-        if ongoing.stopped_by is not None:
-            if not work.cancelled():
-                self._note_failure(failure)
-            return driver.cancel(_stopped(ongoing.stopped_by))
-        raise Broken(failure) if work.cancelled() else failure  # cancelled by what runs in it: nobody stopped it
-
-    def _note_failure(self, failure: BaseException) -> None:
-        told = {"agent_id": self.agent_id, "error": describe_error(failure)}
-        _logger.warning("a reaction that was broken off failed of it", extra=told)
-
-    def _make_context(self, ongoing: Ongoing, call_id: str, turn: int) -> ToolContext:
-        trigger = ongoing.message
-        keeper = ongoing.reaction.keeper if ongoing.reaction is not None else None
+    def _make_context(self, begun: UnderWay, call_id: str, turn: int) -> ToolContext:
+        trigger = begun.message
+        keeper = begun.reaction.keeper if begun.reaction is not None else None
         client = ToolClient(
-            self.client,
+            begun.client,
             call_id=call_id,
             cause=trigger.seq,
             visibility=self.visibility,
             reply_metadata={KEEPER: keeper} if keeper is not None else {},
         )
-        return ToolContext(self.agent_id, ongoing.journal.reaction, turn, call_id, trigger, client)
+        return ToolContext(self.agent_id, begun.journal.reaction, turn, call_id, trigger, client)
 
     def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
         """Give the agent that the thread stays with, after a handoff for good: the last one that a message of this
@@ -268,11 +197,14 @@ class SimpleAgentRunner(AgentRunner):
                     return find_agent(agent, keeper) or relay(agent, keeper)
         return None
 
-    def _render_shortly(self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage) -> str:
+    def _render_shortly(
+        self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage, omitted: int
+    ) -> str:
         """Render the prompt for a model that finds the whole too long: the end of the incoming thread only."""
         incoming = [thread for name, thread in threads.items() if name == thread_id]
         few = max(1, self.policy.per_thread // 4)
-        return self._prompt.render(select_threads(incoming, message, max_threads=1, per_thread=few), thread_id, message)
+        shown = select_threads(incoming, message, max_threads=1, per_thread=few)
+        return self._prompt.render(shown, thread_id, message, omitted + len(threads) - len(shown))
 
     def _hash_config(self, agent: Agent) -> str:
         """Give what the agent's behaviour depends on: a reaction resumed under another one says so."""
@@ -287,6 +219,15 @@ def _equip(agent: Agent, everybodys: Sequence[Tool], offered: Sequence[Tool]) ->
     tools = (*own.values(), *(tool for tool in offered if tool.name not in own))
     equipped = tuple(replace(it, agent=_equip(it.agent, everybodys, offered)) for it in agent.all_handoffs)
     return replace(agent, tools=tools, handoffs=equipped)
+
+
+class SimpleOptions(RunnerOptions, total=False):
+    """What a `SimpleAgentRunner` takes, whatever its model is."""
+
+    tools: Sequence[Tool | Callable[..., object]]
+    handoffs: Sequence[Handoff | Agent]
+    middleware: Sequence[Middleware]
+    template: str | Path | None
 
 
 class SimpleOpenAIAgentRunner(SimpleAgentRunner):
@@ -306,44 +247,9 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
         api_key_env: str = "OPENAI_API_KEY",
         tool_mode: Literal["native", "json_schema"] = "native",
         stream: bool = False,
-        tools: Sequence[Tool | Callable[..., object]] = (),
-        handoffs: Sequence[Handoff | Agent] = (),
-        middleware: Sequence[Middleware] = (),
-        description: str = "",
-        tags: Sequence[str] = (),
-        channels: Sequence[str] = (),
-        react_to: ReactTo = "mentions",
-        policy: AgentPolicy | None = None,
-        visibility: Visibility = "people",
-        template: str | Path | None = None,
-        url: str | None = None,
-        token: str | None = None,
-        on_event: OnEvent | None = None,
+        **options: Unpack[SimpleOptions],
     ) -> None:
-        from .models.openai_model import OpenAIModel  # only here: it loads the SDK
+        from .models.openai_model import OpenAIModel
 
-        super().__init__(
-            agent_id,
-            instruction=instruction,
-            model=OpenAIModel(
-                model_name, base_url=base_url, api_key_env=api_key_env, tool_mode=tool_mode, stream=stream
-            ),
-            tools=tools,
-            handoffs=handoffs,
-            middleware=middleware,
-            description=description,
-            tags=tags,
-            channels=channels,
-            react_to=react_to,
-            policy=policy,
-            visibility=visibility,
-            template=template,
-            url=url,
-            token=token,
-            on_event=on_event,
-            owns_model=True,
-        )
-
-
-def _stopped(by: str) -> str:
-    return f"stopped by {by}"
+        model = OpenAIModel(model_name, base_url=base_url, api_key_env=api_key_env, tool_mode=tool_mode, stream=stream)
+        super().__init__(agent_id, instruction=instruction, model=model, owns_model=True, **options)

@@ -11,44 +11,157 @@ agent files)::
     tools: [mytools:add]
     channels: [dev]
     limits: {max_turns: 6}
+    middleware: [{budget: {tokens: {day: 100000}}}]
 
-Stands before everything that runs: `load_agents` reads and checks, `build_runner` imports tools and makes the model. An
-unknown key or a wrong value is a `ConfigError` with file, line and the nearest known key. It never connects to
-anything.
+`load_agents` reads and checks, `build_runner` imports tools and makes the model. An item of ``middleware`` names one of
+`FEATURES` with its options, or ``custom``, a ``module:callable`` that gives a `Middleware`; the first item is
+outermost. An unknown key or a wrong value is a `ConfigError` with file, line and the nearest known key. Nothing here
+connects to anything.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, create_model, model_validator
 
 from roundelay.network.config import YamlNode, bind, load_yaml
 from roundelay.network.errors import ConfigError
 from roundelay.network.frames import is_id
-from roundelay.network.yaml_nodes import show_value
+from roundelay.network.yaml import show_value
 
-from .arguments import ToolError
 from .events import OnEvent
+from .features.attachments import Attachments, show_images
+from .features.budget import Budget
+from .features.context_engine import ContextEngine
+from .features.data_policy import DataPolicy
+from .features.evaluations import Evaluations
+from .features.few_shot import FewShot
+from .features.forced_tools import ForcedTools
+from .features.fragments import Fragments
+from .features.long_results import LongResults
+from .features.many_results import ManyResults
+from .features.mcp_servers import McpServers
+from .features.postprocessors import Postprocessors
+from .features.prompt_budget import PromptBudget
+from .features.prompts import Prompts
+from .features.references import References
+from .features.registry import ToolRegistry
+from .features.shown_results import ShownResults
+from .features.structured import StructuredAnswer
+from .import_path import import_callable
 from .inbox import ReactTo, Visibility
-from .message_filter import MAX_PER_THREAD, MessageFilter
 from .middleware import Middleware
 from .models.fallback import FallbackModel
 from .models.model import Model, ModelError
-from .models.script_rules import Rule, RuleSet, load_rules
-from .models.scripted import ScriptedModel, load_script
+from .models.scripted import Rule, RuleSet, ScriptedModel, load_rules, load_script
 from .models.tape import NamedModel, TapeModel
-from .policy import MAX_COUNT, MAX_THREADS, AgentPolicy, OnNewMessage, OnText
+from .options import Count, Strict, Text, form_of, make_from, read_form
+from .policy import ALL, AgentLimits, AgentPolicy, MessageFilter, OnNewMessage, OnText
 from .prompt import ConversationPrompt
 from .simple import SimpleAgentRunner
-from .team_middleware import MiddlewareChoice, build_middleware, check_place
 from .tools import Tool, load_tool
+from .values import ToolError
 
-_Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-_Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+def trace(content: bool = False) -> Middleware:
+    """Give traces; ``content``: prompts, replies, arguments and results are in the spans too."""
+    from .features.tracing import Tracing  # needs an extra, which not everybody has
+
+    return Tracing(content=content)
+
+
+def load_custom(spec: str) -> Middleware:
+    """Give what ``module:callable`` makes. Raises `ConfigError`."""
+    make = import_callable(spec, "middleware")
+    try:
+        made = make()
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(f"the middleware {spec!r} cannot be made ({type(error).__name__}: {error})") from error
+    if not isinstance(made, Middleware):
+        raise ConfigError(f"the middleware {spec!r} makes a {type(made).__name__}, no Middleware")
+    return made
+
+
+FEATURES: Mapping[str, Callable[..., Middleware]] = {
+    "attachments": Attachments,
+    "budget": Budget,
+    "context": ContextEngine,
+    "long_results": LongResults,
+    "many_results": ManyResults,
+    "prompt_budget": PromptBudget,
+    "data_policy": DataPolicy.from_file,
+    "evaluations": Evaluations.from_file,
+    "few_shot": FewShot,
+    "forced_tools": ForcedTools,
+    "fragments": Fragments,
+    "images": show_images,
+    "mcp": McpServers,
+    "postprocessors": Postprocessors.from_file,
+    "prompts": Prompts.from_file,
+    "references": References,
+    "registry": ToolRegistry.from_file,
+    "shown_results": ShownResults,
+    "structured": StructuredAnswer.from_file,
+    "tracing": trace,
+}
+"""What makes each item of ``middleware``: a file's options are what it takes (`options`)."""
+
+
+class _Choice(Strict):
+    """One item of ``middleware``."""
+
+    custom: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
+        if getattr(self, self.name) is None:
+            wanted = "module:callable" if self.name == "custom" else "{}"
+            raise ValueError(f"has no options: write {self.name}: {wanted}")
+        return self
+
+    @property
+    def name(self) -> str:
+        [name] = self.model_fields_set
+        return name
+
+
+_FORMS: dict[str, Any] = {name: (form_of(make) | None, None) for name, make in FEATURES.items()}
+
+
+class MiddlewareChoice(create_model("Choice", __base__=_Choice, **_FORMS)):  # type: ignore[misc]  # a base made here
+    """One item: ``custom``, or one of `FEATURES` with its options."""
+
+
+SEVERAL = frozenset(
+    {"custom", "attachments", "data_policy", "evaluations", "few_shot", "images", "mcp", "postprocessors", "prompts"}
+)
+"""Which may stand there for different models, servers or checks. Of the others a second one would do its work on what
+the first has done already."""
+
+
+def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) -> None:
+    """Refuse an item that does not go with those before it. Raises `ConfigError`."""
+    names = [it.name for it in before]
+    if choice.name not in SEVERAL and choice.name in names:
+        raise ConfigError(f"{choice.name} stands in the list already, as item {names.index(choice.name) + 1}: keep one")
+    if choice.name == "forced_tools" and "budget" in names:
+        raise ConfigError("budget stands before forced_tools, and would reserve one request for several: put it behind")
+
+
+def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
+    """Make what an item names; ``folder`` is its file's. Raises `ConfigError`."""
+    if choice.custom is not None:
+        return load_custom(choice.custom)
+    make = FEATURES[choice.name]
+    beside = {"folder": folder} if "folder" in signature(make).parameters else {}
+    return make_from(make, getattr(choice, choice.name), **beside)
 
 
 def _check_id(text: str) -> str:
@@ -60,37 +173,32 @@ def _check_id(text: str) -> str:
 
 
 _Id = Annotated[str, AfterValidator(_check_id)]
-_Text = Annotated[str, Field(min_length=1)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class OpenAIChoice(_Strict):
+class OpenAIChoice(Strict):
     """A model on an OpenAI-compatible server. ``settings`` go into each request as they are."""
 
-    name: _Text
-    base_url: _Text | None = None
-    api_key_env: _Text = "OPENAI_API_KEY"
+    name: Text
+    base_url: Text | None = None
+    api_key_env: Text = "OPENAI_API_KEY"
     tool_mode: Literal["native", "json_schema"] = "native"
     stream: bool = False
-    settings: dict[str, JsonValue] = {}
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class LocalChoice(_Strict):
+class LocalChoice(Strict):
     """The small model on this machine's CPU, or other ``weights`` (a GGUF file)."""
 
     weights: Path | None = None
-    context_tokens: _Count = 8192
+    context_tokens: Count = 8192
 
 
-class ModelChoice(_Strict):
+class ModelChoice(Strict):
     """Which model: exactly one of the five. ``script`` is a file of rules or ``module:function``; ``rules`` are those
     rules, inline; ``replay`` is a tape, the recorded replies of a model."""
 
     openai: OpenAIChoice | None = None
-    script: _Text | None = None
+    script: Text | None = None
     rules: list[Rule] | None = None
     local: LocalChoice | None = None
     replay: Path | None = None
@@ -104,53 +212,22 @@ class ModelChoice(_Strict):
         return self
 
 
-class AgentLimits(_Strict):
-    """The limits of `AgentPolicy` that a file may set; what is left out keeps its default."""
-
-    max_turns: _Count | None = None
-    max_tool_calls_per_turn: _Count | None = None
-    max_tool_calls: _Count | None = None
-    uncounted_tools: tuple[_Text, ...] | None = None
-    max_corrections: Annotated[int, Field(ge=0, le=100)] | None = None
-    tool_timeout_s: _Seconds | None = None
-    approval_timeout_s: Annotated[float, Field(gt=0, le=366 * 86_400)] | None = None
-    model_timeout_s: _Seconds | None = None
-    hook_timeout_s: _Seconds | None = None
-    model_attempts: _Count | None = None
-    hub_attempts: _Count | None = None
-    max_same_calls: _Count | None = None
-    max_result_chars: _Count | None = None
-    max_depth: _Count | None = None
-    max_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
-    per_thread: Annotated[int, Field(ge=1, le=MAX_PER_THREAD)] | None = None
-    max_parallel_reactions: _Count | None = None
-
-
-class FilterChoice(_Strict):
-    """The fields of `MessageFilter`."""
-
-    kinds: tuple[Literal["direct", "broadcast", "channel", "mod"], ...] = ()
-    senders: tuple[_Text, ...] = ()
-    exclude_senders: tuple[_Text, ...] = ()
-    per_thread: dict[_Text, Annotated[int, Field(ge=0, le=MAX_PER_THREAD)]] = {}
-
-
-class AgentSpec(_Strict):
+class AgentSpec(Strict):
     """One agent as its file says. ``template`` and files of ``model`` are relative to that file."""
 
     id: _Id
-    instruction: _Text
+    instruction: Text
     model: ModelChoice
     description: str = ""
     tags: tuple[str, ...] = ()
-    tools: tuple[_Text, ...] = ()
+    tools: tuple[Text, ...] = ()
     channels: tuple[_Id, ...] = ()
     react_to: ReactTo = "mentions"
     visibility: Visibility = "people"
     on_text: OnText = "auto"
     on_new_message: OnNewMessage = "queue"
     template: Path | None = None
-    message_filter: FilterChoice = FilterChoice()
+    message_filter: MessageFilter = ALL
     limits: AgentLimits = AgentLimits()
     middleware: tuple[MiddlewareChoice, ...] = ()
 
@@ -233,7 +310,7 @@ def build_runner(
             policy=AgentPolicy(
                 on_text=spec.on_text,
                 on_new_message=spec.on_new_message,
-                message_filter=MessageFilter(**spec.message_filter.model_dump()),
+                message_filter=spec.message_filter,
                 **spec.limits.model_dump(exclude_none=True),
             ),
             middleware=_build_middleware(spec),
@@ -336,19 +413,11 @@ def _name_choice(spec: AgentSpec, choice: ModelChoice) -> str:
 
 def _build_choice(spec: AgentSpec, choice: ModelChoice) -> Model:
     if choice.openai is not None:
-        from .models.openai_model import OpenAIModel  # only here: it loads the SDK
+        from .models.openai_model import OpenAIModel
 
-        it = choice.openai
-        return OpenAIModel(
-            it.name,
-            base_url=it.base_url,
-            api_key_env=it.api_key_env,
-            tool_mode=it.tool_mode,
-            stream=it.stream,
-            settings=it.settings,
-        )
+        return OpenAIModel(**read_form(choice.openai))
     if choice.local is not None:
-        from .models.local import LocalModel  # likewise
+        from .models.local import LocalModel
 
         weights = spec.path.parent / choice.local.weights if choice.local.weights is not None else None
         return LocalModel(weights, context_tokens=choice.local.context_tokens)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from roundelay.network.addresses import agent_address, channel_address
 from roundelay.network.errors import Forbidden
 from roundelay.network.messages import message_from_wire
 
-from .hook_time import uncounted
+from .containment import uncounted
 
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, History, NetworkClient, Stored, Welcome, Window
@@ -29,6 +31,10 @@ SENT_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("roundelay_sent_metada
 
 _FILTERED = frozenset({"network.history", "network.why", "network.impact", "network.window"})
 """What the hub answers for one incoming message (``trigger``)."""
+
+JUDGED = frozenset({"channels.list", "channels.members"})
+"""What tells of channels, of which some are there for their members alone: answered as to those for whom the
+reaction is."""
 
 _UNFILTERED = frozenset(
     {
@@ -45,27 +51,22 @@ _UNFILTERED = frozenset(
 """What tells of conversations that have nothing to do with the incoming message, and cannot be asked for one alone."""
 
 
+@dataclass(slots=True)
 class ToolClient:
     """Sends and reads for one call. Methods as in `NetworkClient`, with ``message_id``, ``call_id`` and ``cause``
     filled in."""
 
-    def __init__(
-        self,
-        client: NetworkClient,
-        *,
-        call_id: str,
-        cause: int,
-        visibility: Visibility | None = None,
-        reply_metadata: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        self.threads: list[str] = []
-        """The threads that its messages went to."""
-        self._reply_metadata = reply_metadata  # of every reply to the incoming message
-        self._client = client
-        self._call_id = call_id
-        self._cause = cause
-        self._visibility = visibility
-        self._sends = 0
+    _client: NetworkClient
+    call_id: str
+    cause: int
+    visibility: Visibility | None = None
+    reply_metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Of every reply to the incoming message."""
+
+    threads: list[str] = field(default_factory=list)
+    """The threads that its messages went to."""
+
+    _sends: int = 0
 
     @property
     def agent_id(self) -> str:
@@ -79,13 +80,13 @@ class ToolClient:
         return self._note(await uncounted(self._client.send(to, content, **self._fill(options))))
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
-        return await self.send(f"agent:{agent_id}", text, **options)
+        return await self.send(agent_address(agent_id), text, **options)
 
     async def broadcast(self, text: str, **options: Any) -> Stored:
         return await self.send("broadcast", text, **options)
 
     async def post(self, channel: str, text: str, **options: Any) -> Stored:
-        return await self.send(f"channel:{channel}", text, **options)
+        return await self.send(channel_address(channel), text, **options)
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
         filled = self._fill({"reply_to": message.seq, **options})
@@ -102,12 +103,18 @@ class ToolClient:
             )
         if op in _FILTERED:
             args = {**(args or {}), **self._view()}
+        if op in JUDGED:
+            args = {**(args or {}), "trigger": self.cause}
         call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
         value = await uncounted(call)
-        match value:
-            case {"seq": int(), "thread_id": str(thread_id)}:  # a mod's operation that posted
+        match value:  # of a mod's operation that posted
+            case {"seq": int(), "thread_id": str(thread_id)} if not self._only_reads(op):
                 self.threads.append(thread_id)
         return value
+
+    def _only_reads(self, op: str) -> bool:
+        """Whether the hub says of a mod's operation that it changes nothing: then it has sent no message either."""
+        return any(it.op == op and it.kind == "read" for mod in self.welcome.mods for it in mod.operations)
 
     async def signal(
         self, kind: Literal["typing", "thinking", "delta", "tool"], body: Any, *, thread_id: str | None = None
@@ -129,17 +136,17 @@ class ToolClient:
         """The conversation that may enter the prompt of this reaction."""
         named = threads if threads is None or isinstance(threads, int) else list(threads)
         return await uncounted(
-            self._client.window(self._cause, threads=named, per_thread=per_thread, visibility=self._visibility)
+            self._client.window(self.cause, threads=named, per_thread=per_thread, visibility=self.visibility)
         )
 
     def _view(self) -> dict[str, Any]:
         """The arguments that say for whom the hub has to judge, whatever a tool's own arguments were."""
-        narrower = {"visibility": self._visibility} if self._visibility is not None else {}
-        return {"trigger": self._cause, **narrower}
+        narrower = {"visibility": self.visibility} if self.visibility is not None else {}
+        return {"trigger": self.cause, **narrower}
 
     def _fill(self, options: dict[str, Any]) -> dict[str, Any]:
-        filled = {"cause": self._cause, **options}
-        own = self._reply_metadata if filled.get("reply_to") == self._cause else {}
+        filled = {"cause": self.cause, **options}
+        own = self.reply_metadata if filled.get("reply_to") == self.cause else {}
         if added := {**SENT_METADATA.get(), **own}:
             filled["metadata"] = {**added, **(filled.get("metadata") or {})}
         if filled.get("message_id") is None:
@@ -148,7 +155,7 @@ class ToolClient:
 
     def _next_id(self) -> str:
         self._sends += 1
-        return f"{self._call_id}-{self._sends}"
+        return f"{self.call_id}-{self._sends}"
 
     def _note(self, stored: Stored) -> Stored:
         self.threads.append(stored.thread_id)

@@ -2,45 +2,58 @@
 arguments.
 
 `@tool` makes a `Tool` of a function; those that every agent has, and those of the hub's mods, are made in
-`network_tools`. `planning` looks a call up by name and lets the tool parse the model's arguments, `tool_calls` awaits
-it; timeouts, size limits and the answer to an unknown name are theirs. Nothing here knows a model or keeps state.
+`network_tools`. `reaction` looks a call up by name and lets the tool parse the model's arguments, `calls` awaits it;
+timeouts, size limits and the answer to an unknown name are theirs. The file has three parts: the tool as others have
+it, what its function takes, what it gives. The texts of `ToolArgumentsError` are read by a model, which then corrects
+itself: they name the place and the parameters that there are. Nothing here knows a model or keeps state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+import typing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
 
 from roundelay.network.errors import ConfigError
 
-from .arguments import ToolArgumentsError, ToolError, read_arguments, read_signature, tidy_schema
-from .citations import fit_sources
-from .foreign import describe_error
+from .citations import CITABLE, fit_sources
+from .containment import describe_error, run_in_thread
 from .import_path import import_named
-from .models.model import JsonSchema, ToolSpec, Usage
-from .replies import Waiter
+from .models.json_schema import describe_type, read_properties
+from .models.model import JsonSchema, ToolCall, ToolSpec
 from .text import replace_surrogates
-from .threads import run_in_thread
+from .values import ToolArgumentsError, ToolError, ToolResult
+from .waiting import Waiter
 
 if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
 
-    from .agent import Agent
-    from .steps import Finish
     from .tool_client import ToolClient
+    from .values import Finish
 
-    RunAgent = Callable[[Agent, str], Awaitable[Finish]]
+    RunAgent = Callable[[Any, str], Awaitable[Finish]]  # an agent has tools, so no tool's type can name one
 
 __all__ = [
     "FINISH",
@@ -64,10 +77,6 @@ FINISH = "finish"
 MAX_NAME_CHARS = 64
 MAX_STREAMED_CHARS = 10_000_000
 MAX_ITEMS = 100_000
-CITABLE = ("references", "fragments")
-"""In the data of a result: what may be cited. Too long for a record it is shortened rather than left out, or the result
-would cite somebody else's."""
-
 MAX_DATA_DEPTH = 48
 """A frame may be 64 deep (docs/protocol.md)."""
 
@@ -120,27 +129,6 @@ class Output:
     content: object
     data: Mapping[str, JsonValue] = field(default_factory=dict)
     summary: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """What the model reads as the result of a call.
-
-    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of
-    it. ``is_answer``: it is the reaction's own answer, which ends with it.
-    """
-
-    content: str
-    ok: bool
-    threads: tuple[str, ...] = ()
-    usage: Usage = field(default_factory=Usage)
-    tool_calls: int = 0
-    is_answer: bool = False
-    data: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What is for hooks and readers of the records rather than for the model, by the name of what it is for."""
-
-    whole: str | None = None
-    """All of it, where ``content`` is cut; not recorded."""
 
 
 _Parse = Callable[[str], dict[str, object]]
@@ -200,8 +188,8 @@ class Tool:
         """Run the tool on parsed arguments: text as it is, anything else as compact JSON. Lets the function's own
         errors through.
 
-        A sync function runs in a thread of its own (`threads`). Cancelling stops the waiting, and an async function; a
-        thread goes on to its end unheard, and does not keep the process from ending.
+        A sync function runs in a thread of its own (`run_in_thread`). Cancelling stops the waiting, and an async
+        function; a thread goes on to its end unheard, and does not keep the process from ending.
         """
         return (await self.run(context, kwargs))[0]
 
@@ -226,6 +214,16 @@ class Tool:
             if name in CITABLE and isinstance(listed, list):
                 data[name] = fit_sources(listed)
         return _write_result(self.name, value.content), data
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call to run, its arguments validated. ``index`` is its place among the calls of its turn."""
+
+    index: int
+    call: ToolCall
+    tool: Tool
+    arguments: dict[str, object]
 
 
 @overload
@@ -270,12 +268,29 @@ def tool(
         raise ToolError("A tool is either once or idempotent.")
     if timeout_s is not None and not timeout_s > 0:
         raise ToolError(f"The time of a tool, timeout_s, is {timeout_s} and must be more than 0.")
-    effect: Effect = "idempotent" if idempotent else "once"
 
     def decorate(decorated: Callable[..., object]) -> Tool:
-        made = _make_tool(decorated, name, description, effect, timeout_s)
-        return replace(
-            made, answers=answers, needs_approval=needs_approval, should_use=should_use, selection_rule=selection_rule
+        known = name or str(getattr(decorated, "__name__", type(decorated).__name__))
+        if not _NAME.fullmatch(known):
+            raise ToolError(
+                f"{known!r} is no name for a tool: letters, digits, _ and -, at most {MAX_NAME_CHARS}; "
+                "give one with @tool(name=...)."
+            )
+        model, contexts = read_signature(decorated, known, ToolContext)
+        parameters = tidy_schema(model.model_json_schema())
+        return Tool(
+            known,
+            inspect.cleandoc(description or decorated.__doc__ or ""),
+            parameters,
+            "idempotent" if idempotent else "once",
+            timeout_s,
+            partial(read_arguments, known, model, parameters),
+            partial(_run_function, decorated, known, contexts),
+            decorated,
+            answers=answers,
+            needs_approval=needs_approval,
+            should_use=should_use,
+            selection_rule=selection_rule,
         )
 
     return decorate if function is None else decorate(function)
@@ -313,31 +328,174 @@ def load_tool(spec: str) -> Tool:
     return as_tool(found)
 
 
-def _make_tool(
-    function: Callable[..., object], name: str | None, description: str | None, effect: Effect, timeout_s: float | None
-) -> Tool:
-    name = name or str(getattr(function, "__name__", type(function).__name__))
-    if not _NAME.fullmatch(name):
+# --- what its function takes
+
+# Before each field's name, since pydantic refuses some that are fine as parameters (`_x`, `schema`, `model_id`).
+_FIELD = "arg_"
+
+
+def read_signature(function: Callable[..., object], name: str, context_type: type) -> tuple[type[BaseModel], list[str]]:
+    """Give the model of the parameters, and the names of those that are annotated with the context type. Raises
+    `ToolError`."""
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        signature = inspect.signature(function)
+    except (NameError, TypeError, ValueError) as error:
+        raise ToolError(f"The annotations of the tool {name} cannot be read ({error}).") from error
+    fields: dict[str, tuple[object, object]] = {}
+    contexts = []
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ToolError(f"The tool {name} takes {parameter}: a model calls by name, so each parameter needs one.")
+        annotation = hints.get(parameter.name)
+        if annotation is context_type:
+            contexts.append(parameter.name)
+            continue
+        if annotation is None and parameter.name not in hints:
+            raise ToolError(f"The parameter {parameter.name} of the tool {name} has no type: annotate it.")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[_FIELD + parameter.name] = (annotation, default if isinstance(default, FieldInfo) else Field(default))
+    config = ConfigDict(extra="forbid", alias_generator=_strip_prefix)
+    try:
+        model: type[BaseModel] = create_model(name, __config__=config, **fields)  # type: ignore[call-overload]
+        model.model_json_schema()
+    except PydanticUserError as error:
         raise ToolError(
-            f"{name!r} is no name for a tool: letters, digits, _ and -, at most {MAX_NAME_CHARS}; give one with @tool(name=...)."
-        )
-    model, contexts = read_signature(function, name, ToolContext)
-    parameters = tidy_schema(model.model_json_schema())
-    description = inspect.cleandoc(description or function.__doc__ or "")
+            f"The tool {name} has a parameter that no JSON Schema can describe ({error.message})."
+        ) from error
+    return model, contexts
 
-    async def run(context: ToolContext, kwargs: Mapping[str, object]) -> object:
-        given = {**kwargs, **dict.fromkeys(contexts, context)}
-        result: object
-        if inspect.isasyncgenfunction(function):
-            return await _collect(context, function(**given))
-        if inspect.iscoroutinefunction(function):
-            result = function(**given)
+
+def _strip_prefix(field: str) -> str:
+    return field.removeprefix(_FIELD)
+
+
+def read_arguments(name: str, model: type[BaseModel], parameters: JsonSchema, text: str) -> dict[str, object]:
+    """Validate the text of a call's arguments. Raises `ToolArgumentsError`."""
+    try:
+        value = model.model_validate_json(text.strip() or "{}")  # some models write nothing for no arguments
+    except ValidationError as error:
+        raise ToolArgumentsError(_explain(name, parameters, error)) from error
+    return {field.removeprefix(_FIELD): getattr(value, field) for field in model.model_fields}
+
+
+def read_object(name: str, parameters: JsonSchema, text: str) -> dict[str, object]:
+    """Read arguments of which only the schema is known: an object, with all that is required and no stranger. Raises
+    `ToolArgumentsError`."""
+    properties = read_properties(parameters)
+    try:
+        value: object = json.loads(text.strip() or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ToolArgumentsError(_compose(name, parameters, [f"they are not valid JSON: {error}"])) from error
+    if not isinstance(value, dict):
+        raise ToolArgumentsError(_compose(name, parameters, ["they must be one JSON object"]))
+    problems = [f"{key}: Field required" for key in read_required(parameters) if key not in value]
+    if parameters.get("additionalProperties") is False:
+        problems += [f"{key}: Extra inputs are not permitted" for key in value if key not in properties]
+    if problems:
+        raise ToolArgumentsError(_compose(name, parameters, problems))
+    return value
+
+
+def tidy_schema(schema: Mapping[str, object]) -> dict[str, object]:
+    """Give an object schema as strict servers want it: all four keys, arrays with items, without pydantic's titles
+    (tokens for nothing)."""
+    tidy = _tidy(schema)
+    return {
+        **tidy,
+        "type": "object",
+        "properties": tidy.get("properties", {}),
+        "required": tidy.get("required", []),
+        "additionalProperties": tidy.get("additionalProperties", False),
+    }
+
+
+def read_required(parameters: JsonSchema) -> Sequence[object]:
+    """Give the names that an object schema requires."""
+    required = parameters.get("required")
+    return required if isinstance(required, list) else ()
+
+
+def _tidy(schema: Mapping[str, object]) -> dict[str, object]:
+    tidy: dict[str, object] = {}
+    for key, value in schema.items():
+        match key, value:
+            case "title", str():
+                continue
+            case (("properties" | "$defs" | "patternProperties"), dict()):
+                tidy[key] = {name: _tidy_any(inner) for name, inner in value.items()}
+            case (("default" | "const" | "enum" | "examples"), _):
+                tidy[key] = value  # data, not schemas
+            case _:
+                tidy[key] = _tidy_any(value)
+    if tidy.get("type") == "array":
+        tidy.setdefault("items", {})
+    return tidy
+
+
+def _tidy_any(value: object) -> object:
+    if isinstance(value, dict):
+        return _tidy(value)
+    return [_tidy_any(item) for item in value] if isinstance(value, list) else value
+
+
+def _explain(name: str, parameters: JsonSchema, error: ValidationError) -> str:
+    problems = []
+    for details in error.errors(include_url=False):
+        where = ".".join(str(part) for part in details["loc"])
+        if details["type"] == "json_invalid":
+            problems.append(f"they are not valid JSON: {details['ctx']['error']}")
+        elif not where:
+            problems.append("they must be one JSON object")
         else:
-            result = await run_in_thread(lambda: _draw(function(**given)), name)
-        return await result if inspect.isawaitable(result) else result
+            problems.append(f"{where}: {details['msg']}" + _show_input(details["type"], details["input"]))
+    return _compose(name, parameters, problems)
 
-    parse = partial(read_arguments, name, model, parameters)
-    return Tool(name, description, parameters, effect, timeout_s, parse, run, function)
+
+def _show_input(kind: str, value: object) -> str:
+    if kind in ("missing", "extra_forbidden"):
+        return ""
+    try:
+        shown = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        shown = repr(value)
+    return f" (not {shown if len(shown) <= 80 else shown[:77] + '...'})"
+
+
+def _compose(name: str, parameters: JsonSchema, problems: Iterable[str]) -> str:
+    return f"Wrong arguments for {name}: {'; '.join(problems)}. {_list_parameters(parameters)}"
+
+
+def _list_parameters(parameters: JsonSchema) -> str:
+    properties, required = read_properties(parameters), read_required(parameters)
+    if not properties:
+        return "It takes no parameters: {}."
+    listed = [
+        f"{name} ({describe_type(schema)}{', required' if name in required else ''})"
+        for name, schema in properties.items()
+    ]
+    return f"Its parameters: {', '.join(listed)}."
+
+
+# --- what it gives
+
+
+async def _run_function(
+    function: Callable[..., object],
+    name: str,
+    contexts: Sequence[str],
+    context: ToolContext,
+    kwargs: Mapping[str, object],
+) -> object:
+    given = {**kwargs, **dict.fromkeys(contexts, context)}
+    result: object
+    if inspect.isasyncgenfunction(function):
+        return await _collect(context, function(**given))
+    if inspect.iscoroutinefunction(function):
+        result = function(**given)
+    else:
+        result = await run_in_thread(lambda: _draw(function(**given)), name)
+    return await result if inspect.isawaitable(result) else result
 
 
 async def _collect(context: ToolContext, pieces: AsyncGenerator[object, None]) -> object:

@@ -50,8 +50,8 @@ from roundelay.agents.features.tracing import Tracing
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import ModelReply, ToolCall
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.steps import TurnState
 from roundelay.agents.tools import Output, Tool, ToolContext, tool
+from roundelay.agents.values import TurnState
 
 PLAIN, RECORDED = "plain", "recorded"
 _ROWS = (

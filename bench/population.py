@@ -30,15 +30,14 @@ from table import Line
 
 from roundelay.mods.channels import Channels
 from roundelay.network.config import Limits
-from roundelay.network.entries import Peer
+from roundelay.network.core.entries import Peer
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import MessageHead
+from roundelay.network.core.visibility import audience, has_people, recipients
 from roundelay.network.hub import Hub
-from roundelay.network.ledger_memory import MemoryLedger
-from roundelay.network.metrics import read_metrics
-from roundelay.network.retention import KEEP_ALL, plan_trim
-from roundelay.network.session import Session
-from roundelay.network.state import State
-from roundelay.network.tables import MessageHead
-from roundelay.network.visibility import audience, has_people, recipients
+from roundelay.network.hub.retention import KEEP_ALL, plan_trim
+from roundelay.network.hub.session import Session
+from roundelay.network.ledger.memory import MemoryLedger
 
 MOST = 1.5
 REPEATS = 5
@@ -65,7 +64,7 @@ class Wire:
     """A connection without a socket, which keeps what was written last."""
 
     def __init__(self) -> None:
-        self.peer = Peer(is_loopback=True, is_trusted=True)
+        self.peer = Peer(is_trusted=True)
         self.is_paused = False
         self._written: list[bytes] = []
         self._moved = asyncio.Event()
@@ -221,7 +220,7 @@ def _recipients(state: State, head: MessageHead) -> object:
 
 
 async def _figures(world: World) -> None:
-    read_metrics(world.hub)
+    world.hub.figures()
 
 
 async def _pins(world: World) -> None:

@@ -28,9 +28,9 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
-from roundelay.network.ledger_file import read_log
-from roundelay.reading.recording import Recording
-from roundelay.replay.run import replay
+from roundelay.network.ledger.log_file import read_log
+from roundelay.runs.recording import Recording
+from roundelay.runs.replay import replay
 
 MAX_CPU_MS = 10.0
 

@@ -51,7 +51,8 @@ SIZES = {
 
 def measure_crowd(agents: int, messages: int, renders_prompts: bool) -> dict[str, float]:
     """Pairs of a crowd answer each other until so many messages were sent."""
-    from roundelay.crowd import Crowd, Incoming, Message
+    from simulated_crowd import Crowd, Incoming, Message
+
     from roundelay.network.config import Limits
     from roundelay.simulation import Delay, Simulation, simulate
 
@@ -116,7 +117,7 @@ def measure_turns(agents: int, messages: int) -> dict[str, float]:
 
 def measure_scenario(runs: int) -> dict[str, float]:
     """The smallest scenario again and again: what each costs beside what it does."""
-    from roundelay.scenario import make_scenario, run_scenario
+    from roundelay.testing import make_scenario, run_scenario
 
     plain = {
         "scenario": "Somebody says something",

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from roundelay.network.listing import take_page
+from roundelay.network.core.tables import Participant
 from roundelay.network.mod import Mod, Reading, operation
-from roundelay.network.tables import Participant
+from roundelay.network.operations.listing import take_page
 
 _WORD = re.compile(r"\w+")
 _WEIGHTS = {"tags": 3, "tools": 2, "description": 1}
@@ -31,7 +31,8 @@ class Discovery(Mod):
     id = "discovery"
 
     def __init__(self) -> None:
-        # A card is read once: a search stops the hub's loop while it runs, 40 us a card when it reads them. One entry a participant.
+        # A card is read once: a search stops the hub's loop while it runs, 40 us a card when it reads them. One entry a
+        # participant.
         self._indexes: dict[str, _Index] = {}
 
     @operation("read")
@@ -43,7 +44,8 @@ class Discovery(Mod):
         limit: Annotated[int, Meta(ge=1, le=100)] = 10,
         online: bool | None = None,
     ) -> dict[str, Any]:
-        """Find participants whose card speaks of what you need: tags, tools or description. The best match comes first."""
+        """Find participants whose card speaks of what you need: tags, tools or description. The best match comes
+        first."""
         words = {word.lower() for word in _WORD.findall(query)}
         found = []
         for participant in reading.hub.state.participants():

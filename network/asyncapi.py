@@ -1,4 +1,5 @@
-"""docs/asyncapi.json, made from the frames: ``python -m roundelay.network.asyncapi > docs/asyncapi.json``; a test compares them."""
+"""docs/asyncapi.json, made from the frames: ``python -m roundelay.network.asyncapi > docs/asyncapi.json``; a test
+compares them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def asyncapi_document() -> dict[str, Any]:
         "info": {
             "title": "Roundelay wire protocol",
             "version": str(PROTOCOL_VERSION),
-            "description": f"WebSocket subprotocol {SUBPROTOCOL}, one JSON object per text frame. The rules are in protocol.md.",
+            "description": f"WebSocket subprotocol {SUBPROTOCOL}, one JSON object per text frame. "
+            "The rules are in protocol.md.",
         },
         "servers": {"local": {"host": "127.0.0.1:8700", "protocol": "ws"}},
         "channels": {

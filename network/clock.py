@@ -27,9 +27,14 @@ def random_id() -> str:
     return secrets.token_urlsafe(16)
 
 
+def random_number() -> int:
+    """Any of 1 to 2**31 - 1."""
+    return secrets.randbelow(2**31 - 1) + 1
+
+
 def ordered_id() -> str:
-    """32 hex digits: the time in milliseconds, then 80 random bits. Ids made after each other lie side by side in the ledger's index, as
-    those of UUID version 7 do (RFC 9562, 5.7), and a commit touches fewer pages of it."""
+    """32 hex digits: the time in milliseconds, then 80 random bits. Ids made after each other lie side by side in the
+    ledger's index, as those of UUID version 7 do (RFC 9562, 5.7), and a commit touches fewer pages of it."""
     return f"{system_clock():012x}{secrets.token_hex(10)}"
 
 
@@ -42,8 +47,8 @@ def boot_id() -> str:
 
 
 class SteadyClock:
-    """A `Clock` that follows another one and never goes back. While it is ahead, after a jump of the other one, it runs at half speed:
-    it neither stands still, which would stop every rate and every retry, nor stays ahead for ever."""
+    """A `Clock` that follows another one and never goes back. While it is ahead, after a jump of the other one, it runs
+    at half speed: it neither stands still, which would stop every rate and every retry, nor stays ahead for ever."""
 
     def __init__(self, source: Clock) -> None:
         self._source = source
@@ -59,3 +64,8 @@ class SteadyClock:
     def not_before(self, time: int) -> None:
         """Go on from this time, if it is later: it was used before."""
         self._time = max(self._time, time)
+
+
+def make_token() -> str:
+    """32 random bytes in base64url: what a client saves before its first ``hello``."""
+    return secrets.token_urlsafe(32)

@@ -1,21 +1,33 @@
 """What a node can be told: its fields with their defaults and bounds, and the layers a value may come from.
 
-Read before anything starts: a command-line flag goes before the environment (`ROUNDELAY_*`), that before the node's file, that
-before the default, and `resolve_config` keeps which one it was. The environment is an argument; only the named file is
-opened. Every field is read by something: `host`, `port`, `tls_cert`, `tls_key` and `agents` by the command line, the rest by the hub.
+Read before anything starts: a command-line flag goes before the environment (`ROUNDELAY_*`), that before the node's
+file, that before the default, and `resolve_config` keeps which one it was. The environment is an argument; only the
+named file is opened. Every field is read by something: `host`, `port`, `tls_cert`, `tls_key` and `agents` by the
+command line, `behind_proxy` by the server, the rest by the hub.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, JsonValue, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    JsonValue,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+)
 
 from .errors import ConfigError
-from .yaml_nodes import YamlNode, bind, describe_problem, load_yaml, show_value
+from .yaml import PLACED, Settings, YamlNode, bind, describe_problem, load_yaml, show_value
 
 __all__ = [
     "Limits",
@@ -31,6 +43,7 @@ __all__ = [
 
 Durability = Literal["full", "normal", "memory"]
 Visibility = Literal["people", "strict", "all", "current"]
+Registration = Literal["open", "local", "closed"]
 
 _Bytes = Annotated[int, Field(ge=1024, le=1024 * 1024 * 1024)]
 _Milliseconds = Annotated[int, Field(ge=1, le=24 * 60 * 60 * 1000)]
@@ -49,10 +62,9 @@ def _read_allowance(value: object) -> int | Literal["unlimited"]:
 _Allowance = Annotated[int | Literal["unlimited"] | None, PlainValidator(_read_allowance)]
 
 
-class Limits(BaseModel):
-    """What one hub grants: every bound that a client can meet. ``welcome`` announces them all; docs/operations.md says what each means."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Limits(Settings):
+    """What one hub grants: every bound that a client can meet. ``welcome`` announces them all; docs/operations.md says
+    what each means."""
 
     max_frame_bytes: _Bytes = 256 * 1024
     max_depth: Annotated[int, Field(ge=1, le=256)] = 64  # JSON readers of many languages give up soon beyond
@@ -65,8 +77,10 @@ class Limits(BaseModel):
     sends_per_s: _Count = 10_000
     root_messages_per_s: _Count = 50
     signals_per_s: _Count = 1_000
-    max_hops: _Count = 32
-    max_root_messages: _Count = 256
+    max_hops: _Count = 256
+    max_root_messages: _Count = 1024
+    max_uncaused_answers: _Count = 10_000
+    max_record_tokens: _Count = 10_000_000
     max_connections: _Count = 20_000
     max_unauthenticated: _Count = 1_000
     max_pending_bytes: _Bytes = 64 * 1024 * 1024
@@ -85,32 +99,69 @@ class Limits(BaseModel):
     registrations_per_minute: _Count = 12_000  # a crowd of 10,000 may come at once
 
 
-class Quota(BaseModel):
+class Quota(Settings):
     """What one participant may instead of what `Limits` allows everybody; None: the same."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bytes_per_day: _Allowance = None
     messages_per_day: _Allowance = None
     max_created_channels: _Allowance = None
 
 
-class Retain(BaseModel):
-    """How long the ledger keeps what it has; nothing is dropped unless something is said here (docs/operations.md)."""
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+_RoleName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+def _check_pattern(text: str) -> str:
+    if re.fullmatch(r"[a-z0-9*][a-z0-9._*-]{0,127}", text):
+        return text
+    raise ValueError(f"must be an id or a name in lower case, with * for anything, not {show_value(text)}")
+
+
+def _check_addressee(text: str) -> str:
+    if re.fullmatch(r"((role|mod):)?[a-z0-9*][a-z0-9._*-]{0,63}", text):
+        return text
+    raise ValueError(
+        f"must be ID, role:NAME or mod:ID, with * for anything, not {show_value(text)}; channels stand under write"
+    )
+
+
+_Pattern = Annotated[str, AfterValidator(_check_pattern)]
+_Addressee = Annotated[str, AfterValidator(_check_addressee)]
+
+
+class Role(BaseModel):
+    """What those may who have one role; what none of one's roles allows is denied (`rights`). ``*`` in a pattern
+    stands for anything."""
+
+    model_config = _FROZEN
+
+    ids: tuple[_Pattern, ...] = ()
+    kinds: tuple[Literal["agent", "human", "service"], ...] = ()
+    send: tuple[_Addressee, ...] = ()  # to participants, to all with a role, to mods
+    broadcast: bool = False
+    create: tuple[_Pattern, ...] = ()  # channels, as the next three
+    join: tuple[_Pattern, ...] = ()
+    read: tuple[_Pattern, ...] = ()
+    write: tuple[_Pattern, ...] = ()
+    call: tuple[_Pattern, ...] = ()  # operations
+    administer: bool = False
+
+
+class Retain(Settings):
+    """How long the ledger keeps what it has; nothing is dropped unless something is said here (docs/operations.md)."""
 
     days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # messages
     record_days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # turn records
     bytes: Annotated[int, Field(ge=1024, le=1 << 50)] | None = None  # of the database, whatever its rows are
-    # How long a connected session that takes nothing holds what it has yet to be given; read only when something is to go.
+    # How long a connected session that takes nothing holds what it has yet to be given; read only when something is
+    # to go.
     patience_minutes: Annotated[int, Field(ge=1, le=60 * 24 * 365)] = 30
 
 
 class NodeConfig(BaseModel):
     """One node: where it listens, what it keeps, what it allows, and the agents that it starts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = _FROZEN
 
     name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")] = "roundelay"
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -119,13 +170,23 @@ class NodeConfig(BaseModel):
     durability: Durability = "full"
     tls_cert: Path | None = None  # PEM files, both or neither
     tls_key: Path | None = None
+    registration: Registration = "local"  # from where an agent may bind an id by first use
+    behind_proxy: bool = False  # nothing is local then, and addresses are those that the proxy names
     visibility: Visibility = "people"
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
     retain: Retain = Retain()
     quotas: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")], Quota] = {}
+    rights: Annotated[dict[_RoleName, Role], Field(min_length=1)] | None = None
     # As read: what an agent may say is for the package `roundelay.agents` to know. A text is the path of an agent file.
     agents: tuple[InstanceOf[YamlNode], ...] = Field(default=(), exclude=True, repr=False)
+    _rights_node: YamlNode | None = PrivateAttr(default=None)
+
+    @property
+    def rights_node(self) -> YamlNode | None:
+        """Where `rights` stands in the file, if it came from one: which operations and mods there are is known
+        only when these are loaded."""
+        return self._rights_node
 
 
 def resolve_config(
@@ -133,16 +194,19 @@ def resolve_config(
 ) -> tuple[NodeConfig, dict[str, str]]:
     """Lay flags over environment over file over defaults; give the result and each field's origin.
 
-    Fields of `limits` and `retain` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins, what a participant has of its
-    own with two (``quotas.ann.bytes_per_day``; the file alone says that). A flag of None and an empty
-    variable were not given. A relative path in a file is relative to that file. Raises `ConfigError` for the first wrong value.
+    Fields of `limits` and `retain` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins, what a
+    participant has of its own with two (``quotas.ann.bytes_per_day``; the file alone says that). A flag of None and an
+    empty variable were not given. A relative path in a file is relative to that file. Raises `ConfigError` for the
+    first wrong value.
     """
     values: dict[str, object] = {}
     origins = dict.fromkeys((*_FIELDS, "agents"), "default")
     agents: tuple[YamlNode, ...] = ()
+    rights_node: YamlNode | None = None
     if file is not None:
         root = load_yaml(file)
         agents = _take_agents(root)
+        rights_node = root.value.get("rights") if isinstance(root.value, dict) else None
         for field, node in _file_values(root):
             is_path = field in _PATHS and node.value is not None
             values[field] = str(file.parent / str(node.value)) if is_path else node.plain()
@@ -158,7 +222,7 @@ def resolve_config(
             flag = "--" + field.replace("limits.", "").replace(".", "-").replace("_", "-")
             values[field] = _check(field, value, flag)
             origins[field] = f"flag {flag}"
-    config = NodeConfig.model_validate(_nest(values))
+    config = NodeConfig.model_validate(_nest(values), strict=False)
     record_bytes, record_origin = config.limits.max_record_bytes, origins["limits.max_record_bytes"]
     # Only when asked for: a smaller frame alone makes the default record limit moot, not wrong.
     if record_origin != "default" and record_bytes > config.limits.max_frame_bytes:
@@ -166,7 +230,9 @@ def resolve_config(
             f"max_record_bytes ({record_bytes}, {record_origin}) is more than max_frame_bytes "
             f"({config.limits.max_frame_bytes}), and a record travels in a frame; raise max_frame_bytes too"
         )
-    return config.model_copy(update={"agents": agents}), origins
+    config = config.model_copy(update={"agents": agents})
+    config._rights_node = rights_node
+    return config, origins
 
 
 def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
@@ -176,6 +242,8 @@ def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
         members = nested.pop(group)
         assert isinstance(members, dict)
         nested |= {f"{group}.{name}": value for name, value in members.items()}
+    if nested["rights"] is None:
+        del nested["rights"]
     quotas = nested.pop("quotas")
     assert isinstance(quotas, dict)
     for agent_id, quota in quotas.items():
@@ -218,9 +286,14 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
         for group in (*_GROUPS, "quotas"):
             if group in kept and kept[group].value is None:
                 del kept[group]  # `limits:` with its lines commented out
+        if "rights" in kept and kept["rights"].value is None:  # what denies by default does not end by a comment
+            raise kept["rights"].error(
+                '"rights" has no role; write one, or leave "rights" out, and everybody may do as without it'
+            )
         if {"id", "instruction"} <= kept.keys():
             raise root.error(
-                "is an agent's file, not a node's; run the agent by `roundelay agent run`, or name its file under `agents:` of the node's"
+                "is an agent's file, not a node's; run the agent by `roundelay agent run`, or name its file under "
+                "`agents:` of the node's"
             )
         settings = YamlNode(kept, root.path, root.line)
     bind(NodeConfig, settings)
@@ -239,8 +312,8 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
 def _env_values(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The fields that the environment sets.
 
-    Others may have ROUNDELAY_ variables of their own (an API key, say), so an unknown one is an error only where it must have
-    been meant for us: among the limits, or when it looks like a misspelled field.
+    Others may have ROUNDELAY_ variables of their own (an API key, say), so an unknown one is an error only where it
+    must have been meant for us: among the limits, or when it looks like a misspelled field.
     """
     for variable, text in env.items():
         if not variable.startswith("ROUNDELAY_") or variable in _OTHER_VARIABLES or not text:
@@ -262,25 +335,21 @@ def _check(field: str, value: object, label: str) -> JsonValue:
         raise ValueError(f"no such field: {field}")  # a mistake in the command line's own code
     try:
         checked = NodeConfig.model_validate(
-            _nest({field: value})
-        )  # not strict: "8700" from the environment is a number
+            _nest({field: value}), strict=False, context=PLACED
+        )  # "8700" is a number here
     except ValidationError as error:
         raise ConfigError(f"{label} {describe_problem(error.errors()[0])}") from error
     return flat_values(checked)[field]
 
 
-def _nest(flat: Mapping[str, object]) -> dict[str, object]:
-    nested: dict[str, object] = {field: value for field, value in flat.items() if "." not in field}
-    for group in _GROUPS:
-        prefix = f"{group}."
-        members = {field.removeprefix(prefix): value for field, value in flat.items() if field.startswith(prefix)}
-        if members:
-            nested[group] = members
-    quotas: dict[str, dict[str, object]] = {}
+def _nest(flat: Mapping[str, object]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
     for field, value in flat.items():
-        if field.startswith("quotas."):
-            agent_id, _, name = field.removeprefix("quotas.").rpartition(
-                "."
-            )  # an id may hold dots, a limit's name does not
-            quotas.setdefault(agent_id, {})[name] = value
-    return {**nested, "quotas": quotas} if quotas else nested
+        *groups, name = field.split(".")
+        if groups[:1] == ["quotas"]:  # an id may hold dots, a limit's name does not
+            groups = ["quotas", ".".join(groups[1:])]
+        inside = nested
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[name] = value
+    return nested

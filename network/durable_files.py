@@ -1,18 +1,22 @@
-"""Files that are saved before something depends on them: whole, and on the disk under their names, when these functions return.
+"""Files that are whole, and on the disk under their names, when the function that saves them returns; and what is wrong
+with a file, in a sentence.
 
-A file that is written, or even synced, is not there after a power cut as long as the folder that names it is not synced too. Small
-files, written synchronously.
-"""
+A file that is written, or even synced, is not there after a power cut as long as the folder that names it is not synced
+too. Everything is written synchronously."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal, TextIO
 
 
 def save_new(path: Path, data: bytes) -> None:
-    """Save a file that its owner alone may read, with the folders that it needs. Raises `FileExistsError` if there is one, `OSError`.
+    """Save a file that its owner alone may read, with the folders that it needs. Raises `FileExistsError` if there is
+    one, `OSError`.
 
     It is complete before it has its name: another process finds all of it or nothing.
     """
@@ -27,6 +31,37 @@ def save_new(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
+@contextmanager
+def replace_file(path: Path) -> Iterator[TextIO]:
+    """Open a file to be written as a whole: one that is there stays as it is until all is written, and if that fails.
+
+    A half of a log looks like a whole one. It is on the disk then: whoever exports may delete what was exported. Its
+    owner alone may read it, from its first byte on, whatever rights the file had that it replaces. What is no plain
+    file, a pipe say, is written as it comes.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        return
+    target = path.resolve()  # a link stays one
+    draft = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with open(draft, "x", encoding="utf-8", newline="\n", opener=open_private) as file:
+            yield file
+        give_name(draft, target, replaces=True)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink()
+        if isinstance(error, OSError) and error.filename == str(draft):
+            error.filename = str(path)  # the name that the caller knows
+        raise
+
+
+def open_private(path: str, flags: int) -> int:
+    """An opener: what is new is for its owner alone, from its first byte on."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
 def give_name(draft: Path, path: Path, *, replaces: bool = False) -> None:
     """Let a file that is written get its name, in the same folder: a new one, or that of a file which it ``replaces``.
 
@@ -38,10 +73,10 @@ def give_name(draft: Path, path: Path, *, replaces: bool = False) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing."""
+    """Make a folder and those above it that are missing, for their owner alone."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
         sync(folder.parent)
 
 
@@ -56,3 +91,63 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+Doing = Literal["read", "write"]
+
+
+SAYINGS = {
+    errno.ENOTDIR: ("part of its path is no folder", "name another place for it"),
+    errno.EISDIR: ("it is a folder", "name a file in it"),
+    errno.ELOOP: ("its link leads back to itself", "name the file itself"),
+    errno.ENAMETOOLONG: ("its name is too long", "choose a shorter one"),
+    errno.EROFS: ("its file system is read-only", "have it mounted for writing, or choose another place for it"),
+    errno.ENOLCK: ("its file system refuses locks", "choose a place for it on a local disk"),
+    errno.EOPNOTSUPP: ("its file system has no locks", "choose a place for it on a local disk"),
+    errno.EBUSY: ("another program holds a lock on it", "end that program, which `fuser` names"),
+    errno.ENOSPC: ("no space is left on its disk", "make room; nothing acknowledged is lost"),
+    errno.EDQUOT: ("the user's quota on its disk is used up", "make room; nothing acknowledged is lost"),
+    errno.EFBIG: ("the file may not grow further", "raise the limit of file sizes (ulimit -f)"),
+    errno.EMFILE: ("this process may open no more files", "raise its limit (ulimit -n), or lower max_connections"),
+    errno.ENFILE: ("the system can open no more files", "end what holds so many, or raise fs.file-max"),
+    errno.ENOMEM: ("there is no memory left", "end what uses so much"),
+    errno.EIO: (
+        "its disk reports an error",
+        "see the system's log (dmesg); if it stays, go on from a backup on another disk",
+    ),
+}
+
+
+SAME_ERRNO = {errno.EAGAIN: errno.EBUSY, errno.ETXTBSY: errno.EBUSY, errno.EPERM: errno.EACCES}
+
+
+def describe_os_error(error: OSError, path: Path, doing: Doing = "write") -> str:
+    """What is wrong with any file of a node, and what to do about it, without the subject and the full stop."""
+    return "; ".join(say_errno(SAME_ERRNO.get(error.errno or 0, error.errno or 0), error, path, doing))
+
+
+def say_errno(number: int, error: Exception, path: Path, doing: Doing) -> tuple[str, str]:
+    """What is wrong, and what to do."""
+    if number == errno.ENOENT and doing == "read":
+        return "there is no such file", "check its path"
+    if number == errno.ENOENT:
+        return f"there is no folder {path.resolve().parent}", "make it, or choose another place for it"
+    if number == errno.EACCES:
+        return _describe_rights(path, doing), "give its user that right, or choose another place for it"
+    if number in SAYINGS:
+        return SAYINGS[number]
+    reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+    return reason, "`roundelay doctor` checks it"
+
+
+def _describe_rights(path: Path, doing: Doing) -> str:
+    """Which right is missing, as far as it shows from here."""
+    with suppress(OSError):
+        file = path.resolve()
+        if file.exists() and not os.access(file, os.R_OK if doing == "read" else os.R_OK | os.W_OK):
+            verb = "write" if os.access(file, os.R_OK) else "read"
+            return f"permission denied: this user may not {verb} the file (mode {file.stat().st_mode & 0o777:o})"
+        folder = next(it for it in file.parents if it.exists())
+        if doing == "write" and not os.access(folder, os.W_OK | os.X_OK):
+            return f"permission denied: this user may not write in the folder {folder}"
+    return "permission denied"

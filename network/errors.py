@@ -17,9 +17,8 @@
     ├── LedgerError         the database is unusable; nothing was acknowledged
     └── ModError            a mod cannot be loaded
 
-The codes are those of the wire protocol (docs/protocol.md, "Refusals"); `error_from_wire` turns an ``error`` frame into its exception.
-This module does no IO.
-"""
+The codes are those of the wire protocol (docs/protocol.md, "Refusals"); `error_from_wire` turns an ``error`` frame into
+its exception. This module does no IO."""
 
 from __future__ import annotations
 
@@ -109,7 +108,8 @@ class LoopStopped(GiveUp):
 
 
 class BudgetExhausted(GiveUp):
-    """What somebody may use is used up. ``retry_after_ms`` says when more of it comes by itself, if it is counted by the day."""
+    """What somebody may use is used up. ``retry_after_ms`` says when more of it comes by itself, if it is counted by
+    the day."""
 
     code = "budget_exhausted"
 
@@ -158,7 +158,8 @@ class LedgerError(RoundelayError):
 
 
 class ModError(RoundelayError):
-    """A mod cannot be loaded; the sentence names it and the reason. ``mod`` is the name under which it was asked for."""
+    """A mod cannot be loaded; the sentence names it and the reason. ``mod`` is the name under which it was asked
+    for."""
 
     code = "mod"
     mod = ""
@@ -166,24 +167,11 @@ class ModError(RoundelayError):
 
 _BY_CODE: dict[str, type[RoundelayError]] = {
     cls.code: cls
-    for cls in (
-        InvalidFrame,
-        NotAuthenticated,
-        Forbidden,
-        UnsupportedProtocol,
-        UnknownRecipient,
-        UnknownMessage,
-        UnknownOperation,
-        InvalidArguments,
-        IdConflict,
-        TooLarge,
-        RateLimited,
-        Overloaded,
-        LoopStopped,
-        BudgetExhausted,
-        InternalError,
-    )
+    for group in (RequestError, RetryLater, GiveUp)
+    for cls in group.__subclasses__()
+    if cls is not Superseded
 }
+"""Those that a hub answers with. That another reactor has taken over is said by the close code 4409."""
 
 
 def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) -> RoundelayError:
@@ -194,3 +182,12 @@ def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) 
     if issubclass(cls, BudgetExhausted):
         return cls(message, retry_after_ms)
     return cls(message)
+
+
+class Closed(Exception):
+    """The connection is closed, by this code (1006: without a goodbye)."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"closed with {code}: {reason}")
+        self.code = code
+        self.reason = reason

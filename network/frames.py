@@ -1,14 +1,14 @@
 """The wire's frames as msgspec structs, and their encoding: the single source of docs/asyncapi.json.
 
 Last stop of every byte that leaves (`encode`); what arrives is read by `shape`.
-``content``, ``metadata``, ``args`` and ``body`` stay raw JSON: the hub carries them, it does not read them. No IO, no state.
-"""
+``content``, ``metadata``, ``args`` and ``body`` stay raw JSON: the hub carries them, it does not read them. No IO, no
+state."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -24,7 +24,8 @@ Role: TypeAlias = Literal["observer", "reactor"]
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 
 
-# --- client to hub -----------------------------------------------------------------------------------------------------------
+# --- client to hub
+# -----------------------------------------------------------------------------------------------------------
 
 
 class ResumePoint(Struct, forbid_unknown_fields=True, frozen=True):
@@ -42,6 +43,7 @@ class HelloFrame(Struct, tag_field="type", tag="hello", forbid_unknown_fields=Tr
     resume: ResumePoint | UnsetType = UNSET
     card: Raw | UnsetType = UNSET
     client: str | UnsetType = UNSET
+    instance: Annotated[str, Meta(min_length=1, max_length=128)] | UnsetType = UNSET
 
 
 class SendFrame(Struct, tag_field="type", tag="send", forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
@@ -95,18 +97,10 @@ class ByeFrame(Struct, tag_field="type", tag="bye", forbid_unknown_fields=True, 
 ClientFrame: TypeAlias = (
     HelloFrame | SendFrame | AckFrame | NackFrame | CallFrame | RecordFrame | SignalFrame | ByeFrame
 )
-CLIENT_FRAMES: tuple[type[Struct], ...] = (
-    HelloFrame,
-    SendFrame,
-    AckFrame,
-    NackFrame,
-    CallFrame,
-    RecordFrame,
-    SignalFrame,
-    ByeFrame,
-)
+CLIENT_FRAMES: tuple[type[Struct], ...] = get_args(ClientFrame)
 
-# --- hub to client -----------------------------------------------------------------------------------------------------------
+# --- hub to client
+# -----------------------------------------------------------------------------------------------------------
 
 
 class NetworkInfo(Struct, frozen=True):
@@ -124,6 +118,7 @@ class OperationInfo(Struct, frozen=True):
     op: str
     description: str
     args_schema: dict[str, Any]
+    kind: Literal["change", "read"] = "change"
 
 
 class ModInfo(Struct, frozen=True):
@@ -211,31 +206,36 @@ class PresenceFrame(Struct, tag_field="type", tag="presence", frozen=True, kw_on
 
 
 class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=True):
-    kind: Literal["behind", "loop_stopped", "budget_exhausted", "dead_letter", "damaged", "superseded", "draining"]
+    kind: Literal[
+        "behind",
+        "loop_stopped",
+        "budget_exhausted",
+        "dead_letter",
+        "dead_letter_withdrawn",
+        "damaged",
+        "superseded",
+        "draining",
+    ]
     thread_id: str | UnsetType = UNSET
     body: Any
 
 
-HUB_FRAMES: tuple[type[Struct], ...] = (
-    WelcomeFrame,
-    StoredFrame,
-    DeliverFrame,
-    ResultFrame,
-    ErrorFrame,
-    SignalOutFrame,
-    PresenceFrame,
-    NoticeFrame,
+HubFrame: TypeAlias = (
+    WelcomeFrame | StoredFrame | DeliverFrame | ResultFrame | ErrorFrame | SignalOutFrame | PresenceFrame | NoticeFrame
 )
+HUB_FRAMES: tuple[type[Struct], ...] = get_args(HubFrame)
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 """Encode a frame, or anything JSON, to UTF-8 bytes."""
 
 
-def deliver_bytes(message: bytes, attempt: int = 1) -> bytes:
-    """Wrap an encoded `WireMessage` as a ``deliver`` frame without decoding it."""
-    if attempt == 1:
-        return b"".join((b'{"type":"deliver","attempt":1,"message":', message, b"}"))
+FIRST_DELIVERY = b'{"type":"deliver","attempt":1,"message":%b}'
+"""The ``deliver`` frame of an encoded `WireMessage`, which is not decoded for it."""
+
+
+def deliver_bytes(message: bytes, attempt: int) -> bytes:
+    """The ``deliver`` frame of an encoded `WireMessage`, for one more attempt."""
     return b'{"type":"deliver","attempt":%d,"message":%b}' % (attempt, message)
 
 
@@ -244,13 +244,9 @@ def is_id(text: str) -> bool:
     return _ID.match(text) is not None
 
 
-def is_key(text: str) -> bool:
-    """Whether this may be a ``message_id``, ``call_id`` or ``record_id``: 1 to 128 visible ASCII characters."""
-    return 0 < len(text) <= 128 and text.isascii() and text.isprintable() and " " not in text
-
-
 def decode_json(data: bytes | str) -> Any:
-    """Decode what a hub took. Numbers that do not fit are still JSON: they come as floats. Raises `ValueError` for what is none."""
+    """Decode what a hub took. Numbers that do not fit are still JSON: they come as floats. Raises `ValueError` for what
+    is none."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:

@@ -1,24 +1,22 @@
 """What this machine remembers for its user: tokens, and which nodes run here.
 
-Under ``$ROUNDELAY_HOME``, else ``~/.roundelay``: ``tokens/HOST_PORT/AGENT_ID`` (mode 0600) and ``nodes/PORT.json``. Small files, read
-and written synchronously at start-up only.
-"""
+It stands under ``$ROUNDELAY_HOME``, else ``~/.roundelay``: ``tokens/HOST_PORT/AGENT_ID`` and ``nodes/PORT.json``, mode
+0600 in folders of 0700. These are small files, read and written synchronously at start-up only."""
 
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 
-from .auth import make_token
-from .durable_files import save_new, sync
+from .clock import make_token
+from .durable_files import describe_os_error, make_folder, open_private, save_new, sync
 from .errors import ConfigError
-from .ledger_failures import describe_os_error
 
 DEFAULT_URL = "ws://127.0.0.1:8700/"
 CONNECT_TIMEOUT_S = 20.0
@@ -59,6 +57,15 @@ def agent_token(url: str, agent_id: str) -> str:
     return _read_or_make(home() / "tokens" / f"{host}_{parts.port or 0}" / agent_id)
 
 
+def saved_tokens(agent_id: str) -> list[str]:
+    """All tokens of an id that this user has: one for each hub that it was used at. What cannot be read is left out."""
+    found = []
+    for path in sorted((home() / "tokens").glob(f"*/{agent_id}")):  # an id has no character that means something here
+        with suppress(ConfigError):
+            found.append(read_token(path))
+    return found
+
+
 def owner_token(database: Path) -> str:
     """The owner's token of a node with this database: read from ``FILE.owner``, or made. Raises `ConfigError`."""
     return _read_or_make(Path(f"{database}.owner"))
@@ -97,10 +104,11 @@ def announce_node(url: str, owner_file: Path, *, certificate: str = "") -> Path:
     """Leave a note that a node runs here; the caller deletes it when the node stops."""
     port = urlsplit(url).port
     path = home() / "nodes" / f"{port}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    note = {"url": url, "owner_file": str(owner_file.resolve()), "pid": os.getpid(), "certificate": certificate}
-    draft.write_text(json.dumps(note), encoding="utf-8")
+    node = RunningNode(url, str(owner_file.resolve()), os.getpid(), certificate)
+    with open(draft, "wb", opener=open_private) as file:
+        file.write(msgspec.json.encode(node))
     draft.replace(path)
     return path
 
@@ -110,11 +118,9 @@ def running_nodes() -> list[RunningNode]:
     found: list[tuple[float, RunningNode]] = []
     for path in sorted((home() / "nodes").glob("*.json")):
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            certificate = str(fields.get("certificate", ""))
-            node = RunningNode(str(fields["url"]), str(fields["owner_file"]), int(fields["pid"]), certificate)
+            node = msgspec.json.decode(path.read_bytes(), type=RunningNode)
             modified = path.stat().st_mtime
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, msgspec.MsgspecError):
             continue
         if node.is_alive():
             found.append((modified, node))
@@ -135,7 +141,8 @@ def find_url() -> str:
 
 
 def find_connect_timeout_s() -> float:
-    """How long a client waits on its way to a hub's welcome when nothing is said: ``$ROUNDELAY_CONNECT_TIMEOUT_S``, or the default.
+    """How long a client waits on its way to a hub's welcome when nothing is said: ``$ROUNDELAY_CONNECT_TIMEOUT_S``, or
+    the default.
 
     Raises `ConfigError`.
     """
@@ -148,13 +155,15 @@ def find_connect_timeout_s() -> float:
         timeout_s = 0.0
     if not 0 < timeout_s <= 24 * 3600:
         raise ConfigError(
-            f"the environment variable ROUNDELAY_CONNECT_TIMEOUT_S must be a number of seconds from 0 to 86400, not {chosen!r}"
+            f"the environment variable ROUNDELAY_CONNECT_TIMEOUT_S must be a number of seconds from 0 to 86400, not "
+            f"{chosen!r}"
         )
     return timeout_s
 
 
 def find_token(url: str, agent_id: str, kind: str) -> str | None:
-    """With what a participant joins when no token is given: ``$ROUNDELAY_TOKEN``, an agent's own, or else the owner's."""
+    """With what a participant joins when no token is given: ``$ROUNDELAY_TOKEN``, an agent's own, or else the
+    owner's."""
     named = os.environ.get("ROUNDELAY_TOKEN")
     if named:
         return named
@@ -162,7 +171,8 @@ def find_token(url: str, agent_id: str, kind: str) -> str | None:
 
 
 def find_owner_token(url: str) -> str | None:
-    """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL; None if there is none."""
+    """The owner's token for a hub: ``$ROUNDELAY_OWNER_TOKEN``, or that of the node here with this URL; None if there is
+    none."""
     chosen = os.environ.get("ROUNDELAY_OWNER_TOKEN")
     if chosen:
         return chosen

@@ -1,8 +1,8 @@
 """TLS at both ends: a node's context from its PEM files, and which certificate a client takes for a hub's.
 
-A node of this machine is known by the very certificate that its note (`home`) holds, whoever issued it and whatever name it is for:
-so commands and agents here reach it by loopback. Any other hub's must be trusted by the system, or by what SSL_CERT_FILE names.
-"""
+A node of this machine is known by the very certificate that its note (`home`) holds, whoever issued it and whatever
+name it is for: so commands and agents here reach it by loopback. Any other hub's must be trusted by the system, or by
+what SSL_CERT_FILE names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def explain_failure(url: str, error: OSError) -> str:
             )
         case ssl.SSLCertVerificationError():
             return (
-                f"The certificate of the hub at {url} is not trusted here ({error.verify_message}); if it is the right one, let "
+                f"The certificate of the hub at {url} is not trusted here ({error.verify_message}); if it is the "
+                "right one, let "
                 "SSL_CERT_FILE name a PEM file that holds it, or its issuer's."
             )
         case ConnectionResetError() if urlsplit(url).scheme == "wss":

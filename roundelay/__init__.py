@@ -5,6 +5,7 @@ The public names are loaded when they are first used, so that ``import roundelay
 
 from __future__ import annotations
 
+from os.path import dirname, isfile, join
 from typing import TYPE_CHECKING
 
 from roundelay.lazy import load_when_used
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from roundelay.agents.tools import ToolContext, tool
     from roundelay.app import Network, serve
     from roundelay.network.client import NetworkClient
+    from roundelay.network.client.exactly_once import HistoryReplaced, handle_exactly_once
     from roundelay.network.config import Limits, NodeConfig
     from roundelay.network.errors import (
         BudgetExhausted,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
         UnknownRecipient,
         UnsupportedProtocol,
     )
-    from roundelay.network.exactly_once import HistoryReplaced, handle_exactly_once
     from roundelay.network.messages import (
         BaseMessage,
         BroadcastMessage,
@@ -54,10 +55,10 @@ if TYPE_CHECKING:
     )
 
 _ERRORS = (
-    "BudgetExhausted", "ConfigError", "ConnectError", "Forbidden", "GiveUp", "IdConflict", "InternalError", "InvalidArguments",
-    "InvalidFrame", "LedgerError", "LoopStopped", "ModError", "NotAuthenticated", "Overloaded", "RateLimited", "RequestError",
-    "RetryLater", "RoundelayError", "Superseded", "TooLarge", "UnknownMessage", "UnknownOperation", "UnknownRecipient",
-    "UnsupportedProtocol",
+    "BudgetExhausted", "ConfigError", "ConnectError", "Forbidden", "GiveUp", "IdConflict", "InternalError",
+    "InvalidArguments", "InvalidFrame", "LedgerError", "LoopStopped", "ModError", "NotAuthenticated", "Overloaded",
+    "RateLimited", "RequestError", "RetryLater", "RoundelayError", "Superseded", "TooLarge", "UnknownMessage",
+    "UnknownOperation", "UnknownRecipient", "UnsupportedProtocol",
 )  # fmt: skip
 _MESSAGES = (
     "BaseMessage", "BroadcastMessage", "ChannelMessage", "DirectMessage", "Message", "MessageThread", "ModMessage",
@@ -66,7 +67,7 @@ _HOMES = {
     **dict.fromkeys(_ERRORS, "roundelay.network.errors"),
     **dict.fromkeys(_MESSAGES, "roundelay.network.messages"),
     "AgentPolicy": "roundelay.agents.policy",
-    "HistoryReplaced": "roundelay.network.exactly_once",
+    "HistoryReplaced": "roundelay.network.client.exactly_once",
     "Limits": "roundelay.network.config",
     "Network": "roundelay.app",
     "NetworkClient": "roundelay.network.client",
@@ -74,19 +75,27 @@ _HOMES = {
     "SimpleAgentRunner": "roundelay.agents.simple",
     "SimpleOpenAIAgentRunner": "roundelay.agents.simple",
     "ToolContext": "roundelay.agents.tools",
-    "handle_exactly_once": "roundelay.network.exactly_once",
+    "handle_exactly_once": "roundelay.network.client.exactly_once",
     "serve": "roundelay.app",
     "tool": "roundelay.agents.tools",
 }
 
 __all__ = [
-    "AgentPolicy", "BaseMessage", "BroadcastMessage", "BudgetExhausted", "ChannelMessage", "ConfigError", "ConnectError", "DirectMessage",
-    "Forbidden", "GiveUp", "HistoryReplaced", "IdConflict", "InternalError", "InvalidArguments", "InvalidFrame", "LedgerError", "Limits",
-    "LoopStopped", "Message", "MessageThread", "ModError", "ModMessage", "Network", "NetworkClient", "NodeConfig",
-    "NotAuthenticated", "Overloaded", "RateLimited", "RequestError", "RetryLater", "RoundelayError", "SimpleAgentRunner",
-    "SimpleOpenAIAgentRunner", "Superseded", "TooLarge", "ToolContext", "UnknownMessage", "UnknownOperation",
-    "UnknownRecipient", "UnsupportedProtocol", "handle_exactly_once", "serve", "tool",
+    "AgentPolicy", "BaseMessage", "BroadcastMessage", "BudgetExhausted", "ChannelMessage", "ConfigError",
+    "ConnectError", "DirectMessage", "Forbidden", "GiveUp", "HistoryReplaced", "IdConflict", "InternalError",
+    "InvalidArguments", "InvalidFrame", "LedgerError", "Limits", "LoopStopped", "Message", "MessageThread", "ModError",
+    "ModMessage", "Network", "NetworkClient", "NodeConfig", "NotAuthenticated", "Overloaded", "RateLimited",
+    "RequestError", "RetryLater", "RoundelayError", "SimpleAgentRunner", "SimpleOpenAIAgentRunner", "Superseded",
+    "TooLarge", "ToolContext", "UnknownMessage", "UnknownOperation", "UnknownRecipient", "UnsupportedProtocol",
+    "handle_exactly_once", "serve", "tool",
 ]  # fmt: skip
+
+
+# In a clone four of the packages stand beside this folder, not in it (docs/decisions/one-package-of-five-folders.md).
+if not isfile(join(__path__[0], "network", "__init__.py")):
+    _beside = dirname(__path__[0])
+    if isfile(join(_beside, "network", "__init__.py")):
+        __path__.append(_beside)
 
 
 __getattr__ = load_when_used(__name__, _HOMES)

@@ -1,36 +1,42 @@
-"""The one place that wires hub, ledger, mods and transports: a node that listens (`serve`), and a network in this process (`Network`)."""
+"""The one place that wires hub, ledger, mods and transports: a node that listens (`serve`), and a network in this
+process (`Network`)."""
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from roundelay.mods.channels import Channels
 from roundelay.mods.discovery import Discovery
-from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
+from roundelay.network.client.transport import Transport
 from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
-from roundelay.network.config import Limits, NodeConfig, Quota
-from roundelay.network.errors import ConnectError
+from roundelay.network.config import Limits, NodeConfig, Quota, Role
+from roundelay.network.core.joining import hash_token
+from roundelay.network.core.rights import Rights, WrongRuleError, compile_rights
+from roundelay.network.errors import ConfigError, ConnectError
+from roundelay.network.frames import Kind
+from roundelay.network.frames import Role as SessionRole
 from roundelay.network.home import owner_token
-from roundelay.network.hub import NO_QUOTAS, Hub
+from roundelay.network.hub import Hub
+from roundelay.network.hub.hub import NO_QUOTAS
+from roundelay.network.hub.local import LocalTransport
+from roundelay.network.hub.server import WebSocketServer
 from roundelay.network.ledger import Ledger
-from roundelay.network.ledger_memory import MemoryLedger
-from roundelay.network.ledger_sqlite import Durability, SQLiteLedger
-from roundelay.network.local import LocalTransport
+from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
 from roundelay.network.mod import Mod, load_mods
-from roundelay.network.server import WebSocketServer
-from roundelay.network.transport import Transport
+from roundelay.network.operations import list_operations
 from roundelay.network.visibility import Visibility
 
+Card = Mapping[str, Any] | None
 OWN_MODS: dict[str, type[Mod]] = {"channels": Channels, "discovery": Discovery}
 
 
@@ -49,6 +55,25 @@ def make_ledger(path: Path | None, name: str, durability: Durability, new_id: Ne
     return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability)
 
 
+def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
+    """The rights of a node with these mods, if its file has a page of them. Raises `ConfigError` for a wrong rule,
+    with file and line."""
+    if config.rights is None:
+        return None
+    try:
+        return compile_rights(config.rights, list_operations(mods), [mod.id for mod in mods])
+    except WrongRuleError as error:
+        message = f"rights.{error.role}.{error.field}: {error}"
+        place = config.rights_node
+        for step in (error.role, error.field, error.index):
+            value = place.value if place is not None else None
+            if isinstance(value, dict) and step in value:
+                place = value[str(step)]
+            elif isinstance(value, list) and isinstance(step, int):
+                place = value[step]
+        raise place.error(message) if place is not None else ConfigError(message) from error
+
+
 class Node:
     """A hub that listens. ``url`` is where; ``owner_token`` joins people and services, and is an operator's."""
 
@@ -61,22 +86,32 @@ class Node:
 
     async def close(self) -> None:
         """Stop listening, drain the hub, close the ledger. Idempotent."""
-        self._server.stop_listening()
-        await self.hub.close()
-        await self._server.close()
+        await _close(self.hub, self._server)
+
+
+async def _close(hub: Hub, server: WebSocketServer) -> None:
+    server.stop_listening()
+    await hub.close()
+    await server.close()
 
 
 @asynccontextmanager
 async def serve(
-    config: NodeConfig, *, tls: ssl.SSLContext | None = None, mods: Sequence[Mod] = ()
+    config: NodeConfig,
+    *,
+    tls: ssl.SSLContext | None = None,
+    mods: Sequence[Mod] = (),
+    prepare: Callable[[Hub, str], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Node]:
     """Run a node for the length of an ``async with``; ``mods`` come after those that the config names.
 
-    Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address cannot be
-    bound), and leaves nothing half open.
+    ``prepare`` is given the hub, and where it will listen, before anybody can connect; what it raises ends the node.
+    Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address
+    cannot be bound), and leaves nothing half open.
     """
     raise_file_limit()
     loaded = load_mods([*config.mods, *mods], OWN_MODS)
+    rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)
     token = owner_token(config.db)
     hub = Hub(
@@ -86,24 +121,28 @@ async def serve(
         retain=config.retain,
         mods=loaded,
         visibility=config.visibility,
+        registration=config.registration,
+        rights=rights,
         server=server_name(),
         owner_hash=hash_token(token),
         clock=system_clock,
         new_id=random_id,
     )
     await hub.start()
-    server = WebSocketServer(hub, config.limits)
+    server = WebSocketServer(hub, config.limits, behind_proxy=config.behind_proxy)
     try:
-        port = await server.listen(config.host, config.port, tls=tls)
-    except OSError as error:
-        await hub.close()
-        raise _cannot_listen(config.host, config.port, error) from error
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    node = Node(hub, server, f"{'wss' if tls else 'ws'}://{host}:{port}/", token)
-    try:
-        yield node
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        try:
+            port = await server.bind(config.host, config.port)
+            url = f"{'wss' if tls else 'ws'}://{host}:{port}/"
+            if prepare is not None:
+                await prepare(hub, url)
+            server.listen(tls=tls)
+        except OSError as error:
+            raise _cannot_listen(config.host, config.port, error) from error
+        yield Node(hub, server, url, token)
     finally:
-        await node.close()
+        await _close(hub, server)
 
 
 async def _check_address(host: str, port: int) -> None:
@@ -149,19 +188,24 @@ class Network:
         limits: Limits | None = None,
         quotas: Mapping[str, Quota] = NO_QUOTAS,
         visibility: Visibility = "people",
+        rights: Mapping[str, Role] | None = None,
         clock: Clock = system_clock,
         new_id: NewId = ordered_id,
     ) -> AsyncIterator[Network]:
         """Open a network over a database file, or in memory without one. Raises `LedgerError` or `ModError`.
 
-        ``quotas`` are what participants may of their own, by their ids. ``clock`` and ``new_id`` are all the time and chance that there is, for the hub and for this network's clients.
+        ``quotas`` are what participants may of their own, by their ids, ``rights`` the roles of docs/rights.md
+        (`ConfigError` for a wrong rule). ``clock`` and ``new_id`` are all the time and chance that there is, for the
+        hub and for this network's clients.
         """
+        loaded = load_mods(list(mods), OWN_MODS)
         hub = Hub(
             make_ledger(Path(path) if path is not None else None, name, durability, new_id),
             limits=limits or Limits(),
             quotas=quotas,
-            mods=load_mods(list(mods), OWN_MODS),
+            mods=loaded,
             visibility=visibility,
+            rights=make_rights(NodeConfig(rights=dict(rights)), loaded) if rights is not None else None,
             server=server_name(),
             clock=clock,
             new_id=new_id,
@@ -175,18 +219,20 @@ class Network:
             await hub.close()
 
     def client(
-        self,
-        agent_id: str,
-        *,
-        kind: Literal["agent", "human", "service"] = "agent",
-        role: Literal["observer", "reactor"] = "observer",
-        card: Mapping[str, Any] | None = None,
+        self, agent_id: str, *, kind: Kind = "agent", role: SessionRole = "observer", card: Card = None
     ) -> NetworkClient:
         """A client of this network, not yet connected; it is closed with the network."""
         transport, jitter = self._make_link(agent_id)
         client = NetworkClient(
-            agent_id, kind=kind, role=role, card=card, transport=transport, new_id=self._new_id, jitter=jitter, clock=self._clock
-        )  # fmt: skip
+            agent_id,
+            kind=kind,
+            role=role,
+            card=card,
+            transport=transport,
+            new_id=self._new_id,
+            jitter=jitter,
+            clock=self._clock,
+        )
         self._clients.append(client)
         return client
 
@@ -195,12 +241,7 @@ class Network:
         return LocalTransport(self.hub), lambda: 1.0  # nobody to be apart from
 
     async def join(
-        self,
-        agent_id: str,
-        *,
-        kind: Literal["agent", "human", "service"] = "agent",
-        role: Literal["observer", "reactor"] = "observer",
-        card: Mapping[str, Any] | None = None,
+        self, agent_id: str, *, kind: Kind = "agent", role: SessionRole = "observer", card: Card = None
     ) -> NetworkClient:
         """Join as a participant; gives the connected client. People and services are operators here."""
         client = self.client(agent_id, kind=kind, role=role, card=card)
@@ -209,7 +250,10 @@ class Network:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one, as far as the system lets us: each connection is one. Gives the limit."""
+    """Raise the soft limit of open files to the hard one, as far as the system lets us: each connection is one. Gives
+    the limit."""
+    import resource  # here: there is none on Windows, and nothing else of this module needs it
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

@@ -1,7 +1,8 @@
 """The command ``roundelay``: its groups, its global options, and how every command fails.
 
-The commands are in `roundelay.commands`; what they need is imported when one runs, so that ``--help`` is quick. An error is one sentence
-on stderr and an exit code: 1 a failure, 2 wrong usage or a wrong file, 3 no hub to connect to. ``--debug`` shows the traceback.
+The commands are in `roundelay.commands`; what they need is imported when one runs, so that ``--help`` is quick. An
+error is one sentence on stderr and an exit code: 1 a failure, 2 wrong usage or a wrong file, 3 no hub to connect to.
+``--debug`` shows the traceback.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import click
 from roundelay.commands import (
     agent,
     cost,
+    docs,
     explaining,
     node,
     operating,
     people,
     reactions,
     reading,
+    rights,
     scenario,
     setup,
     tokens,
@@ -76,8 +79,10 @@ for command in (
     operating.dead_letters,
     operating.backup,
     tokens.token,
+    rights.rights,
     node.doctor,
     setup.config,
+    docs.docs,
     setup.completion,
 ):
     cli.add_command(command)
@@ -89,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")  # a terminal that cannot show a character is no reason to fail
-    # A `python -m` has the folder where one stands in its import path, and the agents of `up` run so; the script has not.
+    # A `python -m` has the folder where one stands in its import path, and the agents of `up` run so; the script has
+    # not.
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)
     try:
@@ -120,9 +126,9 @@ def is_debugging() -> bool:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """The sentence and the exit code for an error that nobody handled."""
-    from roundelay.clean_text import clean
     from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
-    from roundelay.terminal import tell_person
+    from roundelay.terminal.screen import tell_person
+    from roundelay.terminal.text import clean
 
     first = next(_leaves(error))
     match first:

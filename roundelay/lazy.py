@@ -1,4 +1,5 @@
-"""Names that a package offers and loads when they are first used, so that importing the package, or one module of it, loads no other."""
+"""Names that a package offers and loads when they are first used, so that importing the package, or one module of it,
+loads no other."""
 
 from __future__ import annotations
 

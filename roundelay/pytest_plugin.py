@@ -1,7 +1,8 @@
-"""The pytest plugin, installed with the package: the fixture `network`, and scenario files (``*.scenario.yaml``) as tests.
+"""The pytest plugin, installed with the package: the fixture `network`, and scenario files (``*.scenario.yaml``) as
+tests.
 
-Loaded at the start of every pytest run wherever the package is installed, so it imports nothing of the package before a test needs it, and changes
-nothing for tests that do not ask for it.
+Loaded at the start of every pytest run wherever the package is installed, so it imports nothing of the package before a
+test needs it, and changes nothing for tests that do not ask for it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from roundelay.scenario.run import ScenarioResult
-    from roundelay.testing import NetworkUnderTest
+    from roundelay.testing.networks import NetworkUnderTest
+    from roundelay.testing.run import ScenarioResult
 
 MARKS = (
     "roundelay(seed=0, clock='virtual', **setting): what the network of the fixture `network` is like",
@@ -43,11 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkUnderTest]:
-    """A network of this test's own: `agent`, `person`, `idle`, `transcript`, `why`. In-process and in virtual time unless a mark says otherwise."""
+    """A network of this test's own: `agent`, `person`, `idle`, `transcript`, `why`. In-process and in virtual time
+    unless a mark says otherwise."""
     from dataclasses import fields
 
-    from roundelay.simulation.setting import Setting
-    from roundelay.testing import NetworkUnderTest
+    from roundelay.simulation.network import Setting
+    from roundelay.testing.networks import NetworkUnderTest
 
     mark = request.node.get_closest_marker("roundelay")
     given: dict[str, Any] = dict(mark.kwargs) if mark is not None else {}
@@ -78,12 +80,12 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
     """For ``said(...) in network.messages``: what was said instead, the nearest first."""
     import sys
 
-    testing = sys.modules.get("roundelay.testing")
+    testing = sys.modules.get("roundelay.testing.networks")
     if testing is None or not isinstance(left, testing.Said) or not isinstance(right, testing.Messages):
         return None
     if op not in ("in", "not in"):
         return None
-    from roundelay.scenario.record import describe_message
+    from roundelay.testing.record import describe_message
 
     if op == "not in":
         return [f"somebody said: {left}", *(f"  {describe_message(it)}" for it in right.matching(left))]
@@ -104,7 +106,7 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         from roundelay.network.errors import ConfigError
-        from roundelay.scenario.file import load_scenario
+        from roundelay.testing.file import load_scenario
 
         try:
             first = load_scenario(self.path).head.seed
@@ -132,8 +134,8 @@ class ScenarioItem(pytest.Item):
         self._seed = seed
 
     def runtest(self) -> None:
-        from roundelay.scenario.file import load_scenario
-        from roundelay.scenario.run import run_scenario
+        from roundelay.testing.file import load_scenario
+        from roundelay.testing.run import run_scenario
 
         result = run_scenario(load_scenario(self.path), seed=self._seed)
         if result.notes:
@@ -143,7 +145,7 @@ class ScenarioItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any, **options: Any) -> Any:
         from roundelay.network.errors import ConfigError
-        from roundelay.scenario.report import describe_result
+        from roundelay.testing.report import describe_result
 
         if isinstance(excinfo.value, ScenarioFailed):
             return describe_result(excinfo.value.result)

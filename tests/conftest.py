@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,6 +14,10 @@ from hypothesis import settings
 from tests.support.counts import note, pytest_terminal_summary
 
 __all__ = ["note", "pytest_terminal_summary"]
+
+# Bytecode is kept, whatever the machine says: each of the tests' hundreds of processes would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Examples are the same in every run; a slow machine is no failure. `--hypothesis-profile=explore` looks for new ones.
 settings.register_profile("steady", derandomize=True, deadline=None)
@@ -29,10 +37,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A new directory for each test: by a count, as `mktemp` reads the names of all that were made before."""
+    root = tmp_path_factory.mktemp("homes")
+    return (root / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> None:
     """No ROUNDELAY_ variable and no model's key comes in; tokens are saved in a directory of the test's own."""
     for name in os.environ:
         if name.startswith(("ROUNDELAY_", "OPENAI_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path_factory.mktemp("home")))
+    home = next(homes)
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("ROUNDELAY_HOME", str(home))

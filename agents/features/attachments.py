@@ -19,12 +19,13 @@ from fnmatch import fnmatchcase
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from roundelay.agents.history import add_to_prompt, find_prompt
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import File, ModelReply, ModelRequest, UserMessage
-from roundelay.agents.text import escape_text, strip_unseen
+from roundelay.agents.options import InFile, checked
+from roundelay.agents.prompt import escape_text, strip_unseen
 
 KINDS = {"image": "image/*", "pdf": "application/pdf", "wav": "audio/wav", "mp3": "audio/mpeg"}
 AUDIO = ("wav", "mp3")
@@ -37,16 +38,28 @@ MAX_NAMED = 10
 MAX_NAME_CHARS = 100
 
 _SAME = {
-    "audio/x-wav": "audio/wav", "audio/wave": "audio/wav", "audio/vnd.wave": "audio/wav", "audio/mp3": "audio/mpeg", "image/jpg": "image/jpeg",
-}  # fmt: skip
+    "audio/x-wav": "audio/wav",
+    "audio/wave": "audio/wav",
+    "audio/vnd.wave": "audio/wav",
+    "audio/mp3": "audio/mpeg",
+    "image/jpg": "image/jpeg",
+}
 _ENDINGS = {
-    "pdf": "application/pdf", "wav": "audio/wav", "mp3": "audio/mpeg", "png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg",
-    "gif": "image/gif", "webp": "image/webp",
-}  # fmt: skip
+    "pdf": "application/pdf",
+    "wav": "audio/wav",
+    "mp3": "audio/mpeg",
+    "png": "image/png",
+    "jpg": "image/jpeg",
+    "jpeg": "image/jpeg",
+    "gif": "image/gif",
+    "webp": "image/webp",
+}
 # What such a file has near its beginning: a provider refuses the whole request for one that is something else.
 _MARKS: Mapping[str, tuple[bytes, ...]] = {
-    "application/pdf": (b"%PDF-",), "audio/wav": (b"RIFF", b"RF64"), "audio/mpeg": (b"ID3", b"\xff"),
-}  # fmt: skip
+    "application/pdf": (b"%PDF-",),
+    "audio/wav": (b"RIFF", b"RF64"),
+    "audio/mpeg": (b"ID3", b"\xff"),
+}
 _ADDRESS = re.compile(r"https://\S+")
 
 
@@ -61,6 +74,10 @@ class Attachment:
     data: str = ""
 
 
+_Kind = Annotated[str, Field(pattern=r"^(image|pdf|audio|[a-z]+/[a-z0-9.+*-]+)$")]
+_Most = Annotated[int, Field(ge=1, le=64)]
+
+
 class Attachments(Middleware):
     """Shows the incoming message's attachments of the kinds in ``takes`` to the model, in every turn.
 
@@ -69,12 +86,15 @@ class Attachments(Middleware):
     ``max_bytes``; further ones are left out, which the model is told.
     """
 
+    @checked()
     def __init__(
-        self, takes: Sequence[str], *, models: Sequence[str] = ("*",), most: int = 8, max_bytes: int = MAX_BYTES
+        self,
+        takes: Annotated[Sequence[str], InFile(tuple[_Kind, ...]), Field(min_length=1)],
+        *,
+        models: Annotated[Sequence[str], InFile(tuple[str, ...]), Field(min_length=1)] = ("*",),
+        most: _Most = 8,
+        max_bytes: Annotated[int, Field(ge=1, le=50_000_000)] = MAX_BYTES,
     ) -> None:
-        for name, given in (("takes", takes), ("models", models)):
-            if isinstance(given, str):  # its letters would be taken for the items
-                raise TypeError(f'Attachments: {name} is {given!r} and must be a list: write ["{given}"]')
         kinds = [kind for it in takes for kind in (AUDIO if it == "audio" else (it,))]
         self._takes = tuple(KINDS.get(it, it) for it in kinds)
         self._models = tuple(models)
@@ -129,37 +149,14 @@ class Attachments(Middleware):
         return images, files, left_out
 
 
-_Kind = Annotated[str, Field(pattern=r"^(image|pdf|audio|[a-z]+/[a-z0-9.+*-]+)$")]
-
-
-class AttachmentsOptions(BaseModel):
-    """``attachments`` in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    takes: Annotated[tuple[_Kind, ...], Field(min_length=1)]
-    models: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)
-    most: int = Field(8, ge=1, le=64)
-    max_bytes: int = Field(MAX_BYTES, ge=1, le=50_000_000)
-
-    def build(self) -> Attachments:
-        return Attachments(self.takes, models=self.models, most=self.most, max_bytes=self.max_bytes)
-
-
-class ImagesOptions(BaseModel):
-    """``images`` in an agent's file: attachments of which only images are shown."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    most: int = Field(8, ge=1, le=64)
-
-    def build(self) -> Attachments:
-        return Attachments(["image"], most=self.most)
+def show_images(most: _Most = 8) -> Attachments:
+    """Give attachments of which only images are shown: ``images`` in an agent's file."""
+    return Attachments(["image"], most=most)
 
 
 def read_attachments(content: object) -> list[Attachment]:
-    """Give what a message's content has under ``images`` and ``files``: texts, or objects with ``url`` or ``data``. What
-    is neither is passed over."""
+    """Give what a message's content has under ``images`` and ``files``: texts, or objects with ``url`` or ``data``.
+    What is neither is passed over."""
     if not isinstance(content, dict):
         return []
     listed = [(it, key) for key in ("images", "files") if isinstance(content.get(key), list) for it in content[key]]

@@ -12,23 +12,33 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
+from roundelay.agents.containment import retry_later
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.fallback import list_names
 from roundelay.agents.models.model import AssistantMessage, ModelError, ModelReply, ModelRequest, Usage
-from roundelay.agents.retry import retry_later
-from roundelay.agents.steps import Finish
+from roundelay.agents.models.tokens import (
+    Count,
+    Price,
+    Prices,
+    count_message,
+    count_request,
+    estimate_tokens,
+    write_dollars,
+)
+from roundelay.agents.options import IN_CODE, InFile, Strict, checked
+from roundelay.agents.values import Finish
 from roundelay.network.errors import UnknownOperation
-
-from .prices import Price, Prices, write_dollars
-from .tokens import Count, count_message, count_request, estimate_tokens
 
 Scope = Literal["turn", "reaction", "root", "day"]
 SCOPES: tuple[Scope, ...] = ("turn", "reaction", "root", "day")
 Unit = Literal["tokens", "usd"]
+
+OTHERS_SHARE = Decimal("0.75")
+"""What the claims of one other agent may count of a conversation's budget."""
 
 _NAMES = {"turn": "this turn", "reaction": "this reaction", "root": "this conversation", "day": "today"}
 
@@ -38,10 +48,8 @@ _RESERVED: dict[_Key, Decimal] = {}
 is."""
 
 
-class TokenLimits(BaseModel):
+class TokenLimits(Strict):
     """Of prompt and completion together, cached ones included."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     turn: Annotated[int, Field(ge=1)] | None = None
     reaction: Annotated[int, Field(ge=1)] | None = None
@@ -49,10 +57,8 @@ class TokenLimits(BaseModel):
     day: Annotated[int, Field(ge=1)] | None = None
 
 
-class MoneyLimits(BaseModel):
+class MoneyLimits(Strict):
     """In US dollars."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     turn: Annotated[Decimal, Field(gt=0)] | None = None
     reaction: Annotated[Decimal, Field(gt=0)] | None = None
@@ -70,26 +76,45 @@ class _Claim:
     limit: Decimal
     spent: Decimal
     needed: Decimal
+    by: str = ""
+    """Who claims most of it, if that is another agent."""
+
+
+def _check_limits(
+    tokens: TokenLimits | None, usd: MoneyLimits | None, reserve: int, prices: Mapping[str, Price] | None
+) -> None:
+    if tokens is None and usd is None:
+        raise ValueError("must have tokens or usd")
+    for name, limits in (("tokens", tokens), ("usd", usd)):
+        if limits is not None and all(getattr(limits, scope) is None for scope in SCOPES):
+            raise ValueError(f"{name} limits nothing: say it for one of {', '.join(SCOPES)}")
+    for scope in SCOPES:
+        limit = getattr(tokens, scope, None)
+        if limit is not None and reserve >= limit:
+            raise ValueError(f"reserve ({reserve}) leaves nothing of the {limit} tokens for a {scope}: lower it")
 
 
 class Budget(Middleware):
     """Stops an agent whose ``tokens`` or ``usd`` are spent. ``reserve`` is how many tokens a reply is expected to take.
 
+    Raises `ConfigError` for options that a file could not have either.
+
     A root that was let go on (``network.resume_root``) has its budget once more. An agent that runs as a tool of
     another one has the middleware of its own; what it used counts in the reaction, the root and the day.
     """
 
+    @checked(_check_limits)
     def __init__(
         self,
-        tokens: TokenLimits | None = None,
-        usd: MoneyLimits | None = None,
+        tokens: Annotated[TokenLimits | Mapping[str, int] | None, InFile(TokenLimits | None)] = None,
+        usd: Annotated[MoneyLimits | Mapping[str, Decimal] | None, InFile(MoneyLimits | None)] = None,
         *,
-        reserve: int = 1000,
-        prices: Prices | None = None,
-        count: Count = estimate_tokens,
+        reserve: Annotated[int, Field(ge=0)] = 1000,
+        prices: Annotated[Mapping[str, Price] | None, InFile(dict[str, Price] | None)] = None,
+        count: Annotated[Count, IN_CODE] = estimate_tokens,
     ) -> None:
         self._limits: dict[tuple[Unit, Scope], Decimal] = {}
-        given: tuple[tuple[Unit, BaseModel | None], ...] = (("tokens", tokens), ("usd", usd))
+        given: tuple[tuple[Unit, object], ...] = (("tokens", tokens), ("usd", usd))
         for unit, limits in given:
             for scope in SCOPES:
                 limit = getattr(limits, scope, None)
@@ -97,7 +122,7 @@ class Budget(Middleware):
                     self._limits[unit, scope] = Decimal(limit)
         self._asks_hub = any(scope != "turn" for _, scope in self._limits)
         self._reserve = reserve
-        self._prices = prices or Prices()
+        self._prices = Prices(prices or {})
         self._count = count
         self._turns: dict[tuple[str, str], tuple[int, dict[Unit, Decimal]]] = {}  # of each run, by reaction and path
 
@@ -140,7 +165,7 @@ class Budget(Middleware):
 
     def _claim(self, around: Around, key: tuple[Unit, Scope], spent: Mapping[str, Any], asked: Usage) -> _Claim:
         unit, scope = key
-        limit = self._limits[key]
+        limit, by = self._limits[key], ""
         whose: object = around.agent.id
         match scope:
             case "turn":
@@ -149,14 +174,26 @@ class Budget(Middleware):
                 used = sums.get(unit, Decimal(0)) if turn == around.state.turn else Decimal(0)
             case "root":
                 whose, limit = spent["root"], limit * (1 + spent["resumed"])
-                used = self._add_up(around, unit, spent["of_root"])
+                used, by = self._add_up_root(around, unit, spent, limit)
             case _:
                 whose = around.reaction if scope == "reaction" else whose
                 used = self._add_up(around, unit, spent[f"of_{scope}"])
         epoch = around.context.client.welcome.network.epoch
         needed = self._value(unit, asked, 1, list_names(around.model), list_names(around.agent.model))
         needed = round(needed, 9)  # so that sums of them come back to nothing
-        return _Claim((epoch, unit, scope, whose), scope, unit, limit, used, needed)
+        return _Claim((epoch, unit, scope, whose), scope, unit, limit, used, needed, by)
+
+    def _add_up_root(self, around: Around, unit: Unit, spent: Mapping[str, Any], limit: Decimal) -> tuple[Decimal, str]:
+        """Give what the conversation has used, and who claims most if that is another agent. What one other
+        agent's records claim counts for at most `OTHERS_SHARE` of the budget: one that lies, or goes astray, stops
+        itself and not everybody."""
+        by_agent: Mapping[str, Any] = spent.get("by_agent", {})  # a hub from before it kept them apart says none
+        claims = {agent_id: self._add_up(around, unit, sums) for agent_id, sums in by_agent.items()}
+        rest = max(Decimal(0), self._add_up(around, unit, spent["of_root"]) - sum(claims.values()))
+        own = claims.pop(around.context.client.agent_id, Decimal(0))
+        most = limit * OTHERS_SHARE
+        used = own + (min(rest, most) if claims or own else rest) + sum(min(it, most) for it in claims.values())
+        return used, max(claims, key=lambda it: claims[it], default="") if claims and max(claims.values()) > own else ""
 
     def _add_up(self, around: Around, unit: Unit, sums: Mapping[str, Mapping[str, int]]) -> Decimal:
         total = Decimal(0)
@@ -167,8 +204,8 @@ class Budget(Middleware):
         return total
 
     def _value(self, unit: Unit, usage: Usage, calls: int, *choices: Sequence[str]) -> Decimal:
-        """Give what a usage counts. Money is by the dearest of several models, of the first ``choices`` of them that have
-        a known price. Raises `ModelError` where none has one."""
+        """Give what a usage counts. Money is by the dearest of several models, of the first ``choices`` of them that
+        have a known price. Raises `ModelError` where none has one."""
         tokens = usage.prompt_tokens + usage.completion_tokens
         if unit == "tokens" or not tokens:
             return Decimal(tokens)
@@ -209,33 +246,7 @@ def _refuse(claim: _Claim, reserved: Decimal) -> str:
         for it in (claim.spent, claim.limit, claim.needed, reserved)
     )
     under_way = f", {held} are reserved by calls under way" if reserved else ""
-    return f"The budget for {_NAMES[claim.scope]} is spent: {spent} of {limit} were used{under_way}, and the next call may take {needed}."
-
-
-class BudgetOptions(BaseModel):
-    """``budget`` in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    tokens: TokenLimits | None = None
-    usd: MoneyLimits | None = None
-    reserve: Annotated[int, Field(ge=0)] = 1000
-    prices: dict[str, Price] = {}
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.tokens is None and self.usd is None:
-            raise ValueError("must have tokens or usd")
-        for name, limits in (("tokens", self.tokens), ("usd", self.usd)):
-            if limits is not None and all(getattr(limits, scope) is None for scope in SCOPES):
-                raise ValueError(f"{name} limits nothing: say it for one of {', '.join(SCOPES)}")
-        for scope in SCOPES:
-            limit = getattr(self.tokens, scope, None)
-            if limit is not None and self.reserve >= limit:
-                raise ValueError(
-                    f"reserve ({self.reserve}) leaves nothing of the {limit} tokens for a {scope}: lower it"
-                )
-        return self
-
-    def build(self) -> Budget:
-        return Budget(self.tokens, self.usd, reserve=self.reserve, prices=Prices(self.prices))
+    by = "another agent" if claim.by.startswith("~") else claim.by  # of whom the hub does not tell the name
+    most_by = f", most of them by {by}" if by else ""
+    used = f"{spent} of {limit} were used{most_by}{under_way}"
+    return f"The budget for {_NAMES[claim.scope]} is spent: {used}, and the next call may take {needed}."

@@ -18,13 +18,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BeforeValidator
 
 from roundelay.agents.agent import KEEPER
 from roundelay.agents.middleware import Middleware
-from roundelay.agents.steps import ALTERED, DISABLED, NOT_RUN
+from roundelay.agents.options import checks
+from roundelay.agents.values import ALTERED, DISABLED, NOT_RUN
 from roundelay.network.errors import ConfigError
 
 REDACTED = "[redacted]"
@@ -38,6 +39,22 @@ Redaction = str | re.Pattern[str] | Callable[[str], str]
 time."""
 
 _KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # what the loop itself goes by
+
+
+def _read_chosen(value: object) -> object:
+    is_list = isinstance(value, list | tuple) and all(isinstance(it, str) for it in value)
+    if not is_list and not isinstance(value, bool):
+        hint = f": write [{value}]" if isinstance(value, str) else ""
+        raise ValueError(f"must be true, false or a list of tools{hint}")
+    return tuple(value) if isinstance(value, list) else value  # files are read strictly
+
+
+_Listed = Annotated[bool | tuple[str, ...], BeforeValidator(_read_chosen)]
+
+
+def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[str]) -> None:
+    if text and calls is True and results is True and not redact:
+        raise ValueError("keeps everything as it is: say what is not kept (text, calls, results), or redact")
 
 
 class DataPolicy(Middleware):
@@ -55,6 +72,22 @@ class DataPolicy(Middleware):
         self._keeps_results = _as_test(results)
         self._redactions = [_as_redaction(it) for it in redact]
         self._options = (text, calls, results, tuple(redact))
+
+    @classmethod
+    @checks(_check_effect)
+    def from_file(
+        cls, text: bool = True, calls: _Listed = True, results: _Listed = True, redact: tuple[str, ...] = ()
+    ) -> DataPolicy:
+        """Make the policy of an agent's file, where ``calls`` and ``results`` are true, false or the tools of which
+        they are kept, and ``redact`` regular expressions. Raises `ConfigError`."""
+        try:
+            return cls(text=text, calls=calls, results=results, redact=redact)
+        except re.error as error:
+            raise ConfigError(
+                f"the pattern {error.pattern!r} of the data policy is no regular expression: {error}"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"{error} (redact of the data policy)") from error
 
     def describe(self) -> object:
         return self._options
@@ -146,44 +179,6 @@ class DataPolicy(Middleware):
             return str(self._redact(written))
         redacted = self._redact(arguments)
         return written if redacted == arguments else json.dumps(redacted)
-
-
-class DataPolicyOptions(BaseModel):
-    """The policy in an agent's file; ``calls`` and ``results`` are true, false or the tools of which they are kept,
-    ``redact`` regular expressions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    text: bool = True
-    calls: bool | tuple[str, ...] = True
-    results: bool | tuple[str, ...] = True
-    redact: tuple[str, ...] = ()
-
-    @field_validator("calls", "results", mode="before")
-    @classmethod
-    def _check_chosen(cls, value: object) -> object:
-        is_list = isinstance(value, list | tuple) and all(isinstance(it, str) for it in value)
-        if not is_list and not isinstance(value, bool):
-            hint = f": write [{value}]" if isinstance(value, str) else ""
-            raise ValueError(f"must be true, false or a list of tools{hint}")
-        return tuple(value) if isinstance(value, list) else value  # files are read strictly
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.text and self.calls is True and self.results is True and not self.redact:
-            raise ValueError("keeps everything as it is: say what is not kept (text, calls, results), or redact")
-        return self
-
-    def build(self) -> DataPolicy:
-        """Make the policy. Raises `ConfigError`."""
-        try:
-            return DataPolicy(text=self.text, calls=self.calls, results=self.results, redact=self.redact)
-        except re.error as error:
-            raise ConfigError(
-                f"the pattern {error.pattern!r} of the data policy is no regular expression: {error}"
-            ) from error
-        except ValueError as error:
-            raise ConfigError(f"{error} (redact of the data policy)") from error
 
 
 def _say(what: str) -> str:

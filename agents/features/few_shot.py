@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from roundelay.agents.middleware import Middleware
+from roundelay.agents.middleware import CallModel, Middleware
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
@@ -25,14 +25,15 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.models.prompt_view import EXAMPLE_MARK
-from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.options import InFile, Text, checked
+from roundelay.agents.values import TurnState
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleCall:
     """A call as the model should make it, and what comes of it."""
 
-    tool: str
+    tool: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     arguments: Mapping[str, JsonValue] = field(default_factory=dict)
     result: str = ""
 
@@ -41,18 +42,22 @@ class ExampleCall:
 class Example:
     """What somebody writes, the calls that the model makes, all in one turn, and its answer."""
 
-    user: str
-    answer: str
-    calls: Sequence[ExampleCall] = ()
+    user: Text
+    answer: Text
+    calls: Annotated[Sequence[ExampleCall], InFile(tuple[ExampleCall, ...])] = ()
 
 
 class FewShot(Middleware):
     """Gives ``examples`` to the models whose names match one of ``models`` (``*`` stands for anything); without calls
     to tools that the agent does not have."""
 
-    def __init__(self, examples: Sequence[Example], *, models: Sequence[str] = ("*",)) -> None:
-        if isinstance(models, str):
-            raise TypeError(f'FewShot: models is {models!r} and must be a list: write ["{models}"]')
+    @checked()
+    def __init__(
+        self,
+        examples: Annotated[Sequence[Example], InFile(tuple[Example, ...]), Field(min_length=1)],
+        *,
+        models: Annotated[Sequence[Text], InFile(tuple[Text, ...]), Field(min_length=1)] = ("*",),
+    ) -> None:
         self._models = tuple(models)
         self._examples = [(frozenset(call.tool for call in it.calls), _write(at, it)) for at, it in enumerate(examples)]
 
@@ -64,38 +69,6 @@ class FewShot(Middleware):
         given = [message for tools, messages in self._examples if tools <= known for message in messages]
         place = 1 if step.messages and isinstance(step.messages[0], SystemMessage) else 0  # a hook may have left it out
         return replace(step, messages=(*step.messages[:place], *given, *step.messages[place:]))
-
-
-class ExampleCallOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    tool: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
-    arguments: dict[str, JsonValue] = {}
-    result: str = ""
-
-
-class ExampleOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    user: str = Field(min_length=1)
-    answer: str = Field(min_length=1)
-    calls: tuple[ExampleCallOptions, ...] = ()
-
-
-class FewShotOptions(BaseModel):
-    """Examples in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    models: tuple[Annotated[str, Field(min_length=1)], ...] = Field(("*",), min_length=1)
-    examples: tuple[ExampleOptions, ...] = Field(min_length=1)
-
-    def build(self) -> FewShot:
-        made = [
-            Example(it.user, it.answer, [ExampleCall(call.tool, call.arguments, call.result) for call in it.calls])
-            for it in self.examples
-        ]
-        return FewShot(made, models=self.models)
 
 
 def _write(at: int, example: Example) -> list[ChatMessage]:

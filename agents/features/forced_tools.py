@@ -1,5 +1,5 @@
-"""Forced tools: the first turn has to call each of them, the turns after it call what they want. An agent that is handed
-the conversation has a first turn of its own.
+"""Forced tools: the first turn has to call each of them, the turns after it call what they want. An agent that is
+handed the conversation has a first turn of its own.
 
 `ForcedTools` is middleware around the model call: it asks once for each forced tool, all at the same time, and merges
 what comes back into the one reply of the turn: calls and texts in the order of the tools, usage added up. Only that
@@ -12,29 +12,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from roundelay.agents.foreign import first_error
-from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.containment import first_error
+from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, NamedTool, Usage
-from roundelay.agents.steps import CallModel, TurnState
-
-from .tokens import SEVERAL_REQUESTS
+from roundelay.agents.models.tokens import SEVERAL_REQUESTS
+from roundelay.agents.options import Text, checked
+from roundelay.agents.values import TurnState
 
 Ask = Callable[[ModelRequest], Awaitable[ModelReply]]
 
 
 class ForcedTools(Middleware):
-    """Leave to have the first turn call these tools, in this order.
+    """Has the first turn call these ``tools``, in this order.
 
     One that is held back from the turn (`Middleware.prepare`) is left out; one that the agent does not have ends the
     reaction as misconfigured.
     """
 
-    def __init__(self, *names: str) -> None:
-        self._names = tuple(dict.fromkeys(names))
+    @checked()
+    def __init__(self, *tools: Text) -> None:
+        self._names = tuple(dict.fromkeys(tools))
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         state.values[SEVERAL_REQUESTS] = state.own_turn == 1 and bool(step.tools) and len(self._names) > 1
@@ -71,17 +69,6 @@ def merge_replies(replies: Sequence[ModelReply]) -> ModelReply:
         next((it.finish_reason for it in replies if it.finish_reason == "length"), replies[0].finish_reason),
         replies[0].model,
     )
-
-
-class ForcedToolsOptions(BaseModel):
-    """Forced tools in an agent's file: their names."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    tools: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
-
-    def build(self) -> ForcedTools:
-        return ForcedTools(*self.tools)
 
 
 async def _ask(proceed: Ask, request: ModelRequest) -> ModelReply:

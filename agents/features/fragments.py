@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from roundelay.agents.middleware import AfterTool, Middleware
+from roundelay.agents.citations import FRAGMENTS
+from roundelay.agents.middleware import CallModel, Middleware
 from roundelay.agents.models.model import ToolCall
-from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.options import IN_CODE, checked
 from roundelay.agents.text import cut
-from roundelay.agents.tools import ToolResult
+from roundelay.agents.values import AfterTool, ToolResult, TurnState
 
 from .references import Reference, list_references, number_of, read_found
-
-FRAGMENTS = "fragments"
-"""In the data of a tool's result."""
 
 _GATHERED = "fragments.gathered"  # in the state's values: by their keys
 
@@ -44,9 +42,16 @@ def rank_by_score(fragments: Sequence[Fragment], state: TurnState) -> Sequence[F
 
 
 class Fragments(Middleware):
-    """Leave to show the ``limit`` best fragments before each turn, in at most ``max_chars``."""
+    """Shows the ``limit`` best fragments before each turn, in at most ``max_chars``."""
 
-    def __init__(self, *, limit: int = 10, max_chars: int = 8_000, rank: Rank = rank_by_score) -> None:
+    @checked()
+    def __init__(
+        self,
+        *,
+        limit: Annotated[int, Field(ge=1, le=999)] = 10,
+        max_chars: Annotated[int, Field(ge=100, le=10_000_000)] = 8_000,
+        rank: Annotated[Rank, IN_CODE] = rank_by_score,
+    ) -> None:
         self._limit = limit
         self._max_chars = max_chars
         self._rank = rank
@@ -69,22 +74,13 @@ class Fragments(Middleware):
         return step.tell(f"{_HEAD}\n{cut(shown, self._max_chars)}")
 
 
-class FragmentsOptions(BaseModel):
-    """Fragments in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    limit: Annotated[int, Field(ge=1, le=999)] = 10
-    max_chars: Annotated[int, Field(ge=100, le=10_000_000)] = 8_000
-
-    def build(self) -> Fragments:
-        return Fragments(limit=self.limit, max_chars=self.max_chars)
-
-
 def list_fragments(state: TurnState) -> list[Fragment]:
     """Give what was gathered so far, in the order in which it came."""
     known = state.values.get(_GATHERED)
     return list(known.values()) if isinstance(known, dict) else []
 
 
-_HEAD = "What your tools have gathered, the best first; cite a piece by its number in brackets, like [1], right after what it shows:"
+_HEAD = (
+    "What your tools have gathered, the best first; cite a piece by its number in brackets, like [1], right after what "
+    "it shows:"
+)

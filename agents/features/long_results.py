@@ -11,21 +11,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 
-from roundelay.agents.agent import REFERENCES
-from roundelay.agents.citations import find_citations
-from roundelay.agents.middleware import AfterTool, Around, Middleware
+from roundelay.agents.citations import REFERENCES, find_citations
+from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ToolCall
-from roundelay.agents.steps import PlannedCall, TurnState
-from roundelay.agents.tools import Tool, ToolError, ToolResult, tool
+from roundelay.agents.options import checked
+from roundelay.agents.tools import PlannedCall, Tool, tool
+from roundelay.agents.values import AfterTool, ToolError, ToolResult, TurnState
 
 READ_RESULT = "read_result"
 WHOLE = "whole"
-"""In the data of a result: ``call``, by which `read_result` knows it, how many ``chars`` it has and how many of them are
-``kept``, and the names of the ``notes`` that hold them."""
+"""In the data of a result: ``call``, by which `read_result` knows it, how many ``chars`` it has and how many of them
+are ``kept``, and the names of the ``notes`` that hold them."""
 
 MAX_TOTAL_CHARS = 10_000_000
 
@@ -42,12 +42,24 @@ class _Kept:
     cited: tuple[JsonValue, ...] = ()
 
 
+def _check_sizes(max_chars: int, max_kept_chars: int, max_total_chars: int | None) -> None:
+    if max_kept_chars < max_chars:
+        raise ValueError(f"max_kept_chars must be at least max_chars ({max_chars})")
+    if max_total_chars is not None and max_total_chars < max_kept_chars:
+        raise ValueError(f"max_total_chars must be at least max_kept_chars ({max_kept_chars})")
+
+
 class LongResults(Middleware):
     """Shows the first ``max_chars`` of a longer result, and brings the tool that reads on. Beyond ``max_kept_chars``
     nothing is kept of one, and of all together ``max_total_chars``, the newest."""
 
+    @checked(_check_sizes)
     def __init__(
-        self, max_chars: int = 4000, *, max_kept_chars: int = 1_000_000, max_total_chars: int | None = None
+        self,
+        max_chars: Annotated[int, Field(ge=100)] = 4000,
+        *,
+        max_kept_chars: Annotated[int, Field(ge=100, le=20_000_000)] = 1_000_000,
+        max_total_chars: Annotated[int, Field(ge=100, le=200_000_000)] | None = None,
     ) -> None:
         self._max_chars = max_chars
         self._max_kept_chars = max_kept_chars
@@ -118,8 +130,8 @@ class LongResults(Middleware):
             return ToolResult(f'No result of call "{place}" was cut. Those that were: {there or "none"}.', ok=False)
         if not kept.notes:
             text = (
-                f'The rest of call "{place}" was let go: of all long results the newest {self._max_total_chars} characters are kept. '
-                "Call the tool again, if it is needed."
+                f'The rest of call "{place}" was let go: of all long results the newest {self._max_total_chars} '
+                "characters are kept. Call the tool again, if it is needed."
             )
             return ToolResult(text, ok=False)
         parts = [values.get(name) for name in kept.notes]
@@ -157,24 +169,3 @@ def _describe(place: str, end: int, kept: int, whole: int) -> str:
         return f"[cut here: the first {end} of {whole} characters; no more was kept]"
     lost = f", of which the first {kept} were kept" if kept < whole else ""
     return f'[cut here: up to character {end} of {whole}{lost}; {READ_RESULT}(call="{place}", offset={end}) reads on]'
-
-
-class LongResultsOptions(BaseModel):
-    """``long_results`` in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_chars: Annotated[int, Field(ge=100)] = 4000
-    max_kept_chars: Annotated[int, Field(ge=1000, le=20_000_000)] = 1_000_000
-    max_total_chars: Annotated[int, Field(ge=1000, le=200_000_000)] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.max_kept_chars < self.max_chars:
-            raise ValueError(f"max_kept_chars must be at least max_chars ({self.max_chars})")
-        if self.max_total_chars is not None and self.max_total_chars < self.max_kept_chars:
-            raise ValueError(f"max_total_chars must be at least max_kept_chars ({self.max_kept_chars})")
-        return self
-
-    def build(self) -> LongResults:
-        return LongResults(self.max_chars, max_kept_chars=self.max_kept_chars, max_total_chars=self.max_total_chars)

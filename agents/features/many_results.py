@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from roundelay.agents.middleware import Middleware
+from roundelay.agents.middleware import CallModel, Middleware
 from roundelay.agents.models.model import AssistantMessage, ToolMessage
-from roundelay.agents.steps import CallModel, TurnState
+from roundelay.agents.options import checked
+from roundelay.agents.values import TurnState
 
 
 class ManyResults(Middleware):
     """Adds the sentence to the request that follows a turn with more than ``more_than`` results; it is not kept in the
     history."""
 
-    def __init__(self, more_than: int = 2) -> None:
+    @checked()
+    def __init__(self, more_than: Annotated[int, Field(ge=0)] = 2) -> None:
         self._more_than = more_than
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
@@ -31,17 +33,6 @@ class ManyResults(Middleware):
         if count <= self._more_than:
             return step
         return step.tell(
-            f"Your last turn brought {count} results. Beside what you do next, write down in a few sentences what of them matters: "
-            "older results may be shortened."
+            f"Your last turn brought {count} results. Beside what you do next, write down in a few sentences what of "
+            "them matters: older results may be shortened."
         )
-
-
-class ManyResultsOptions(BaseModel):
-    """``many_results`` in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    more_than: Annotated[int, Field(ge=1)] = 2
-
-    def build(self) -> ManyResults:
-        return ManyResults(self.more_than)

@@ -8,37 +8,48 @@ left out is counted in the prompt ("12 earlier messages omitted"), what is cut s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from roundelay.agents.middleware import Middleware
+from roundelay.agents.models.tokens import MESSAGE_TOKENS, Count, load_count
+from roundelay.agents.options import IN_CODE, checked
 from roundelay.network.messages import BaseMessage, Message, MessageThread
 
-from .tokens import MESSAGE_TOKENS, Count, estimate_tokens, load_count
-
 _M = TypeVar("_M", bound=BaseMessage)
+
+
+def _check_sizes(max_tokens: int, per_thread: int | None, per_message: int | None, encoding: str | None) -> None:
+    of_thread = max_tokens if per_thread is None else per_thread
+    if of_thread > max_tokens:
+        raise ValueError(f"per_thread must be at most max_tokens ({max_tokens})")
+    if per_message is not None and per_message > of_thread:
+        raise ValueError(f"per_message must be at most what a thread may have ({of_thread})")
 
 
 class PromptBudget(Middleware):
     """At most ``max_tokens`` of messages: the incoming one first (half of it at most), then its thread, then the
     others, the newest first.
 
-    ``per_thread`` bounds each thread, ``per_message`` each message but the incoming one; a longer one is cut.
+    ``per_thread`` bounds each thread, ``per_message`` each message but the incoming one; a longer one is cut. Tokens
+    are counted by ``count``, or by an ``encoding`` of `tiktoken`; without either they are estimated.
     """
 
+    @checked(_check_sizes)
     def __init__(
         self,
-        max_tokens: int,
+        max_tokens: Annotated[int, Field(ge=100)],
         *,
-        per_thread: int | None = None,
-        per_message: int | None = None,
-        count: Count = estimate_tokens,
+        per_thread: Annotated[int, Field(ge=50)] | None = None,
+        per_message: Annotated[int, Field(ge=30)] | None = None,
+        encoding: str | None = None,
+        count: Annotated[Count | None, IN_CODE] = None,
     ) -> None:
         self._max_tokens = max_tokens
         self._per_thread = min(per_thread or max_tokens, max_tokens)
         self._per_message = min(per_message or self._per_thread // 2, self._per_thread)
-        self._count = count
+        self._count = count or load_count(encoding)
 
     def select_messages(
         self, threads: Mapping[str, MessageThread], trigger: BaseMessage
@@ -53,9 +64,8 @@ class PromptBudget(Middleware):
         for thread_id in claims:
             taken, used = self._take(threads[thread_id], min(left, self._per_thread))
             left -= used
-            if taken.messages:
-                chosen[thread_id] = taken
-        return {thread_id: chosen[thread_id] for thread_id in threads if thread_id in chosen}, trigger
+            chosen[thread_id] = taken  # without a message it counts as left out
+        return {thread_id: chosen[thread_id] for thread_id in threads}, trigger
 
     def _take(self, thread: MessageThread, room: int) -> tuple[MessageThread, int]:
         """Give the newest messages that there is room for, and what they take."""
@@ -91,29 +101,3 @@ class PromptBudget(Middleware):
 
 def _write_cut(text: str, chars: int) -> str:
     return f"{text[:chars]}\n[cut here: the first {chars} of {len(text)} characters]"
-
-
-class PromptBudgetOptions(BaseModel):
-    """``prompt_budget`` in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_tokens: Annotated[int, Field(ge=100)]
-    per_thread: Annotated[int, Field(ge=50)] | None = None
-    per_message: Annotated[int, Field(ge=30)] | None = None
-    encoding: str | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        per_thread = self.max_tokens if self.per_thread is None else self.per_thread
-        if per_thread > self.max_tokens:
-            raise ValueError(f"per_thread must be at most max_tokens ({self.max_tokens})")
-        if self.per_message is not None and self.per_message > per_thread:
-            raise ValueError(f"per_message must be at most what a thread may have ({per_thread})")
-        return self
-
-    def build(self) -> PromptBudget:
-        """Make it. Raises `ConfigError`."""
-        return PromptBudget(
-            self.max_tokens, per_thread=self.per_thread, per_message=self.per_message, count=load_count(self.encoding)
-        )

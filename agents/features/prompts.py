@@ -15,19 +15,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any
 
 from jinja2 import StrictUndefined, TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.middleware import Middleware
+from roundelay.agents.middleware import CallModel, Middleware
 from roundelay.agents.models.model import Model, SystemMessage, ToolSpec, UserMessage
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.models.scripted import say as answer
 from roundelay.agents.network_tools import communication_tools
-from roundelay.agents.steps import CallModel, PromptPart, TurnState
+from roundelay.agents.options import IN_CODE
+from roundelay.agents.values import PromptPart, TurnState
 from roundelay.network.errors import ConfigError
 from roundelay.templates import SYSTEM, USER, read_template
 
@@ -91,6 +93,30 @@ class Prompts(Middleware):
         listed = {it for it, name in lists.items() if any(name in source.words for source in sources)}
         self._placed = self._by_server | listed
         self._check()
+
+    @classmethod
+    def from_file(
+        cls,
+        folder: Annotated[Path, IN_CODE],
+        *,
+        system: str | None = None,
+        user: str | None = None,
+        turn: str | None = None,
+        notes: Mapping[str, ToolNotes] = MappingProxyType({}),
+        custom_instructions: str = "",
+        project_name: str = "",
+        constraints: tuple[str, ...] = (),
+        metadata: Mapping[str, JsonValue] = MappingProxyType({}),
+        model_info: Mapping[str, JsonValue] = MappingProxyType({}),
+    ) -> Prompts:
+        """Make those of an agent's file, which stands in ``folder``: a template that ends in ``.jinja`` is a file
+        there, any other the template itself. Raises `ConfigError`."""
+
+        def find(given: str | None) -> str | Path | None:
+            return folder / given if given is not None and given.endswith(".jinja") else given
+
+        facts = PromptFacts(custom_instructions, project_name, constraints, metadata, model_info)
+        return cls(system=find(system), user=find(user), turn=find(turn), notes=notes, facts=facts)
 
     def describe(self) -> object:
         return [it.text for it in (self._system, self._user, self._turn)], self._notes, self._facts
@@ -172,47 +198,6 @@ class _Source:
             raise ConfigError(f"the prompt's template cannot be rendered: {error}", path=self._path) from error
 
 
-class NotesOptions(BaseModel):
-    """`ToolNotes` in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    display_name: str = ""
-    system_prompt: str = ""
-    user_prompt: str = ""
-    format: str = ""
-
-
-class PromptsOptions(BaseModel):
-    """Prompts in an agent's file. A template that ends in ``.jinja`` is a file beside it, any other the template
-    itself."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    system: str | None = None
-    user: str | None = None
-    turn: str | None = None
-    notes: dict[str, NotesOptions] = {}
-    custom_instructions: str = ""
-    project_name: str = ""
-    constraints: tuple[str, ...] = ()
-    metadata: dict[str, JsonValue] = {}
-    model_info: dict[str, JsonValue] = {}
-
-    def build(self, folder: Path) -> Prompts:
-        """Make the middleware; ``folder`` is the file's. Raises `ConfigError`."""
-        system, user, turn = (_find(folder, it) for it in (self.system, self.user, self.turn))
-        facts = PromptFacts(
-            self.custom_instructions, self.project_name, self.constraints, self.metadata, self.model_info
-        )
-        notes = {name: ToolNotes(**it.model_dump()) for name, it in self.notes.items()}
-        return Prompts(system=system, user=user, turn=turn, notes=notes, facts=facts)
-
-
-def _find(folder: Path, given: str | None) -> str | Path | None:
-    return folder / given if given is not None and given.endswith(".jinja") else given
-
-
 def _describe_tool(spec: ToolSpec, notes: ToolNotes) -> dict[str, str]:
     told = {**asdict(notes), "display_name": notes.display_name or spec.name}
     return {"name": spec.name, "description": spec.description, **told}
@@ -231,7 +216,18 @@ def _find_words(template: nodes.Template) -> frozenset[str]:
 
 
 _ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
+_DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]

@@ -14,13 +14,12 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from roundelay.agents.agent import REFERENCES, SOURCES
-from roundelay.agents.citations import find_citations, map_citations
-from roundelay.agents.middleware import AfterTool, Answer, Around, Middleware
+from roundelay.agents.citations import REFERENCES, SOURCES, find_citations, map_citations
+from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import ToolCall
-from roundelay.agents.steps import TurnState
+from roundelay.agents.options import checked
 from roundelay.agents.text import cut
-from roundelay.agents.tools import ToolResult
+from roundelay.agents.values import AfterTool, ToolResult, TurnState
 
 from .structured import is_structured
 
@@ -68,7 +67,7 @@ R = TypeVar("R", bound=Reference)
 
 
 class References(Middleware):
-    """Leave to number, show and check what may be cited. Stands before evaluations, which then see the answer as it
+    """Numbers, shows and checks what may be cited. Stands before evaluations, which then see the answer as it
     goes out.
 
     ``max_chars`` bounds what one result shows of its references. ``in_text`` lists the sources under the answer instead
@@ -77,7 +76,10 @@ class References(Middleware):
 
     withholds = False  # a citation of nothing may be seen while it is written
 
-    def __init__(self, *, max_chars: int = 16_000, in_text: bool = False) -> None:
+    @checked()
+    def __init__(
+        self, *, max_chars: Annotated[int, Field(ge=100, le=10_000_000)] = 16_000, in_text: bool = False
+    ) -> None:
         self._max_chars = max_chars
         self._in_text = in_text
 
@@ -113,18 +115,6 @@ class References(Middleware):
         # Whoever called this agent may have to prove its own answer by them.
         sources: list[JsonValue] = [_describe(number, it, with_text=bool(around.path)) for number, it in cited]
         return Answer(answer, {SOURCES: sources})
-
-
-class ReferencesOptions(BaseModel):
-    """References in an agent's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_chars: Annotated[int, Field(ge=100, le=10_000_000)] = 16_000
-    in_text: bool = False
-
-    def build(self) -> References:
-        return References(max_chars=self.max_chars, in_text=self.in_text)
 
 
 HOW_TO_CITE = "Sources, to be cited by their numbers in brackets, like [1] or [1, 2], right after what they show:"

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
-from roundelay.agents.middleware import AfterTool, Answer, Around, Middleware
+from roundelay.agents.middleware import Answer, Around, CallModel, Middleware
 from roundelay.agents.models.model import ToolCall
-from roundelay.agents.steps import DISABLED, CallModel, TurnState
-from roundelay.agents.tools import FINISH, Tool, ToolError, ToolResult, as_tool, load_tool
+from roundelay.agents.tools import FINISH, Tool, as_tool, load_tool
+from roundelay.agents.values import DISABLED, AfterTool, ToolError, ToolResult, TurnState
 from roundelay.network.errors import ConfigError
 
 from .structured import is_structured
@@ -30,8 +31,8 @@ USE_SETS = "use_sets"
 """In the data of a tool's result: the names of sets that the reaction has from its next turn on."""
 
 DISABLED_TOOLS = "disabled_tools"
-"""In the metadata of a structured answer, to whose text no sentence may be added: the tools that were called and are not
-enabled here."""
+"""In the metadata of a structured answer, to whose text no sentence may be added: the tools that were called and are
+not enabled here."""
 
 _IN_USE = "registry.sets"  # in the state's values
 _DISABLED = "registry.disabled"
@@ -70,6 +71,27 @@ class ToolRegistry(Middleware):
             self.register(it)
         start = [DEFAULT_SET, *modes] if DEFAULT_SET in made else modes
         self._tools = self._add_sets(self._tools, start)
+
+    @classmethod
+    def from_file(
+        cls,
+        tools: tuple[str, ...] = (),
+        sets: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        replacing: tuple[str, ...] = (),
+        modes: tuple[str, ...] = (),
+        reports_disabled: bool = True,
+    ) -> ToolRegistry:
+        """Make that of an agent's file. Tools are ``package.module:function``, and are imported; ``replacing`` are the
+        sets that come in place of those before them. Raises `ConfigError`."""
+        unknown = [name for name in (*replacing, *modes) if name not in sets]
+        if unknown:
+            known = ", ".join(sets) or "none"
+            raise ConfigError(f"the registry has no set named {', '.join(unknown)}; there are: {known}")
+        try:
+            made = {name: ToolSet(tuple(map(load_tool, listed)), name in replacing) for name, listed in sets.items()}
+            return cls(map(load_tool, tools), sets=made, modes=modes, reports_disabled=reports_disabled)
+        except ToolError as error:
+            raise ConfigError(str(error)) from error
 
     # --- what is registered
 
@@ -145,36 +167,6 @@ class ToolRegistry(Middleware):
             together = {} if replaces else together
             together |= {it.name: it for it in added}
         return together
-
-
-class RegistryOptions(BaseModel):
-    """The registry in an agent's file. Tools are ``package.module:function``; ``sets`` beside `default` are for
-    ``modes`` and ``use_sets``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    tools: tuple[str, ...] = ()
-    sets: dict[str, tuple[str, ...]] = {}
-    replacing: tuple[str, ...] = ()
-    """The sets that come in place of those before them."""
-    modes: tuple[str, ...] = ()
-    reports_disabled: bool = True
-
-    def build(self) -> ToolRegistry:
-        """Make the registry; importing its tools runs their modules. Raises `ConfigError`."""
-        unknown = [name for name in (*self.replacing, *self.modes) if name not in self.sets]
-        if unknown:
-            known = ", ".join(self.sets) or "none"
-            raise ConfigError(f"the registry has no set named {', '.join(unknown)}; there are: {known}")
-        try:
-            sets = {
-                name: ToolSet(tuple(map(load_tool, listed)), name in self.replacing)
-                for name, listed in self.sets.items()
-            }
-            tools = [load_tool(it) for it in self.tools]
-            return ToolRegistry(tools, sets=sets, modes=self.modes, reports_disabled=self.reports_disabled)
-        except ToolError as error:
-            raise ConfigError(str(error)) from error
 
 
 def _read_names(state: TurnState, key: str) -> list[str]:

@@ -6,18 +6,18 @@ summary=...)`. The record keeps the content and the summary as they are; only wh
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from roundelay.agents.middleware import AfterTool, Middleware
+from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import ToolCall
-from roundelay.agents.steps import TurnState
-from roundelay.agents.tools import ToolResult
+from roundelay.agents.values import AfterTool, ToolResult, TurnState
 
 SHOWN = "shown"
 """In a result's data: the person has it."""
 
 _TAG = "shown_to_the_person"
-_NOTE = "The person has this result already. Do not give it again, in part or in other words; refer to it, or go on from it."
+_NOTE = (
+    "The person has this result already. Do not give it again, in part or in other words; refer to it, or go on "
+    "from it."
+)
 
 
 class ShownResults(Middleware):
@@ -28,12 +28,3 @@ class ShownResults(Middleware):
             return None
         content = result.content.replace(f"</{_TAG}", f"<\\/{_TAG}")  # it must not end its own frame
         return AfterTool(f"{_NOTE}\n<{_TAG}>\n{content}\n</{_TAG}>")
-
-
-class ShownResultsOptions(BaseModel):
-    """It has no options: ``shown_results: {}``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    def build(self) -> ShownResults:
-        return ShownResults()

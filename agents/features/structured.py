@@ -13,15 +13,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from roundelay.agents.agent import Agent
-from roundelay.agents.foreign import describe_error
+from roundelay.agents.containment import describe_error
 from roundelay.agents.import_path import import_named
-from roundelay.agents.middleware import Answer, Around, Correction, Middleware
-from roundelay.agents.steps import CallModel, PlannedCall, TurnState
+from roundelay.agents.middleware import AgentView, Answer, Around, CallModel, Correction, Middleware
 from roundelay.agents.text import take_fence_away
-from roundelay.agents.tools import Tool, ToolResult, tool
+from roundelay.agents.tools import PlannedCall, Tool, tool
+from roundelay.agents.values import ToolResult, TurnState
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage
 
@@ -32,22 +31,6 @@ MAX_PROBLEMS = 10
 
 # Of fields with an alias: a model writes that, as the schema has it, and what goes out has the name.
 _BOTH: Any = {"by_alias": True, "by_name": True}
-
-
-class StructuredOptions(BaseModel):
-    """``type`` is ``module:Type``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    type: str
-
-    def build(self) -> StructuredAnswer[Any]:
-        found = import_named(self.type, "type")
-        try:
-            return StructuredAnswer(found)
-        except Exception as error:  # what it names may be anything, and raise anything
-            said = error.message if isinstance(error, PydanticUserError) else describe_error(error)
-            raise ConfigError(f"the type {self.type!r} is none that pydantic reads: {said}") from error
 
 
 class StructuredAnswer(Middleware, Generic[T]):
@@ -64,6 +47,16 @@ class StructuredAnswer(Middleware, Generic[T]):
 
         give.__annotations__["answer"] = kind
         self._tool = tool(name=tool_name, idempotent=True, answers=True)(give)
+
+    @staticmethod
+    def from_file(type: str) -> StructuredAnswer[Any]:  # noqa: A002  # the option's name
+        """Make that of an agent's file; ``type`` is ``module:Type``. Raises `ConfigError`."""
+        found = import_named(type, "type")
+        try:
+            return StructuredAnswer(found)
+        except Exception as error:  # what it names may be anything, and raise anything
+            said = error.message if isinstance(error, PydanticUserError) else describe_error(error)
+            raise ConfigError(f"the type {type!r} is none that pydantic reads: {said}") from error
 
     def describe(self) -> object:
         return self._name, self._adapter.json_schema()
@@ -88,8 +81,8 @@ class StructuredAnswer(Middleware, Generic[T]):
     async def around_tool(
         self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
     ) -> ToolResult:
-        """Give the whole answer: cut off, as a long result is, it would be none. It goes into a record, and into a message
-        beside itself as a value."""
+        """Give the whole answer: cut off, as a long result is, it would be none. It goes into a record, and into a
+        message beside itself as a value."""
         result = await proceed(call)
         if call.tool is not self._tool or result.whole is None:
             return result
@@ -119,6 +112,6 @@ class StructuredAnswer(Middleware, Generic[T]):
         return Answer(answer, {STRUCTURED: self._adapter.dump_python(value, mode="json")})
 
 
-def is_structured(agent: Agent) -> bool:
+def is_structured(agent: AgentView) -> bool:
     """Whether the agent's answer is a value, to whose text nothing may be added."""
-    return any(isinstance(it, StructuredAnswer) for it in agent.middleware)
+    return any(isinstance(it, StructuredAnswer) for it in agent.chain.middleware)

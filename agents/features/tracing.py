@@ -19,9 +19,9 @@ from pydantic import JsonValue
 
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ChatMessage, ModelReply, ModelRequest, UserMessage
-from roundelay.agents.steps import Finish, PlannedCall
 from roundelay.agents.tool_client import SENT_METADATA
-from roundelay.agents.tools import ToolResult
+from roundelay.agents.tools import PlannedCall
+from roundelay.agents.values import Finish, ToolResult
 from roundelay.network.errors import ConfigError
 
 try:
@@ -127,7 +127,8 @@ class Tracing(Middleware):
             yield span, {**carrier}
 
     def _find_tracer(self) -> Tracer:
-        """The provider's tracer: to have one made costs a quarter of a span, so it is kept while the provider is the same."""
+        """The provider's tracer: to have one made costs a quarter of a span, so it is kept while the provider is the
+        same."""
         provider = self._provider or trace.get_tracer_provider()
         if self._known is None or self._known[0] is not provider:
             self._known = (provider, provider.get_tracer("roundelay"))

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     )
     from .openai_model import OpenAIModel
     from .prompt_view import PromptView, read_prompt
-    from .script_rules import RuleSet, load_rules
-    from .scripted import ScriptedModel, load_script
+    from .scripted import RuleSet, ScriptedModel, load_rules, load_script
     from .tape import TapeModel
 
 __all__ = [
@@ -64,10 +63,10 @@ _ELSEWHERE = {
     "LocalServer": "local",
     "OpenAIModel": "openai_model",
     "PromptView": "prompt_view",
-    "RuleSet": "script_rules",
+    "RuleSet": "scripted",
     "ScriptedModel": "scripted",
     "TapeModel": "tape",
-    "load_rules": "script_rules",
+    "load_rules": "scripted",
     "load_script": "scripted",
     "read_prompt": "prompt_view",
 }

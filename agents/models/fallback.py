@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from .model import Model, ModelError, ModelReply, ModelRequest, OnDelta
+from .model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, OnDelta
 
 _logger = logging.getLogger(__name__)
 
@@ -28,14 +28,25 @@ class FallbackModel:
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
         """Answer by the first model that does."""
         passing: ModelError | None = None
+        has_begun = False
+
+        def tell(delta: ModelDelta) -> None:
+            nonlocal has_begun
+            has_begun = True
+            if on_delta is not None:
+                on_delta(delta)
+
         for model in self.models:
             try:
-                return await model.complete(request, on_delta)
+                return await model.complete(request, tell if on_delta is not None else None)
             except ModelError as error:
                 if error.reason in _SAME_FOR_ALL:
                     raise
                 _logger.warning("falling back", extra={"model": model.name, "reason": error.reason})
                 failure = error
+                if has_begun and on_delta is not None and model is not self.models[-1]:
+                    on_delta(ModelDelta(broken_off=str(error)))
+                    has_begun = False
                 passing = error if error.retryable else passing
         raise passing or failure
 

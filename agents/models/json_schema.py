@@ -180,7 +180,8 @@ def _write_step(tool: str, arguments: object) -> str:
 
 def _describe_tools(tools: Sequence[ToolSpec]) -> str:
     lines = [
-        'Each step is one tool call, written as one JSON object of the form {"call": {"tool": NAME, "arguments": {...}}} and nothing else.',
+        "Each step is one tool call, written as one JSON object of the form "
+        '{"call": {"tool": NAME, "arguments": {...}}} and nothing else.',
         "Tools:",
     ]
     for tool in tools:

@@ -83,8 +83,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
-    """``images`` are addresses (``https:``, or ``data:`` with the image itself) that the model sees beside the text, and
-    beside the ``files``."""
+    """``images`` are addresses (``https:``, or ``data:`` with the image itself) that the model sees beside the text,
+    and beside the ``files``."""
 
     content: str
     images: tuple[str, ...] = ()
@@ -139,21 +139,18 @@ class ModelReply:
         value: dict[str, object] = _REPLY.dump_python(self, mode="json")
         return value
 
-    @staticmethod
-    def from_json(value: Mapping[str, object]) -> ModelReply:
-        """Build the reply that `to_json` gave. Raises `pydantic.ValidationError` on another shape."""
-        return _REPLY.validate_python(value)
-
 
 _REPLY = TypeAdapter(ModelReply)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDelta:
-    """A piece of a reply while it streams."""
+    """A piece of a reply while it streams. ``broken_off`` says why the pieces before this one are void: another
+    reply begins."""
 
     text: str = ""
     reasoning: str = ""
+    broken_off: str = ""
 
 
 OnDelta = Callable[[ModelDelta], None]

@@ -1,8 +1,9 @@
 """Any OpenAI-compatible server as a `Model`, over the `openai` SDK's chat completions.
 
 One `complete` is one HTTP request: the SDK's own retries are off, since who may retry is decided where the reaction is
-driven. Every failure leaves as a `ModelError` that says whether a repeat can help. What a request looks like in the API
-is `openai_request`'s; a server without tool calls is used through `json_schema`. This module never runs tools, never keeps a conversation and never logs a key or a prompt.
+driven. Every failure leaves as a `ModelError` that says whether a repeat can help. A server without tool calls is used
+through `json_schema`. This module never runs tools, never keeps a conversation and never logs a key or a prompt. Its
+parts: the model, how a request is written, how a reply is read, how a failure is explained.
 """
 
 from __future__ import annotations
@@ -20,29 +21,45 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Literal
+from typing import Literal, assert_never
 from urllib.parse import urlsplit
 
 import httpx2
 import openai
 from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import (
+    ChatCompletion,
+    ChatCompletionAssistantMessageParam,
+    ChatCompletionChunk,
+    ChatCompletionContentPartParam,
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageParam,
+    ChatCompletionToolChoiceOptionParam,
+)
 from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
+from openai.types.shared_params import ResponseFormatJSONSchema
 
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
     AssistantMessage,
+    ChatMessage,
+    File,
     ModelDelta,
     ModelError,
     ModelFailure,
     ModelReply,
     ModelRequest,
+    NamedTool,
     OnDelta,
+    SystemMessage,
     ToolCall,
+    ToolChoice,
+    ToolMessage,
+    ToolSpec,
     Usage,
+    UserMessage,
     derive_call_id,
 )
-from .openai_request import encode_request
 
 ToolMode = Literal["native", "json_schema"]
 
@@ -191,9 +208,84 @@ class OpenAIModel:
                 )
 
 
+# --- how a request is written
+
+_AUDIO: Mapping[str, Literal["wav", "mp3"]] = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+"""What the API has a part for; anything else goes as a file."""
+
+
+def encode_request(request: ModelRequest, step: StepRequest | None) -> dict[str, object]:
+    """Give the fields of the body that say what is asked. ``step``: the request in plain texts, in place of tools."""
+    messages = request.messages if step is None else step.messages
+    body: dict[str, object] = {"messages": [_encode_message(message) for message in messages]}
+    if step is None and request.tools:
+        body["tools"] = [_encode_tool(tool) for tool in request.tools]
+        if request.tool_choice != "auto":  # the API's default, and refused without tools
+            body["tool_choice"] = _encode_choice(request.tool_choice)
+    if step is not None and step.schema is not None:
+        body["response_format"] = _encode_schema(step)
+    return body
+
+
+def _encode_message(message: ChatMessage) -> ChatCompletionMessageParam:
+    match message:
+        case SystemMessage(content):
+            return {"role": "system", "content": content}
+        case UserMessage(content, images, files) if images or files:
+            parts: list[ChatCompletionContentPartParam] = [{"type": "text", "text": content}]
+            parts += [{"type": "image_url", "image_url": {"url": url}} for url in images]
+            parts += [_encode_file(file) for file in files]
+            return {"role": "user", "content": parts}
+        case UserMessage(content):
+            return {"role": "user", "content": content}
+        case AssistantMessage(content, calls):
+            turn: ChatCompletionAssistantMessageParam = {"role": "assistant", "content": content}
+            if calls:  # an empty list is refused
+                turn["tool_calls"] = [
+                    {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                    for call in calls
+                ]
+            elif content is None:
+                turn["content"] = ""  # null is refused beside no calls
+            return turn
+        case ToolMessage(call_id, content):
+            return {"role": "tool", "tool_call_id": call_id, "content": content}
+        case _:
+            assert_never(message)
+
+
+def _encode_file(file: File) -> ChatCompletionContentPartParam:
+    form = _AUDIO.get(file.media_type)
+    if form is not None:
+        return {"type": "input_audio", "input_audio": {"data": file.data, "format": form}}
+    # The API's reference says base64; what it takes is that as a `data:` address, with the type.
+    data = f"data:{file.media_type};base64,{file.data}"
+    return {"type": "file", "file": {"filename": file.name, "file_data": data}}
+
+
+def _encode_tool(tool: ToolSpec) -> ChatCompletionFunctionToolParam:
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+    }
+
+
+def _encode_choice(choice: ToolChoice | NamedTool) -> ChatCompletionToolChoiceOptionParam:
+    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+
+
+def _encode_schema(step: StepRequest) -> ResponseFormatJSONSchema:
+    schema = dict(step.schema or {})
+    return {"type": "json_schema", "json_schema": {"name": "step", "schema": schema, "strict": step.is_strict}}
+
+
+# --- how a reply is read
+
+
 @functools.cache
 def _load_certificates() -> ssl.SSLContext:
-    """One for all models of a process, as the SDK makes it for each: it takes 20 ms and 0.8 MB, which hundreds of agents would pay each."""
+    """One for all models of a process, as the SDK makes it for each: it takes 20 ms and 0.8 MB, which hundreds of
+    agents would pay each."""
     return httpx2.create_ssl_context()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from xml.etree import ElementTree
+from xml.etree import ElementTree  # nosec B405  # see where it parses
 
 from .model import AssistantMessage, ChatMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
 
@@ -82,7 +82,7 @@ def read_prompt(request: ModelRequest) -> PromptView:
     text = prompt[prompt.index(_OPEN) : end + len(_CLOSE)] if end >= 0 else prompt
     try:
         # No DTD can stand inside the element, so no entity can be declared: nothing to blow up.
-        root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text))
+        root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text))  # nosec B314  # no DTD, as said above
     except ElementTree.ParseError as error:
         raise ModelError(
             f"The conversation prompt is not well-formed XML ({error}): a template must escape every id and text.",

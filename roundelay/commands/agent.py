@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from roundelay.commands.options import check_id, debug_option, find_target, json_option, log_option, node_options, run
-from roundelay.identity import login_id
+from roundelay.terminal.connection import login_id
 
 
 @click.group()
@@ -25,10 +25,12 @@ def agent() -> None:
 def run_command(files: tuple[Path, ...], only: tuple[str, ...], until_input_ends: bool, log_level: str) -> None:
     """Run the agents of FILES in this process, until it is stopped.
 
-    A file holds one agent, several, or a node whose agents are meant. An agent that runs elsewhere already is taken over.
+    A file holds one agent, several, or a node whose agents are meant. An agent that runs elsewhere already is taken
+    over.
     """
     import asyncio
 
+    from roundelay.agents.team import build_runner
     from roundelay.nodes.logs import log_to_stderr
     from roundelay.nodes.run_agents import read_agents, run_agents
 
@@ -36,7 +38,7 @@ def run_command(files: tuple[Path, ...], only: tuple[str, ...], until_input_ends
     target = find_target()
     asyncio.run(
         run_agents(
-            read_agents(files, only),
+            [build_runner(spec) for spec in read_agents(files, only)],
             url=target.url,
             token=target.token,
             until_input_ends=until_input_ends,
@@ -60,7 +62,8 @@ def try_command(
 ) -> None:
     """Send one MESSAGE to the agent of FILE and show what it does, turn by turn.
 
-    It runs in a network of its own, in memory: nobody else is there, and nothing is kept. Its tools and its model are the real ones.
+    It runs in a network of its own, in memory: nobody else is there, and nothing is kept. Its tools and its model are
+    the real ones.
     """
     from roundelay.nodes.logs import log_to_stderr
     from roundelay.nodes.run_agents import read_agents

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import click
 
-from roundelay.commands.options import check_id, identity_options, join_as_reader, json_option, run
+from roundelay.commands.options import ask, check_id, identity_options, json_option
+from roundelay.commands.output import show
 
-GROUPS = (
-    "agent",
-    "model",
-    "thread",
-    "root",
-    "reaction",
-    "turn",
-    "call",
-    "day",
-)  # `features.usage.GROUPS`, which a start need not load
+GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
+"""`runs.cost.GROUPS`, which a start need not load."""
 
 
 @click.command(short_help="Show what models used, and what it cost.")
@@ -38,11 +28,10 @@ def cost(
 ) -> None:  # fmt: skip
     """Show what models used, and what it cost where prices are known.
 
-    Agents inside of other agents' calls are counted with those. Operators see all agents; with --as ID --as-kind agent it is that agent's own. People who use
-    the owner's token are operators.
+    Agents inside of other agents' calls are counted with those. Operators see all agents; with --as ID --as-kind agent
+    it is that agent's own. People who use the owner's token are operators.
     """
-    from roundelay.reading.cost import Wanted, cost_to_json, describe_cost, read_cost, read_since
-    from roundelay.terminal import Screen
+    from roundelay.runs.cost import Wanted, describe_cost, read_cost, read_since
 
     try:
         since_ms = read_since(since) if since is not None else 0
@@ -51,14 +40,5 @@ def cost(
             f"{since!r} is no time; write 2h, 7d, or a date like 2026-01-31.", param_hint="--since"
         ) from error
     wanted = Wanted(agent_id, thread_id, root, reaction, since_ms, after=root or 0)
-
-    async def show() -> None:
-        async with join_as_reader() as client:
-            report = await read_cost(client, wanted, by)  # type: ignore[arg-type]  # one of the choices
-        if as_json:
-            click.echo(json.dumps(cost_to_json(report)))
-            return
-        screen = Screen(sys.stdout)
-        screen.write(describe_cost(report, paint=screen.paint))
-
-    run(show())
+    report = ask(lambda client: read_cost(client, wanted, by))  # type: ignore[arg-type]  # one of the choices
+    show(report.to_json(), lambda paint: [describe_cost(report, paint=paint)], as_json=as_json)

@@ -5,20 +5,21 @@ Each reads a live node, under the caller's rights, or with --db a ledger's file,
 
 from __future__ import annotations
 
-import json
+import re
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from roundelay.commands.options import Function, debug_option, identity_options, join_as_reader, json_option, run
+from roundelay.commands.options import Function, ask, debug_option, identity_options, json_option, run, silence_logs
+from roundelay.commands.output import count, print_json, show
 
 if TYPE_CHECKING:
-    from roundelay.reading.sources import FileSource, LiveSource
+    from roundelay.runs.source import Source
 
+T = TypeVar("T")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _LEDGER = click.Path(readable=False, path_type=Path)
 """Looked at by who opens it, who says the same of it in every command."""
@@ -30,24 +31,20 @@ def _db_option(function: Function) -> Function:
     )(function)
 
 
-@asynccontextmanager
-async def _open_source(db: Path | None) -> AsyncIterator[LiveSource | FileSource]:
-    from roundelay.network.ledger_file import open_log
-    from roundelay.reading.sources import FileSource, LiveSource
+def _look(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
+    """Read from a ledger's file, or from the node that the options name."""
+    from roundelay.network.ledger.log_file import open_log
+    from roundelay.runs.source import FileSource, LiveSource
 
-    if db is not None:
-        with open_log(db) as log:
-            yield FileSource(log)
-            if log.damaged:
-                shown = ", ".join(f"#{seq}" for seq in sorted(log.damaged)[:5])
-                click.echo(
-                    f"{len(log.damaged)} damaged {'row is' if len(log.damaged) == 1 else 'rows are'} left out ({shown}); "
-                    "roundelay doctor tells more.",
-                    err=True,
-                )
-        return
-    async with join_as_reader() as client:
-        yield LiveSource(client)
+    if db is None:
+        return ask(lambda client: read(LiveSource(client)))
+    with open_log(db) as log:
+        found = run(read(FileSource(log)))
+        if log.damaged:
+            rows = "row is" if len(log.damaged) == 1 else "rows are"
+            shown = ", ".join(f"#{seq}" for seq in sorted(log.damaged)[:5])
+            click.echo(f"{len(log.damaged)} damaged {rows} left out ({shown}); roundelay doctor tells more.", err=True)
+    return found
 
 
 @click.command(short_help="Tell why a message was said.")
@@ -60,20 +57,11 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
 
     SEQ is the number that every list shows as #SEQ. Records are an agent's own and operators' to see.
     """
-    from roundelay.reading.why import describe_steps, explain
-    from roundelay.terminal import Screen
+    from roundelay.runs.why import describe_steps, explain
 
-    async def show() -> None:
-        async with _open_source(db) as source:
-            steps = await explain(source, seq)
-        if as_json:
-            click.echo(json.dumps({"chain": [step.to_json() for step in steps]}))
-            return
-        screen = Screen(sys.stdout)
-        for line in describe_steps(steps, paint=screen.paint):
-            screen.write(line)
-
-    run(show())
+    steps = _look(db, lambda source: explain(source, seq))
+    chain = {"chain": [step.to_json() for step in steps]}
+    show(chain, lambda paint: describe_steps(steps, paint=paint), as_json=as_json)
 
 
 @click.command(short_help="Show everything that followed from a message.")
@@ -83,21 +71,13 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
 @identity_options
 def impact(seq: int, db: Path | None, as_json: bool) -> None:
     """Show everything that followed from a message, as a tree of reactions and messages."""
-    from roundelay.reading.why import describe_effect, follow
-    from roundelay.terminal import Screen
+    from roundelay.runs.why import describe_effect, follow
+    from roundelay.terminal.screen import Screen
 
-    async def show() -> None:
-        async with _open_source(db) as source:
-            effect = await follow(source, seq)
-        if as_json:
-            click.echo(json.dumps(effect.to_json()))
-            return
-        screen = Screen(sys.stdout)
-        for line in describe_effect(effect, paint=screen.paint):
-            screen.write(line)
-        screen.note(f"{_count(effect.followed, 'message')} followed.")
-
-    run(show())
+    effect = _look(db, lambda source: follow(source, seq))
+    show(effect.to_json(), lambda paint: describe_effect(effect, paint=paint), as_json=as_json)
+    if not as_json:
+        Screen(sys.stdout).note(f"{count(effect.followed, 'message')} followed.")
 
 
 @click.command(short_help="Write the log, a transcript or a diagram.")
@@ -120,24 +100,27 @@ def export(
 
     The log is for operators; what was said holds what the caller may read. A whole jsonl export can be replayed.
     """
-    from roundelay.reading.exporting import Part, replace_file, write_log, write_messages
+    from roundelay.network.durable_files import replace_file
+    from roundelay.runs.export import Part, write_log, write_messages
+    from roundelay.terminal.text import clean_json
 
     if first is not None and last is not None and first > last:
         raise click.UsageError(f"--from {first} lies behind --to {last}; nothing is between them.")
     part = Part(thread, root, first or 1, last)
 
-    async def write(file: TextIO) -> None:
-        async with _open_source(db) as source:
-            if format_ == "jsonl":
-                await write_log(source, part, file)
-            else:
-                await write_messages(source, part, file, as_markdown=format_ == "markdown")
+    async def write(source: Source, file: TextIO) -> None:
+        if format_ == "jsonl":
+            # a file and a pipe get it byte by byte
+            is_shown = file is sys.stdout and sys.stdout.isatty()
+            await write_log(source, part, (lambda text: file.write(clean_json(text))) if is_shown else file.write)
+        else:
+            await write_messages(source, part, file, as_markdown=format_ == "markdown")
 
     if output is None:
-        run(write(sys.stdout))
+        _look(db, lambda source: write(source, sys.stdout))
         return
     with replace_file(output) as file:
-        run(write(file))
+        _look(db, lambda source: write(source, file))
     click.echo(f"Written: {output}", err=True)
 
 
@@ -155,16 +138,21 @@ def tapes(ledger: Path, output: Path) -> None:
     """
     from roundelay.agents.models.tape import write_tape
     from roundelay.network.errors import ConfigError
-    from roundelay.network.ledger_file import read_log
-    from roundelay.reading.recording import Recording
+    from roundelay.network.ledger.log_file import read_log
+    from roundelay.runs.recording import Recording
+    from roundelay.terminal.text import clean
 
     made = Recording(*read_log(ledger)).make_tapes()
     if not made:
         raise ConfigError(f"{ledger} holds no reply of a model, so there is nothing to make a tape of")
     for agent_id, turns in sorted(made.items()):
+        # an agent's process wrote it: it names no place of its choice
+        if not re.fullmatch(r"\w[\w. -]{0,63}", agent_id):
+            click.echo(f"Left out, for its name can be no file's: {clean(agent_id[:80])}", err=True)
+            continue
         path = output / f"{agent_id}.jsonl"
         write_tape(path, agent_id, turns)
-        click.echo(f"{path}: {_count(len(turns), 'turn')}")
+        click.echo(f"{path}: {count(len(turns), 'turn')}")
 
 
 @click.command(short_help="Run recorded agents again and compare.")
@@ -191,24 +179,20 @@ def replay(
 ) -> None:
     """Run the agents of a recorded ledger again, on their recorded replies, and compare message by message.
 
-    FILES are agent files, or a node's file, whose limits, mods and visibility hold then too. LEDGER is a node's database, or an export
-    of one. It needs no node and no model, and nothing outside is written to. Agents without a file keep the part that the log has.
-    Exit code 1 says that something is not as it was, or that nothing was run.
+    FILES are agent files, or a node's file, whose limits, mods and visibility hold then too. LEDGER is a node's
+    database, or an export of one. It needs no node and no model, and nothing outside is written to. Agents without a
+    file keep the part that the log has. Exit code 1 says that something is not as it was, or that nothing was run.
     """
-    import logging
+    from roundelay.runs.replay import load_replay
+    from roundelay.runs.replay import replay as play
+    from roundelay.terminal.screen import Screen
+    from roundelay.terminal.text import clean
 
-    from roundelay.clean_text import clean
-    from roundelay.replay.files import load_replay
-    from roundelay.replay.run import replay as play
-    from roundelay.replay.run import write_report
-    from roundelay.terminal import Screen
-
-    if not logging.getLogger().handlers:
-        logging.getLogger().addHandler(logging.NullHandler())  # what went wrong then goes wrong again, and is no news
+    silence_logs()  # what went wrong then goes wrong again, and is no news
     recording, runners, options = load_replay(ledger, files, factory, frozenset(run_tools), is_lenient=lenient)
     report = play(recording, runners, options)
     if as_json:
-        click.echo(write_report(report))
+        print_json(report.to_json())
     else:
         screen = Screen(sys.stdout)
         for note in report.notes:
@@ -217,17 +201,13 @@ def replay(
             screen.note(f"Played from the log, having no file: {', '.join(map(clean, report.recorded))}")
         for difference in report.differences:
             screen.error(str(difference))
-        count = ", ".join((_count(report.messages, "message"), _count(report.turns, "turn")))
-        count += f" of {_count(len(report.played), 'agent')}"
+        of = f"{count(report.turns, 'turn')} of {count(len(report.played), 'agent')}"
+        played = f"{count(report.messages, 'message')}, {of}"
         if not report.played:
             screen.error("Nothing was run again: none of these agents has a part in this ledger that can be.")
         elif report.is_same:
-            screen.write(f"As it was: {count}.")
+            screen.write(f"As it was: {played}.")
         else:
-            screen.write(f"Not as it was, after {count}.")
+            screen.write(f"Not as it was, after {played}.")
     if not report.is_same or not report.played:
         raise SystemExit(1)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from roundelay.commands.options import debug_option, json_option, log_option, node_options
-from roundelay.identity import READER_ID
+from roundelay.commands.output import show
+from roundelay.terminal.connection import READER_ID
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,49 +32,53 @@ def pick_file(file: Path | None) -> Path | None:
 @click.option("--db", metavar="FILE", help="The database (default: roundelay.db).")
 @click.option(
     "--durability",
-    help="full: no acknowledged message is lost, even at power loss (default); normal: not by a crash; memory: nothing is kept.",
+    help="full: no acknowledged message is lost, even at power loss (default); normal: not by a crash; memory: "
+    "nothing is kept.",
 )
 @click.option("--name", help="The network's name, for a new database.")
 @click.option("--tls-cert", metavar="FILE", help="Encrypt, with this certificate (PEM); needs --tls-key.")
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key (PEM).")
+@click.option(
+    "--registration",
+    help="From where an agent may bind a new id to its token: local, this machine (default); closed, nowhere; open, "
+    "anywhere.",
+)
+@click.option(
+    "--behind-proxy", is_flag=True, default=None, help="Connections come through a proxy: none counts as local."
+)
 @click.option("--no-agents", is_flag=True, help="Start none of the agents that FILE declares.")
+@click.option("--until-input-ends", is_flag=True, hidden=True)
 @click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
 @log_option
 @debug_option
 def up(
     file: Path | None,
-    host: str | None,
-    port: int | None,
-    db: str | None,
-    durability: str | None,
-    name: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
     no_agents: bool,
+    until_input_ends: bool,
     insecure: bool,
     log_level: str,
+    **flags: str | int | bool | None,
 ) -> None:
     """Run a node, and the agents that FILE declares, until it is stopped.
 
-    FILE is roundelay.yaml if there is one here. A flag goes before the environment (ROUNDELAY_PORT and so on), that before the
-    file. One line on the output says when everything is ready, and where.
+    FILE is roundelay.yaml if there is one here. A flag goes before the environment (ROUNDELAY_PORT and so on), that
+    before the file. One line on the output says when everything is ready, and where.
     """
     import asyncio
 
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConnectError, ModError
-    from roundelay.network.memory import return_large_blocks
+    from roundelay.network.hub.memory import return_large_blocks
     from roundelay.nodes.logs import log_to_stderr
     from roundelay.nodes.up import is_loopback_host, place_mod_error, run_node
 
-    flags = {
-        "host": host, "port": port, "db": db, "durability": durability, "name": name, "tls_cert": tls_cert, "tls_key": tls_key,
-    }  # fmt: skip
     config, origins = resolve_config(pick_file(file), os.environ, flags)
     if not is_loopback_host(config.host) and config.tls_cert is None and config.tls_key is None and not insecure:
         raise click.UsageError(
-            f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on their way. "
-            "Give --tls-cert and --tls-key; or listen on 127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
+            f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on "
+            "their way. "
+            "Give --tls-cert and --tls-key; or listen on 127.0.0.1, behind a TLS proxy; or, on a network that you "
+            "trust, add --insecure."
         )
     log_to_stderr(log_level)
     agents = []
@@ -93,6 +97,7 @@ def up(
         agents,
         operator_id=READER_ID,
         log_level=log_level,
+        until_input_ends=until_input_ends,
         announce_ready=announce_ready,
         say=lambda text: click.echo(text, err=True),
     )
@@ -129,14 +134,14 @@ def _find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s: float, as_json: bool) -> None:
     """Check what a node and its agents need, and say what to do.
 
-    Versions, configuration, database and its integrity, retention, open files, TLS, port, clock; and each model of FILE's agents is asked once to call a tool.
+    Versions, configuration, database and its integrity, retention, open files, TLS, port, clock; and each model of
+    FILE's agents is asked once to call a tool.
     """
     import asyncio
 
     from roundelay.commands.options import find_target
     from roundelay.network.config import load_yaml
     from roundelay.nodes.doctor import examine
-    from roundelay.terminal import Screen
 
     if file is not None and not file.exists():
         load_yaml(file)  # says so: nothing can be checked of it, and its name may be misspelled
@@ -146,11 +151,7 @@ def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s
         )
     )
     is_well = all(check.status != "failed" for check in checks)
-    if as_json:
-        click.echo(json.dumps({"ok": is_well, "checks": [check.to_json() for check in checks]}, ensure_ascii=False))
-    else:
-        screen = Screen(sys.stdout)
-        for check in checks:
-            screen.write(check.describe(screen.paint))
+    value = {"ok": is_well, "checks": [check.to_json() for check in checks]}
+    show(value, lambda paint: [check.describe(paint) for check in checks], as_json=as_json)
     if not is_well:
         click.get_current_context().exit(1)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from roundelay.commands.node import pick_file
-from roundelay.commands.options import (
-    Function,
-    check_id,
-    debug_option,
-    identity_options,
-    join_as_reader,
-    json_option,
-    run,
-)
+from roundelay.commands.options import Function, ask, check_id, debug_option, identity_options, json_option
+from roundelay.commands.output import format_day, show, show_list
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -38,22 +29,21 @@ MAX_LISTED = 1000
 def backup(file: Path, db: Path | None, as_json: bool) -> None:
     """Copy a node's database into FILE, also while the node runs.
 
-    The copy is complete, checked and on the disk when this command ends. It is a database like any other; started from it, a node
-    begins a new epoch, since it does not know what was said after.
+    The copy is complete, checked and on the disk when this command ends. It is a database like any other; started from
+    it, a node begins a new epoch, since it does not know what was said after.
     """
-    from roundelay.network.ledger_upkeep import back_up
+    from roundelay.network.ledger.upkeep import back_up
 
     source = db or _find_database()
     head = back_up(source, file)
     size = file.stat().st_size
-    if as_json:
-        click.echo(json.dumps({"file": str(file), "database": str(source), "head": head, "bytes": size}))
-    else:
-        click.echo(f"Wrote {file}: {source} up to #{head}, {size / 2**20:.1f} MiB.")
+    value = {"file": str(file), "database": str(source), "head": head, "bytes": size}
+    show(value, lambda _: [f"Wrote {file}: {source} up to #{head}, {size / 2**20:.1f} MiB."], as_json=as_json)
 
 
 def _find_database() -> Path:
-    """The database of the one node that runs on this machine, else the one that is configured here. Raises `ConfigError`."""
+    """The database of the one node that runs on this machine, else the one that is configured here. Raises
+    `ConfigError`."""
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConfigError
     from roundelay.network.home import running_nodes
@@ -83,6 +73,11 @@ def _owner_option(function: Function) -> Function:
     )
 
 
+def _letter_options(function: Function) -> Function:
+    function = _owner_option(json_option(identity_options(function)))
+    return click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=click.IntRange(1))(function)
+
+
 @dead_letters.command("list", short_help="List dead letters, and why they failed.")
 @_owner_option
 @click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="How many at most.")
@@ -91,68 +86,49 @@ def _owner_option(function: Function) -> Function:
 def list_letters(of: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, with what their recipient said of the last failure."""
 
-    async def show() -> None:
-        async with join_as_reader() as client:
-            letters = await _find_letters(client, of, limit)
-        if as_json:
-            click.echo(json.dumps({"dead_letters": letters}))
-            return
-        from datetime import UTC, datetime
+    from roundelay.runs.lists import list_dead_letters
 
-        from roundelay.terminal import Screen, format_table
-
-        screen = Screen(sys.stdout)
-        rows = []
-        for it in letters:
-            failed_at = datetime.fromtimestamp(it["at"] / 1000, UTC).astimezone()
-            rows.append((f"#{it['seq']}", it["agent_id"], f"{failed_at:%Y-%m-%d %H:%M}", it["attempts"], it["reason"]))
-        head = ("MESSAGE", "RECIPIENT", "AT", "ATTEMPTS", "REASON")
-        screen.write(format_table(head, rows, paint=screen.paint) if rows else "There are no dead letters.")
-
-    run(show())
+    show_list(
+        {"dead_letters": ask(lambda client: list_dead_letters(client, of=of, most=limit))},
+        {
+            "MESSAGE": lambda it: f"#{it['seq']}",
+            "RECIPIENT": lambda it: it["agent_id"],
+            "AT": lambda it: format_day(it["at"]),
+            "ATTEMPTS": lambda it: it["attempts"],
+            "REASON": lambda it: it["reason"],
+        },
+        empty="There are no dead letters.",
+        as_json=as_json,
+    )
 
 
 @dead_letters.command()
-@click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=click.IntRange(1))
-@_owner_option
-@json_option
-@identity_options
+@_letter_options
 def retry(seqs: tuple[int, ...], of: str | None, as_json: bool) -> None:
     """Deliver these messages again, with five attempts as at first."""
     _take("network.retry_dead_letter", seqs, of, as_json=as_json, done="is delivered again to")
 
 
 @dead_letters.command()
-@click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=click.IntRange(1))
-@_owner_option
-@json_option
-@identity_options
+@_letter_options
 def drop(seqs: tuple[int, ...], of: str | None, as_json: bool) -> None:
     """Forget these dead letters; the messages stay in their threads."""
     _take("network.drop_dead_letter", seqs, of, as_json=as_json, done="is no longer a dead letter of")
 
 
 def _take(op: str, seqs: tuple[int, ...], of: str | None, *, as_json: bool, done: str) -> None:
-    async def take() -> list[dict[str, Any]]:
-        async with join_as_reader() as client:
-            letters = await _find_letters(client, of, MAX_LISTED)
-            chosen = [{"agent_id": _find_owner(letters, seq), "seq": seq} for seq in dict.fromkeys(seqs)]
-            for letter in chosen:
-                await client.call(op, letter)
+    from roundelay.runs.lists import list_dead_letters
+
+    async def take(client: NetworkClient) -> list[dict[str, Any]]:
+        letters = await list_dead_letters(client, of=of, most=MAX_LISTED)
+        chosen = [{"agent_id": _find_owner(letters, seq), "seq": seq} for seq in dict.fromkeys(seqs)]
+        for letter in chosen:
+            await client.call(op, letter)
         return chosen
 
-    taken = run(take())
-    if as_json:
-        click.echo(json.dumps({"dead_letters": taken}))
-        return
-    for letter in taken:
-        click.echo(f"#{letter['seq']} {done} {letter['agent_id']}.")
-
-
-async def _find_letters(client: NetworkClient, of: str | None, limit: int) -> list[dict[str, Any]]:
-    from roundelay.lists import list_dead_letters
-
-    return await list_dead_letters(client, of=of, most=limit)
+    taken = ask(take)
+    told = [f"#{letter['seq']} {done} {letter['agent_id']}." for letter in taken]
+    show({"dead_letters": taken}, lambda _: told, as_json=as_json)
 
 
 def _find_owner(letters: list[dict[str, Any]], seq: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from roundelay.identity import READER_ID, login_id
+from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -43,17 +43,20 @@ def find_target() -> Target:
     return click.get_current_context().ensure_object(Target)
 
 
-def _is_said(context: click.Context, parameter: click.Parameter, value: str | None, earlier: str | None) -> bool:
-    """Whether a value holds: one that was typed before the command goes before one of the environment, which each of them reads."""
-    if value is None:
-        return False
-    name = parameter.name or ""
-    return earlier is None or context.get_parameter_source(name) is not ParameterSource.ENVIRONMENT
+def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    """A callback that keeps a value of the target: one that was typed before the command goes before one of the
+    environment, which each of them reads."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        target = context.ensure_object(Target)
+        is_of_environment = context.get_parameter_source(parameter.name or "") is ParameterSource.ENVIRONMENT
+        if value is not None and (getattr(target, name) is None or not is_of_environment):
+            setattr(target, name, check(value))
+
+    return keep
 
 
-def _check_url(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    if value is None or not _is_said(context, parameter, value, context.ensure_object(Target).url):
-        return
+def _check_url(value: str) -> str:
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -62,19 +65,18 @@ def _check_url(context: click.Context, parameter: click.Parameter, value: str | 
         is_url = False
     if not is_url:
         raise click.BadParameter(f"{value!r} is no address of a hub; write ws://HOST:PORT/ or wss://HOST:PORT/.")
-    context.ensure_object(Target).url = value
+    return value
 
 
-def _keep_token(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    if _is_said(context, parameter, value, context.ensure_object(Target).token):
-        context.ensure_object(Target).token = value
+def _check_id(value: str) -> str:
+    if not re.fullmatch(_ID, value):
+        raise click.BadParameter(f"{value!r} is no id; use lower case letters, digits, '.', '_' and '-'.")
+    return value
 
 
 def check_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     """A callback for what names a participant: what can be nobody's id is wrong usage."""
-    if value is not None and not re.fullmatch(_ID, value):
-        raise click.BadParameter(f"{value!r} is no id; use lower case letters, digits, '.', '_' and '-'.")
-    return value
+    return _check_id(value) if value is not None else None
 
 
 def check_place(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -86,22 +88,14 @@ def check_place(_context: click.Context, _parameter: click.Parameter, value: str
 
 def read_address(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     """A callback that gives an address as it was typed: a bare id means that participant."""
-    address = value if ":" in value or value == "broadcast" else f"agent:{value}"
+    from roundelay.network.addresses import complete_address  # not at the start of every command
+
+    address = complete_address(value)
     if not re.fullmatch(rf"broadcast|(agent|channel|mod):{_ID}", address):
         raise click.BadParameter(
             f"{value!r} is no address; write an ID, broadcast, channel:NAME or mod:ID, all in lower case."
         )
     return address
-
-
-def _keep_id(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        context.ensure_object(Target).agent_id = check_id(context, _parameter, value)
-
-
-def _keep_kind(context: click.Context, _parameter: click.Parameter, value: Kind | None) -> None:
-    if value is not None:
-        context.ensure_object(Target).kind = value
 
 
 def _keep_debug(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -112,11 +106,11 @@ def _keep_debug(_context: click.Context, _parameter: click.Parameter, value: boo
 def node_options(function: Function) -> Function:
     """Add ``--url`` and ``--token``."""
     function = click.option(
-        "--token", metavar="TOKEN", expose_value=False, callback=_keep_token, envvar="ROUNDELAY_TOKEN",
+        "--token", metavar="TOKEN", expose_value=False, callback=_keep("token"), envvar="ROUNDELAY_TOKEN",
         help="Who you are to the hub; needed only on another machine than the node's.  [env: ROUNDELAY_TOKEN]",
     )(function)  # fmt: skip
     return click.option(
-        "--url", metavar="URL", expose_value=False, callback=_check_url, envvar="ROUNDELAY_URL",
+        "--url", metavar="URL", expose_value=False, callback=_keep("url", _check_url), envvar="ROUNDELAY_URL",
         help="The hub; without it the node that runs on this machine.  [env: ROUNDELAY_URL]",
     )(function)  # fmt: skip
 
@@ -124,11 +118,11 @@ def node_options(function: Function) -> Function:
 def identity_options(function: Function) -> Function:
     """Add `node_options`, ``--as`` and ``--as-kind``."""
     function = click.option(
-        "--as-kind", type=click.Choice(("human", "service", "agent")), expose_value=False, callback=_keep_kind,
+        "--as-kind", type=click.Choice(("human", "service", "agent")), expose_value=False, callback=_keep("kind"),
         help="What --as is (default: human).",
     )(function)  # fmt: skip
     function = click.option(
-        "--as", metavar="ID", expose_value=False, callback=_keep_id, envvar="ROUNDELAY_AS",
+        "--as", metavar="ID", expose_value=False, callback=_keep("agent_id", _check_id), envvar="ROUNDELAY_AS",
         help="As whom.  [env: ROUNDELAY_AS]",
     )(function)  # fmt: skip
     return debug_option(node_options(function))
@@ -154,43 +148,49 @@ def log_option(function: Function) -> Function:
     )(function)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine; silent but for its own output."""
-    import asyncio
+def silence_logs() -> None:
+    """Let nothing but the command's own output be seen, where logs go nowhere in particular."""
     import logging
 
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine; silent but for its own output."""
+    import asyncio
+
+    silence_logs()
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:
         raise SystemExit(143) from None  # SIGTERM, where it is handled to put the terminal in order
 
 
-@asynccontextmanager
-async def join_as_person(*, reconnect: bool = False) -> AsyncIterator[NetworkClient]:
-    """Join as ``--as``, or as the login user. Without ``reconnect`` a lost connection ends the command: for what answers and ends."""
-    target = find_target()
-    async with _join(target.agent_id or login_id(), target.kind or "human", reconnect=reconnect) as client:
-        yield client
+def ask(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
+    """Do what one connection of a reader is needed for, and give what came of it."""
+
+    async def join_and_work() -> T:
+        async with join() as client:
+            return await work(client)
+
+    return run(join_and_work())
 
 
 @asynccontextmanager
-async def join_as_reader(*, reconnect: bool = False) -> AsyncIterator[NetworkClient]:
-    """Likewise, but without ``--as`` as a service of the command line's own, with the owner's rights."""
-    target = find_target()
-    kind = target.kind or ("human" if target.agent_id is not None else "service")
-    async with _join(target.agent_id or READER_ID, kind, reconnect=reconnect) as client:
-        yield client
+async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIterator[NetworkClient]:
+    """Join as ``--as``, else as the login user, or for who only looks as a service of the command line's own, with the
+    owner's rights.
 
-
-@asynccontextmanager
-async def _join(agent_id: str, kind: Kind, *, reconnect: bool) -> AsyncIterator[NetworkClient]:
+    Without ``reconnect`` a lost connection ends the command: for what answers and ends.
+    """
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
     from roundelay.network.home import running_nodes
 
     target = find_target()
+    kind = target.kind or ("human" if as_person or target.agent_id is not None else "service")
+    agent_id = target.agent_id or (login_id() if as_person else READER_ID)
     client = NetworkClient(agent_id, target.url, kind=kind, token=target.token, reconnect=reconnect)
     if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
         told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"

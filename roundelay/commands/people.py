@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import check_place, identity_options, join_as_person, json_option, read_address, run
+from roundelay.commands.options import check_place, identity_options, join, json_option, read_address, run
+from roundelay.commands.output import show
+
+if TYPE_CHECKING:
+    from roundelay.network.client import Stored
 
 
 @click.command(short_help="Join the conversation as a person.")
@@ -29,9 +33,9 @@ def chat(to: str | None, wait_s: float | None) -> None:
     """
 
     async def converse() -> bool:
-        from roundelay.chat_input import run_chat
+        from roundelay.terminal.converse import run_chat
 
-        async with join_as_person(reconnect=True) as client:
+        async with join(as_person=True, reconnect=True) as client:
             return await run_chat(client, to=to, wait_s=wait_s)
 
     if not run(converse()):
@@ -54,17 +58,11 @@ def send(to: str, text: str, reply_to: int | None, message_id: str | None, as_js
     if not content.strip():
         raise click.UsageError("There is nothing to send: the text is empty.")
 
-    async def deliver() -> None:
-        async with join_as_person() as client:
-            stored = await client.send(to, content, reply_to=reply_to, message_id=message_id)
-        if as_json:
-            value = {
-                "seq": stored.seq, "thread_id": stored.thread_id, "message_id": stored.id, "duplicate": stored.duplicate,
-            }  # fmt: skip
-            click.echo(json.dumps(value))
-        else:
-            click.echo(
-                f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}."
-            )
+    async def deliver() -> Stored:
+        async with join(as_person=True) as client:
+            return await client.send(to, content, reply_to=reply_to, message_id=message_id)
 
-    run(deliver())
+    stored = run(deliver())
+    told = f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}."
+    value = {"seq": stored.seq, "thread_id": stored.thread_id, "message_id": stored.id, "duplicate": stored.duplicate}
+    show(value, lambda _: [told], as_json=as_json)

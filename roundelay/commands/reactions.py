@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import check_id, identity_options, join_as_reader, json_option, run
+from roundelay.commands.options import ask, check_id, identity_options, json_option
+from roundelay.commands.output import print_answer, show, show_list
 
 if TYPE_CHECKING:
-    from roundelay.reading.reactions import ListedReaction
+    from collections.abc import Iterator
+
+    from roundelay.network.client import NetworkClient
+    from roundelay.runs.reading import Record
+    from roundelay.terminal.screen import Paint
 
 MAX_LAST = 500
 
@@ -36,26 +40,23 @@ def reactions() -> None:
 @identity_options
 def list_command(agent_id: str | None, only_open: bool, last: int, as_json: bool) -> None:
     """List the open reactions, and those that the last messages are part of, the oldest first."""
-    from roundelay.clean_text import clean
-    from roundelay.reading.reactions import list_open_reactions, list_reactions
-    from roundelay.terminal import Screen, format_table
+    from roundelay.runs.reactions import list_open_reactions, list_reactions
 
-    async def show() -> None:
-        async with join_as_reader() as client:
-            found = await (list_open_reactions(client) if only_open else list_reactions(client, last))
-        shown = [it for it in found if agent_id in (None, it.agent_id)]
-        if as_json:
-            click.echo(json.dumps({"reactions": [it.to_json() for it in shown]}))
-            return
-        screen = Screen(sys.stdout)
-        head = ("REACTION", "AGENT", "TRIGGER", "THREAD", "STATE", "TURNS")
-        rows = [_row(it) for it in shown]
-        screen.write(format_table(head, rows, paint=screen.paint) if rows else "There are none.")
-
-    def _row(it: ListedReaction) -> tuple[object, ...]:
-        return (clean(it.reaction), clean(it.agent_id), f"#{it.trigger}", clean(it.thread_id), it.state, it.turns)
-
-    run(show())
+    found = ask(list_open_reactions if only_open else lambda client: list_reactions(client, last))
+    shown = [it.to_json() for it in found if agent_id in (None, it.agent_id)]
+    show_list(
+        {"reactions": shown},
+        {
+            "REACTION": lambda it: it["reaction"],
+            "AGENT": lambda it: it["agent_id"],
+            "TRIGGER": lambda it: f"#{it['trigger']}",
+            "THREAD": lambda it: it["thread_id"],
+            "STATE": lambda it: it["state"],
+            "TURNS": lambda it: it["turns"],
+        },
+        empty="There are none.",
+        as_json=as_json,
+    )
 
 
 @reactions.command("show", short_help="Show the records of REACTION.")
@@ -68,35 +69,32 @@ def list_command(agent_id: str | None, only_open: bool, last: int, as_json: bool
 @identity_options
 def show_command(reaction: str, agent_id: str | None, as_json: bool) -> None:
     """Show the records of REACTION: prompt, replies, calls with their results, the end."""
-    from pydantic_core import to_json
-
-    from roundelay.agents.records import fetch_records
-    from roundelay.clean_text import clean, clean_json, clean_lines
+    from roundelay.agents.journal import fetch_records
     from roundelay.network.errors import UnknownMessage
-    from roundelay.reading.reactions import choose_author, describe_record
-    from roundelay.terminal import CONTINUED, Screen, format_time
+    from roundelay.runs.reactions import describe_record
+    from roundelay.runs.reading import choose_author
+    from roundelay.terminal.screen import CONTINUED, Screen, format_time
+    from roundelay.terminal.text import clean, clean_lines
 
-    async def show() -> None:
-        async with join_as_reader() as client:
-            records = await fetch_records(client.call, reaction, agent_id)
-            epoch = client.welcome.network.epoch
-        if not records:
-            raise UnknownMessage(f"There is no reaction {reaction!r} that you may read; see: roundelay reactions list")
-        author = choose_author(reaction, records, epoch)
-        for other in sorted({str(it["agent_id"]) for it in records} - {author}):
-            Screen(sys.stderr).note(f"{clean(other)} has used this id too; what it wrote: --agent {clean(other)}")
-        records = [it for it in records if it["agent_id"] == author]
-        if as_json:
-            # a number that no double holds is null: JSON has no infinity
-            click.echo(clean_json(to_json({"reaction": reaction, "records": records}, inf_nan_mode="null").decode()))
-            return
-        screen = Screen(sys.stdout)
+    async def read(client: NetworkClient) -> tuple[list[Record], str]:
+        return await fetch_records(client.call, reaction, agent_id), client.welcome.network.epoch
+
+    records, epoch = ask(read)
+    if not records:
+        raise UnknownMessage(f"There is no reaction {reaction!r} that you may read; see: roundelay reactions list")
+    author = choose_author(reaction, records, epoch)
+    for other in sorted({str(it["agent_id"]) for it in records} - {author}):
+        Screen(sys.stderr).note(f"{clean(other)} has used this id too; what it wrote: --agent {clean(other)}")
+    records = [it for it in records if it["agent_id"] == author]
+
+    def describe(paint: Paint) -> Iterator[str]:
         for record in records:
+            stamp = paint.dim(f"{format_time(record['at'])} #{record['seq']}")
             first, *others = clean_lines(describe_record(record))
-            stamp = screen.paint.dim(f"{format_time(record['at'])} #{record['seq']}")
-            screen.write("\n".join([f"{stamp} {first}", *(CONTINUED + line for line in others)]))
+            yield "\n".join([f"{stamp} {first}", *(CONTINUED + line for line in others)])
 
-    run(show())
+    value = {"reaction": reaction, "records": records}
+    show(value, describe, as_json=as_json, print_value=print_answer)
 
 
 @reactions.command("cancel", short_help="Ask REACTION to stop.")
@@ -105,14 +103,10 @@ def show_command(reaction: str, agent_id: str | None, as_json: bool) -> None:
 @identity_options
 def cancel_command(reaction: str, as_json: bool) -> None:
     """Ask REACTION to stop; one whose agent is away stops when it is back."""
-    from roundelay.clean_text import clean
     from roundelay.network.errors import UnknownMessage
+    from roundelay.terminal.text import clean
 
-    async def cancel() -> None:
-        async with join_as_reader() as client:
-            stopped = (await client.call("network.cancel", {"reaction": reaction}))["reactions"]
-        if not stopped:
-            raise UnknownMessage(f"No reaction {reaction!r} is open that you may stop; see: roundelay reactions list")
-        click.echo(json.dumps({"reactions": stopped}) if as_json else f"Asked {clean(reaction)} to stop.")
-
-    run(cancel())
+    stopped = ask(lambda client: client.call("network.cancel", {"reaction": reaction}))["reactions"]
+    if not stopped:
+        raise UnknownMessage(f"No reaction {reaction!r} is open that you may stop; see: roundelay reactions list")
+    show({"reactions": stopped}, lambda _: [f"Asked {clean(reaction)} to stop."], as_json=as_json)

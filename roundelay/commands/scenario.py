@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import debug_option, json_option, run
+from roundelay.commands.options import debug_option, json_option, run, silence_logs
+from roundelay.commands.output import print_json, terminal_indent
 
 if TYPE_CHECKING:
-    from roundelay.scenario.file import Scenario
-    from roundelay.scenario.run import ScenarioResult
+    from roundelay.testing.file import Scenario
+    from roundelay.testing.run import ScenarioResult
 
 FAILED = 1
 
@@ -27,8 +26,11 @@ def scenario() -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="The seed, instead of the file's.")
 @click.option(
-    "--seeds", type=click.IntRange(1, 100_000), metavar="N", help="Run each with N seeds, from its own on; the first that fails is shown."
-)  # fmt: skip
+    "--seeds",
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="Run each with N seeds, from its own on; the first that fails is shown.",
+)
 @click.option("--live", metavar="URL", help="Run against the network there, in real time.")
 @click.option(
     "--token",
@@ -50,23 +52,29 @@ def scenario() -> None:
 @json_option
 @debug_option
 def run_command(
-    files: tuple[Path, ...], seed: int | None, seeds: int | None, live: str | None, token: str | None, junit: Path | None,
-    ledger: Path | None, update_tapes: bool, real_models: bool, as_json: bool,
-) -> None:  # fmt: skip
+    files: tuple[Path, ...],
+    seed: int | None,
+    seeds: int | None,
+    live: str | None,
+    token: str | None,
+    junit: Path | None,
+    ledger: Path | None,
+    update_tapes: bool,
+    real_models: bool,
+    as_json: bool,
+) -> None:
     """Run the scenarios in FILES. Exits with 1 if one fails."""
-    import logging
-
-    from roundelay.clean_text import clean_lines
-    from roundelay.scenario.file import load_scenario
-    from roundelay.scenario.report import describe_result, to_json, to_junit
-    from roundelay.scenario.run import run_live_scenario, run_scenario
+    from roundelay.network.durable_files import replace_file
+    from roundelay.terminal.text import clean_lines
+    from roundelay.testing.file import load_scenario
+    from roundelay.testing.report import describe_result, to_json, to_junit
+    from roundelay.testing.run import run_live_scenario, run_scenario
 
     if live is not None and (seed, seeds) != (None, None):
         raise click.UsageError("--live runs in real time, without a seed.")
     if live is not None and update_tapes:
         raise click.UsageError("--update-tapes runs here, not against a network; leave --live out.")
-    if not logging.getLogger().handlers:
-        logging.getLogger().addHandler(logging.NullHandler())
+    silence_logs()
     scenarios = [load_scenario(file) for file in files]
     results: list[ScenarioResult] = []
     for it in scenarios:
@@ -84,11 +92,13 @@ def run_command(
             if len(runs) > 1:
                 click.echo(f"      {len(runs) - len(failed)} of {len(runs)} seeds passed{_list_seeds(failed)}")
     if as_json:
-        click.echo(json.dumps(to_json(results), indent=2 if sys.stdout.isatty() else None))
+        print_json(to_json(results), terminal_indent())
     if junit is not None:
-        junit.write_text(to_junit(results), encoding="utf-8")
+        with replace_file(junit) as report:
+            report.write(to_junit(results))
     if ledger is not None:
-        ledger.write_bytes(b"".join(result.ledger for result in results))
+        with replace_file(ledger) as log:
+            log.writelines(result.ledger.decode() for result in results)
     if not all(result.passed for result in results):
         raise SystemExit(FAILED)
 

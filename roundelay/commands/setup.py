@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 
 import click
 
+from roundelay.commands import output
 from roundelay.commands.node import pick_file
 from roundelay.commands.options import debug_option, json_option
 
@@ -22,7 +21,7 @@ from roundelay.commands.options import debug_option, json_option
 @debug_option
 def demo(question: str | None, model: str | None, base_url: str | None, serve: bool, kill: str | None) -> None:
     """Watch a node, three agents and a person solve one QUESTION. Needs no key and no network."""
-    from roundelay.demo.run import run_demo
+    from roundelay.demo.play import run_demo
 
     click.get_current_context().exit(run_demo(question, model=model, base_url=base_url, serve=serve, kill=kill))
 
@@ -35,7 +34,7 @@ def init(folder: Path) -> None:
     from roundelay.nodes.starter import write_starter
 
     try:
-        written = write_starter(folder, "roundelay")
+        written = write_starter(folder)
     except FileExistsError as error:
         raise click.ClickException(
             f"{error.filename} is there already and nothing was written; choose another folder: roundelay init FOLDER"
@@ -58,27 +57,19 @@ def config() -> None:
 @debug_option
 def show(file: Path | None, origin: bool, as_json: bool) -> None:
     """Show every value that holds for a node with FILE here, and with --origin why."""
-    from roundelay.clean_text import clean
     from roundelay.network.config import flat_values, resolve_config
-    from roundelay.terminal import Screen, format_table
+    from roundelay.terminal.text import clean
 
     found, origins = resolve_config(pick_file(file), os.environ, {})
     values = flat_values(found)
-    if as_json:
-        values["agents"] = [_name_agent(node.plain()) for node in found.agents]
-        shown = (
-            {name: {"value": value, "origin": origins[name]} for name, value in values.items()} if origin else values
-        )
-        click.echo(json.dumps(shown, ensure_ascii=False))
-        return
-    screen = Screen(sys.stdout)
     rows = [(name, _show_value(value), origins[name]) for name, value in values.items()]
     rows.append(("agents", f"{len(found.agents)} declared", origins["agents"]))
+    values["agents"] = [_name_agent(node.plain()) for node in found.agents]
     if origin:
-        screen.write(format_table(("NAME", "VALUE", "ORIGIN"), rows, paint=screen.paint))
-        return
-    for name, value, _ in rows:
-        screen.write(f"{name}: {clean(value)}")
+        shown: dict[str, object] = {name: {"value": it, "origin": origins[name]} for name, it in values.items()}
+        output.show(shown, output.draw_table(("NAME", "VALUE", "ORIGIN"), rows), as_json=as_json)
+    else:
+        output.show(values, lambda _: [f"{name}: {clean(value)}" for name, value, _ in rows], as_json=as_json)
 
 
 @click.command()

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from roundelay.commands.options import (
-    Function,
-    Kind,
-    check_id,
-    identity_options,
-    join_as_reader,
-    json_option,
-    run,
-)
-from roundelay.identity import READER_ID
+from roundelay.commands.options import Function, Kind, ask, check_id, identity_options, json_option, run
+from roundelay.commands.output import count, format_day, print_json, show, show_list
+from roundelay.terminal.connection import READER_ID
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
+
+T = TypeVar("T")
 
 
 @click.group()
@@ -53,18 +45,16 @@ def token_options(function: Function) -> Function:
 def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | None) -> None:
     """Make a token for ID and print it; it cannot be shown again."""
 
-    async def make() -> str:
-        from roundelay.network.auth import hash_token, make_token
+    from roundelay.network.clock import make_token
+    from roundelay.network.core.joining import hash_token
 
-        made = make_token()
-        args = {"agent_id": agent_id, "kind": kind, "token_hash": hash_token(made), "operator": operator}
-        async with _operate(db) as client:
-            await client.call("network.create_token", args)
-        return made
-
-    made = run(make())
+    made = make_token()
+    args = {"agent_id": agent_id, "kind": kind, "token_hash": hash_token(made), "operator": operator}
+    answer = _operate(db, lambda client: client.call("network.create_token", args))
+    if answer.get("warning") is not None:
+        click.echo(f"Warning: {answer['warning']}", err=True)
     if as_json:
-        click.echo(json.dumps({"agent_id": agent_id, "kind": kind, "operator": operator, "token": made}))
+        print_json({"agent_id": agent_id, "kind": kind, "operator": operator, "token": made})
         return
     click.echo(made)
     rights = ", with an operator's rights" if operator else ""
@@ -80,30 +70,21 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
 @token_options
 def list_tokens(as_json: bool, db: Path | None) -> None:
     """List who has tokens, without the tokens."""
+    from roundelay.runs import lists
 
-    from roundelay import lists
-
-    async def show() -> None:
-        async with _operate(db) as client:
-            value = {"tokens": await lists.list_tokens(client)}
-        if as_json:
-            click.echo(json.dumps(value))
-            return
-        from datetime import UTC, datetime
-
-        from roundelay.terminal import Screen, format_table
-
-        screen = Screen(sys.stdout)
-        rows = []
-        for it in value["tokens"]:
-            made_at = datetime.fromtimestamp(it["created_at"] / 1000, UTC).astimezone()
-            rights = "operator" if it["operator"] else ""
-            state = "revoked" if it["revoked"] else "valid"
-            rows.append((it["agent_id"], it["kind"], state, f"{made_at:%Y-%m-%d %H:%M}", f"{it['hash']}...", rights))
-        head = ("ID", "KIND", "STATE", "MADE", "HASH", "RIGHTS")
-        screen.write(format_table(head, rows, paint=screen.paint) if rows else "There are no tokens yet.")
-
-    run(show())
+    show_list(
+        {"tokens": _operate(db, lists.list_tokens)},
+        {
+            "ID": lambda it: it["agent_id"],
+            "KIND": lambda it: it["kind"],
+            "STATE": lambda it: "revoked" if it["revoked"] else "valid",
+            "MADE": lambda it: format_day(it["created_at"]),
+            "HASH": lambda it: f"{it['hash']}...",
+            "RIGHTS": lambda it: "operator" if it["operator"] else "",
+        },
+        empty="There are no tokens yet.",
+        as_json=as_json,
+    )
 
 
 @token.command()
@@ -113,27 +94,19 @@ def list_tokens(as_json: bool, db: Path | None) -> None:
 def revoke(agent_id: str, as_json: bool, db: Path | None) -> None:
     """Revoke every token of ID; its sessions are closed."""
 
-    async def refuse() -> int:
-        async with _operate(db) as client:
-            value = await client.call("network.revoke_token", {"agent_id": agent_id})
-        revoked: int = value["revoked"]
-        return revoked
-
-    count = run(refuse())
-    if as_json:
-        click.echo(json.dumps({"agent_id": agent_id, "revoked": count}))
-        return
-    click.echo(f"Revoked {count} token{'' if count == 1 else 's'} of {agent_id}.")
+    number = _operate(db, lambda client: client.call("network.revoke_token", {"agent_id": agent_id}))["revoked"]
+    told = f"Revoked {count(number, 'token')} of {agent_id}."
+    show({"agent_id": agent_id, "revoked": number}, lambda _: [told], as_json=as_json)
 
 
-@asynccontextmanager
-async def _operate(db: Path | None) -> AsyncIterator[NetworkClient]:
-    """A client with an operator's rights: of the node that runs, or of a database that no node has open."""
+def _operate(db: Path | None, work: Callable[[NetworkClient], Awaitable[T]]) -> T:
+    """Do what needs an operator's rights: at the node that runs, or in a database that no node has open."""
     if db is None:
-        async with join_as_reader() as client:
-            yield client
-        return
+        return ask(work)
     from roundelay.app import Network
 
-    async with Network.open(db) as network:
-        yield await network.join(READER_ID, kind="service")
+    async def open_and_work() -> T:
+        async with Network.open(db) as network:
+            return await work(await network.join(READER_ID, kind="service"))
+
+    return run(open_and_work())

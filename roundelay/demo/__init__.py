@@ -1,1 +1,2 @@
-"""The demo, ``roundelay demo``: `run` plays it, on the `screen`; the `team` are processes of their own, with their `skills`."""
+"""The demo, ``roundelay demo``: `play` runs it, on the `screen`; the agents of `team.yaml` are processes of their own
+(`member`)."""

@@ -6,13 +6,12 @@ Takes facts and writes lines; whatever a participant wrote goes through `clean`.
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 
-from roundelay.clean_text import break_lines, clean, clean_lines
 from roundelay.network.messages import BaseMessage
-from roundelay.terminal import Screen
+from roundelay.terminal.screen import Screen
+from roundelay.terminal.text import break_lines, clean, clean_lines
 
 PLAIN_WIDTH = 96
 """Where lines are broken when the output is no terminal."""
@@ -20,20 +19,6 @@ MAX_WIDTH = 110
 BAR = "  │ "
 SHOWN_CHARS = 60
 """Of a tool's argument or result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What a run came to, as its ledger has it."""
-
-    messages_per_thread: Mapping[str, int]
-    turns: int
-    tool_calls: int
-    deliveries: int
-    """How many were measured: from the hub's stamp to the recipient's process."""
-    median_ms: float
-    slowest_ms: float
-    duration_s: float
 
 
 class DemoScreen(Screen):
@@ -46,57 +31,51 @@ class DemoScreen(Screen):
 
     def node(self, url: str) -> None:
         """The node is up."""
-        name = "Roundelay"
-        first, *others = self._break([f"{name}: a node at {url} and three agents on WebSockets"], 0)
-        self.write("\n".join([self.paint.bold(name) + first.removeprefix(name), *others]))
+        self._hang(
+            f"{self.paint.bold('Roundelay')}: ", 11, [f"a node at {url} and three agents on WebSockets"], below=""
+        )
 
     def member(self, agent_id: str, pid: int, description: str) -> None:
         """An agent is there."""
-        padding = " " * (8 - len(agent_id))
-        process = f"process {pid:<8}"
-        indent = len(f"  {agent_id}{padding} {process} ")
-        first, *others = self._break([description], indent)
-        self.write(f"  {self.paint.name(agent_id)}{padding} {self.paint.dim(process)} {first}")
-        for line in others:
-            self.write(" " * indent + line)
+        padding, process = " " * (8 - len(agent_id)), f"process {pid:<8}"
+        lead = f"  {self.paint.name(agent_id)}{padding} {self.paint.dim(process)} "
+        self._hang(lead, len(f"  {agent_id}{padding} {process} "), [description])
 
     def message(self, message: BaseMessage) -> None:
         """A message with its thread, its text behind a bar so that no text can pass for another message."""
         head = f"{self.paint.bold(f'#{message.seq}')} {self.paint.name(message.sender_id)} {_describe_aim(message)}"
         self.write(f"{head}   {self.paint.dim('in')} {self.paint.name(message.thread_id)}")
-        for line in self._break(clean_lines(message.text), len(BAR)):
-            self.write(f"{self.paint.dim(BAR)}{line}")
+        bar = self.paint.dim(BAR)
+        self._hang(bar, len(BAR), clean_lines(message.text), below=bar)
         self.write("")
 
     def tool_call(self, agent_id: str, tool: str, arguments: str, result: str) -> None:
         """A tool that an agent called, with what came out."""
-        call = f"{tool}({_describe_arguments(arguments)}) → {_shorten(result)}"
-        for number, line in enumerate(self._break([clean(call)], 4 + len(agent_id))):
-            lead = f"  {self.paint.name(agent_id)} " if number == 0 else " " * (4 + len(agent_id))
-            self.write(lead + self.paint.dim(line))
+        call = clean(f"{tool}({_describe_arguments(arguments)}) → {_shorten(result)}")
+        self._hang(f"  {self.paint.name(agent_id)} ", 3 + len(agent_id), [call], paint=self.paint.dim)
         self.write("")
 
     def incident(self, text: str) -> None:
         """What happened to an agent's process."""
-        for line in self._break([clean(text)], 2):
-            self.write(self.paint.yellow(f"! {line}"))
+        mark = self.paint.yellow("! ")
+        self._hang(mark, 2, [clean(text)], paint=self.paint.yellow, below=mark)
         self.write("")
 
-    def summary(self, totals: Totals) -> None:
-        """What the run came to."""
-        threads = totals.messages_per_thread
-        head = (
-            f"{sum(threads.values())} messages in {len(threads)} threads, {totals.turns} turns, {totals.tool_calls} tool calls, "
-            f"{totals.duration_s:.1f} s"
-        )
-        self.write(self.paint.bold(head))
-        facts = [
-            f"threads   {', '.join(f'{clean(thread_id)} {number}' for thread_id, number in threads.items())}",
-            f"delivery  p50 {_describe_delay(totals.median_ms)}, slowest {_describe_delay(totals.slowest_ms)}, from the hub's stamp to the "
-            f"recipient's process, the commit to disk included; {totals.deliveries} measured",
-        ]
-        for line in self._break(facts, 2, " " * 10):
-            self.write(self.paint.dim(f"  {line}"))
+    def summary(
+        self, threads: Mapping[str, int], turns: int, tool_calls: int, delays_ms: Sequence[float], duration_s: float
+    ) -> None:
+        """What the run came to: how many messages each thread has, and how long each message took to its recipient's
+        process."""
+        head = f"{sum(threads.values())} messages in {len(threads)} threads, {turns} turns, {tool_calls} tool calls, "
+        self.write(self.paint.bold(f"{head}{duration_s:.1f} s"))
+        times = f"p50 {_describe_delay(statistics.median(delays_ms))}, slowest {_describe_delay(max(delays_ms))}"
+        facts = {
+            "threads": ", ".join(f"{clean(thread_id)} {number}" for thread_id, number in threads.items()),
+            "delivery": f"{times}, from the hub's stamp to the recipient's process, the commit to disk included; "
+            f"{len(delays_ms)} measured",
+        }
+        for name, fact in facts.items():
+            self._hang(self.paint.dim(f"  {name:<10}"), 12, [fact], paint=self.paint.dim)
         self.write("")
 
     def suggest(self, title: str, commands: Sequence[tuple[str, str]]) -> None:
@@ -108,10 +87,19 @@ class DemoScreen(Screen):
         for purpose, command in commands:
             self.write(f"  {self.paint.dim(purpose.ljust(width) if fits else purpose)}{between}{command}")
 
-    def _break(self, lines: Iterable[str], indent: int, hanging: str = "") -> list[str]:
-        width = max(self.columns - indent, 20)
-        pieces = [piece for line in lines for piece in textwrap.wrap(line, width, subsequent_indent=hanging) or [""]]
-        return break_lines(pieces, width)  # which knows the characters that take two columns
+    def _hang(
+        self,
+        lead: str,
+        width: int,
+        lines: Sequence[str],
+        *,
+        paint: Callable[[str], str] = str,
+        below: str | None = None,
+    ) -> None:
+        """Write lines behind a lead of so many columns, broken where the screen ends; ``below`` stands under the
+        lead."""
+        for number, line in enumerate(break_lines(lines, max(self.columns - width, 20))):
+            self.write(f"{(lead if number == 0 else ' ' * width if below is None else below)}{paint(line)}")
 
 
 def _describe_aim(message: BaseMessage) -> str:

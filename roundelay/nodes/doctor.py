@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import sqlite3
@@ -16,30 +17,38 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from roundelay.app import OWN_MODS, raise_file_limit
-from roundelay.clean_text import clean
+from roundelay.app import OWN_MODS, make_rights, raise_file_limit
 from roundelay.network.config import NodeConfig, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
-from roundelay.network.home import find_url, running_nodes
-from roundelay.network.ledger_failures import explain
-from roundelay.network.ledger_upkeep import check_file, summarise
+from roundelay.network.home import find_url, node_at, running_nodes
+from roundelay.network.ledger.files import explain
+from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.mod import load_mods
 from roundelay.nodes.hub_http import get_from_hub, read_readiness
-from roundelay.nodes.up import FEW_FILES, check_folder, is_loopback_host, listening_url, load_tls, place_mod_error
-from roundelay.terminal import Paint
+from roundelay.nodes.up import (
+    FEW_FILES,
+    check_folder,
+    describe_exposed,
+    find_exposed,
+    is_loopback_host,
+    listening_url,
+    load_tls,
+    place_mod_error,
+)
+from roundelay.terminal.screen import Paint
+from roundelay.terminal.text import clean
 
 if TYPE_CHECKING:
     from roundelay.agents.models.model import Model
-    from roundelay.agents.team import AgentSpec
+
 
 Status = Literal["ok", "note", "failed"]
 
-PACKAGES = ("roundelay", "websockets", "msgspec", "pydantic", "aiosqlite", "jinja2", "openai", "click", "PyYAML")
 MIN_FREE_BYTES = 200 * 1024 * 1024
 SLOW_SYNC_MS = 50.0
 MAX_SKEW_S = 5.0
@@ -64,7 +73,7 @@ class Check:
         return f"{color(f'{self.status:<6}')} {clean(self.name):<10} {clean(self.detail)}{advice}"
 
     def to_json(self) -> dict[str, str]:
-        return {"name": self.name, "status": self.status, "detail": self.detail, "advice": self.advice}
+        return asdict(self)
 
 
 async def examine(
@@ -89,7 +98,7 @@ async def examine(
         checks.append(check_database(config))
         if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
             checks += [await asyncio.to_thread(check_integrity, config.db), check_retention(config)]
-        checks += [check_files(config), check_tls(config), await check_port(config)]
+        checks += [check_files(config), check_tls(config), check_secrets(config), await check_port(config)]
     checks.append(await check_clock(url or find_url(), config))
     if config is not None and config.agents:
         checks += [check async for check in check_agents(config, timeout_s)]
@@ -99,32 +108,41 @@ async def examine(
 
 
 def check_python() -> Check:
-    detail = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()}, SQLite {sqlite3.sqlite_version}"
-    return Check("python", "ok", f"{detail}.")
+    python = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()}"
+    return Check("python", "ok", f"{python}, SQLite {sqlite3.sqlite_version}.")
 
 
 def check_packages() -> Check:
+    """Whether what the installed package says it needs is there; without what only some systems have, things are
+    slower."""
     found, missing = [], []
-    for name in PACKAGES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            missing.append(name)
-    if missing:
-        return Check("packages", "failed", f"{', '.join(missing)} missing.", "Install: pip install roundelay")
     try:
-        found.append(f"uvloop {version('uvloop')}")
+        needs = [line.partition(";") for line in ["roundelay", *(requires("roundelay") or [])]]
     except PackageNotFoundError:
-        return Check(
-            "packages", "note", f"{', '.join(found)}.", "Without uvloop the node is slower: pip install uvloop"
-        )
-    return Check("packages", "ok", f"{', '.join(found)}.")
+        needs = [("roundelay", "", "")]
+    for need, _, marker in needs:
+        name = re.split(r"[^\w.-]", need, maxsplit=1)[0]
+        if "extra" not in marker:
+            try:
+                found.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                missing.append((name, marker))
+    if needed := [name for name, marker in missing if not marker]:
+        return Check("packages", "failed", f"{', '.join(needed)} missing.", "Install: pip install roundelay")
+    told = f"{', '.join(found)}."
+    if missing:
+        names = " ".join(name for name, _ in missing)
+        return Check("packages", "note", told, f"Without {names} the node is slower: pip install {names}")
+    return Check("packages", "ok", told)
 
 
 def check_mods(config: NodeConfig, origin: str) -> Check:
-    """Whether each mod can be loaded; ``origin`` is where they are named."""
+    """Whether each mod can be loaded, and the page of rights names what there is; ``origin`` is where the mods are
+    named."""
     try:
-        load_mods(config.mods, OWN_MODS)
+        make_rights(config, load_mods(config.mods, OWN_MODS))
+    except ConfigError as error:
+        return Check("mods", "failed", str(error))
     except ModError as error:
         return Check("mods", "failed", str(place_mod_error(error, origin)))
     return Check("mods", "ok", f"{', '.join(config.mods)} load." if config.mods else "There are none.")
@@ -142,12 +160,9 @@ def check_database(config: NodeConfig) -> Check:
         folder = next(it for it in db.resolve().parents if it.exists())  # what is below is made by the node
         took_ms = _measure_sync(folder, db.name)
         free = shutil.disk_usage(folder).free
+        size = _measure_database(db) if db.exists() else 0
     except LedgerError as error:
         return Check("database", "failed", str(error))
-    except OSError as error:
-        return Check("database", "failed", str(explain(error, db)))
-    try:
-        size = _measure_database(db) if db.exists() else 0
     except sqlite3.Error as error:
         return Check("database", "failed", str(explain(error, db, "read")))
     except OSError as error:
@@ -228,6 +243,13 @@ def check_tls(config: NodeConfig) -> Check:
     )
 
 
+def check_secrets(config: NodeConfig) -> Check:
+    """Whether the node's owner alone may read what holds its key, its tokens and its messages."""
+    if exposed := find_exposed(config):
+        return Check("secrets", "note", f"{describe_exposed(exposed)}.")
+    return Check("secrets", "ok", "What holds a key, a token or messages is for its owner alone.")
+
+
 def _measure_sync(folder: Path, name: str) -> float:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{name}-doctor-") as file:
         file.write(b"\0" * 4096)
@@ -259,7 +281,15 @@ async def check_port(config: NodeConfig) -> Check:
         return Check("port", "ok", f"{where} is free.")
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error)
-    is_ready = await asyncio.to_thread(read_readiness, listening_url(config))
+    url = listening_url(config)
+    is_ready = await asyncio.to_thread(read_readiness, url)
+    if (node := node_at(url)) is not None:
+        database = Path(node.owner_file).with_suffix("")
+        who = f"{where} is used by the node at {node.url} (process {node.pid}, database {database})"
+        if is_ready:
+            return Check("port", "ok", f"{who}, which is ready.")
+        state = "does not answer" if is_ready is None else "is not ready"
+        return Check("port", "note", f"{who}, which {state}.", "See its log.")
     if is_ready is None:
         return Check(
             "port", "failed", f"{where} cannot be used: {reason}.", "Stop what uses it, or choose another port."
@@ -306,21 +336,13 @@ async def check_agents(config: NodeConfig, timeout_s: float) -> AsyncIterator[Ch
         except ConfigError as error:
             yield Check(name, "failed", str(error))
             continue
-        kind = _describe_model(spec)
-        if kind is None:
+        if spec.model.openai is None and spec.model.local is None:
             yield Check(name, "ok", f"{len(runner.tools)} tools of its own; its model is a script.")
             continue
-        if kind not in asked:
-            asked[kind] = await check_model(name, runner.model, timeout_s)
-        known = asked[kind]
-        yield Check(name, known.status, known.detail, known.advice)
-
-
-def _describe_model(spec: AgentSpec) -> str | None:
-    """The model's settings, the same for the same model; None for a script."""
-    if spec.model.openai is None and spec.model.local is None:
-        return None
-    return spec.model.model_dump_json()
+        settings = spec.model.model_dump_json()  # the same for the same model
+        if settings not in asked:
+            asked[settings] = await check_model(name, runner.model, timeout_s)
+        yield replace(asked[settings], name=name)
 
 
 async def check_named_model(name: str, base_url: str | None, timeout_s: float) -> Check:
@@ -338,21 +360,12 @@ async def check_model(name: str, model: Model, timeout_s: float) -> Check:
     from roundelay.agents.models.model import ModelRequest, SystemMessage, ToolSpec, UserMessage
 
     word = "roundelay"
-    schema = {
-        "type": "object",
-        "properties": {"word": {"type": "string"}},
-        "required": ["word"],
-        "additionalProperties": False,
-    }
-    request = ModelRequest(
-        messages=[
-            SystemMessage("You check a connection. Answer by calling the tool, not with text."),
-            UserMessage(f'Call the tool "confirm" with the word "{word}".'),
-        ],
-        tools=[ToolSpec("confirm", "Confirm that a word was received.", schema)],
-        agent_id="doctor",
-        turn=1,
-    )
+    properties = {"word": {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": ["word"], "additionalProperties": False}
+    tool = ToolSpec("confirm", "Confirm that a word was received.", schema)
+    rule = SystemMessage("You check a connection. Answer by calling the tool, not with text.")
+    question = UserMessage(f'Call the tool "confirm" with the word "{word}".')
+    request = ModelRequest(messages=[rule, question], tools=[tool], agent_id="doctor", turn=1)
     began = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):
@@ -363,23 +376,18 @@ async def check_model(name: str, model: Model, timeout_s: float) -> Check:
         detail = f"Model {model.name} did not answer within {timeout_s:g} s."
         return Check(name, "failed", detail, "Try again, or give it more time with --timeout.")
     finally:
-        close = getattr(model, "close", None)
-        if close is not None:
+        if (close := getattr(model, "close", None)) is not None:
             await close()
     took = f"in {time.perf_counter() - began:.1f} s"
     call = next((it for it in reply.tool_calls if it.name == "confirm"), None)
     if call is None:
         detail = f"Model {model.name} answered {took}, but called no tool."
         return Check(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
-    if not _has_word(call.arguments, word):
+    try:
+        given = json.loads(call.arguments)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or word not in str(given.get("word", "")).lower():
         detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
         return Check(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
     return Check(name, "ok", f"Model {model.name} called a tool {took}.")
-
-
-def _has_word(arguments: str, word: str) -> bool:
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return False
-    return isinstance(parsed, dict) and word in str(parsed.get("word", "")).lower()

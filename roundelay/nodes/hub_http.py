@@ -11,6 +11,8 @@ from roundelay.network.errors import ConnectError
 from roundelay.network.tls import client_context, explain_failure
 
 TIMEOUT_S = 3.0
+
+
 MAX_BODY_BYTES = 1024 * 1024
 
 

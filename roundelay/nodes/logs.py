@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 
-from roundelay.clean_text import clean, clean_lines
+from roundelay.terminal.text import clean, clean_lines
 
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class _LineFormatter(logging.Formatter):
-    """One line for each record, its ``extra`` fields behind the message as ``name=value``, and a traceback below. What was raised may
-    quote a participant, so nothing of it can drive a terminal."""
+    """One line for each record, its ``extra`` fields behind the message as ``name=value``, and a traceback below. What
+    was raised may quote a participant, so nothing of it can drive a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from roundelay.agents.channels import join_channel
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.team import AgentSpec, build_runner, load_agents
+from roundelay.agents.team import AgentSpec, load_agents
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, Superseded
-from roundelay.nodes.endings import stop_signals, wait_for_first, wait_for_input_end
-from roundelay.nodes.up import ready_line
+from roundelay.nodes.processes import ready_line, stop_signals, wait_for_first, wait_for_input_end
 
 
 def read_agents(files: Sequence[Path], only: Sequence[str] = ()) -> list[AgentSpec]:
@@ -47,41 +45,36 @@ def is_node_file(root: YamlNode) -> bool:
 
 
 async def run_agents(
-    specs: Sequence[AgentSpec],
+    runners: Sequence[SimpleAgentRunner],
     *,
     url: str | None,
     token: str | None,
     until_input_ends: bool,
     say: Callable[[str], None],
     note: Callable[[str], None],
+    make_client: type[NetworkClient] = NetworkClient,
 ) -> None:
-    """Run agents until SIGTERM, SIGINT or, if asked, the end of the input. ``say`` gets a line for each that has joined.
+    """Run agents until SIGTERM, SIGINT or, if asked, the end of the input. ``say`` gets a line for each that has
+    joined.
 
-    Raises what ends an agent for good, and then ends the others; an agent that another runner took over just ends.
+    Raises what ends an agent for good, and then ends the others; an agent that another runner took over just ends, and
+    ``note`` is told.
     """
-    runners = [build_runner(spec) for spec in specs]
+
+    async def run_one(runner: SimpleAgentRunner) -> None:
+        card = runner.describe_card()
+        async with make_client(runner.agent_id, url, kind="agent", token=token, role="reactor", card=card) as client:
+            await runner.join_channels(client)  # before it says ready, so that it misses nothing that is said after
+            say(ready_line(runner.agent_id, client.url))
+            try:
+                await runner.run(client)
+            except Superseded as error:
+                note(str(error))
+
     with stop_signals() as stopping:
         async with asyncio.TaskGroup() as group:
-            agents = [group.create_task(_run(runner, url, token, say, note)) for runner in runners]
+            agents = [group.create_task(run_one(runner)) for runner in runners]
             input_end = [wait_for_input_end()] if until_input_ends else []
             await wait_for_first(asyncio.wait(agents), stopping.wait(), *input_end)
             for task in agents:
                 task.cancel()
-
-
-async def _run(
-    runner: SimpleAgentRunner,
-    url: str | None,
-    token: str | None,
-    say: Callable[[str], None],
-    note: Callable[[str], None],
-) -> None:
-    client = NetworkClient(runner.agent_id, url, kind="agent", token=token, role="reactor", card=runner.describe_card())
-    async with client:
-        for name in runner.channels:
-            await join_channel(client, name)  # before it says ready, so that it misses nothing that is said after
-        say(ready_line(runner.agent_id, client.url))
-        try:
-            await runner.run(client)
-        except Superseded as error:
-            note(str(error))

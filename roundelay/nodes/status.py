@@ -1,15 +1,71 @@
-"""A hub's figures in words: what ``roundelay status`` shows. Pure; the figures' names are those of ``/metrics``."""
+"""What ``roundelay status`` shows: how a hub does, read from it and told in words. The figures' names are those of
+``/metrics``."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from roundelay.network.client import NetworkClient
+from roundelay.network.errors import Forbidden, UnknownOperation
+from roundelay.nodes.hub_http import get_from_hub
+from roundelay.terminal.text import clean
 
 Figures = Mapping[str, float]
 
 SHOWN_FROM, MAX_SHOWN = 0.5, 5
 """From which share of a quota on its participant is shown, and how many at most."""
 _COUNTED = ("messages", "deliveries", "commits")
+
+
+async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
+    """Give what the hub is, its figures, and the rates of so many seconds. Of a hub that does not tell all of it, or
+    not this caller, the rest."""
+    before = await _read_figures(client)
+    began = time.perf_counter()
+    await asyncio.sleep(over_s)
+    info = await client.call("network.info")
+    figures = await _read_figures(client)
+    rates = compute_rates(before, figures, time.perf_counter() - began)
+    quotas = await _ask(client, "network.quotas", {"quotas": []})
+    return {
+        "url": client.url,
+        **info,
+        "figures": figures,
+        "rates": rates,
+        "quotas": quotas["quotas"],
+        "stopped": await _ask(client, "network.stopped", {"conversations": [], "has_more": False, "agents": []}),
+    }
+
+
+def describe_status(status: Mapping[str, Any]) -> list[str]:
+    """Tell it in lines that can go to a terminal."""
+    parts = dict(status)
+    figures, rates, quotas, stopped = (parts.pop(name) for name in ("figures", "rates", "quotas", "stopped"))
+    shown = {**parts, **describe_figures(figures, rates), **describe_quotas(quotas), **describe_stopped(stopped)}
+    return [f"{name:<14} {clean(', '.join(it) if isinstance(it, list) else str(it))}" for name, it in shown.items()]
+
+
+async def _ask(client: NetworkClient, op: str, otherwise: dict[str, Any]) -> dict[str, Any]:
+    """What an operation gives; something else of a hub from before it, or to a participant who may not call it."""
+    try:
+        answer: dict[str, Any] = await client.call(op)
+    except (UnknownOperation, Forbidden):
+        return otherwise
+    return answer
+
+
+async def _read_figures(client: NetworkClient) -> dict[str, float]:
+    """The hub's figures, by its operation, else from ``/metrics``."""
+    return await _ask(client, "network.status", {}) or await asyncio.to_thread(_fetch_metrics, client.url)
+
+
+def _fetch_metrics(url: str) -> dict[str, float]:
+    text = get_from_hub(url, "/metrics").body
+    lines = [line.removeprefix("roundelay_").split(" ") for line in text.splitlines() if line and line[0] != "#"]
+    return {line[0]: float(line[1]) for line in lines if len(line) == 2}
 
 
 def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str, float]:
@@ -29,10 +85,13 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
     lines = {
         "sessions": f"{figures['sessions']:.0f}, {figures['sessions_behind']:.0f} of them behind; "
         f"{figures['sessions_opening']:.0f} not welcomed yet",
-        "backlog": f"{figures['backlog_deliveries']:.0f} deliveries queued ({_describe_bytes(figures['backlog_bytes'])}), "
-        f"{figures['unacked_deliveries']:.0f} not acknowledged; {figures['pending_entries']:.0f} entries before the writer",
+        "backlog": f"{figures['backlog_deliveries']:.0f} deliveries queued "
+        f"({_describe_bytes(figures['backlog_bytes'])}), "
+        f"{figures['unacked_deliveries']:.0f} not acknowledged; {figures['pending_entries']:.0f} entries before the "
+        "writer",
         "reactions": f"{figures['open_reactions']:.0f} open",
-        "commits": f"{commits:.0f} since the start, of {mean} rows; lately of {figures['commit_rows_p50']:.0f} rows, at most "
+        "commits": f"{commits:.0f} since the start, of {mean} rows; lately of {figures['commit_rows_p50']:.0f} rows, "
+        "at most "
         f"{figures['commit_rows_max']:.0f}, in {figures['commit_ms_p50']:.1f} ms, the slowest of a hundred in "
         f"{figures['commit_ms_p99']:.1f} ms",
         "rates": f"{rates['messages_per_s']:.1f} messages, {rates['deliveries_per_s']:.1f} deliveries, "
@@ -54,6 +113,23 @@ def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     shown = ", ".join(f"{it['agent_id']} {it['used']:.0%} ({_describe_use(it)})" for it in near[:MAX_SHOWN])
     more = f" and {len(near) - MAX_SHOWN} more" if len(near) > MAX_SHOWN else ""
     return {"quotas": shown + more} if near else {}
+
+
+def describe_stopped(stopped: Mapping[str, Any]) -> dict[str, str]:
+    """What has stopped at a limit, as ``network.stopped`` tells it; nothing if nothing has."""
+    found = [
+        f"#{it['root']} of {it['began_by'] or 'somebody'} ({it['limit']}; {it['used_by'] or 'nobody'} sent most, "
+        f"{it['used']}): /resume {it['root']}"
+        for it in stopped["conversations"]
+    ]
+    lines = {}
+    if found:
+        more = " and more" if stopped["has_more"] or len(found) > MAX_SHOWN else ""
+        lines["stopped"] = "; ".join(found[:MAX_SHOWN]) + more
+    agents = [f"{it['agent_id']} ({it['limit']}): /resume {it['agent_id']}" for it in stopped["agents"]]
+    if agents:
+        lines["stopped agents"] = "; ".join(agents[:MAX_SHOWN]) + (" and more" if len(agents) > MAX_SHOWN else "")
+    return lines
 
 
 def _describe_use(use: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
-"""``roundelay agent try``: one message to one agent, in a network of its own that is gone at the end, and all that happens shown.
+"""``roundelay agent try``: one message to one agent, in a network of its own that is gone at the end, and all that
+happens shown.
 
 `try_agent` performs; a `Show` prints: `ShowText` for a reader, `ShowJson` for programs. What happens are the events of
-`roundelay.agents.events` and the messages that are sent, in the order of the ledger: a message stands before the event that follows it.
+`roundelay.agents.events` and the messages that are sent, in the order of the ledger: a message stands before the event
+that follows it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Protocol
@@ -27,7 +28,6 @@ from roundelay.agents.events import (
     RemoteOutput,
     Resumed,
     ToolCallEnd,
-    ToolCallStart,
     ToolOutput,
     ToolRequests,
     TurnEnd,
@@ -35,25 +35,21 @@ from roundelay.agents.events import (
     Waiting,
     event_to_json,
 )
-from roundelay.agents.features.prices import Prices, write_dollars
-from roundelay.agents.ids import reaction_id
+from roundelay.agents.journal import reaction_id
 from roundelay.agents.models.model import Usage
-from roundelay.agents.records import FinishedBody, fetch_records
+from roundelay.agents.models.tokens import Prices, write_dollars
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import AgentSpec, build_runner
 from roundelay.app import Network
-from roundelay.clean_text import break_lines, clean, clean_json, clean_lines
 from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError, RoundelayError
-from roundelay.network.messages import message_from_wire
-from roundelay.terminal import CONTINUED, Screen, StreamedText
-
-LOOK_AGAIN_S = 0.02
-"""The last record follows the last event: how often it is looked for."""
-
+from roundelay.runs.source import HubLog, LiveSource
+from roundelay.terminal.screen import Screen, StreamedText
+from roundelay.terminal.text import clean, clean_json, clean_lines
 
 _Happened = asyncio.Queue[tuple[Event | None, int]]
-"""What happened, and the ledger's last seq then; None for the end of a reaction, however it came."""
+"""What happened, and the ledger's last seq then; None when the agent thinks no more: its reaction has ended, and is
+recorded."""
 
 
 class Show(Protocol):
@@ -69,9 +65,11 @@ class Show(Protocol):
 
 
 async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, show: Show) -> bool:
-    """Let the agent react to a person's message; True if the reaction finished. Calls that need an approval are approved, or denied.
+    """Let the agent react to a person's message; True if the reaction finished. Calls that need an approval are
+    approved, or denied.
 
-    Raises what ends the agent (a wrong file, a model that cannot be made), and `RoundelayError` if it failed before its reaction began.
+    Raises what ends the agent (a wrong file, a model that cannot be made), and `RoundelayError` if it failed before its
+    reaction began.
     """
     if person == spec.id:
         raise ConfigError(f"The person cannot be {person}, as the agent is; say with --as who writes.")
@@ -83,9 +81,9 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
         await client.call("network.watch", {"signals": True})
         async with asyncio.TaskGroup() as group:
             running = group.create_task(runner.run(joined))  # what it raises ends the group
-            watching = group.create_task(_watch(client, runner.agent_id, happened))
-            await runner.ready()
             trial = _Trial(client, runner, happened, approves, show)
+            watching = group.create_task(trial.watch())
+            await runner.ready()
             finish = await trial.follow(text)
             cost = await trial.read_cost()
             watching.cancel()
@@ -95,16 +93,6 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
         raise RoundelayError("The agent failed before its reaction began; the log above says how.")
     show.end(finish, cost)
     return finish.status == "finished"
-
-
-async def _watch(client: NetworkClient, agent_id: str, happened: _Happened) -> None:
-    """Notice the end of a reaction that came to no last event: its code failed."""
-    async for event in client.events():
-        match event:
-            case Signal(kind="thinking", sender_id=sender, body={"active": False}) if sender == agent_id:
-                happened.put_nowait((None, 0))
-            case _:
-                continue
 
 
 class _Trial:
@@ -123,32 +111,36 @@ class _Trial:
         self._happened = happened
         self._decision = "/approve" if approves else "/deny nobody is here to approve it"
         self._show = show
-        self._seen = 0
+        self._log = HubLog(client)
         self._trigger = 0
         self._unshown: list[AnyMessage] = []
 
+    async def watch(self) -> None:
+        """Notice when the agent thinks no more, for ever: its code may fail, and then there is no last event."""
+        async for event in self._client.events():
+            match event:
+                case Signal(kind="thinking", sender_id=self._runner.agent_id, body={"active": False}):
+                    self._happened.put_nowait((None, 0))
+                case _:
+                    continue
+
     async def follow(self, text: str) -> Finished | None:
         """Send the message and show what follows; gives the end, None if the reaction did not even begin."""
-        stored = await self._client.send_text(self._runner.agent_id, text)
-        self._trigger = stored.seq
-        reaction = reaction_id(self._runner.agent_id, stored.seq, self._client.welcome.network.epoch)
-        last: Finished | None = None
+        self._trigger = (await self._client.send_text(self._runner.agent_id, text)).seq
+        answer: str | None = None
         while True:
-            event, head = None, 0
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S if last is not None else None):
-                    event, head = await self._happened.get()
+            event, head = await self._happened.get()
+            if event is None:
+                break
             if not isinstance(event, ModelOutput):
                 await self._show_messages(head)
-            if event is None:
-                end = await self._read_end(reaction, last)
-                if end is not None or last is None:
-                    await self._show_messages()
-                    return end
-            elif isinstance(event, Finished) and not event.path:
-                last = event
+            if isinstance(event, Finished) and not event.path:
+                answer = event.answer
             else:
                 self._show.event(event)
+        end = await self._read_end(answer)
+        await self._show_messages()
+        return end
 
     async def read_cost(self) -> Decimal | None:
         """What all of it cost, agents inside of calls included; None unless every price is known."""
@@ -163,26 +155,22 @@ class _Trial:
         return total if spent else None
 
     async def _show_messages(self, up_to: int | None = None) -> None:
-        """Show what was sent since the last time, later than a seq not yet; and decide at once what the agent asks for."""
-        has_more = True
-        while has_more:
-            page = await self._client.call("network.log", {"after": self._seen})
-            has_more, self._seen = page["next"] > self._seen, page["next"]
-            for message in map(message_from_wire, page["messages"]):
-                self._unshown.append(message)
-                if message.sender_id == self._runner.agent_id and "approval" in (message.metadata or {}):
-                    await self._client.reply(message, self._decision)
+        """Show what was sent since the last time, later than a seq not yet; and decide at once what the agent asks
+        for."""
+        async for message in self._log.read_to_end():
+            self._unshown.append(message)
+            if message.sender_id == self._runner.agent_id and "approval" in (message.metadata or {}):
+                await self._client.reply(message, self._decision)
         while self._unshown and (up_to is None or self._unshown[0].seq <= up_to):
             self._show.message(self._unshown.pop(0))
 
-    async def _read_end(self, reaction: str, last: Finished | None) -> Finished | None:
+    async def _read_end(self, answer: str | None) -> Finished | None:
         """How it ended is what was recorded: the hub may have refused the answer."""
-        for record in await fetch_records(self._client.call, reaction, self._runner.agent_id):
-            if record["kind"] == "finished":
-                body = FinishedBody.model_validate(record["body"])
-                answer = last.answer if last is not None else None
-                return Finished(reaction, body.status, body.reason, answer, body.turns, body.usage, body.tool_calls)
-        return None
+        reaction = reaction_id(self._runner.agent_id, self._trigger, self._client.welcome.network.epoch)
+        end = (await LiveSource(self._client).reaction(self._runner.agent_id, reaction)).told.finished
+        if end is None:
+            return None
+        return Finished(reaction, end.status, end.reason, answer, end.turns, end.usage, end.tool_calls)
 
 
 class ShowJson:
@@ -203,7 +191,8 @@ class ShowJson:
 
 
 class ShowText:
-    """Lines for a reader; the text of a reply stands there as it comes. On a terminal they are broken here, so that no text forges one."""
+    """Lines for a reader; the text of a reply stands there as it comes. On a terminal they are broken here, so that no
+    text forges one."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -248,12 +237,7 @@ class ShowText:
         self._unsent = None
 
     def _say(self, text: str) -> None:
-        width = self._screen.width
-        lines = clean_lines(text)
-        if width is not None:
-            lines = break_lines(lines, width - len(CONTINUED), first_width=width - len("* "))
-        first, *others = lines
-        self._screen.write("\n".join([f"* {first}", *(CONTINUED + it for it in others)]))
+        self._screen.write("\n".join(self._screen.fold(clean_lines(f"* {text}"))))
 
     def _stream(self, text: str) -> None:
         if not text:
@@ -301,14 +285,14 @@ def describe_event(event: Event) -> str | None:
             return f"{event.agent_id} ({event.path}) calls {event.tool}"
         case RemoteOutput(kind="progress", is_done=False):
             return f"{event.agent_id} ({event.path}) {event.text}"
-        case TurnEnd() | ToolCallStart() | ModelOutput() | ToolOutput() | RemoteOutput() | RemoteCall():
-            return None
         case HandedOver():
             return f"{event.from_agent_id} hands over to {event.agent_id}"
         case Finished():
             reason = f" ({event.reason})" if event.reason else ""
             turns = "1 turn" if event.turns == 1 else f"{event.turns} turns"
             return f"{event.status}{reason}: {turns}, {event.tool_calls} tool calls, {describe_tokens(event.usage)}"
+        case _:
+            return None
 
 
 def describe_tokens(usage: Usage) -> str:

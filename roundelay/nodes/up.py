@@ -1,7 +1,8 @@
 """``roundelay up``: a node, and a process of its own for each agent that its file declares.
 
-An agent's process is started again when it ends with an error, later each time, and ends with the node: at its stop by SIGTERM, at a crash
-because its input ends. What a process prints goes to stderr, with the agent's id before it; stdout has the one line that says ready.
+An agent's process is started again when it ends with an error, later each time, and ends with the node: at its stop by
+SIGTERM, at a crash because its input ends. What a process prints goes to stderr, with the agent's id before it; stdout
+has the one line that says ready.
 """
 
 from __future__ import annotations
@@ -11,26 +12,28 @@ import errno
 import ipaddress
 import os
 import ssl
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from roundelay.app import Node, raise_file_limit, serve
-from roundelay.clean_text import clean, clean_lines
-from roundelay.network.auth import hash_token
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, load_yaml
+from roundelay.network.core.ids import describe_reserved
+from roundelay.network.core.joining import describe_look_alike, hash_token
+from roundelay.network.core.rights import Rights
 from roundelay.network.errors import ConfigError, ConnectError, InternalError, ModError, RoundelayError
-from roundelay.network.home import agent_token, announce_node, node_at
-from roundelay.network.ledger_failures import explain
-from roundelay.network.local import LocalTransport
+from roundelay.network.home import agent_token, announce_node, home, node_at, saved_tokens
+from roundelay.network.hub import Hub
+from roundelay.network.hub.memory import keep_what_is_there
+from roundelay.network.ledger.files import explain
 from roundelay.network.tls import read_certificate, server_context
-from roundelay.nodes.endings import stop_signals, wait_for_first
 from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
+from roundelay.nodes.processes import Process, ready_line, stop_signals, wait_for_first, wait_for_input_end
+from roundelay.terminal.text import clean, clean_lines
 
 if TYPE_CHECKING:
     from roundelay.agents.team import AgentSpec
@@ -39,38 +42,55 @@ FIRST_DELAY_S, MAX_DELAY_S = 0.5, 60.0
 STEADY_S = 60.0
 """A process that lived so long begins again with the first delay."""
 READY_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 5.0
-LAST_WORDS_S = 1.0
 WRONG_FILE = 2
 """Exit code of an agent whose file is wrong; starting it again would not help."""
-MAX_LINE_BYTES = 64 * 1024
 FEW_FILES = 1024
+NEEDED = ("network.window", "network.records", "network.history")
+"""What an agent calls to see what it works on, and to go on with it after a crash."""
 
 Say = Callable[[str], None]
 
 
 async def run_node(
-    config: NodeConfig, agents: Sequence[AgentSpec], *, operator_id: str, log_level: str, announce_ready: Say, say: Say
+    config: NodeConfig,
+    agents: Sequence[AgentSpec],
+    *,
+    operator_id: str,
+    log_level: str,
+    until_input_ends: bool,
+    announce_ready: Say,
+    say: Say,
 ) -> None:
-    """Run a node with its agents until SIGTERM or SIGINT; both are stopped in good order.
+    """Run a node with its agents until SIGTERM, SIGINT or, if asked, the end of the input; both are stopped in good
+    order.
 
-    ``announce_ready`` gets the ready line once every agent has joined, or has failed at it. ``operator_id`` lets the agents in where they
-    would be refused. Raises what `serve` raises, `ConfigError` when an agent's file is wrong, and `InternalError` when the hub fails.
+    ``announce_ready`` gets the ready line once every agent has joined, or has failed at it. ``operator_id`` asks a
+    node that listens there already for its name. Raises what `serve` raises, `ConfigError` when an agent's file is
+    wrong, and `InternalError` when the hub fails.
     """
     check_folder(config.db)
     tls, certificate = load_tls(config)
     with stop_signals() as stopping:
-        async with _listening(config, tls, operator_id) as node:
+
+        async def let_in(hub: Hub, url: str) -> None:
+            await _let_in(hub, reachable_url(url), [spec.id for spec in agents], config.db, say)
+
+        async with _listening(config, tls, operator_id, let_in) as node:
             warn_of_few_files(say)
+            if exposed := find_exposed(config):
+                say(describe_exposed(exposed))
+            for sentence in describe_locked_out(node.hub.state.rights, [spec.id for spec in agents]):
+                say(sentence)
             url = reachable_url(node.url)
+            keep_what_is_there()
             with _announced(url, config, certificate, say):
-                await _let_in(node, url, [spec.id for spec in agents], operator_id)
                 processes = [AgentProcess(spec, url, log_level=log_level, say=say) for spec in agents]
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(process.keep()) for process in processes]
                     settling = _announce_when_settled(node, config, processes, announce_ready, say)
                     tasks.append(group.create_task(settling))
-                    await wait_for_first(stopping.wait(), node.hub.failed.wait())
+                    input_end = [wait_for_input_end()] if until_input_ends else []
+                    await wait_for_first(stopping.wait(), node.hub.failed.wait(), *input_end)
                     for task in tasks:
                         task.cancel()
             if node.hub.failed.is_set():
@@ -80,17 +100,20 @@ async def run_node(
 
 
 @asynccontextmanager
-async def _listening(config: NodeConfig, tls: ssl.SSLContext | None, operator_id: str) -> AsyncIterator[Node]:
+async def _listening(
+    config: NodeConfig, tls: ssl.SSLContext | None, operator_id: str, prepare: Callable[[Hub, str], Awaitable[None]]
+) -> AsyncIterator[Node]:
     """As `serve`; where a node listens already the `ConnectError` says which."""
     async with AsyncExitStack() as stack:
         try:
-            node = await stack.enter_async_context(serve(config, tls=tls))
+            node = await stack.enter_async_context(serve(config, tls=tls, prepare=prepare))
         except ConnectError as error:
             url = listening_url(config)
             if await asyncio.to_thread(read_readiness, url) is None:
                 raise
             raise ConnectError(
-                f"Cannot listen on {config.host}:{config.port}: {await _name_node(url, operator_id)} listens there already. "
+                f"Cannot listen on {config.host}:{config.port}: {await _name_node(url, operator_id)} listens there "
+                "already. "
                 f"Go on with that one (roundelay chat --url {url}), or choose another --port and another --db."
             ) from error
         yield node
@@ -116,12 +139,13 @@ async def _announce_when_settled(
             for process in processes:
                 await process.settled.wait()
     except TimeoutError:
-        say(f"Not ready yet: {', '.join(it.agent_id for it in processes if not it.settled.is_set())}.")
-    announce_ready(describe_node(node, config, [process.agent_id for process in processes if process.is_ready]))
+        say(f"Not ready yet: {', '.join(it.name for it in processes if not it.settled.is_set())}.")
+    announce_ready(describe_node(node, config, [process.name for process in processes if process.is_ready]))
 
 
 def check_folder(db: Path) -> None:
-    """Raises `LedgerError` when the database cannot be written there. Makes nothing yet: whatever else is wrong is to leave no trace."""
+    """Raises `LedgerError` when the database cannot be written there. Makes nothing yet: whatever else is wrong is to
+    leave no trace."""
     try:
         if db.is_dir():
             raise IsADirectoryError(errno.EISDIR, "")
@@ -138,7 +162,8 @@ def check_folder(db: Path) -> None:
 
 
 def place_mod_error(error: ModError, origin: str) -> ConfigError:
-    """What is wrong with a mod, with the place where it is named: ``origin`` is that of the field `mods`, of `resolve_config`."""
+    """What is wrong with a mod, with the place where it is named: ``origin`` is that of the field `mods`, of
+    `resolve_config`."""
     kind, _, place = origin.partition(" ")
     if kind != "file":
         return ConfigError(f"{place}: {error}" if place else str(error))
@@ -150,7 +175,8 @@ def place_mod_error(error: ModError, origin: str) -> ConfigError:
 
 
 def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
-    """The node's TLS context and its certificate as PEM; None and nothing if it does not encrypt. Raises `ConfigError`."""
+    """The node's TLS context and its certificate as PEM; None and nothing if it does not encrypt. Raises
+    `ConfigError`."""
     if config.tls_cert is None and config.tls_key is None:
         return None, ""
     if config.tls_key is None:
@@ -158,6 +184,38 @@ def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
     if config.tls_cert is None:
         raise ConfigError(f"tls_key ({config.tls_key}) needs tls_cert too: the key's certificate.")
     return server_context(config.tls_cert, config.tls_key), read_certificate(config.tls_cert)
+
+
+def find_exposed(config: NodeConfig) -> list[Path]:
+    """Of the files that hold a node's secrets, those that others on this machine may read: key, owner's token,
+    database."""
+    files = [config.tls_key, Path(f"{config.db}.owner"), config.db]
+    return [path for path in files if path is not None and _mode_of(path) & 0o044]
+
+
+def describe_exposed(paths: Sequence[Path]) -> str:
+    return f"Others on this machine may read {' and '.join(map(str, paths))}; take that from them: chmod 600"
+
+
+def describe_locked_out(rights: Rights | None, agent_ids: Sequence[str]) -> Iterator[str]:
+    """Which of a node's own agents its page of rights lets do nothing: those that may not read what they work on,
+    or write to nobody."""
+    if rights is None:
+        return
+    for agent_id in agent_ids:
+        calls = [rights.decide("call", agent_id, "agent", op) for op in NEEDED]
+        if (at := next((at for at, it in enumerate(calls) if not it.allowed), None)) is not None:
+            refused = f"{agent_id} may not call {NEEDED[at]}: {calls[at].rule}."
+            yield f"{refused} Without it what {agent_id} is sent becomes a dead letter."
+        if not any(rights.list_rules(verb, agent_id, "agent") for verb in ("send", "broadcast", "write")):
+            yield f"{agent_id} may write to nobody, by `rights` in the node's file: what it answers is refused."
+
+
+def _mode_of(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
 
 
 def warn_of_few_files(say: Say) -> None:
@@ -198,131 +256,85 @@ def reachable_url(url: str) -> str:
     return {"0.0.0.0": url.replace("0.0.0.0", "127.0.0.1"), "::": url.replace("[::]", "[::1]")}.get(host or "", url)
 
 
-class AgentProcess:
+class AgentProcess(Process):
     """The process of one agent, started again when it fails."""
 
     def __init__(self, spec: AgentSpec, url: str, *, log_level: str, say: Say) -> None:
-        self.agent_id = spec.id
-        self.settled = asyncio.Event()
-        """The agent has joined, or has failed once."""
-        self.is_ready = False
-        self._spec = spec
-        self._url = url
-        self._log_level = log_level
+        command = ["-m", "roundelay", "agent", "run", str(spec.path), "--only", spec.id, "--url", url]
+        command += ["--log-level", log_level, "--until-input-ends"]
+        super().__init__(spec.id, command, ready=ready_line(spec.id, ""), take_line=self._hear_line)
         self._say = say
         self._error = ""
 
     async def keep(self) -> None:
-        """Run it until it ends by itself, or until cancelled, which stops it. Raises `ConfigError` when it cannot begin."""
+        """Run it until it ends by itself, or until cancelled, which stops it. Raises `ConfigError` when it cannot
+        begin.
+
+        Once it has joined, or has failed at it, it counts as `settled`.
+        """
         delay_s = FIRST_DELAY_S
         while True:
             started_at = time.monotonic()
             self._error = ""
-            code = await self._run_once()
+            code = await self.run()
             if code == WRONG_FILE and not self.settled.is_set():
-                raise ConfigError(self._error or f"Agent {self.agent_id} cannot start.")
+                raise ConfigError(self._error or f"Agent {self.name} cannot start.")
             self.settled.set()
             if code == 0:
-                self._say(f"Agent {self.agent_id} has ended.")
+                self._say(f"Agent {self.name} has ended.")
                 return
             if time.monotonic() - started_at > STEADY_S:
                 delay_s = FIRST_DELAY_S
             if self._error:
-                self._say(f"{self.agent_id}: Error: {self._error}")
+                self._say(f"{self.name}: Error: {self._error}")
             ending = f"exit code {code}" if code > 0 else f"signal {-code}"
-            self._say(f"Agent {self.agent_id} has ended with {ending}; it starts again in {delay_s:g} s.")
+            self._say(f"Agent {self.name} has ended with {ending}; it starts again in {delay_s:g} s.")
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, MAX_DELAY_S)
 
-    async def _run_once(self) -> int:
-        command = [sys.executable, "-m", "roundelay", "agent", "run", str(self._spec.path), "--only", self.agent_id]
-        command += ["--url", self._url, "--log-level", self._log_level, "--until-input-ends"]
-        # A token in the environment is one participant's, and not this agent's: that one is in the user's folder.
-        env = {name: value for name, value in os.environ.items() if name not in ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")}
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**env, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # Ctrl-C is for the node, which then stops its agents
-        )
-        assert process.stdout is not None
-        hearing = asyncio.create_task(self._hear(process.stdout))
-        try:
-            await asyncio.shield(hearing)
-            return await process.wait()
-        finally:
-            self.is_ready = False
-            await _stop(process)
-            # Also what it says at its end; but a process that it has left behind may hold its output open.
-            await asyncio.wait([hearing], timeout=LAST_WORDS_S)
-            hearing.cancel()
-
-    async def _hear(self, output: asyncio.StreamReader) -> None:
-        async for line in _read_lines(output):
-            self._take_line(line)
-
-    def _take_line(self, line: str) -> None:
-        if line.startswith(ready_line(self.agent_id, "")):
-            self.is_ready = True
-            self.settled.set()
-        elif line.startswith("Error: "):
+    def _hear_line(self, line: str) -> None:
+        if line.startswith("Error: "):
             self._error = clean(line.removeprefix("Error: "))
         else:
-            self._say(f"{self.agent_id}: {clean_lines(line)[0]}")
+            self._say(f"{self.name}: {clean_lines(line)[0]}")
 
 
-def ready_line(agent_id: str, url: str) -> str:
-    """What an agent's process prints when the agent has joined; also how its beginning is recognised."""
-    return f"Agent {agent_id} is ready at {url}"
+async def _let_in(hub: Hub, url: str, agent_ids: Sequence[str], db: Path, say: Say) -> None:
+    """Bind the tokens that the agents have here, before anybody else can use their ids first. Raises `ConfigError`
+    for an id that is taken.
 
-
-async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines without their ends; one that is too long comes in pieces."""
-    rest = b""
-    while data := await stream.read(MAX_LINE_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        if len(rest) > MAX_LINE_BYTES:
-            lines, rest = [*lines, rest], b""
-        for line in lines:
-            yield line.decode(errors="replace")
-    if rest:
-        yield rest.decode(errors="replace")
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process: asked at first, then killed. Nothing is left of it."""
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-async def _let_in(node: Node, url: str, agent_ids: Sequence[str], operator_id: str) -> None:
-    """Make sure that the tokens which the agents have here are taken.
-
-    Most times there is nothing to do: the first use of an id binds its token. But tokens are kept by the hub's address, so on another
-    port an agent has another one; and away from loopback nothing is bound.
+    Tokens are kept by the hub's address, so an agent has another one on another port: it is let in with that too.
     """
-    state = node.hub.state
     unknown = {}
     for agent_id in agent_ids:
         token_hash = hash_token(agent_token(url, agent_id))
-        is_first_use = state.participant(agent_id) is None and is_loopback_host(urlsplit(url).hostname or "")
-        if not is_first_use and state.get("token", token_hash) is None:
+        if hub.state.get("token", token_hash) is None:
+            _check_ours(hub, agent_id, db)
             unknown[agent_id] = token_hash
-    if not unknown:
-        return
-    async with NetworkClient(operator_id, kind="service", transport=LocalTransport(node.hub)) as client:
-        for agent_id, token_hash in unknown.items():
-            args = {"agent_id": agent_id, "kind": "agent", "token_hash": token_hash}
-            await client.call("network.create_token", args)
+    for agent_id in unknown:
+        if hub.state.participant(agent_id) is None and not hub.state.has_token(agent_id):
+            passes_for = describe_reserved(agent_id, hub.mod_ids) or describe_look_alike(hub.state, agent_id)
+            if passes_for is not None:
+                say(f"Warning: the agent {agent_id} {passes_for}: people and models may take its words for another's.")
+    if unknown:
+        await hub.bind_tokens(unknown)
+
+
+def _check_ours(hub: Hub, agent_id: str, db: Path) -> None:
+    """Raises `ConfigError` if somebody else has an id: a participant that is no agent, or whoever holds a token
+    that this user has not."""
+    participant = hub.state.participant(agent_id)
+    if participant is not None and participant.kind != "agent":
+        raise ConfigError(f"Agent {agent_id}: the network knows {agent_id} as {participant.kind}; choose another id.")
+    valid = {key for key, token in hub.state.tokens(agent_id).items() if not token.revoked}
+    if valid and valid.isdisjoint(hash_token(token) for token in saved_tokens(agent_id)):
+        raise ConfigError(
+            f"Agent {agent_id}: its id is bound to a token that is not among yours ({home() / 'tokens'}). Who holds "
+            f"that joins as {agent_id}. "
+            f"If nobody should, or it is lost: roundelay token revoke {agent_id} --db {db}, and start again. If "
+            f"somebody else runs {agent_id} by right, "
+            "take it out of `agents`."
+        )
 
 
 @contextmanager

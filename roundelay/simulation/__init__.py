@@ -1,8 +1,10 @@
 """A whole network in one process, with time and chance of its own: the same seed gives the same ledger, byte for byte.
 
-`simulate` runs a function on a `Simulation`: people and agents join it over the same sessions and hub code as everywhere; connections, agents and
-the hub itself can be lost and come back. All time comes from the event loop (`virtual_time`), all chance from the seed, one stream for each purpose,
-so that a change in one place does not shift what happens in others. The scenario engine stands on it, and anybody's tests may.
+`simulate` runs a function on a `Simulation` (`network`): people and agents (`participants`) join it over the same
+sessions and hub code as everywhere, by connections that take time and break (`links`), and their models are watched
+(`models`). Agents, connections and the hub can be lost and come back, by hand or by seed (`faults`). All time comes
+from the event loop (`virtual_time`), all chance from the seed, one stream for each purpose, so that a change in one
+place does not shift what happens in others.
 """
 
 from __future__ import annotations
@@ -13,9 +15,7 @@ from roundelay.lazy import load_when_used
 
 if TYPE_CHECKING:
     from roundelay.simulation.links import Delay
-    from roundelay.simulation.network import Simulation
-    from roundelay.simulation.run import open_simulation, simulate
-    from roundelay.simulation.setting import MakeAgent, Setting, SimulationError
+    from roundelay.simulation.network import MakeAgent, Setting, Simulation, SimulationError, simulate
 
 __all__ = [
     "Delay",
@@ -23,7 +23,6 @@ __all__ = [
     "Setting",
     "Simulation",
     "SimulationError",
-    "open_simulation",
     "simulate",
 ]
 
@@ -31,11 +30,8 @@ __getattr__ = load_when_used(
     __name__,
     {
         "Delay": "roundelay.simulation.links",
-        "MakeAgent": "roundelay.simulation.setting",
-        "Setting": "roundelay.simulation.setting",
-        "Simulation": "roundelay.simulation.network",
-        "SimulationError": "roundelay.simulation.setting",
-        "open_simulation": "roundelay.simulation.run",
-        "simulate": "roundelay.simulation.run",
+        **dict.fromkeys(
+            ("MakeAgent", "Setting", "Simulation", "SimulationError", "simulate"), "roundelay.simulation.network"
+        ),
     },
 )

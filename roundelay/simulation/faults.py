@@ -1,6 +1,8 @@
-"""Faults by seed: connections lost, agents killed, the hub killed, each at a moment and to a victim that the seed chooses.
+"""Faults by seed: connections lost, agents killed, the hub killed, each at a moment and to a victim that the seed
+chooses.
 
-Runs beside a simulation and ends with everything up again. Failures of models and delays are the simulation's own `Setting`.
+Runs beside a simulation and ends with everything up again. Failures of models and delays are the simulation's own
+`Setting`.
 """
 
 from __future__ import annotations
@@ -17,16 +19,14 @@ FaultKind = Literal["drop", "agent_kill", "hub_restart"]
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """How many faults of each kind, spread over the first ``within_s`` seconds; a killed one is away for up to ``away_s``."""
+    """How many faults of each kind, spread over the first ``within_s`` seconds; a killed one is away for up to
+    ``away_s``."""
 
     drops: int = 0
     agent_kills: int = 0
     hub_restarts: int = 0
     within_s: float = 10.0
     away_s: float = 2.0
-
-    def __bool__(self) -> bool:
-        return bool(self.drops or self.agent_kills or self.hub_restarts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,16 @@ class Fault:
 
 def plan_faults(plan: FaultPlan, chance: random.Random) -> list[Fault]:
     """Draw the faults, the first ones first."""
-    counts: dict[FaultKind, int] = {
-        "drop": plan.drops, "agent_kill": plan.agent_kills, "hub_restart": plan.hub_restarts,
-    }  # fmt: skip
-    kinds = [kind for kind, count in counts.items() for _ in range(count)]
+    kinds: list[FaultKind] = ["drop"] * plan.drops
+    kinds += ["agent_kill"] * plan.agent_kills
+    kinds += ["hub_restart"] * plan.hub_restarts
     drawn = [Fault(chance.uniform(0, plan.within_s), kind, chance.uniform(0, plan.away_s)) for kind in kinds]
     return sorted(drawn, key=lambda fault: fault.at_s)
 
 
 async def inject_faults(simulation: Simulation, plan: FaultPlan) -> list[str]:
-    """Let all of them happen, from now on; gives what was done to whom. A fault that finds nobody to hit is left out."""
+    """Let all of them happen, from now on; gives what was done to whom. A fault that finds nobody to hit is left
+    out."""
     chance = simulation.chance("faults")
     began_s, done = simulation.elapsed_s, list[str]()
     for fault in plan_faults(plan, chance):

@@ -1,7 +1,8 @@
-"""In-process connections that a simulation can slow down and cut: the hub's own sessions and frames, over links that keep their order.
+"""In-process connections that a simulation can slow down and cut: the hub's own sessions and frames, over links that
+keep their order.
 
-Stands in the place of `roundelay.network.local`. A link's delays come from its own stream of chance, so that what one participant sends does not
-change when another one's message arrives.
+Stands in the place of `roundelay.network.hub.local`. A link's delays come from its own stream of chance, so that what
+one participant sends does not change when another one's message arrives.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roundelay.network.errors import ConnectError
+from roundelay.network.errors import Closed, ConnectError
 from roundelay.network.hub import Hub
-from roundelay.network.local import LocalConnection
-from roundelay.network.transport import Closed
+from roundelay.network.hub.local import LocalConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,9 @@ class SlowConnection(LocalConnection):
 
     def __init__(self, hub: Hub, delay: Delay, chance: random.Random, traffic: Traffic) -> None:
         super().__init__(hub)
-        self._up = Lane(self._arrive_at_hub, delay, random.Random(chance.random()), traffic)
-        self._down = Lane(self._arrive_at_client, delay, random.Random(chance.random()), traffic)
+        up, down = (random.Random(chance.random()) for _ in range(2))  # nosec B311  # repeatable on purpose
+        self._up = Lane(self._arrive_at_hub, delay, up, traffic)
+        self._down = Lane(self._arrive_at_client, delay, down, traffic)
 
     def send(self, data: bytes) -> None:
         if self._closed is not None:
@@ -117,7 +118,8 @@ class SlowConnection(LocalConnection):
 
 
 class SimulatedTransport:
-    """One participant's way to the hub of a simulation, over whichever hub there is. ``hub`` gives it, None while it is down."""
+    """One participant's way to the hub of a simulation, over whichever hub there is. ``hub`` gives it, None while it is
+    down."""
 
     def __init__(self, hub: Callable[[], Hub | None], traffic: Traffic, chance: random.Random, delay: Delay) -> None:
         self._delay = delay

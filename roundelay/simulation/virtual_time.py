@@ -1,7 +1,8 @@
 """An event loop that knows when nothing more can happen without time passing, and may then move time itself.
 
-With a virtual clock the next timer is due at once: an hour of waiting costs nothing, and the same work takes the same steps in every run.
-Whoever waits until everything has settled asks `SimulationLoop.when_quiet`, under the machine's own clock too. It knows nothing of networks.
+With a virtual clock the next timer is due at once: an hour of waiting costs nothing, and the same work takes the same
+steps in every run. Whoever waits until everything has settled asks `SimulationLoop.when_quiet`, under the machine's own
+clock too. It knows nothing of networks.
 """
 
 from __future__ import annotations
@@ -12,13 +13,28 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+# One round of the loop, as `_QuietSelector.select` sees it. The clock moves at one place, when nothing else is left:
+#
+#   is a callback ready?                           yes -> it runs; the clock stands (IO: once in LOOKS rounds)
+#        | no
+#   has IO arrived, or does somebody wait in       yes -> who waits is woken; the clock stands
+#   `when_quiet` whose predicate holds now?
+#        | no
+#   is the clock real, or `standing_still` held?   yes -> the process waits for IO, on a real clock until the next timer
+#        | no
+#   is a timer set?                                yes -> the clock moves to it (`advance`), and it runs
+#        | no
+#   Stalled: who waits would wait for ever
+
 T = TypeVar("T")
 
 LOOKS = 64
-"""With a virtual clock the operating system is asked for IO once in so many rounds of the loop: usually there is none."""
+"""With a virtual clock the operating system is asked for IO once in so many rounds of the loop: usually there is
+none."""
 RESOLUTION_S = 1e-6
 HORIZON_S = 10 * 86_400.0
-"""How much virtual time may pass before a run counts as one that will never end. An idle hub wakes twice a second, so a week costs seconds."""
+"""How much virtual time may pass before a run counts as one that will never end. An idle hub wakes twice a second, so a
+week costs seconds."""
 
 
 class Stalled(RuntimeError):
@@ -26,7 +42,8 @@ class Stalled(RuntimeError):
 
 
 class SimulationLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop with a clock of its own, from 0, unless ``is_virtual`` is False. ``horizon_s`` ends a run whose time flies for nothing."""
+    """An asyncio loop with a clock of its own, from 0, unless ``is_virtual`` is False. ``horizon_s`` ends a run whose
+    time flies for nothing."""
 
     def __init__(self, *, is_virtual: bool = True, horizon_s: float = HORIZON_S) -> None:
         self.is_virtual = is_virtual
@@ -37,9 +54,8 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         self._tasks_made = 0
         super().__init__(_QuietSelector(self))
         if is_virtual:
-            self._clock_resolution = (
-                RESOLUTION_S  # else the machine's, and timers that are due together might not be elsewhere
-            )
+            # Else it is the machine's, and timers that are due together here might not be so elsewhere.
+            self._clock_resolution = RESOLUTION_S
         self.set_task_factory(self._make_task)
 
     def time(self) -> float:
@@ -103,7 +119,8 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task that a set keeps at the same place in every run: asyncio cancels the tasks of a group in the order of a set."""
+    """A task that a set keeps at the same place in every run: asyncio cancels the tasks of a group in the order of a
+    set."""
 
     def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number  # first: asyncio registers the task, by its hash, while it is being made

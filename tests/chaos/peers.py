@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from roundelay.network.client import Cursor, NetworkClient
+from roundelay.network.client.transport import WebSocketTransport, Wire
 from roundelay.network.errors import ConnectError
-from roundelay.network.transport import WebSocketTransport, Wire
 
 
 @dataclass

@@ -9,9 +9,8 @@ from random import Random
 
 import pytest
 
-from roundelay.network import link, transport
-from roundelay.network.client import Cursor
-from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.client import Cursor, link, transport
+from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.chaos.peers import ChaosPeer, Received
 from tests.support.counts import Note
 from tests.support.node import node_process

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import resource
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.server import ServerProtocol
 
 from roundelay.app import Node, serve
 from roundelay.network.config import Limits, NodeConfig
-from roundelay.network.gate import Gate
-from roundelay.network.peer import crowd_of
+from roundelay.network.hub.admission import Gate, crowd_of
+from roundelay.network.hub.connection import HubConnection
+from roundelay.network.hub.session import Session
 from roundelay.network.tls import server_context
 from tests.contract.test_bounds import HANDSHAKE, masked
 from tests.support.certificates import make_certificate
@@ -263,6 +267,65 @@ async def test_without_files_newcomers_wait_and_sessions_go_on(
             client.close()
         await (await join(node, "bob", make_token())).close()
         await ann.close()
+
+
+LONG = b"\x81\xff" + struct.pack("!Q", 200_000) + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(HANDSHAKE, LONG), (HANDSHAKE, masked(b" " * 5000, 0x01) + masked(b" " * 5000, 0x00) * 5), (HANDSHAKE + LONG + b" " * 90_000, b"")],
+    ids=["said to be long", "in pieces", "at once"],
+)  # fmt: skip
+async def test_a_hello_is_kept_up_to_its_bound_alone(tmp_path: Path, first: bytes, then: bytes) -> None:
+    """A thousand connections that say no more would hold 256 MB of hellos else."""
+    async with served(tmp_path, **PATIENT) as node, asyncio.timeout(TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        writer.write(first)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(then)
+        head = await reader.readexactly(4)
+        assert (head[0], struct.unpack("!H", head[2:])) == (0x88, (4413,))
+        assert b"max_card_bytes" in await reader.readexactly(head[1] - 2)
+        writer.close()
+        card = {"description": "x" * 16_000}
+        session = await WireSession.open(node.url)
+        await session.hello("ann", token=make_token(), card=card, client="c" * 4000)
+        await session.submit("agent:ann", "x" * 200_000)
+        await session.close()
+
+
+VISITS = {
+    "no request": b"",
+    "half a request": HANDSHAKE[:40],
+    "no hello": HANDSHAKE,
+    "no handshake": b"GET /metrics HTTP/1.1\r\n\r\n",
+    "no method": b"POST / HTTP/1.1\r\n\r\n",
+    "no version": b"GET / SPDY\r\n\r\n",
+    "welcomed": HANDSHAKE + masked(json.dumps(hello_frame("ann", token="t" * 43)).encode()),
+    "refused": HANDSHAKE + masked(b"{}"),
+    "not masked": HANDSHAKE + b"\x81\x02{}",
+    "closed": HANDSHAKE + b"\x88\x80\x00\x00\x00\x00",
+}
+
+
+@pytest.mark.parametrize("said", VISITS.values(), ids=VISITS)
+async def test_a_connection_that_is_over_is_gone_without_the_garbage_collector(tmp_path: Path, said: bytes) -> None:
+    """A full collection stops the hub for as long as there is to be found: 0.2 s after some thousand connections."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with served(tmp_path, **{**PATIENT, "max_unauthenticated": 2}) as node:
+            for _ in range(6):
+                reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+                writer.write(said)
+                if said.endswith(b"\r\n\r\n") or said.startswith(HANDSHAKE):
+                    await reader.readline()
+                writer.close()
+            assert (await get_http(node.url, "/healthz"))[0] == 200
+        assert [it for it in gc.get_objects() if issubclass(type(it), HubConnection | Session | ServerProtocol)] == []
+    finally:
+        gc.enable()
 
 
 # -- whose place goes

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundelay.network.connection import TURN_FRAMES
-from roundelay.network.entries import Leave, Origin
-from roundelay.network.ledger_memory import MemoryLedger
-from roundelay.network.pending import BATCH_COST, ENTRY_BYTES, TURN_COST, Pending
+from roundelay.network.core.entries import Leave, Origin
+from roundelay.network.hub.connection import TURN_FRAMES
+from roundelay.network.hub.intake import BATCH_COST, ENTRY_BYTES, TURN_COST, Pending
+from roundelay.network.ledger.memory import MemoryLedger
 from tests.contract.test_bounds import Peer, masked, node, plain_connection, read_frame, running_hub
 from tests.support.stepped_hub import SteppedHub, StubConnection
 
@@ -227,6 +227,25 @@ def test_reads_and_acks_of_what_was_delivered_do_not_count(stage: Stage) -> None
     assert stage.codes() == {"invalid_frame": 11}
 
 
+def test_what_is_sent_is_delivered_before_the_next_large_result_is_made(stage: Stage) -> None:
+    for number in range(40):
+        _, session = stage.hub.connect()
+        hello = {"type": "hello", "protocol": 1, "agent_id": f"a{number}", "kind": "agent", "card": {"x": "x" * 15_000}}
+        stage.hub.receive(session, hello)
+    readers = [stage.join(f"reader{number}") for number in range(8)]
+    stage.hub.loop.step()
+    for number in range(4):
+        for _, session in readers:
+            call = {"type": "call", "call_id": f"c{number}", "op": "network.list_agents", "args": {}}
+            stage.hub.receive(session, call)
+    stage.hub.receive(stage.ann[1], {"type": "send", "message_id": "m", "to": "agent:eve", "content": "hi"})
+    stage.hub.loop.step()
+    assert [frame["type"] for frame in stage.eve[0].take_frames()] == ["deliver"]
+    assert sum(len(connection.take_frames()) for connection, _ in readers) == 1
+    stage.hub.loop.step(1.0)
+    assert sum(len(connection.take_frames()) for connection, _ in readers) == 31
+
+
 def test_beyond_the_rate_a_wrong_frame_is_not_looked_through(stage: Stage) -> None:
     early = b'{"type":"send","message_id":"early","content":[%s' % (b'"x",' * 1000)
     late = b'{"type":"send","content":[%s],"message_id":"late","x":1}' % b",".join([b"1"] * 1000)
@@ -248,7 +267,11 @@ def test_beyond_the_rate_a_wrong_frame_is_not_looked_through(stage: Stage) -> No
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 200, 60_000, 260_000]), st.booleans()), max_size=300))
 def test_whatever_comes_each_owners_order_is_kept_and_nothing_is_lost(comings: list[tuple[int, int, bool]]) -> None:
-    pending, sent, taken = Pending(), defaultdict[str, list[object]](list), defaultdict[str, list[object]](list)
+    pending, sent, taken = (
+        Pending(lambda: None),
+        defaultdict[str, list[object]](list),
+        defaultdict[str, list[object]](list),
+    )
 
     def take() -> None:
         batch = pending.take()
@@ -273,7 +296,7 @@ def test_whatever_comes_each_owners_order_is_kept_and_nothing_is_lost(comings: l
 
 
 def test_owners_have_equal_parts_of_a_batch_whatever_they_have_sent() -> None:
-    pending = Pending()
+    pending = Pending(lambda: None)
     for owner, count in (("eve", 5000), ("mallory", 4000), ("ann", 100)):
         for _ in range(count):
             pending.add(Leave(Origin("s", owner, "agent")), 0)

@@ -132,8 +132,8 @@ async def test_the_default_limits_are_those_of_the_protocol() -> None:
     assert limits["max_unacked"] == 256
     assert limits["hello_timeout_ms"] == 10_000
     assert limits["stall_timeout_ms"] == 15_000
-    assert limits["max_hops"] == 32
-    assert limits["max_root_messages"] == 256
+    assert limits["max_hops"] == 256
+    assert limits["max_root_messages"] == 1024
 
 
 async def test_welcome_lists_the_mods_with_their_operations(node: Node) -> None:
@@ -141,7 +141,8 @@ async def test_welcome_lists_the_mods_with_their_operations(node: Node) -> None:
     assert set(mods) >= {"channels", "discovery"}
     for mod in mods.values():
         for operation in mod["operations"]:
-            assert set(operation) == {"op", "description", "args_schema"}
+            assert set(operation) == {"op", "description", "args_schema", "kind"}
+            assert operation["kind"] in ("change", "read")
             assert operation["op"].startswith(mod["id"] + ".")
             assert operation["description"]
             assert operation["args_schema"]["type"] == "object"

@@ -14,12 +14,24 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from roundelay.network import ledger_files, ledger_sqlite
+from roundelay.network.core.tables import (
+    CallResult,
+    Floor,
+    MessageHead,
+    Participant,
+    Put,
+    RootBudget,
+    Row,
+    Span,
+    Wanted,
+    damaged_row,
+)
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import KeyTaken, Ledger, Page, Row, Span, Trim, Trimmed, Wanted, damaged_row
-from roundelay.network.ledger_memory import MemoryLedger
-from roundelay.network.ledger_sqlite import Connection, SQLiteLedger
-from roundelay.network.tables import CallResult, Floor, MessageHead, Participant, Put, RootBudget
+from roundelay.network.ledger import KeyTaken, Ledger, Page, Trim, Trimmed
+from roundelay.network.ledger import files as ledger_files
+from roundelay.network.ledger import sqlite as ledger_sqlite
+from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.sqlite import Connection, SQLiteLedger
 
 Opener = Callable[[], Ledger]
 
@@ -389,6 +401,21 @@ async def test_a_long_look_does_not_hold_up_deliveries(tmp_path: Path) -> None:
         may_end.set()
         await looking
         await ledger.close()
+
+
+async def test_no_commit_waits_for_a_checkpoint_of_more_than_about_ten_megabytes(tmp_path: Path) -> None:
+    db, log = tmp_path / "ledger.db", tmp_path / "ledger.db-wal"
+    ledger = SQLiteLedger(db, new_epoch=lambda: "e")
+    await ledger.open()
+    sizes = []
+    for seq in range(1, 61):
+        row = msgspec.structs.replace(message(seq, "ann", "broadcast"), data=b"x" * 500_000)
+        await ledger.append([row], [])
+        sizes.append(log.stat().st_size)  # no checkpoint has more than the log holds
+    in_database = db.stat().st_size
+    await ledger.close()
+    assert max(sizes) <= 11_000_000
+    assert in_database >= 20_000_000
 
 
 async def test_a_close_that_fails_gives_the_file_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,25 @@ async def a_larger_conversation_is_stopped(node: Node) -> None:
     await ann.refused("loop_stopped", "broadcast", "third", cause=root)
 
 
+@reaches("max_uncaused_answers", 1)
+async def more_answers_without_a_cause_are_stopped(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await node.agent("bob")
+    await ann.send("agent:bob", "hello")
+    await bob.send("agent:ann", "an answer")
+    await ann.send("agent:bob", "another one")
+    error = await bob.refused("loop_stopped", "agent:ann", "one too many")
+    assert "max_uncaused_answers" in error["message"]
+
+
+@reaches("max_record_tokens", 100)
+async def more_tokens_of_a_record_do_not_count(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await node.agent("bob", role="reactor")
+    seq = (await ann.send("agent:bob", "work"))["seq"]
+    await bob.record("r", "started", {"trigger": seq})
+    await bob.record("r", "model_reply", {"reply": {"usage": {"prompt_tokens": 101}, "model": "m"}})
+    assert (await bob.call("network.spent", {"seq": seq}))["of_root"]["m"]["prompt_tokens"] == 100
+
+
 @reaches("max_connections", 2)
 async def further_sessions_are_refused(node: Node) -> None:
     await node.agent("ann")

@@ -268,7 +268,7 @@ async def test_message_status_is_no_larger_than_a_result() -> None:
         found, has_more = [""], True
         while has_more:
             page = await alice.call("network.message_status", {"seq": seq, "after": found[-1]})
-            assert 0 < len(json.dumps(page["recipients"])) <= 1024
+            assert 0 < len(json.dumps(page["recipients"], separators=(",", ":"))) <= 1024
             found += [recipient["agent_id"] for recipient in page["recipients"]]
             has_more = page["has_more"]
         assert found[1:] == [f"other-{number:02d}" for number in range(30)]
@@ -420,8 +420,7 @@ async def test_a_stranger_cancels_nothing(node: Node, operator: WireSession, str
     await bot.message("long work")
     await bot.record("r1", "started", {"trigger": trigger})
     for args in ({"reaction": "r1"}, {"thread_id": "direct:bot~mia"}):
-        answer = await stranger.submit_call("network.cancel", args)
-        assert answer["type"] == "error" or answer["value"] == {"reactions": []}
+        assert await stranger.call("network.cancel", args) == {"reactions": []}
     await bot.settle()
     assert [frame for frame in bot.unread if frame["type"] == "signal"] == []
 

@@ -68,6 +68,8 @@ async def test_beyond_its_messages_nothing_of_a_participant_is_stored_until_the_
         assert "12 h 0 min" in refusal["message"]
         assert "3 messages of the 3" in refusal["message"]
         await store(bob, 3)  # the others have their own
+        await ann.call("channels.create", {"name": "den"})  # what is no message counts for bytes alone
+        await ann.call_refused("budget_exhausted", "channels.post", {"name": "den", "text": "one too many"})
         clock.now += HALF_DAY_MS - 1
         refused_for(await ann.submit("agent:bob", "too early", message_id="m4"), "messages_per_day")
         clock.now += 1
@@ -232,6 +234,19 @@ async def test_a_reaction_beyond_the_quota_ends_and_its_readers_are_told(clock: 
         assert (notice["body"]["seq"], notice["body"]["reaction"]) == (second, "r2")
         [status] = (await mia.call("network.message_status", {"seq": second}))["recipients"]
         assert status["state"] == "delivered"  # not handled: `started` would have acked it
+
+
+async def test_who_begins_again_and_again_beyond_its_quota_floods_nobody_with_notices(clock: Clock) -> None:
+    async with running_node(quotas={"ann": Quota(bytes_per_day=0)}) as node:
+        mia, ann = await node.person("mia"), await node.agent("ann", role="reactor")
+        seq = (await mia.send("broadcast", "hello"))["seq"]
+        for told in (60, 60):
+            for number in range(200):
+                await ann.submit_record(f"r{number}", "started", {"trigger": seq})
+            await mia.settle()
+            assert sum(frame["type"] == "notice" for frame in mia.unread) in (told, told + 1)
+            mia.unread.clear()
+            clock.now += 60_000
 
 
 async def test_one_message_has_so_many_open_reactions_and_no_more() -> None:

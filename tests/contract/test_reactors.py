@@ -377,3 +377,21 @@ async def test_a_refused_record_id_is_free_again(node: Node, alice: WireSession,
     await reactor.record("r1", "started", {"trigger": stored["seq"]}, record_id="first")
     again = await node.agent("bot", role="reactor")
     assert [reaction["trigger"] for reaction in again.welcome["open_reactions"]] == [stored["seq"]]
+
+
+async def test_a_reaction_to_a_message_of_ones_own_is_taken_and_named_to_who_may_read_that(
+    node: Node, reactor: WireSession, alice: WireSession
+) -> None:
+    note = (await reactor.send("agent:bot", "remember the milk"))["seq"]
+    told = (await reactor.send("agent:alice", "I begin by myself"))["seq"]
+    for name, trigger in (("r-note", note), ("r-told", told)):
+        await reactor.record(name, "started", {"trigger": trigger})
+    answer = (await reactor.send("agent:alice", "done", cause=told))["seq"]
+    listed = (await reactor.call("network.open_reactions"))["reactions"]
+    assert [(it["reaction"], it["trigger"]) for it in listed] == [("r-note", note), ("r-told", told)]
+    chain = (await alice.call("network.why", {"seq": answer}))["chain"]
+    assert [step.get("reaction") for step in chain if "reaction" in step] == ["r-told"]
+    await alice.call_refused("unknown_message", "network.why", {"seq": note})
+    for name in ("r-note", "r-told"):
+        await reactor.record(name, "finished", {"status": "finished"})
+    assert (await reactor.call("network.open_reactions"))["reactions"] == []

@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 
-from roundelay.network import retention
 from roundelay.network.client import Cursor, NetworkClient
 from roundelay.network.clock import random_id
 from roundelay.network.config import Limits, Retain
-from roundelay.network.errors import LedgerError, LoopStopped, UnknownMessage
-from roundelay.network.hub import Hub
+from roundelay.network.errors import Closed, LedgerError, LoopStopped, UnknownMessage
+from roundelay.network.hub import Hub, retention
+from roundelay.network.hub.local import LocalConnection, LocalTransport
+from roundelay.network.hub.retention import DAY_MS, keep_within
 from roundelay.network.ledger import Ledger, Trim, Trimmed
-from roundelay.network.ledger_memory import MemoryLedger
-from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.local import LocalConnection, LocalTransport
-from roundelay.network.retention import DAY_MS, keep_within
-from roundelay.network.transport import Closed
+from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.sqlite import SQLiteLedger
 
 Opener = Callable[[], Ledger]
 DAY = Retain(days=1)

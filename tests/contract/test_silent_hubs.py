@@ -16,9 +16,8 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 from websockets.typing import Subprotocol
 
-from roundelay.network import link
-from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
-from roundelay.network.errors import ConfigError, ConnectError
+from roundelay.network.client import NetworkClient, Reconnected, Reconnecting, link
+from roundelay.network.errors import ConfigError, ConnectError, InternalError
 from roundelay.nodes import doctor, hub_http
 from tests.support.agents import make_runner
 from tests.support.command import run
@@ -68,8 +67,9 @@ async def test_a_hub_that_cuts_who_comes_is_not_called_something_else() -> None:
 
     server = await asyncio.start_server(cut, "127.0.0.1", 0)
     async with server, asyncio.timeout(TIMEOUT_S):
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         with pytest.raises(ConnectError, match=r"closed the connection without an answer.*try again.*wss://"):
-            await client_of(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/").connect()
+            await client_of(url, connect_timeout_s=SOON_S).connect()
 
 
 async def test_a_hello_that_is_not_answered_is_given_up() -> None:
@@ -232,3 +232,22 @@ async def test_signals_to_a_hub_that_does_not_read_are_dropped() -> None:
         await ann.signal("delta", "last", to="broadcast")
         await last.wait()
     assert kept < 16_000_000
+
+
+async def test_a_client_that_cannot_read_what_the_hub_sent_lets_go_of_the_connection() -> None:
+    gone = asyncio.Event()
+
+    async def misspeak(socket_: ServerConnection) -> None:
+        await socket_.recv()
+        await socket_.send(json.dumps(WELCOME))
+        await socket_.send('{"type": "deliver", "attempt": 1, "message": {"seq": "seven"}}')
+        await socket_.wait_closed()
+        gone.set()
+
+    async with fake_hub(misspeak) as url, asyncio.timeout(TIMEOUT_S):
+        client = client_of(url)
+        await client.connect()
+        with pytest.raises(InternalError, match="failed on what the hub sent"):
+            await anext(client.__aiter__())
+        await gone.wait()
+        await client.close()

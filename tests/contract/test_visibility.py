@@ -5,12 +5,14 @@ mia and bob are people who talk to the same agents; `canary` words must never re
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.contract.test_outsiders import join_with_token
 from tests.support.node import Node, running_node
 from tests.support.wire import Frame, WireSession, contents, expect_error
 
@@ -43,7 +45,7 @@ async def team(node: Node) -> Team:
 async def window(session: WireSession, trigger: Frame, **args: Any) -> dict[str, list[Any]]:
     """What the agent may see for this trigger: the contents of each thread."""
     value = await session.call("network.window", {"trigger": trigger["seq"], **args})
-    assert set(value) == {"threads", "as_of"}
+    assert set(value) - {"omitted_threads"} == {"threads", "as_of"}
     assert value["as_of"] == trigger["seq"]
     for thread in value["threads"]:
         seqs = [message["seq"] for message in thread["messages"]]
@@ -238,6 +240,26 @@ async def test_per_thread_and_threads_narrow_a_window(team: Team) -> None:
     assert list(await window(team.helper, trigger, threads=1)) == ["direct:helper~mia"]
 
 
+async def test_a_window_counts_the_threads_that_it_leaves_out_and_none_that_may_not_be_seen(team: Team) -> None:
+    async def omitted(trigger: Frame, **args: Any) -> int | None:
+        value = await team.helper.call("network.window", {"trigger": trigger["seq"], **args})
+        count: int | None = value.get("omitted_threads")
+        return count
+
+    await team.bob.send("agent:helper", "for bob and helper alone")
+    await team.mia.send("broadcast", "public")
+    first = await team.mia.send("agent:helper", "mia asks")
+    await team.helper.send("agent:worker", "for mia", cause=first["seq"])
+    trigger = await team.mia.send("agent:helper", "mia asks again")
+    assert await omitted(trigger) is None
+    assert await omitted(trigger, threads=3) is None
+    assert await omitted(trigger, threads=2) == 1
+    assert await omitted(trigger, threads=1) == 2  # the broadcast, and the work for mia; nothing of bob's
+    assert await omitted(trigger, threads=1, visibility="current") is None
+    assert await omitted(trigger, threads=["broadcast"]) is None
+    assert await omitted(first, threads=1) == 1  # what came later is not counted
+
+
 @pytest.mark.parametrize("visibility", ["people", "all"])
 async def test_naming_a_thread_that_one_may_not_read_shows_nothing(visibility: Any) -> None:
     async with running_node(visibility=visibility) as node:
@@ -343,6 +365,9 @@ async def test_strict_admits_what_every_reader_of_the_triggers_thread_reads() ->
 
 
 async def test_an_agent_with_the_id_of_a_mod_reads_nothing_of_the_mods(node: Node) -> None:
+    host, digest = await node.service("host"), hashlib.sha256(node.token_of("channels").encode()).hexdigest()
+    await host.call("network.create_token", {"agent_id": "channels", "kind": "agent", "token_hash": digest})
+    await host.bye()
     alice, namesake = await node.agent("alice"), await node.agent("channels")
     second = await node.agent("alice")
     secret = await alice.send("mod:channels", "secret")
@@ -369,6 +394,93 @@ async def test_threads_are_listed_for_those_alone_who_may_read_them(node: Node) 
     await bob.send("broadcast", "a reply to what she did not hear", reply_to=said["seq"])
     assert (await newcomer.call("network.list_threads"))["threads"] == []
     assert len((await alice.call("network.list_threads"))["threads"]) == 2
+
+
+@pytest.mark.parametrize("visibility", ["people", "strict", "current"])
+async def test_what_two_agents_say_for_one_person_stays_out_of_their_work_for_another(visibility: Any) -> None:
+    """Only agents read their thread, so that a rule by its readers alone admits all of it."""
+    async with running_node(visibility=visibility) as node:
+        team = await gather_team(node)
+        for_mia = await team.mia.send("agent:helper", "mia asks")
+        for_bob = await team.bob.send("agent:helper", "bob asks")
+        await team.helper.send("agent:worker", "mia's canary", cause=for_mia["seq"])
+        await team.helper.send("agent:worker", "bob's own", cause=for_bob["seq"])
+        trigger = await team.helper.send("agent:worker", "more for bob", cause=for_bob["seq"])
+        assert words(await window(team.worker, trigger)) == {"bob's own", "more for bob"}
+
+
+async def test_the_thread_alone_shows_nobody_what_was_said_before_they_came() -> None:
+    async with running_node(visibility="current") as node:
+        team = await gather_team(node)
+        await team.mia.call("channels.create", {"name": "dev"})
+        await team.helper.call("channels.join", {"name": "dev"})
+        await team.mia.send("channel:dev", "before bob came")
+        await team.mia.send("broadcast", "not for bob", exclude_agent_ids=["bob"])
+        await team.bob.call("channels.join", {"name": "dev"})
+        for place in ("channel:dev", "broadcast"):
+            trigger = await team.bob.send(place, "helper, sum up")
+            assert words(await window(team.helper, trigger)) == {"helper, sum up"}
+
+
+@pytest.mark.parametrize("who", ["mia", "planner"])
+async def test_work_for_somebody_who_was_removed_is_for_nobody_else(team: Team, who: str) -> None:
+    await team.bob.send("agent:helper", "bob's canary")
+    asking = team.mia if who == "mia" else await team.node.agent("planner")
+    request = await asking.send("agent:helper", "please")
+    asked = await team.helper.send("agent:worker", "do your part", cause=request["seq"])
+    await (await team.node.person("host")).call("network.remove", {"agent_id": who})
+    answer = await team.worker.send("agent:helper", "done", cause=asked["seq"])
+    assert "bob's canary" not in words(await window(team.helper, answer))
+
+
+# -- what has come since
+
+
+async def read_on(session: WireSession, trigger: Frame, until: Frame, thread_id: str) -> list[Any]:
+    args = {"thread_id": thread_id, "trigger": trigger["seq"], "until": until["seq"]}
+    return contents((await session.call("network.history", args))["messages"])
+
+
+async def test_what_came_since_is_read_by_those_for_whom_the_trigger_is(team: Team) -> None:
+    trigger = await team.bob.send("broadcast", "bob asks")
+    await team.mia.send("broadcast", "mia's canary", exclude_agent_ids=["bob"])
+    newest = await team.mia.send("broadcast", "for all")
+    await team.mia.send("broadcast", "and later")
+    assert await read_on(team.helper, trigger, newest, "broadcast") == ["bob asks", "for all"]
+    assert await read_on(team.helper, trigger, {"seq": 1}, "broadcast") == ["bob asks"]  # type: ignore[arg-type]
+
+
+# -- the channels of which a reaction hears
+
+
+@pytest.mark.parametrize("visibility", ["people", "all"])
+async def test_a_closed_channel_is_there_for_those_for_whom_the_reaction_is(visibility: Any) -> None:
+    async with running_node(visibility=visibility) as node:
+        host = await node.person("host")
+        mia, bob = [await join_with_token(node, host, name, "human") for name in ("mia", "bob")]
+        helper = await node.agent("helper")
+        await mia.call("channels.create", {"name": "den", "topic": "mia's canary", "access": "closed"})
+        await mia.call("channels.invite", {"name": "den", "agent_id": "helper"})
+        await helper.call("channels.join", {"name": "den"})
+        for who, is_there in ((mia, True), (bob, visibility == "all")):
+            trigger = {"trigger": (await who.send("agent:helper", "which channels are there?"))["seq"]}
+            assert bool((await helper.call("channels.list", trigger))["channels"]) == is_there
+            asked = {"name": "den", **trigger}
+            if is_there:
+                assert (await helper.call("channels.members", asked))["members"] == ["helper", "mia"]
+            else:
+                await helper.call_refused("unknown_recipient", "channels.members", asked)
+        await bob.call_refused("unknown_message", "channels.list", {"trigger": 2**40})
+
+
+async def test_of_those_who_may_not_know_the_first_by_id_is_named_in_every_process(team: Team) -> None:
+    host = await team.node.person("host")
+    for name in ("zoe", "eve", "cat", "dan", "amy"):
+        await join_with_token(team.node, host, name, "human")
+    await team.helper.call("channels.create", {"name": "dev"})
+    trigger = (await team.bob.send("broadcast", "who is in dev?"))["seq"]
+    refused = await team.helper.call_refused("forbidden", "channels.members", {"name": "dev", "trigger": trigger})
+    assert refused["message"].startswith("amy is not a member of the channel 'dev'")
 
 
 # -- conversations that no person began

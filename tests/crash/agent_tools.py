@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 
 from roundelay.agents.tools import ToolContext, tool
 
@@ -36,3 +37,10 @@ async def weigh(what: str) -> str:
     await tell("weigh before")
     await tell("weigh after")
     return f"{what} weighs {len(what)}"
+
+
+@tool(idempotent=True)
+def die() -> str:
+    """End this process, at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "It lives."

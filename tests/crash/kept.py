@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.crash.peers import Peer
 
 

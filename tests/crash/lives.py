@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,13 +13,15 @@ from random import Random
 
 from roundelay.app import OWN_MODS, Network
 from roundelay.network.client import NetworkClient
+from roundelay.network.client.values import Stored
 from roundelay.network.clock import Clock, random_id, system_clock
 from roundelay.network.config import Limits
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
-from roundelay.network.ledger_sqlite import Durability, SQLiteLedger
+from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
 from roundelay.network.mod import load_mods
-from roundelay.network.told import Stored
+
+log = logging.getLogger(__name__)
 
 _LIMITS = Limits(root_messages_per_s=1_000_000, sends_per_s=1_000_000)
 
@@ -96,7 +99,8 @@ async def look(db: Path, durability: Durability) -> Found | None:
     try:
         meta, _ = await ledger.open()
         rows = await ledger.rows(0, 1_000_000)
-    except LedgerError:
+    except LedgerError as error:
+        log.warning("the ledger is not opened after the crash: %s", error)
         return None
     finally:
         await ledger.close()

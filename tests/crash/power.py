@@ -2,7 +2,7 @@
 
 `Journal` records every file operation of a run in order, with the test's own marks between them; `Disk` replays it up to any point.
 A synced byte is safe. Of what was not synced a crash keeps nothing, or a prefix that may end within a write, or each sector of each
-write with an even chance (`Loss`); ``unharmed`` is what a killed process leaves: everything, in the kernel's cache. A deletion
+write with an even chance, or one side of each write (`Loss`); ``unharmed`` is what a killed process leaves: everything, in the kernel's cache. A deletion
 is safe once a file made after it was synced for the first time: SQLite's VFS syncs the folder then.
 
 Not modelled: damage to bytes that were synced before (SQLite leans on that too: SQLITE_IOCAP_POWERSAFE_OVERWRITE).
@@ -20,8 +20,10 @@ from typing import Literal
 from tests.crash.sqlite_files import OK
 
 SECTOR_BYTES = 512
-Loss = Literal["unharmed", "all_unsynced", "all_but_a_prefix", "a_random_half"]
-LOSSES: tuple[Loss, ...] = ("all_unsynced", "all_but_a_prefix", "a_random_half")
+Loss = Literal["unharmed", "all_unsynced", "all_but_a_prefix", "a_random_half", "all_but_beginnings", "all_but_ends"]
+LOSSES: tuple[Loss, ...] = ("all_unsynced", "all_but_a_prefix", "a_random_half", "all_but_beginnings", "all_but_ends")
+"""Of the last two every write is torn at one place: the header and the list of contents of a page that SQLite writes are in its first
+sector, what they lead to is in its last ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,11 @@ class Disk:
                     kept[-1:] = _sectors(kept[-1])[: random.randint(0, len(kept[-1].data) // SECTOR_BYTES + 1)]
             case "a_random_half":
                 kept = self._keep_half(random)
+            case "all_but_beginnings" | "all_but_ends":
+                cut = random.randint(1, 4096 // SECTOR_BYTES - 1)
+                part = slice(cut) if loss == "all_but_beginnings" else slice(cut, None)
+                pieces = [_sectors(change)[part] if isinstance(change, Write) else [change] for change in self._open]
+                kept = [piece for of_one in pieces for piece in of_one]
         for change in kept:
             _perform(files, change)
         return {name: bytes(data) for name, data in files.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.scenario import ScenarioResult, make_scenario, run_scenario
+from roundelay.testing import ScenarioResult, make_scenario, run_scenario
 from tests.support.counts import Note
 
 SEEDS = 6

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from roundelay.network.client import NetworkClient, Notice
+from roundelay.network.core.tables import Row
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Row, Trim
-from roundelay.network.ledger_file import read_log
-from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.ledger_upkeep import back_up, summarise
-from roundelay.network.migrations import _STEPS
+from roundelay.network.ledger import Trim
+from roundelay.network.ledger.log_file import read_log
+from roundelay.network.ledger.schema import STEPS
+from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.network.ledger.upkeep import back_up, summarise
 from tests.crash.faulty import DB
 from tests.support.command import run
 from tests.support.node import Node, running_node
@@ -92,7 +93,7 @@ async def test_the_client_hears_of_damage_and_takes_notices_that_it_does_not_kno
         NetworkClient("bob", node.url, token=node.token_of("bob")) as bob,
     ):
         assert (await anext(bob.deliveries())).message.content == "two"
-        bob._take({"type": "notice", "kind": "of_a_newer_hub", "body": 1})
+        bob.take_frame({"type": "notice", "kind": "of_a_newer_hub", "body": 1})
         events = bob.events()
         assert [await anext(events), await anext(events)] == [
             Notice("damaged", None, {"seq": first}),
@@ -287,7 +288,7 @@ async def test_the_time_of_a_damaged_row_moves_no_stamp_and_drops_nothing(tmp_pa
 def _make_old(db: Path, rows: int) -> None:
     """A file of the first schema, as it was before rows had checksums."""
     with closing(sqlite3.connect(db)) as old:
-        old.executescript(_STEPS[0])
+        old.executescript(STEPS[0])
         old.execute("PRAGMA user_version = 1")
         sql = "INSERT INTO log (seq, at, type, actor, key, target, stream, data) VALUES (?, ?, 'message', 'ann', ?, 'broadcast', 't', '{}')"
         old.executemany(sql, [(seq, seq, f"m:{seq}") for seq in range(1, rows + 1)])

@@ -16,14 +16,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from roundelay.network.checksums import checksum
-from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Row, Span, Wanted
-from roundelay.network.ledger_file import open_log
-from roundelay.network.ledger_queries import LOG_COLUMNS
-from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.ledger_upkeep import check_file
-from roundelay.network.tables import (
+from roundelay.network.core.tables import (
     CallResult,
     Channel,
     Floor,
@@ -32,8 +25,16 @@ from roundelay.network.tables import (
     Participant,
     Put,
     RootBudget,
+    Row,
+    Span,
     Token,
+    Wanted,
 )
+from roundelay.network.errors import LedgerError
+from roundelay.network.ledger.log_file import open_log
+from roundelay.network.ledger.schema import LOG_COLUMNS, checksum
+from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.network.ledger.upkeep import check_file
 from tests.support.counts import Note
 
 DB = "team.db"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.crash.faulty import DB, until_ready
 from tests.support.command import run
 from tests.support.counts import Note
@@ -77,7 +77,7 @@ async def test_programs_beside_a_node_lose_nothing_of_it_when_it_is_killed(tmp_p
 
 
 async def test_a_ledger_of_this_process_can_be_read_in_it_and_keeps_its_lock(tmp_path: Path) -> None:
-    from roundelay.network.ledger_file import read_log
+    from roundelay.network.ledger.log_file import read_log
 
     db = tmp_path / DB
     async with running_node(db=db, durability="full") as node:
@@ -129,11 +129,6 @@ async def _until(is_so: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("what was awaited did not come")
-
-
-def _replace_by_copy(db: Path) -> None:
-    shutil.copy(db, db.with_name("copy"))
-    os.replace(db.with_name("copy"), db)
 
 
 _HARM: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
@@ -354,7 +349,7 @@ async def test_a_copy_from_before_there_were_head_files_is_an_older_copy_too(tmp
         await node.stop()
         shutil.copy(db, tmp_path / "copy.db")
         with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
-            copy.execute("DELETE FROM meta WHERE key IN ('has_head_file', 'base')")
+            copy.execute("DELETE FROM meta WHERE key = 'has_head_file'")
             copy.commit()
         await node.restart()
         await (await node.agent("alice")).send("broadcast", "one")
@@ -362,6 +357,20 @@ async def test_a_copy_from_before_there_were_head_files_is_an_older_copy_too(tmp
         shutil.copy(tmp_path / "copy.db", db)
         await node.restart()
         assert await _epoch_of(node) != epoch
+
+
+async def test_a_head_file_that_names_the_database_in_letters_refuses_no_log(tmp_path: Path) -> None:
+    db, head = tmp_path / DB, tmp_path / f"{DB}.head"
+    async with node_process(db) as node:
+        alice = await node.agent("alice")
+        stored: dict[str, int] = {}
+        await _say(alice, stored, 10)
+        await node.kill9()
+        assert (tmp_path / f"{DB}-wal").stat().st_size > 0
+        head.write_text(f"{head.read_text().splitlines()[0]}\ngjW5RsGNbCdmSoqDkrt5Cg\n")
+        await node.restart()
+        assert await _epoch_of(node, "bob") == alice.welcome["network"]["epoch"]
+        await _assert_all_there(await node.agent("alice"), stored)
 
 
 async def _epoch_of(node: Node, agent_id: str = "alice") -> str:

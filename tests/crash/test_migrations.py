@@ -15,10 +15,10 @@ from random import Random
 
 import pytest
 
-from roundelay.network import migrations
+from roundelay.network.core.tables import Row
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import Row
-from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.ledger import schema as migrations
+from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.crash.power import LOSSES, Disk, Event, Journal, Loss, Write, write_files
 from tests.crash.sqlite_files import FULL, OK, watched_files
 from tests.support.counts import Note
@@ -41,7 +41,7 @@ def add_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From here on there is one more step."""
 
     def add() -> None:
-        monkeypatch.setattr(migrations, "_STEPS", (*migrations._STEPS, STEP))
+        monkeypatch.setattr(migrations, "STEPS", (*migrations.STEPS, STEP))
         monkeypatch.setattr(migrations, "SCHEMA_VERSION", AFTER)
 
     return add
@@ -84,7 +84,7 @@ def _state(db: Path) -> tuple[int, frozenset[str], int, int]:
 def _schema_of(version: int) -> frozenset[str]:
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.create_function("checksum", -1, lambda *_: 0)
-        for step in migrations._STEPS[:version]:
+        for step in migrations.STEPS[:version]:
             connection.executescript(step)
         return frozenset(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
 
@@ -141,10 +141,10 @@ async def test_a_step_that_is_crashed_in_every_way_leaves_the_file_before_or_aft
 
 _KILLED_EVERYWHERE = """
 import os, shutil, signal, sqlite3, sys
-from roundelay.network import migrations
+from roundelay.network.ledger import schema as migrations
 
 filled, copy, step, kills = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-migrations._STEPS, migrations.SCHEMA_VERSION = (*migrations._STEPS, step), migrations.SCHEMA_VERSION + 1
+migrations.STEPS, migrations.SCHEMA_VERSION = (*migrations.STEPS, step), migrations.SCHEMA_VERSION + 1
 
 def migrate_with(handler):
     shutil.copy(filled, copy)
@@ -229,6 +229,11 @@ def _let_pass(writes: int) -> Callable[[Event], int]:
         return FULL if isinstance(event, Write) and next(left, None) is None else OK
 
     return decide
+
+
+async def test_who_knows_nothing_of_closed_channels_and_cut_sessions_refuses_the_file(tmp_path: Path) -> None:
+    await _open_and_close(tmp_path / DB)
+    assert _state(tmp_path / DB)[0] > 2  # with schema 2 all channels were open
 
 
 @pytest.mark.parametrize("sql", ["CREATE TABLE notes (text)", "PRAGMA user_version = 99"])

@@ -185,12 +185,16 @@ async def _prove(
 
 
 async def test_every_reader_reads_the_same_order(tmp_path: Path, note: Note) -> None:
-    async with node_process(tmp_path / "team.db", limits={"root_messages_per_s": 1_000_000}) as node:
+    async with node_process(
+        tmp_path / "team.db", limits={"root_messages_per_s": 1_000_000, "max_uncaused_answers": 1_000_000}
+    ) as node:
         await _prove(node, note, threads=10, senders=5, messages=20, losses=3, senders_read=True)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 async def test_every_reader_reads_the_same_order_of_200000_messages(tmp_path: Path, note: Note) -> None:
-    async with node_process(tmp_path / "team.db", limits={"root_messages_per_s": 1_000_000}) as node:
+    async with node_process(
+        tmp_path / "team.db", limits={"root_messages_per_s": 1_000_000, "max_uncaused_answers": 1_000_000}
+    ) as node:
         await _prove(node, note, threads=50, senders=20, messages=200, losses=20, senders_read=False)

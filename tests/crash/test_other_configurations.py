@@ -20,16 +20,10 @@ from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.forced_tools import ForcedTools
 from roundelay.agents.features.references import References
 from roundelay.agents.features.structured import StructuredAnswer
-from roundelay.agents.models.model import (
-    AssistantMessage,
-    ModelRequest,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-)
+from roundelay.agents.models.model import AssistantMessage, ModelRequest, ToolCall, ToolMessage, UserMessage
 from roundelay.agents.models.scripted import Script, ScriptedModel, call, finish, say
-from roundelay.agents.steps import Finish, TurnState
-from roundelay.agents.tools import Output, Tool, ToolResult, tool
+from roundelay.agents.tools import Output, Tool, tool
+from roundelay.agents.values import Finish, ToolResult, TurnState
 from tests.support.loops import Killed, Loop, Records
 
 
@@ -207,7 +201,7 @@ async def test_a_reaction_goes_on_under_any_other_configuration_and_ends(other: 
         assert end.status in ("finished", "stopped"), f"killed after record {after}: {end.reason}"
         assert shop.paid <= 1, f"killed after record {after}"
         assert records.kept.items() >= kept.items()
-        assert end.turns <= 10
+        assert end.turns <= AgentPolicy().max_turns
 
 
 async def test_a_once_tool_that_is_called_idempotent_later_is_not_run_again() -> None:

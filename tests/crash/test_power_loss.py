@@ -1,8 +1,8 @@
 """P1 under power loss: the real ledger on a disk that forgets what was not synced. docs/promises.md.
 
 A hub runs through several lives, ended in order or by a kill, while every operation on its files is written down. Then the power
-fails at thousands of points of that recording: the files are laid out as a crash may leave them, and the ledger is opened on
-them. The same rig must lose messages where they are not synced: else it would see nothing under ``full`` either.
+fails at thousands of points of that recording, half of them within checkpoints: the files are laid out as a crash may leave them, and
+the ledger is opened on them. The same rig must lose messages where they are not synced: else it would see nothing under ``full`` either.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from roundelay.network.ledger_files import HeadFile, HeldFiles
-from roundelay.network.ledger_sqlite import Durability
-from roundelay.network.told import Stored
+from roundelay.network.client.values import Stored
+from roundelay.network.ledger.files import HeadFile, HeldFiles
+from roundelay.network.ledger.sqlite import Durability
 from tests.crash.lives import Answered, Found, Key, look, open_network, say_all
 from tests.crash.power import LOSSES, Disk, Event, Journal, Mark, Sync, Write, write_files
 from tests.crash.sqlite_files import FULL, IOERR_FSYNC, OK, watched_files
@@ -30,6 +30,8 @@ from tests.support.counts import Note
 SENDERS = [f"s{number}" for number in range(20)]
 LIVES = 3
 DB = "team.db"
+CHECKPOINT_PAGES = 60
+"""Of these runs: one of them stores too little to meet a checkpoint of the node's own size."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Begun:
 @dataclass
 class Tally:
     points: int = 0
+    within_checkpoints: int = 0
+    """Points at which a part of the log's pages was written into the database, and not synced."""
     acknowledged: int = 0
     lost: int = 0
     losing_points: int = 0
@@ -49,7 +53,6 @@ class Tally:
     silent: int = 0
     """Points that lost something under an epoch that says nothing was lost."""
     repeated: int = 0
-    by_loss: dict[str, int] = field(default_factory=dict)
 
     def counts(self, name: str) -> dict[str, Any]:
         return {
@@ -82,8 +85,22 @@ def _watched_head(journal: Journal) -> Iterator[None]:
         yield
 
 
+def _find_checkpoints(events: Sequence[Event]) -> list[int]:
+    """The places before events at which a checkpoint is under way: the database is written, and not synced yet."""
+    places, is_under_way = [], False
+    for index, event in enumerate(events):
+        if is_under_way:
+            places.append(index)
+        match event:
+            case Write(name) if name == DB:
+                is_under_way = True
+            case Sync(name) if name == DB:
+                is_under_way = False
+    return places
+
+
 class Run:
-    """Several lives of one network, crashed at ``points`` places each time it has lived."""
+    """Several lives of one network, crashed at ``points`` places each time it has lived, half of them within checkpoints."""
 
     def __init__(self, folder: Path, durability: Durability, seed: int, *, sayings: int, points: int) -> None:
         self.tally = Tally()
@@ -123,7 +140,7 @@ class Run:
             assert before is None or (stored.seq, stored.duplicate) == (before, True)
             journal.mark(Answered(key, stored.seq))
 
-        async with open_network(db, durability=self._durability, checkpoint_pages=100) as network:
+        async with open_network(db, durability=self._durability, checkpoint_pages=CHECKPOINT_PAGES) as network:
             journal.mark(Begun(network.hub.epoch))
             sending = []
             for sender in SENDERS:
@@ -132,7 +149,10 @@ class Run:
             await asyncio.gather(*sending)
 
     async def _replay(self, events: list[Any]) -> None:
-        points = sorted(self._random.choices(range(len(events) + 1), k=self._points))
+        points = self._random.choices(range(len(events) + 1), k=self._points - self._points // 2)
+        within = _find_checkpoints(events)
+        points = sorted(points + self._random.choices(within, k=self._points // 2))
+        self.tally.within_checkpoints += sum(point in within for point in points)
         for index, event in enumerate(events):
             while points and points[0] == index:
                 points.pop(0)
@@ -194,11 +214,21 @@ async def _prove(folder: Path, note: Note, *, runs: int, sayings: int, points: i
         for seed in range(runs):
             run = Run(folder / f"{durability}{seed}", durability, seed, sayings=sayings, points=points)
             one = await run.crash_everywhere()
-            for name in ("points", "acknowledged", "lost", "losing_points", "damaged", "silent", "repeated"):
+            for name in (
+                "points",
+                "within_checkpoints",
+                "acknowledged",
+                "lost",
+                "losing_points",
+                "damaged",
+                "silent",
+                "repeated",
+            ):
                 setattr(tally, name, getattr(tally, name) + getattr(one, name))
-        note(**tally.counts(durability))
+        note(**tally.counts(durability), **{f"{durability}_within_checkpoints": tally.within_checkpoints})
     full, normal, off = tallies.values()
     assert full.acknowledged > 0
+    assert full.within_checkpoints >= full.points // 2
     assert (full.lost, full.damaged) == (0, 0)
     assert full.repeated > 0
     assert normal.lost > 0
@@ -215,6 +245,39 @@ async def test_no_acknowledged_message_is_lost_by_power_loss(tmp_path: Path, not
 @pytest.mark.timeout(1200)
 async def test_no_acknowledged_message_is_lost_by_power_loss_at_1000_points(tmp_path: Path, note: Note) -> None:
     await _prove(tmp_path, note, runs=4, sayings=8, points=90)
+
+
+async def test_a_power_cut_at_any_write_of_a_checkpoint_loses_nothing(tmp_path: Path, note: Note) -> None:
+    journal, random, home = Journal(), Random(0), tmp_path / "home"
+    home.mkdir()
+    sayings = {f"m{number}": "x" * 300 for number in range(20)}
+
+    def keep(key: Key, stored: Stored) -> None:
+        journal.mark(Answered(key, stored.seq))
+
+    with watched_files(home, journal), _watched_head(journal):
+        async with open_network(home / DB, checkpoint_pages=CHECKPOINT_PAGES) as network:
+            journal.mark("begun")
+            await say_all(await network.join("ann"), sayings, random, keep)
+            journal.mark("said")
+    begun, said = (journal.events.index(Mark(what)) for what in ("begun", "said"))
+    within = {index for index in _find_checkpoints(journal.events) if begun < index < said}
+    disk, answered, opened = Disk(), dict[Key, int](), 0
+    for index, event in enumerate(journal.events[:said]):
+        for loss in LOSSES if index in within else ():
+            write_files(tmp_path / "crashed", disk.after(loss, random))
+            with watched_files(tmp_path / "crashed", Journal()):
+                found = await look(tmp_path / "crashed" / DB, "full")
+            assert found is not None, f"{loss} at {index} of {begun} to {said}"
+            assert (found.is_intact, answered.items() - found.by_key.items()) == (True, set())
+            shutil.rmtree(tmp_path / "crashed")
+            opened += 1
+        disk.take(event)
+        match event:
+            case Mark(Answered(key, seq)):
+                answered[key] = seq
+    assert opened >= 50
+    note(crashes_within_checkpoints=opened, acknowledged=len(answered), lost=0)
 
 
 def _fail_syncs(count: int) -> Callable[[Event], int]:

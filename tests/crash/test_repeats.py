@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from roundelay.network.ledger_sqlite import SQLiteLedger
+from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.crash.peers import Peer
 from tests.support.counts import Note
 from tests.support.node import ProcessNode, node_process

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from roundelay.network.client import NetworkClient
+from roundelay.network.client.transport import WebSocketTransport
+from roundelay.network.durable_files import replace_file
 from roundelay.network.errors import NotAuthenticated
 from roundelay.network.home import agent_token, owner_token
-from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.ledger_upkeep import back_up
-from roundelay.network.transport import WebSocketTransport
-from roundelay.reading.exporting import replace_file
+from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.network.ledger.upkeep import back_up
 from tests.contract.test_ledger import message
 from tests.support.command import run
 from tests.support.node import running_node

@@ -29,7 +29,7 @@ READING = ("why", "export", "backup")
 
 _COMMANDS = """
 import contextlib, io, json, sys
-import roundelay.network.ledger_upkeep, roundelay.nodes.doctor, roundelay.nodes.up, roundelay.reading.why
+import roundelay.network.ledger.upkeep, roundelay.nodes.doctor, roundelay.nodes.up, roundelay.runs.why
 from roundelay.cli import main
 print("ready", flush=True)
 for line in sys.stdin:

@@ -20,7 +20,15 @@ from roundelay.network.messages import DirectMessage, MessageThread
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/agents.md", "docs/mods.md", "examples/README.md")
-COMMAND_PAGES = (*PAGES, "docs/cli.md", "docs/operations.md", "docs/scenarios.md", "docs/seed-features.md")
+COMMAND_PAGES = (
+    *PAGES,
+    "CONTRIBUTING.md",
+    "docs/cli.md",
+    "docs/operations.md",
+    "docs/rights.md",
+    "docs/scenarios.md",
+    "docs/seed-features.md",
+)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,28 @@ def test_command_line_exists(page: str, words: list[str]) -> None:
         command = found
         context = click.Context(command, info_name=name, parent=context)
     command.make_parser(context).parse_args(list(words))  # raises for an unknown option
+
+
+def test_the_tests_that_contributing_names_run() -> None:
+    """As `./dev test` runs them once it has installed what they need. Mutants run in `--full`; here they are only found."""
+    source = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    lines = [shlex.split(it) for it in re.findall(r"^\$ \./dev test (.+)$", source, re.MULTILINE)]
+    full = [[*words, "--collect-only"] for words in lines if "--full" in words]
+    quick = [[word for words in lines if "--full" not in words for word in words]]
+    assert full
+    for words in (*full, *quick):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+            cwd=ROOT, capture_output=True, text=True, timeout=150,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_files_that_contributing_names_are_there() -> None:
+    source = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:agents|docs|examples|mods|network|roundelay|tests)/[^` *]+)`", source)
+    assert len(named) > 20
+    assert [it for it in named if not (ROOT / it).exists()] == []
 
 
 def test_prompt_of_the_guide_is_the_one_that_agents_get() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from roundelay.scenario import expectations, load_scenario, run_scenario, spec
-from roundelay.scenario.report import describe_result
+from roundelay.testing import form as expectations
+from roundelay.testing import form as spec
+from roundelay.testing import load_scenario, run_scenario
+from roundelay.testing.report import describe_result
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/scenarios.md").read_text(encoding="utf-8")
@@ -30,8 +33,9 @@ def test_the_first_test_has_ten_lines_and_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: text.splitlines()[-1])
 def test_program_prints_what_the_page_says(program: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
-    )
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "bench")},
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
     for line in done.stdout.splitlines():

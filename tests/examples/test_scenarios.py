@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from roundelay.scenario import ScenarioResult, load_scenario, make_scenario, run_scenario
-from roundelay.scenario.report import describe_result, list_failures
+from roundelay.testing import ScenarioResult, load_scenario, make_scenario, run_scenario
+from roundelay.testing.report import describe_result, list_failures
 from tests.support.counts import Note
 from tests.support.scenarios import FOLDER, SHIPPED, read_plain
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from roundelay.agents.agent import Agent
 from roundelay.agents.compose import agent_tool
 from roundelay.agents.features.budget import Budget, MoneyLimits, TokenLimits
-from roundelay.agents.features.prices import Price, Prices
 from roundelay.agents.models.fallback import FallbackModel
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
+from roundelay.agents.models.tokens import Price, Prices
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
@@ -28,12 +25,6 @@ from tests.support.fake_openai import call as ask_for
 from tests.support.wire import make_token
 
 SPENT = "I could not answer: the budget for this is used up."
-
-
-@pytest.fixture
-async def network() -> AsyncIterator[Network]:
-    async with Network.open() as opened:
-        yield opened
 
 
 @tool(idempotent=True)
@@ -111,7 +102,7 @@ async def test_a_resumed_reaction_has_spent_what_it_had(network: Network) -> Non
 async def test_a_call_that_does_not_fit_into_its_turn_is_not_made(network: Network) -> None:
     async with Provider([text("never")]) as provider:
         mia = await Person.join(network, "mia")
-        async with running(network, ann(provider, tokens(turn=90))):
+        async with running(network, ann(provider, tokens(turn=101))):
             assert (await mia.ask("ann", "hello")).text == SPENT
         assert provider.requests == []
 
@@ -156,6 +147,23 @@ async def test_a_root_is_one_budget_for_agents_that_share_it(network: Network) -
             await mia.client.call("network.resume_root", {"root": sent.seq})
             await mia.client.send("agent:ann", "go on", cause=sent.seq)
             assert (await mia.hear()).text == "again"
+
+
+async def test_who_claims_too_much_stops_itself_and_not_the_conversation(network: Network) -> None:
+    """liar hears what mia broadcasts, and is asked by ann: whatever its records claim, ann answers."""
+    replies = iter([used(text("fine"), 900, 0), used(text("still fine"), 900, 0)])
+    async with Provider(lambda body: next(replies)) as provider:
+        mia, liar = await Person.join(network, "mia"), await network.join("liar", role="reactor")
+        async with running(network, ann(provider, tokens(root=10_000))):
+            root = await mia.client.send("broadcast", "hello", requires_response=["ann"])
+            await mia.hear()
+            await liar.record("r", "started", {"trigger": root.seq}, record_id="1")
+            usage = {"prompt_tokens": 10**12, "completion_tokens": 0}
+            await liar.record("r", "model_reply", {"reply": {"usage": usage, "model": "m"}}, record_id="2")
+            await mia.client.send("agent:ann", "and now?", cause=root.seq)
+            assert (await mia.hear()).text == "still fine"
+            spent = await liar.call("network.spent", {"seq": root.seq})
+            assert spent["by_agent"]["liar"]["m"]["prompt_tokens"] == network.hub.limits.max_record_tokens
 
 
 async def test_calls_under_way_are_reserved(network: Network) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from roundelay.agents.features.shown_results import ShownResults
 from roundelay.agents.models.model import Model
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.team_middleware import MiddlewareChoice
+from roundelay.agents.team import MiddlewareChoice, build_middleware
 from roundelay.agents.tools import Output, ToolContext, tool
 from roundelay.app import Network
 from tests.support.agents import Person, Provider, running
@@ -117,15 +118,18 @@ async def test_a_tool_that_shows_its_result_in_the_thread_says_so() -> None:
         await context.client.reply(context.trigger, "The report.", message_id=context.call_id)
         return Output("The report.", {"shown": True})
 
-    choice = MiddlewareChoice.model_validate({"shown_results": {}}).shown_results
-    assert choice is not None
+    choice = MiddlewareChoice.model_validate({"shown_results": {}})
     async with (
         asyncio.timeout(20),
         Network.open() as network,
         Provider(by_turn(use(("report", {})), "As I wrote.")) as provider,
     ):
         runner = SimpleAgentRunner(
-            "bob", instruction="Help.", model=provider.model(), tools=[report], middleware=[choice.build()]
+            "bob",
+            instruction="Help.",
+            model=provider.model(),
+            tools=[report],
+            middleware=[build_middleware(choice, Path())],
         )
         async with running(network, runner):
             mia = await Person.join(network, "mia")

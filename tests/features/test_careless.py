@@ -20,8 +20,8 @@ from roundelay.agents.features.structured import StructuredAnswer
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.steps import Finish
 from roundelay.agents.team import build_runner, load_agents
+from roundelay.agents.values import Finish
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Heard, Person, Provider, running
@@ -61,7 +61,6 @@ WRONG = [
     ("context: {max_tokens: 1000, reserve_tokens: -1}", "reserve_tokens"),
     ("long_results: {max_chars: 50000, max_kept_chars: 2000}", r"max_kept_chars must be at least max_chars \(50000\)"),
     ("long_results: {max_kept_chars: 5000, max_total_chars: 2000}", "max_total_chars must be at least max_kept_chars"),
-    ("many_results: {more_than: 0}", "more_than"),
     ("prompt_budget: {max_tokens: 1000, per_thread: 5000}", r"per_thread must be at most max_tokens \(1000\)"),
     ("prompt_budget: {max_tokens: 1000, per_thread: 60, per_message: 61}", r"what a thread may have \(60\)"),
     ("data_policy: {}", "keeps everything as it is: say what is not kept"),
@@ -126,16 +125,16 @@ def test_a_budget_around_several_forced_requests_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: FewShot([Example("a", "b")], models="small*"), r'write \["small\*"\]'),
+        (lambda: FewShot([Example("a", "b")], models="small*"), r'"models" must be a list .*not "small\*"'),
         (lambda: DataPolicy(calls="search"), r"must be a list: write \['search'\]"),
         (lambda: DataPolicy(results="search"), r"results is 'search'"),
         (lambda: DataPolicy(redact=r"\d+"), "redact is"),
-        (lambda: Attachments("image"), r'takes is \'image\' and must be a list: write \["image"\]'),
-        (lambda: Attachments(["image"], models="gpt-*"), "models is 'gpt-\\*'"),
+        (lambda: Attachments("image"), r'"takes" must be a list .*not "image"'),
+        (lambda: Attachments(["image"], models="gpt-*"), r'"models" must be a list .*not "gpt-\*"'),
     ],
 )
 def test_a_text_in_place_of_a_list_is_not_taken_letter_by_letter(make: Callable[[], Middleware], said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises((TypeError, ConfigError), match=said):
         make()
 
 

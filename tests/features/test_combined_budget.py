@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from decimal import Decimal
 from typing import Any
 
@@ -14,8 +13,8 @@ from roundelay.agents.compose import agent_tool
 from roundelay.agents.features.budget import Budget, MoneyLimits, TokenLimits
 from roundelay.agents.features.evaluations import Evaluations, Grounding
 from roundelay.agents.features.forced_tools import ForcedTools
-from roundelay.agents.features.prices import Price, Prices
 from roundelay.agents.models.model import Usage
+from roundelay.agents.models.tokens import Price, Prices
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
@@ -25,12 +24,6 @@ from tests.support.fake_openai import Reply, server_error, text
 from tests.support.loops import Body, system_of, tools_of, use
 
 SPENT = "I could not answer: the budget for this is used up."
-
-
-@pytest.fixture
-async def network() -> AsyncIterator[Network]:
-    async with Network.open() as opened:
-        yield opened
 
 
 @tool(idempotent=True)

@@ -22,11 +22,11 @@ from roundelay.agents.features.references import References
 from roundelay.agents.features.registry import ToolRegistry, ToolSet
 from roundelay.agents.features.shown_results import ShownResults
 from roundelay.agents.features.structured import StructuredAnswer
-from roundelay.agents.middleware import AfterTool, Middleware
+from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import AssistantMessage, Model, ToolCall, Usage
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.steps import TurnState
-from roundelay.agents.tools import Output, Tool, ToolResult, tool
+from roundelay.agents.tools import Output, Tool, tool
+from roundelay.agents.values import AfterTool, ToolResult, TurnState
 from tests.support.agents import Provider
 from tests.support.fake_openai import Reply, text
 from tests.support.loops import (

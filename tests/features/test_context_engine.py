@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from roundelay.agents.features.context_engine import ContextEngine, ContextOptions
+from roundelay.agents.features.context_engine import ContextEngine, Layout
 from roundelay.agents.features.data_policy import DataPolicy
-from roundelay.agents.features.layouts import Layout
 from roundelay.agents.features.long_results import LongResults
 from roundelay.agents.features.many_results import ManyResults
 from roundelay.agents.features.prompt_budget import PromptBudget
-from roundelay.agents.features.tokens import estimate_tokens, load_count
 from roundelay.agents.middleware import Middleware
+from roundelay.agents.models.tokens import estimate_tokens, load_count
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
@@ -29,12 +27,6 @@ from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Heard, Person, Provider, running
 from tests.support.fake_openai import Reply, call, calls, error, text
-
-
-@pytest.fixture
-async def network() -> AsyncIterator[Network]:
-    async with Network.open() as opened:
-        yield opened
 
 
 @tool(idempotent=True)
@@ -109,7 +101,7 @@ async def test_what_fits_stands_in_full(network: Network) -> None:
 
 async def test_tool_summaries_take_the_place_of_the_oldest_results_until_it_fits(network: Network) -> None:
     script = Script([*(look_at(page) for page in range(1, 6)), text("done")])
-    engine = ContextEngine(3100, reserve_tokens=100, layouts=["full", "tool_summary"])
+    engine = ContextEngine(3950, reserve_tokens=100, layouts=["full", "tool_summary"])
     _, requests, records = await ask(network, script, engine)
     read = results(requests[-1])
     assert read[0] == "[summary of 1007 characters] page 1 says x"
@@ -484,10 +476,10 @@ async def test_an_oversized_incoming_message_is_cut_visibly(network: Network) ->
 
 
 def test_a_reserve_that_is_named_is_kept_or_refused() -> None:
-    with pytest.raises(ValidationError, match=r"reserve_tokens must be less than max_tokens \(2000\)"):
-        ContextOptions(max_tokens=2000, reserve_tokens=2000)
+    with pytest.raises(ConfigError, match=r"reserve_tokens must be less than max_tokens \(2000\)"):
+        ContextEngine(max_tokens=2000, reserve_tokens=2000)
     limits = [
-        ContextOptions(max_tokens=most, reserve_tokens=reserve).build().limit
+        ContextEngine(max_tokens=most, reserve_tokens=reserve).limit
         for most, reserve in ((2000, 1500), (6000, None), (1000, None))
     ]
     assert limits == [500, 5000, 500]

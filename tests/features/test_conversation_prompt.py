@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents.inbox import wakes
-from roundelay.agents.message_filter import MessageFilter
-from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.inbox import read_decision, wakes
+from roundelay.agents.policy import AgentPolicy, MessageFilter
 from roundelay.agents.prompt import ConversationPrompt, render_new_messages
-from roundelay.agents.replies import read_decision
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import DirectMessage
-from roundelay.terminal import format_message
+from roundelay.terminal.screen import format_message
 from tests.support.agents import Person, Provider, running
 from tests.support.loops import Body, by_turn
 
@@ -88,7 +86,7 @@ def test_filters_are_set_in_the_agents_file(tmp_path: Path) -> None:
     path.write_text(f"{head}message_filter: {{kinds: [letter]}}\n")
     with pytest.raises(ConfigError, match=r"bob\.yaml:4.*kinds"):
         load_agents(path)
-    with pytest.raises(ValueError, match="per_thread of x is 500 and must be a whole number from 0 to 499"):
+    with pytest.raises(ValueError, match=r'"per_thread\.x" must be less than or equal to 499, not 500'):
         MessageFilter(per_thread={"x": 500})
 
 
@@ -107,7 +105,7 @@ async def test_each_agent_has_a_template_of_its_own(tmp_path: Path) -> None:
             await mia.ask("bob", "hi")
             await mia.ask("ann", "hi")
     one, other = map(prompt_of, provider.requests)
-    assert one == "mia: hi\n\nTurn 1 of 10."
+    assert one == "mia: hi\n\nTurn 1 of 30."
     assert other.startswith("<conversation>")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from roundelay.agents.compose import agent_tool
 from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.team_middleware import MiddlewareChoice
+from roundelay.agents.team import MiddlewareChoice, build_middleware
 from roundelay.agents.tools import Output, Tool, tool
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
@@ -249,9 +250,8 @@ async def test_nothing_of_it_is_in_the_ledger_but_the_answer_that_was_sent() -> 
         options = MiddlewareChoice.model_validate(
             {"data_policy": {"text": False, "results": ["other"], "redact": ["4111.*"]}}
         )
-        assert options.data_policy is not None
         runner = SimpleAgentRunner(
-            "bob", instruction="Help.", model=provider.model(), tools=[look], middleware=[options.data_policy.build()],
+            "bob", instruction="Help.", model=provider.model(), tools=[look], middleware=[build_middleware(options, Path())],
             on_event=heard,
         )  # fmt: skip
         async with running(network, runner):
@@ -287,9 +287,8 @@ async def test_a_policy_that_raises_keeps_nothing_and_the_agent_lives() -> None:
 
 def test_a_pattern_that_is_none_is_refused() -> None:
     choice = MiddlewareChoice.model_validate({"data_policy": {"redact": ["("]}})
-    assert choice.data_policy is not None
     with pytest.raises(ConfigError, match="no regular expression"):
-        choice.data_policy.build()
+        build_middleware(choice, Path())
 
 
 async def test_a_provider_that_repeats_the_request_in_its_error_is_blacked_out_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from roundelay.agents.models.prompt_view import EXAMPLE_MARK as MARK
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Action, ScriptedModel, call, say
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.team_middleware import MiddlewareChoice
+from roundelay.agents.team import MiddlewareChoice, build_middleware
 from roundelay.agents.tools import tool
 from tests.support import loops
 from tests.support.agents import Provider
@@ -62,9 +63,7 @@ async def test_examples_stand_before_the_conversation_in_every_turn_and_after_a_
     assert "paint" not in str(whole.requests)  # the agent has no such tool
 
 
-@pytest.mark.parametrize(
-    ("patterns", "given"), [(["m"], True), (["gpt-4*", "m*"], True), (["gpt-4*"], False), ([], False)]
-)
+@pytest.mark.parametrize(("patterns", "given"), [(["m"], True), (["gpt-4*", "m*"], True), (["gpt-4*"], False)])
 async def test_only_the_models_that_need_examples_get_them(patterns: list[str], given: bool) -> None:
     async with Provider(by_turn("Done.")) as provider:
         whole = await survives_kills(
@@ -91,11 +90,10 @@ async def test_examples_stand_in_an_agents_file() -> None:
     given = {"models": ["m*"], "examples": [{"user": "What is at the door?", "answer": "A cat.", "calls": [
         {"tool": "look", "arguments": {"at": "the door"}, "result": "a cat"},
     ]}]}  # fmt: skip
-    choice = MiddlewareChoice.model_validate({"few_shot": given}).few_shot
-    assert choice is not None
+    choice = MiddlewareChoice.model_validate({"few_shot": given})
     async with Provider(by_turn("Done.")) as provider:
         whole = await survives_kills(
-            provider, lambda model: Agent("bob", "Help.", model, [look], middleware=[choice.build()])
+            provider, lambda model: Agent("bob", "Help.", model, [look], middleware=[build_middleware(choice, Path())])
         )
     assert tidy(whole.requests[0]["messages"][1:5]) == SHOWN
     with pytest.raises(ValidationError):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from roundelay.agents import AgentPolicy, Around, Middleware
-from roundelay.agents.hook_time import HookOverdue, run_hook, uncounted
+from roundelay.agents.containment import HookOverdue, run_hook, uncounted
 from roundelay.agents.middleware import Answer
 from roundelay.agents.models.model import ModelReply, ModelRequest
 from roundelay.agents.models.scripted import call
-from roundelay.agents.steps import Finish, PlannedCall
-from roundelay.agents.tools import ToolResult, tool
+from roundelay.agents.tools import PlannedCall, tool
+from roundelay.agents.values import Finish, ToolResult
 from roundelay.app import Network
 from tests.support.agents import Heard, Person, make_runner, running, until_recorded
 

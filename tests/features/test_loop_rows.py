@@ -8,10 +8,11 @@ import pytest
 from pydantic import BaseModel, Field
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.middleware import Around, End, Middleware
+from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
+from roundelay.agents.values import End
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from tests.support.agents import Person, Provider, running

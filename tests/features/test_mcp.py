@@ -25,12 +25,6 @@ from tests.support.fake_openai import Reply, calls, text
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 
 
-@pytest.fixture
-async def network() -> AsyncIterator[Network]:
-    async with Network.open() as opened:
-        yield opened
-
-
 def shop(tmp_path: Path, **options: Any) -> McpServers:
     env = {"SHOP_ORDERS": str(tmp_path / "orders")}
     return McpServers(
@@ -262,7 +256,7 @@ async def test_what_a_server_says_otherwise_while_it_runs_shows_soon(network: Ne
 async def test_a_server_that_comes_later_shows_in_the_reaction_that_finds_it(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundelay.agents.features.mcp_session.RETRY_AFTER_S", 0)
+    monkeypatch.setattr("roundelay.agents.features.mcp_servers.RETRY_AFTER_S", 0)
     late = tmp_path / "shop.py"
     servers = McpServers(
         {"shop": ServerOptions(command=sys.executable, args=(str(late),), user_prompt="It is spring.")}
@@ -301,7 +295,7 @@ middleware:
             await mia.ask("ann", "hello")
     system, user = (it["content"] for it in provider.requests[0]["messages"])
     assert system.endswith("\n\nshop: shop_price. Prices are in euros.")
-    assert user.endswith("\n\nIt is spring.\n\nTurn 1 of 10.")
+    assert user.endswith("\n\nIt is spring.\n\nTurn 1 of 30.")
     assert (system.count("Prices are in euros."), user.count("It is spring.")) == (1, 1)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from roundelay.agents.agent import Agent, Handoff
 from roundelay.agents.compose import agent_tool
-from roundelay.agents.middleware import AfterTool, End
+from roundelay.agents.middleware import Around, CallModel, middleware_of
 from roundelay.agents.models.model import (
     AssistantMessage,
     Model,
@@ -26,9 +26,18 @@ from roundelay.agents.models.model import (
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.reaction import Reaction
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.steps import Begin, CallModel, ModelFailed, ToolsDone, TurnState
 from roundelay.agents.team import build_runner, load_agents
-from roundelay.agents.tools import Tool, ToolArgumentsError, ToolResult, tool
+from roundelay.agents.tools import Tool, tool
+from roundelay.agents.values import (
+    AfterTool,
+    Begin,
+    End,
+    ModelFailed,
+    ToolArgumentsError,
+    ToolResult,
+    ToolsDone,
+    TurnState,
+)
 from roundelay.app import Network
 from tests.support.agents import Person, Provider, make_runner, running
 from tests.support.loops import Body, Whole, by_turn, results_of, survives_kills, system_of, tools_of, use
@@ -66,6 +75,24 @@ async def test_should_continue_false_makes_the_turn_the_last_one() -> None:
     assert "Turn 3 of 3, the last one" in last_text(whole.requests[-1])
     assert (whole.end.status, whole.end.answer) == ("stopped", "Done.")
     assert whole.end.reason == "reached a limit of its policy"
+
+
+async def test_plain_functions_are_middleware_by_the_names_of_their_hooks() -> None:
+    """They are asked as those of a policy are, and as methods are; one that is no hook is refused."""
+
+    async def review(around: Around, answer: str) -> str:
+        return f"{answer} ({around.agent.id})"
+
+    stop = middleware_of(should_continue=lambda state: state.calls.get("look", 0) < 2, review=review)
+    async with Provider(by_turn(*OFTEN[:2], "Done.")) as provider:
+        whole = await survives_kills(
+            provider, lambda model: Agent("bob", "Help.", model, (look, note), middleware=[stop])
+        )
+    assert [tools_of(body) for body in whole.requests] == [["look", "note"], ["look", "note"], []]
+    assert whole.end.answer == "Done. (bob)"
+    assert stop.describe() != middleware_of(should_continue=lambda state: True).describe()
+    with pytest.raises(TypeError, match=r"Middleware has no hook named shuold_continue\."):
+        middleware_of(shuold_continue=lambda state: True)
 
 
 async def test_a_turn_without_tools_is_one_that_should_send_none() -> None:
@@ -188,6 +215,12 @@ async def test_on_tools_selected_is_told_of_the_calls_of_each_reply() -> None:
     whole = await run(script, on_tools_selected=select, process_tool_calls=lambda state, calls: False, after_tool=tell)
     assert told[:2] == [["1 look", "1 note"], ["2 look"]]
     assert results_of(whole.requests[-1]) == ["one of 2", "one of 2", "one of 1"]
+
+
+async def test_what_on_tools_selected_gives_ends_nothing() -> None:
+    for given in (True, End("stop")):
+        whole = await run(by_turn(use(("look", {})), "Done."), on_tools_selected=lambda state, calls, it=given: it)
+        assert (whole.end.status, whole.end.answer, len(whole.requests)) == ("finished", "Done.", 2)
 
 
 async def test_preprocess_arguments_repairs_what_the_model_wrote() -> None:
@@ -385,7 +418,7 @@ async def test_an_agent_as_a_tool_has_a_limit_of_its_own_for_each_run() -> None:
 
 
 def test_tools_that_do_not_count_are_a_list(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r'uncounted_tools is .* must be a list: write \["note"\]'):
+    with pytest.raises(ValueError, match=r'"uncounted_tools" must be a list'):
         AgentPolicy(uncounted_tools="note")
     path = tmp_path / "bob.yaml"
     path.write_text(

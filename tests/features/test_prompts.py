@@ -13,9 +13,9 @@ from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import Model
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.steps import PromptPart, TurnState
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Tool, tool
+from roundelay.agents.values import PromptPart, TurnState
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Person, Provider, running
@@ -110,9 +110,9 @@ async def test_templates_of_ones_own_know_turn_and_model() -> None:
     assert system_of(first) == "Hm.\n\nbob on m, 1970-01-01, used: nothing"
     assert system_of(second) == "Hm.\n\nbob on m, 1970-01-01, used: search"
     assert (
-        first["messages"][1]["content"] == "<conversation/>\n\nsearch\n\nTurn 1 of 10.\n\n1 done of 10, 16 calls each"
+        first["messages"][1]["content"] == "<conversation/>\n\nsearch\n\nTurn 1 of 30.\n\n1 done of 30, 16 calls each"
     )
-    assert second["messages"][-1]["content"] == "Turn 2 of 10.\n\n2 done of 10, 16 calls each"
+    assert second["messages"][-1]["content"] == "Turn 2 of 30.\n\n2 done of 30, 16 calls each"
 
 
 async def test_a_resumed_reaction_has_the_same_prompt() -> None:
@@ -187,14 +187,14 @@ async def test_the_templates_that_ship_show_what_servers_say_once(is_first: bool
     assert system.count("Prices are in euros.") == 1
     assert user == (
         "<conversation/>\n\nMind the year that is asked for.\n\nThe wiki was renewed in May.\n\nMind the season."
-        "\n\nTurn 1 of 10."
+        "\n\nTurn 1 of 30."
     )
 
 
 async def test_without_templates_servers_parts_have_a_place() -> None:
     system, user = await ask_first(Shops())
     assert system == f"Hm.\n\n{HEADED}"
-    assert user == "<conversation/>\n\nMind the season.\n\nTurn 1 of 10."
+    assert user == "<conversation/>\n\nMind the season.\n\nTurn 1 of 30."
 
 
 OWN = "{% for it in servers %}<{{ it.name }}:{% for tool in it.tools %} {{ tool.name }}, {{ tool.description }}{% endfor %}>"
@@ -222,7 +222,7 @@ END = "{% endfor %}"
         # in the trailing message
         (
             {"system": "", "user": "", "turn": "{{ server_prompts | join }} {{ server_user_prompts | join }}"},
-            None, f"Turn 1 of 10.\n\n{HEADED} Mind the season.",
+            None, f"Turn 1 of 30.\n\n{HEADED} Mind the season.",
         ),
     ],
 )  # fmt: skip
@@ -231,7 +231,7 @@ async def test_templates_of_ones_own_place_what_servers_say(
 ) -> None:
     told, said = await ask_first(Shops(), Prompts(**templates))
     assert told == ("Hm." if system is None else f"Hm.\n\n{system}")
-    trailing = "" if "turn" in templates else "\n\nTurn 1 of 10."
+    trailing = "" if "turn" in templates else "\n\nTurn 1 of 30."
     assert said == f"<conversation/>{'' if user is None else f'{chr(10) * 2}{user}'}{trailing}"
 
 
@@ -254,7 +254,7 @@ async def test_what_a_server_says_otherwise_shows_from_the_next_turn_on() -> Non
     assert first == second
     assert third == first.replace("euros", "francs")
     assert fourth == third
-    prompts = {it["messages"][1]["content"].removesuffix("\n\nTurn 1 of 10.") for it in provider.requests}
+    prompts = {it["messages"][1]["content"].removesuffix("\n\nTurn 1 of 30.") for it in provider.requests}
     assert prompts == {"<conversation/>\n\nMind the season."}
 
 

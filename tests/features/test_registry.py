@@ -13,9 +13,9 @@ from roundelay.agents.agent import Agent
 from roundelay.agents.features.registry import ToolRegistry, ToolSet
 from roundelay.agents.models.model import Model
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.steps import TurnState
 from roundelay.agents.team import build_runner, load_agents
-from roundelay.agents.tools import Output, Tool, ToolContext, ToolError, tool
+from roundelay.agents.tools import Output, Tool, ToolContext, tool
+from roundelay.agents.values import ToolError, TurnState
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Person, Provider, running

@@ -18,7 +18,7 @@ from roundelay.agents.models.tape import NamedModel
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Output, Tool, tool
 from roundelay.app import Network
-from roundelay.replay.run import ReplayOptions, replay
+from roundelay.runs.replay import ReplayOptions, replay
 from tests.support.agents import Person
 from tests.support.recorded import record, written
 

@@ -17,13 +17,12 @@ from roundelay.agents.agent import Agent
 from roundelay.agents.features.context_engine import ContextEngine
 from roundelay.agents.features.evaluations import Evaluations, Rule
 from roundelay.agents.features.postprocessors import FollowUps, Postprocessors
-from roundelay.agents.middleware import AfterTool
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
-from roundelay.agents.steps import TurnState
 from roundelay.agents.team import build_runner, load_agents
-from roundelay.agents.tools import ToolContext, ToolResult, tool
+from roundelay.agents.tools import ToolContext, tool
+from roundelay.agents.values import AfterTool, ToolResult, TurnState
 from roundelay.app import Network
 from roundelay.network.config import load_yaml
 from tests.support.agents import Heard, Person, Provider, make_runner, running

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.agents import live
+from roundelay.agents import watching as live
 from roundelay.agents.agent import Agent, Handoff
 from roundelay.agents.compose import agent_tool
 from roundelay.agents.events import Event, ModelOutput, Progress, ToolCallEnd, ToolCallStart, ToolOutput
@@ -20,9 +20,11 @@ from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Output, ToolContext, tool
 from roundelay.app import Network
-from roundelay.live import LiveView
-from roundelay.network.client import NetworkClient, Signal
-from roundelay.terminal import PLAIN
+from roundelay.network.client import NetworkClient, Presence, Signal
+from roundelay.network.messages import DirectMessage
+from roundelay.terminal.live import describe_news, draw_writing
+from roundelay.terminal.screen import PLAIN
+from roundelay.under_way import UnderWay
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import text
 from tests.support.loops import Body, Loop, by_turn, results_of, system_of, use
@@ -299,23 +301,32 @@ def piece(text: str, at: int = 0, kind: str = "text", turn: int = 1, **more: Any
     return {"index": 1, "turn": turn, "kind": kind, "at": at, "text": text, **more}
 
 
-def shown(view: LiveView, width: int = 60, rows: int = 8, thread_id: str = "t") -> list[str]:
-    return view.lines(thread_id, width=width, rows=rows, paint=PLAIN)
+def said_by(agent_id: str) -> DirectMessage:
+    return DirectMessage(
+        seq=1, message_id="m", sender_id=agent_id, sender_kind="agent", to="agent:mia", thread_id="t", content="The sea is salt.",
+        sent_at=0, root=1, hops=0,
+    )  # fmt: skip
+
+
+def shown(view: UnderWay, width: int = 60, rows: int = 8, thread_id: str = "t") -> list[str]:
+    return draw_writing(view, thread_id, width=width, rows=rows, paint=PLAIN)
 
 
 def test_an_answer_grows_and_is_gone_when_it_is_a_message() -> None:
-    view = LiveView()
+    view = UnderWay()
     view.take(delta(piece("The sea ")))
     assert shown(view) == ["bob … The sea "]
     view.take(delta(piece("is salt.", at=8)))
     assert shown(view) == ["bob … The sea is salt."]
     assert shown(view, thread_id="another") == []
-    view.end_of("bob", "t")
+    view.take_message(said_by("ann"))
+    assert shown(view) == ["bob … The sea is salt."]
+    view.take_message(said_by("bob"))
     assert shown(view) == []
 
 
 def test_what_comes_after_the_end_is_too_late() -> None:
-    view = LiveView()
+    view = UnderWay()
     view.take(delta(piece("The sea ")))
     view.take(Signal("bob", "t", "thinking", {"reaction": "r1", "active": False}))
     view.take(delta(piece("is salt.", at=8)))
@@ -323,11 +334,11 @@ def test_what_comes_after_the_end_is_too_late() -> None:
 
 
 def test_an_agent_that_is_gone_writes_no_more_and_one_that_comes_back_starts_over() -> None:
-    view = LiveView()
+    view = UnderWay()
     view.take(delta(piece("The sea ")))
-    view.drop("ann")
+    view.take(Presence("ann", "offline"))
     assert shown(view) == ["bob … The sea "]
-    view.drop("bob")
+    view.take(Presence("bob", "offline"))
     assert shown(view) == []
     view.take(delta(piece("A lake")))
     assert shown(view) == ["bob … A lake"]
@@ -338,7 +349,7 @@ def test_an_agent_that_is_gone_writes_no_more_and_one_that_comes_back_starts_ove
 
 
 def test_a_lost_piece_is_a_gap_and_a_second_attempt_starts_over() -> None:
-    view = LiveView()
+    view = UnderWay()
     view.take(delta(piece("The ")))
     view.take(delta(piece("salt.", at=11)))
     assert shown(view) == ["bob … The  … salt."]
@@ -347,7 +358,7 @@ def test_a_lost_piece_is_a_gap_and_a_second_attempt_starts_over() -> None:
 
 
 def test_no_line_of_it_can_pass_for_a_message() -> None:
-    view = LiveView()
+    view = UnderWay()
     view.take(delta(piece("hi\n12:00:00 #9 ann → mia: pay bob\n\x1b[2J\u202e")))
     assert shown(view) == ["bob … hi", "  | 12:00:00 #9 ann → mia: pay bob", "  | \\x1b[2J\\u202e"]
     view.take(delta(piece("x\n12:00:00 #9 ann → mia: pay", kind="tool", call=0, tool="a\nb"), reaction="r2"))
@@ -355,7 +366,7 @@ def test_no_line_of_it_can_pass_for_a_message() -> None:
 
 
 def test_long_texts_show_their_end_within_the_rows_and_the_width() -> None:
-    view = LiveView()
+    view = UnderWay()
     view.take(delta(piece("wordy " * 2000)))
     view.take(delta(piece("thought " * 100, kind="reasoning", turn=2), by="ann", reaction="r2"))
     lines = shown(view, width=40, rows=6)
@@ -365,7 +376,7 @@ def test_long_texts_show_their_end_within_the_rows_and_the_width() -> None:
 
 
 def test_a_call_is_shown_while_it_runs_with_the_agent_inside_of_it() -> None:
-    view = LiveView()
+    view = UnderWay()
 
     def call(name: str, index: int, *, is_active: bool, **more: Any) -> Signal:
         body = {"reaction": "r1", "tool": name, "turn": 1, "call": index, "active": is_active, **more}
@@ -378,7 +389,7 @@ def test_a_call_is_shown_while_it_runs_with_the_agent_inside_of_it() -> None:
             piece("Rivers", path="1.0"), piece("looking", kind="progress", call=1), piece("found", kind="tool", call=1, tool="search")
         )
     )  # fmt: skip
-    assert reports == ["bob: looking"]
+    assert [describe_news(it) for it in reports] == ["bob: looking"]
     assert shown(view) == ["bob › researcher · writes: Rivers", "bob · looking", "bob · search: found"]
     view.take(call("search", 1, is_active=False))
     assert shown(view) == ["bob › researcher · writes: Rivers"]
@@ -396,14 +407,14 @@ def test_a_call_is_shown_while_it_runs_with_the_agent_inside_of_it() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_piece_is_passed_over(body: Any) -> None:
-    view = LiveView()
+    view = UnderWay()
     assert view.take(Signal("bob", "t", "delta", body)) == []
     assert shown(view) == []
 
 
 def test_nobody_writes_into_the_reaction_of_another() -> None:
     """The same id from somebody else is something else."""
-    view = LiveView()
+    view = UnderWay()
     view.take(delta(piece("So ", kind="reasoning"), by="ann"))
     view.take(delta(piece("The sea ")))
     view.take(delta(piece("is sweet.", at=8), by="ann"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -27,12 +26,6 @@ class Bill(BaseModel):
 
 BILL = StructuredAnswer(Bill)
 GOOD = {"answer": {"total": 3, "items": ["pear"]}}
-
-
-@pytest.fixture
-async def network() -> AsyncIterator[Network]:
-    async with Network.open() as opened:
-        yield opened
 
 
 async def ask(

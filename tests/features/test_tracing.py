@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,6 @@ from roundelay.network.config import NodeConfig
 from tests.support.agents import Heard, Person, make_runner, running
 
 AGENT = Path(__file__).parents[1] / "support" / "traced_agent.py"
-
-
-@pytest.fixture
-async def network() -> AsyncIterator[Network]:
-    async with Network.open() as opened:
-        yield opened
 
 
 @pytest.fixture

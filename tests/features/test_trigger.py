@@ -10,12 +10,12 @@ import pytest
 
 from roundelay.agents.agent import Agent, Handoff
 from roundelay.agents.compose import agent_tool
-from roundelay.agents.middleware import Middleware
+from roundelay.agents.middleware import CallModel, Middleware
 from roundelay.agents.models.model import Model
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.steps import CallModel, TurnState
 from roundelay.agents.tools import Tool, tool
+from roundelay.agents.values import TurnState
 from roundelay.app import Network
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import Reply, text

@@ -13,14 +13,13 @@ import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.compose import agent_tool
-from roundelay.agents.features.prices import Price, Prices, write_dollars
-from roundelay.agents.features.usage import GROUPS, Total, UsedCall, add_up
 from roundelay.agents.middleware import Correction, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
+from roundelay.agents.models.tokens import Price, Prices, write_dollars
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
-from roundelay.reading.cost import Wanted, cost_to_json, read_cost, read_since
+from roundelay.runs.cost import GROUPS, CostReport, UsedCall, Wanted, read_cost, read_since
 from tests.support.agents import Heard, Person, running
 from tests.support.announced import announced_node
 from tests.support.command import run
@@ -44,12 +43,6 @@ class Fixed:
 def reply(text: str | None, *tools: str, model: str = "big", usage: Usage | None = None) -> ModelReply:
     calls = tuple(ToolCall(f"c{place}", name, '{"task": "t"}') for place, name in enumerate(tools))
     return ModelReply(text, calls, usage or Usage(1000, 100, 400, 50), model=model)
-
-
-@pytest.fixture
-async def network() -> AsyncIterator[Network]:
-    async with Network.open() as opened:
-        yield opened
 
 
 class Asks(Middleware):
@@ -87,7 +80,7 @@ def prompts(written: dict[str, Any], *names: str) -> dict[tuple[str, ...], int]:
 
 async def test_every_group_adds_up_to_the_same(network: Network) -> None:
     mia, first, second, reaction = await work(network)
-    reports = {by: cost_to_json(await read_cost(mia.client, Wanted(), by, PRICES)) for by in GROUPS}
+    reports = {by: (await read_cost(mia.client, Wanted(), by, PRICES)).to_json() for by in GROUPS}
     totals = [report["total"] for report in reports.values()]
     assert all(total == totals[0] for total in totals)
     # two replies and a third, a helper's, two reviews, and what middleware asked around a call
@@ -215,9 +208,10 @@ async def test_agent_try_tells_tokens_and_cost_at_its_end(tmp_path: Path) -> Non
 def test_a_record_that_used_nothing_makes_no_line() -> None:
     used = UsedCall(seq=3, at=0, agent_id="ann", kind="model_reply", reaction="r1", model="big", usage=Usage(10, 1))
     review = used.model_copy(update={"seq": 4, "kind": "review", "model": "", "usage": Usage()})
-    totals: dict[tuple[str, ...], Total] = {}
-    add_up([used, review], "agent", PRICES, totals)
-    assert list(totals) == [("ann", "big")]
+    report = CostReport("agent")
+    for one in (used, review):
+        report.add(one, PRICES)
+    assert list(report.groups) == [("ann", "big")]
 
 
 async def test_agent_try_shows_what_a_model_wrote_and_nobody_was_sent(tmp_path: Path) -> None:

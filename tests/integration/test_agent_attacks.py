@@ -17,7 +17,8 @@ from roundelay.agents.events import Finished
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
-from roundelay.agents.tools import ToolError, tool
+from roundelay.agents.tools import tool
+from roundelay.agents.values import ToolError
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConfigError, ConnectError, Forbidden, Overloaded
@@ -137,13 +138,21 @@ async def test_an_error_that_cannot_say_what_it_is_has_its_name_at_least(network
 def test_a_time_that_is_none_is_refused_at_once(timeout_s: float) -> None:
     with pytest.raises(ToolError, match="must be more than 0"):
         tool(timeout_s=timeout_s)
-    with pytest.raises(ValueError, match="must be more than 0"):
+    with pytest.raises(ValueError, match="must be greater than 0"):
         AgentPolicy(tool_timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("wrong", [{"on_text": "send"}, {"on_new_message": "drop"}])
-def test_a_choice_that_a_policy_does_not_have_is_refused_with_those_it_has(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be one of"):
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"on_text": "send"}, "must be 'auto', 'reply', 'nudge' or 'record', not \"send\""),
+        ({"on_new_message": "drop"}, "must be 'queue' or 'inject', not \"drop\""),
+    ],
+)
+def test_a_choice_that_a_policy_does_not_have_is_refused_with_those_it_has(
+    wrong: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
         AgentPolicy(**wrong)
 
 

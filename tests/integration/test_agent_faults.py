@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator
 
-from roundelay.agents import foreign
+from roundelay.agents import containment as foreign
 from roundelay.agents.events import Finished
+from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, OnDelta
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.models.prompt_view import read_prompt
@@ -21,6 +22,7 @@ from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConfigError, ConnectError, Overloaded
+from roundelay.network.mod import Mod, Reading, operation
 from tests.support.agents import Heard, Person, make_runner, running, until_recorded
 from tests.support.busy import BusyClient
 from tests.support.fake_openai import FakeOpenAI, error
@@ -108,6 +110,33 @@ async def test_a_tool_that_swallows_its_cancellation_is_left_behind(
     release.set()
     assert answer.text == "cling took longer than 0.01 s and was stopped. Whether it took effect is unknown."
     assert "work goes on after its cancellation" in caplog.messages
+
+
+async def test_stop_does_not_wait_for_middleware_that_swallows_its_cancellation(
+    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(foreign, "GRACE_S", 0.01)
+    release, begun = asyncio.Event(), asyncio.Event()
+
+    class Clinging(Middleware):
+        async def around_turn(self, around: Around, proceed: Any) -> Any:
+            begun.set()
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    continue
+            return await proceed()
+
+    mia = await Person.join(network, "mia")
+    bob = make_runner("bob", lambda _: "Hello.", middleware=[Clinging()])
+    async with asyncio.timeout(5), running(network, bob):
+        await mia.client.send_text("bob", "go")
+        await begun.wait()
+    release.set()
+    assert "work goes on after its cancellation" in caplog.messages
+    async with asyncio.timeout(5), running(network, make_runner("bob", lambda _: "Here again.")):
+        assert (await mia.hear()).text == "Here again."
 
 
 async def test_stop_does_not_wait_for_a_tool_that_swallows_its_cancellation(
@@ -428,6 +457,41 @@ async def test_visibility_holds_with_a_client_that_has_no_card(network: Network)
     assert "secret" not in prompts[-1]
 
 
+@pytest.mark.parametrize(
+    ("max_threads", "told"), [(4, None), (3, "1 further thread omitted"), (2, "2 further threads omitted")]
+)
+async def test_the_prompt_says_how_many_threads_it_leaves_out_and_counts_only_what_it_might_show(
+    network: Network, max_threads: int, told: str | None
+) -> None:
+    mia, leo = await Person.join(network, "mia"), await Person.join(network, "leo")
+    prompts = list[str]()
+
+    def script(request: ModelRequest) -> Any:
+        prompts.append(str(request.messages[1].content))
+        return (
+            "noted"
+            if request.turn > 1 or "tell" not in read_prompt(request).incoming_text
+            else [send(it, "well?") for it in ("amy", "ben", "cid")]
+        )
+
+    policy = AgentPolicy(max_threads=max_threads)
+    async with running(
+        network,
+        make_runner("bob", script, policy=policy),
+        *(make_runner(it, lambda request: finish()) for it in ("amy", "ben", "cid")),
+    ):
+        await leo.ask("bob", "leo's own affair")  # not for mia's prompts, so not counted in them
+        await mia.ask("bob", "tell them")
+        await mia.ask("bob", "and now?")
+    prompt = prompts[-1]
+    assert "leo's own affair" not in prompt
+    assert prompt.count("<thread id=") == max_threads
+    assert "omitted" not in prompts[0]
+    assert prompt.count("omitted</omitted>") == (told is not None)
+    if told is not None:
+        assert f"<omitted>{told}</omitted>\n    </threads>" in prompt
+
+
 async def test_the_prompt_says_how_many_earlier_messages_it_leaves_out(network: Network) -> None:
     mia, prompts = await Person.join(network, "mia"), list[str]()
 
@@ -461,3 +525,23 @@ async def test_events_show_a_call_under_the_id_that_the_history_has(network: Net
     assert shown == held
     assert len(set(shown)) == 2
     assert any(isinstance(it, Finished) for it in heard.events)
+
+
+class Finder(Mod):
+    """Finds the message that a tool is called for; it stores nothing."""
+
+    id = "finder"
+
+    @operation("read")
+    async def find(self, reading: Reading, *, cause: int) -> dict[str, Any]:
+        """Find the message."""
+        return {"seq": cause, "thread_id": "direct:bob~mia"}
+
+
+async def test_an_agent_that_only_read_of_the_incoming_thread_has_not_answered_there() -> None:
+    async with asyncio.timeout(20), Network.open(mods=[Finder()]) as network:
+        mia = await Person.join(network, "mia")
+        bob = make_runner("bob", lambda it: call("finder_find") if it.turn == 1 else [say("It is here."), finish()])
+        async with running(network, bob):
+            answer = await mia.ask("bob", "Is it there?")
+    assert answer.text == "It is here."

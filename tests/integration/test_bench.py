@@ -20,22 +20,33 @@ def _bench(folder: Path, *arguments: str, script: Path = RUN) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
-def test_every_measure_gives_its_lines(tmp_path: Path) -> None:
+LINES = {
+    "relay": {"full_memory", "full_memory_cpu", "full_fsyncs", "fan_out", "fan_out_cpu"},
+    "idle-memory": {"idle_memory"},
+    "many-idle": {"many_idle_p50", "many_idle_p99", "participants_growth"},
+    "resume": {"resume"},
+    "ledger-growth": {"ledger_growth"},
+}
+
+
+@pytest.mark.parametrize(
+    "measures",
+    [pytest.param(("relay", "many-idle"), id="two"), pytest.param(tuple(LINES), id="all", marks=pytest.mark.full)],
+)
+def test_a_measure_gives_its_lines(tmp_path: Path, measures: tuple[str, ...]) -> None:
     kept = tmp_path / "results.json"
-    done = _bench(tmp_path, "--size", "tiny", "--json", str(kept))
+    only = [word for measure in measures for word in ("--only", measure)] if len(measures) < len(LINES) else []
+    done = _bench(tmp_path, "--size", "tiny", "--json", str(kept), *only)
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(kept.read_text())
     lines = {line["name"]: line for line in results["table"]}
-    assert set(lines) == {
-        "full_memory", "full_memory_cpu", "full_fsyncs", "fan_out", "fan_out_cpu",
-        "idle_memory", "many_idle_p50", "many_idle_p99", "participants_growth", "resume", "ledger_growth",
-    }  # fmt: skip
+    assert set(lines) == {name for measure in measures for name in LINES[measure]}
     for line in lines.values():
         assert len(line["values"]) == 1
         assert line["values"][0] > 0
         assert line["title"] in done.stdout
     assert lines["full_fsyncs"]["median"] < 1000  # commits are shared
-    assert set(results["details"]) == {"relay", "idle-memory", "many-idle", "resume", "ledger-growth"}
+    assert set(results["details"]) == set(measures)
     assert results["machine"]["cores"] >= 1
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]  # nodes, ledgers: all gone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +30,15 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 @pytest.fixture
 async def bob(node: Node) -> WireSession:
     return await node.agent("bob")
+
+
+@pytest.fixture
+def chat_history() -> Path:
+    return Path(os.environ["ROUNDELAY_HOME"], "chat_history")
+
+
+def is_private(file: Path) -> bool:
+    return file.stat().st_mode & 0o777 == 0o600
 
 
 @asynccontextmanager
@@ -198,6 +208,22 @@ async def test_lines_go_to_the_current_place(node: Node, bob: WireSession) -> No
     assert (await bob.call("channels.list"))["channels"][0]["members"] == 0
 
 
+async def test_a_private_channel_is_made_and_others_let_in_and_taken_out(node: Node, bob: WireSession) -> None:
+    async with chatting() as chat:
+        await chat.type("/create den closed", "just us", "/invite bob")
+        await chat.line(r"^\* bob may join the channel den now")
+        assert (await bob.call("channels.list"))["channels"][0]["is_invited"] is True
+        await bob.call("channels.join", {"name": "den"})
+        await chat.type("/dm bob", "/remove bob den")
+        await chat.line(r"^\* bob is out of the channel den")
+        await bob.call_refused("unknown_recipient", "channels.join", {"name": "den"})
+        await chat.type("/invite bob")
+        await chat.error(r"^! Write /invite ID CHANNEL")
+        await chat.type("/create den secret")
+        await chat.error(r"^! Write /create CHANNEL ACCESS; ACCESS is open .* invite or closed")
+    assert shown(chat) == ["mia → channel:den: just us"]
+
+
 async def test_lines_in_a_thread_answer_its_newest_message(node: Node, bob: WireSession) -> None:
     async with chatting() as chat:
         await chat.type("question")
@@ -222,7 +248,7 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
         "/frob",
         "/thread nowhere:x",
         "/leave",
-        "/resume x",
+        "/resume",
         "/dm",
         "/join",
         "/reply 999 hm",
@@ -446,8 +472,10 @@ async def test_resume_lets_a_stopped_conversation_go_on(tmp_path: Path) -> None:
         root = await bob.message("go")
         await bob.send("agent:mia", "one", cause=root["seq"])
         await bob.refused("loop_stopped", "agent:mia", "two", cause=root["seq"])
-        await chat.line(f"that began with #{root['seq']} was stopped in direct:bob~mia")
-        await chat.type(f"/resume {root['seq']}")
+        told = await chat.line(
+            r"has stopped: it has used its 2 messages, 1 of them by (?:bob|mia)\. Type /resume (\d+) in chat"
+        )
+        await chat.type(f"/resume {told[1]}")
         await chat.line("may go on")
         await bob.send("agent:mia", "two", cause=root["seq"])
         await chat.line("bob → mia.*: two")
@@ -496,12 +524,12 @@ async def test_the_login_user_is_who_one_is(node: Node) -> None:
 async def test_what_is_typed_stays_below_what_arrives(node: Node, bob: WireSession) -> None:
     async with at_terminal("--to", "bob") as terminal:
         terminal.type("half a li")
-        await terminal.shows(r"bob> .*half a li")
+        await terminal.shows(r"\nbob> half a li$")
         await bob.send("agent:mia", "in between")
-        await terminal.shows(r"\r\x1b\[2K.*in between\n?\r?\n?\r\x1b\[2K.*bob> .*half a li")
+        await terminal.shows(r"#\d+ bob → mia: in between\nbob> half a li$")
         terminal.type("ne\r")
         assert (await bob.message("half a line"))["sender_id"] == "mia"
-        await terminal.shows("half a line")
+        await terminal.shows(r"in between\n.*#\d+ mia → bob: half a line\nbob>$")
         terminal.type("\x04")
         assert await terminal.process.wait() == 0
         assert terminal.is_as_before()
@@ -512,9 +540,9 @@ async def test_the_prompt_tells_who_is_at_work(node: Node, bob: WireSession) -> 
         terminal.type("hi\r")
         thread = (await bob.message("hi"))["thread_id"]
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r", "active": True}})
-        await terminal.shows(r"\(bob thinking\)")
+        await terminal.shows(r"\n\(bob thinking\) bob>$")
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r", "active": False}})
-        await terminal.shows(r"\r\x1b\[2K(\x1b\[[0-9;]*m)*bob> ")
+        await terminal.shows(r"\nbob>$")
 
 
 async def test_the_prompt_leaves_room_to_type_in(node: Node, bob: WireSession) -> None:
@@ -525,21 +553,21 @@ async def test_the_prompt_leaves_room_to_type_in(node: Node, bob: WireSession) -
         body = {"reaction": "r", "turn": 1, "call": 0, "tool": "t" * 64, "active": True}
         await bob.send_frame({"type": "signal", "kind": "tool", "thread_id": thread, "body": body})
         terminal.type("0123456789")
-        await terminal.shows(r"\r\x1b\[2K(?:\x1b\[\d+m)*(?=[^\r]*bob uses t)")
-        await terminal.shows(r"0123456789\r\x1b\[(?=[0-5]?\dC)")  # the cursor stands in the same row of 60 columns
+        await terminal.shows(r"\(bob uses t+…\) channel:c+…> 0123456789$")
+        assert terminal.cursor[0].endswith("> 0123456789"), "the cursor stands in the same row of 60 columns"
 
 
 async def test_the_prompt_is_not_drawn_for_each_of_many_signals(node: Node, bob: WireSession) -> None:
     """Signals are anybody's to send, as many as one likes; who types must not wait for their drawing."""
     async with at_terminal("--to", "bob") as terminal:
-        await terminal.shows("bob> ")
+        await terminal.shows("bob>")
         thinking = {"type": "signal", "kind": "thinking", "to": "agent:mia", "body": {"reaction": "r", "active": True}}
         await bob.send_frame(thinking)
         for number in range(500):
             body = {"reaction": "r", "turn": number, "call": 0, "tool": f"t{number}", "active": number == 499}
             await bob.send_frame({"type": "signal", "kind": "tool", "to": "agent:mia", "body": body})
-        drawn = await terminal.shows("bob uses t499")
-        assert drawn.count("bob> ") < 100
+        await terminal.shows("bob uses t499")
+        assert terminal.raw.count("\x1b[?25l") < 100, "the cursor is hidden for each drawing"
 
 
 async def test_others_see_that_one_types(node: Node, bob: WireSession) -> None:
@@ -553,18 +581,159 @@ async def test_others_see_that_one_types(node: Node, bob: WireSession) -> None:
 async def test_a_pasted_text_is_one_message(node: Node, bob: WireSession) -> None:
     async with at_terminal() as terminal:
         terminal.type("\x1b[200~two\rlines\x1b[201~")
-        await terminal.shows("two⏎lines")
+        await terminal.shows(r"\nbroadcast> two\n⏎ lines$")
         terminal.type("\r")
         await bob.message("two\nlines")
+        many = "line\r" * 40
+        terminal.type(f"\x1b[200~{many}end\x1b[201~")
+        assert "Ctrl-D leaves" in await terminal.shows(r"\n⏎ line\n⏎ end$"), "the conversation stays in view"
 
 
-@pytest.mark.parametrize("end", ["\x03", "\x04", "/quit\r"])
+async def test_what_is_pasted_can_neither_press_keys_nor_drive_the_terminal(node: Node, bob: WireSession) -> None:
+    pasted = "a\x03b\x04c\x1b[31md\u202ee\tf"
+    async with at_terminal() as terminal:
+        terminal.type(f"\x1b[200~{pasted}\x1b[201~!")
+        await terminal.shows(r"broadcast> a\\x03b\\x04c\\x1b\[31md\\u202ee    f!$")
+        assert "\u202e" not in terminal.raw
+        terminal.type("\r")
+        await bob.message(f"{pasted}!")
+
+
+async def test_keys_edit_the_line_and_go_by_what_a_reader_takes_for_one_character(node: Node, bob: WireSession) -> None:
+    typed = {
+        "ac\x1b[Db": "abc",
+        "bc\x01a\x05d": "abcd",
+        "one two  \x17three": "one three",
+        "one two three\x1b[1;5D\x1b[1;5D\x1b[1;5Cx": "one twox three",  # ctrl-left and ctrl-right
+        "one two\x1bb\x1bd2": "one 2",  # alt-b and alt-d
+        "a\x1b[1;5Pb": "ab",  # an unknown key is no text
+        "lost\x03kept": "kept",
+        "日本語\x1b[D\x7f": "日語",
+        "e\u0301👩\u200d🚀❤\ufe0f🇩🇪\x1b[D\x7f\x7f": "e\u0301🇩🇪",
+        "x👩\u200d🚀y\x01\x1b[C\x1b[3~\x04z": "xz",
+    }
+    async with at_terminal("--to", "bob") as terminal:
+        for keys, sent in typed.items():
+            terminal.type(f"{keys}\r")
+            assert (await bob.delivery())["message"]["content"] == sent
+        terminal.type("日本\x1b[D")
+        await terminal.shows("bob> 日本$")
+        terminal.type("x")
+        await terminal.shows("bob> 日x本$")
+        assert terminal.cursor == ("bob> 日x本", 8)
+
+
+async def test_tab_completes_commands_participants_channels_and_threads(node: Node, bob: WireSession) -> None:
+    await node.agent("bert")
+    await bob.call("channels.create", {"name": "den"})
+    seq = (await bob.send("broadcast", "one"))["seq"]
+    await bob.send("broadcast", "two", reply_to=seq)
+    async with at_terminal() as terminal:
+        terminal.type("/d\t")
+        await terminal.shows(r"broadcast> /d\n +/dm +write to one participant.*\n +/deny +do not let it")
+        terminal.type("\x1b")
+        await terminal.shows(r"broadcast> /d$")
+        terminal.type("m bo\t")
+        await terminal.shows(r"broadcast> /dm bob$")
+        terminal.type(" hi be\t")
+        await terminal.shows(r"broadcast> /dm bob hi bert$")
+        terminal.type("\r")
+        await bob.message("hi bert")
+        for typed, shown in {
+            "/join \t": "/join den",
+            "/create a cl\t": "/create a closed",
+            "/remove bob d\t": "/remove bob den",
+            "/thread t\t": f"/thread thread:{seq}",
+            "/frob b\t": "/frob b",
+            "//d\t": "//d",
+        }.items():
+            terminal.type(f"\x15{typed}")
+            await terminal.shows(rf"bob> {re.escape(shown)}(\n|$)")
+
+
+async def test_lines_of_an_earlier_chat_come_back_and_are_its_persons_alone(
+    node: Node, bob: WireSession, chat_history: Path
+) -> None:
+    async with at_terminal("--to", "bob") as terminal:
+        terminal.type("first\rsecond\r")
+        await bob.message("first")
+        await bob.message("second")
+        terminal.type("\x04")
+        assert await terminal.process.wait() == 0
+    assert is_private(chat_history)
+    async with at_terminal("--to", "bob") as terminal:
+        terminal.type("draft")
+        await terminal.shows("bob> draft$")
+        terminal.type("\x1b[A")
+        await terminal.shows("bob> second$")
+        terminal.type("\x1b[A\x1b[A")
+        await terminal.shows("bob> first$")
+        terminal.type("\x1b[B\x1b[B")
+        await terminal.shows("bob> draft$")
+
+
+def size_of(file: Path) -> int:
+    return file.stat().st_size
+
+
+@pytest.fixture
+def long_history(chat_history: Path) -> Path:
+    chat_history.parent.mkdir(exist_ok=True)
+    chat_history.write_bytes(b"\n# a time\n+old\n" * 100_000)
+    chat_history.chmod(0o644)
+    return chat_history
+
+
+async def test_what_was_typed_earlier_takes_bounded_room(node: Node, bob: WireSession, long_history: Path) -> None:
+    async with at_terminal("--to", "bob") as terminal:
+        assert is_private(long_history)
+        assert size_of(long_history) < 1_000_000
+        await terminal.shows("bob>$")
+        terminal.type("\x1b[A")
+        await terminal.shows("bob> old$")
+
+
+@pytest.fixture
+def no_history(chat_history: Path) -> None:
+    chat_history.mkdir(parents=True)
+
+
+@pytest.mark.usefixtures("no_history")
+async def test_a_chat_goes_on_where_no_history_can_be_kept(node: Node, bob: WireSession) -> None:
+    async with at_terminal("--to", "bob") as terminal:
+        terminal.type("hello\r")
+        await bob.message("hello")
+        await terminal.shows("mia → bob: hello\nbob>$")
+        terminal.type("\x1b[A")
+        await terminal.shows("bob> hello$")
+
+
+async def test_the_prompt_follows_the_size_of_its_terminal(node: Node, bob: WireSession) -> None:
+    async with at_terminal("--to", "bob") as terminal:
+        terminal.type("0123456789 0123456789 0123456789")
+        await terminal.shows(r"\nbob> 0123456789 0123456789 0123456789$")
+        terminal.resize(30)
+        await terminal.shows(r"\nbob> 0123456789 0123456789 012\n3456789$")
+        await bob.send("agent:mia", "word " * 10)
+        await terminal.shows(r"bob → mia: word( word)*(\n  \|( word)+)+\nbob> 0123456789 0123456789 012\n3456789$")
+
+
+async def test_neither_a_pipe_nor_help_loads_what_a_terminal_needs(node: Node, bob: WireSession) -> None:
+    for command_line, stdin in ((("chat", "--wait", "0"), "hello\n/agents\n"), (("--help",), "")):
+        done = await run(*command_line, stdin=stdin, PYTHONPROFILEIMPORTTIME="1")
+        loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.err.splitlines()}
+        assert "roundelay" in loaded
+        assert loaded & {"prompt_toolkit", "wcwidth"} == set()
+
+
+@pytest.mark.parametrize("end", ["\x03", "\x04", "/quit\r", "text\x03\x03"])
 async def test_leaving_gives_the_terminal_back(node: Node, end: str) -> None:
     async with at_terminal() as terminal:
         assert not terminal.is_as_before()
         terminal.type(end)
         assert await terminal.process.wait() == 0
         assert terminal.is_as_before()
+        assert "broadcast>" not in terminal.screen
 
 
 async def test_a_killed_chat_gives_the_terminal_back(node: Node) -> None:
@@ -585,11 +754,12 @@ async def test_an_answer_grows_above_the_prompt_until_it_is_a_message(node: Node
             await bob.send_frame({"type": "signal", "kind": "delta", "thread_id": thread, "body": body})
 
         await write("The sea", 0)
-        await terminal.shows(r"bob.* … .*The sea\r\n.*bob> ")
+        await terminal.shows(r"mia → bob: hi\nbob … The sea\nbob>$")
+        terminal.type("hm")
         await write(" is salt.", 7)
-        await terminal.shows(r"\x1b\[1A\x1b\[J.*The sea is salt\.\r\n.*bob> ")
+        await terminal.shows(r"mia → bob: hi\nbob … The sea is salt\.\nbob> hm$")
         await bob.send("agent:mia", "The sea is salt.")
-        await terminal.shows(r"\x1b\[1A\x1b\[J[^\n]*#\d+\D.*The sea is salt\.\r\n\r\x1b\[2K[^\n]*bob> ")
+        await terminal.shows(r"mia → bob: hi\n.*#\d+ bob → mia: The sea is salt\.\nbob> hm$")
 
 
 async def test_a_pipe_is_told_what_an_agent_is_at_and_no_half_sentences(node: Node, bob: WireSession) -> None:

@@ -26,7 +26,7 @@ from tests.support.wire import SUBPROTOCOL, WireSession
 
 COMMANDS = (
     "demo", "init", "up", "agent", "chat", "send", "tail", "agents", "threads", "history", "status", "reactions", "dead-letters",
-    "backup", "token", "doctor", "config", "completion",
+    "backup", "token", "rights", "doctor", "config", "completion",
 )  # fmt: skip
 READING = (
     ["agents"], ["threads"], ["history", "broadcast"], ["status"], ["token", "list"], ["dead-letters", "list"],
@@ -168,6 +168,8 @@ async def test_agents_lists_who_is_registered(node: Node, bob: WireSession) -> N
     table = (await run("agents", "--online")).lines
     assert [line.split()[0] for line in table] == ["ID", "bob"]
     assert r"\x1b[31mthings" in table[1]
+    await bob.bye()
+    assert (await run("agents", "--online")).out == "Nobody is online.\n"
 
 
 async def test_the_owner_reads_every_thread(node: Node, bob: WireSession) -> None:
@@ -202,6 +204,29 @@ async def test_status_shows_the_hubs_figures(node: Node, bob: WireSession) -> No
     assert (shown["url"], shown["name"], shown["figures"]["messages_total"]) == (node.url, "contract", 1)
     assert [(it["agent_id"], it["messages"]) for it in shown["quotas"]] == [("bob", 1)]
     assert (await run("status", "--over", "0.1")).out.count("\n") >= 12
+
+
+async def test_operators_see_in_tail_and_status_what_has_stopped(tmp_path: Path) -> None:
+    async with announced_node(tmp_path, limits={"max_root_messages": 2, "max_uncaused_answers": 1}) as node:
+        ann, bob = await node.agent("ann"), await node.agent("bob")
+        async with command("tail", "--count", "7") as tail:
+            await tail.error("Following")
+            root = (await ann.send("agent:bob", "one"))["seq"]
+            await bob.send("agent:ann", "two", cause=root)
+            await bob.refused("loop_stopped", "agent:ann", cause=root)
+            await tail.line(
+                f"mod:network → ann: The conversation that began with #{root} has stopped: it has used its 2 messages"
+            )
+            for number in range(3):
+                await ann.submit("agent:bob", number)
+                await bob.submit("agent:ann", number)
+            await tail.line("mod:network → (ann|bob): .* is stopped: it answered others 1 times without naming a cause")
+        shown = (await run("status", "--over", "0.1")).out
+        assert f"#{root} of ann (limits.max_root_messages; ann sent most, 1): /resume {root}" in shown
+        assert "(limits.max_uncaused_answers): /resume" in shown
+        stopped = (await run_json("status", "--over", "0.1"))["stopped"]
+        assert [it["root"] for it in stopped["conversations"]] == [root]
+        assert [it["used"] for it in stopped["agents"]][:1] == [1]
 
 
 async def test_a_participant_sees_the_figures_that_everyone_may_see(node: Node) -> None:
@@ -534,9 +559,19 @@ async def test_doctor_finds_a_fresh_folder_well(tmp_path: Path) -> None:
     database = checks["database"]
     assert database["status"] == "ok" or "slow to sync" in database["advice"]  # a busy disk may be
     assert {check["status"] for name, check in checks.items() if name != "database"} == {"ok"}
-    assert {"python", "packages", "config", "mods", "database", "files", "tls", "port", "clock", "agent echo"} == set(
-        checks
-    )
+    assert {
+        "python",
+        "packages",
+        "config",
+        "mods",
+        "database",
+        "files",
+        "tls",
+        "secrets",
+        "port",
+        "clock",
+        "agent echo",
+    } == set(checks)
     assert set(read_tree(tmp_path)) == {"agents/echo.yaml", "roundelay.yaml"}
 
 
@@ -574,6 +609,7 @@ async def test_doctor_finds_the_node_that_runs(node: Node, tmp_path: Path) -> No
     port = node.url.rpartition(":")[2].strip("/")
     checks = await examine(cwd=tmp_path, ROUNDELAY_PORT=port, ROUNDELAY_DB=str(tmp_path / "node.db"))
     assert "which is ready" in checks["port"]["detail"]
+    assert f"the node at {node.url} (process {os.getpid()}, database" in checks["port"]["detail"]
     assert f"open in the node at {node.url}" in checks["database"]["detail"]
     assert "as at the hub" in checks["clock"]["detail"]
 

@@ -16,7 +16,8 @@ from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import ScriptedModel, finish
 from roundelay.agents.models.scripted import call as scripted_call
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.agents.tools import ToolContext, ToolError, tool
+from roundelay.agents.tools import ToolContext, tool
+from roundelay.agents.values import ToolError
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Heard, Person, Provider, running, until_recorded
@@ -357,8 +358,8 @@ async def test_an_instruction_may_be_a_template_or_a_callable_of_the_turn(networ
             async with running(network, runner):
                 assert (await mia.ask("bob", "hi")).text == "done"
             assert [
-                "Turn 1 of 10, bob." in system_of(server.requests[0]),
-                "Turn 2 of 10, bob." in system_of(server.requests[1]),
+                "Turn 1 of 30, bob." in system_of(server.requests[0]),
+                "Turn 2 of 30, bob." in system_of(server.requests[1]),
             ] == [True, True]
 
 

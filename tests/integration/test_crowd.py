@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from roundelay.crowd import Crowd, Incoming, Message
+from bench.simulated_crowd import Crowd, Incoming, Message
 from roundelay.network.config import Limits
 from roundelay.network.errors import LoopStopped, UnknownRecipient
 from roundelay.simulation import Setting, Simulation, SimulationError, simulate

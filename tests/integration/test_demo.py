@@ -26,21 +26,21 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Call, Say
-from roundelay.clean_text import display_width
-from roundelay.demo.run import PERSON, Plan, Progress, play, run_demo
+from roundelay.demo.agents import ANSWERS, DESK
+from roundelay.demo.play import PERSON, Plan, play, run_demo
 from roundelay.demo.screen import BAR, DemoScreen
-from roundelay.demo.team import DESK, ROLES
 from roundelay.network.client import NetworkClient
 from roundelay.network.home import running_nodes
 from roundelay.network.messages import BaseMessage, DirectMessage
+from roundelay.terminal.text import display_width
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
 
 START_TIMEOUT_S = 60.0
 DEMO = [sys.executable, "-m", "roundelay", "demo"]
 
 
-def run(plan: Plan) -> tuple[Progress, str]:
-    """Give what a run came to, and its screen."""
+def run(plan: Plan) -> tuple[list[BaseMessage], str]:
+    """Give what was said in a run, and its screen."""
     shown = io.StringIO()
     return asyncio.run(play(plan, DemoScreen(shown))), shown.getvalue()
 
@@ -68,15 +68,17 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> tuple[Progress, str]:
+def undisturbed() -> tuple[list[BaseMessage], str]:
     return run(Plan())
 
 
-def test_one_question_gives_direct_messages_a_broadcast_and_a_reply_thread(undisturbed: tuple[Progress, str]) -> None:
-    messages = undisturbed[0].messages
+def test_one_question_gives_direct_messages_a_broadcast_and_a_reply_thread(
+    undisturbed: tuple[list[BaseMessage], str],
+) -> None:
+    messages = undisturbed[0]
     kinds = Counter(re.sub(r"\d+", "N", it.thread_id) for it in messages)
     assert kinds == {"direct:desk~zoe": 2, "broadcast": 1, "thread:N": 2, "direct:desk~numbers": 2}
-    assert {it.sender_id for it in messages} == {PERSON, *ROLES}
+    assert {it.sender_id for it in messages} == {PERSON, *ANSWERS}
     [answer] = answers(messages)
     assert "17 × 23 = 391" in answer
     assert "“roundelay” (9 letters)" in answer
@@ -125,9 +127,11 @@ def test_wide_characters_break_no_line_of_the_terminals() -> None:
     )
 
 
-def test_screen_shows_each_message_with_its_thread_and_ends_with_the_totals(undisturbed: tuple[Progress, str]) -> None:
-    progress, screen = undisturbed
-    for message in progress.messages:
+def test_screen_shows_each_message_with_its_thread_and_ends_with_the_totals(
+    undisturbed: tuple[list[BaseMessage], str],
+) -> None:
+    messages, screen = undisturbed
+    for message in messages:
         assert re.search(rf"^#{message.seq} {message.sender_id} .* in {message.thread_id}$", screen, re.MULTILINE)
     assert 'numbers calculate(expression="17 * 23") → 391' in screen
     assert re.search(r"^7 messages in 4 threads, 13 turns, 6 tool calls, ", screen, re.MULTILINE)
@@ -136,7 +140,7 @@ def test_screen_shows_each_message_with_its_thread_and_ends_with_the_totals(undi
     assert "\x1b" not in screen
 
 
-def test_readme_shows_what_the_screen_shows(undisturbed: tuple[Progress, str]) -> None:
+def test_readme_shows_what_the_screen_shows(undisturbed: tuple[list[BaseMessage], str]) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     [shown] = re.findall(r"^```text\n(#.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     varying = re.compile(r"(?<=#)\d+|(?<=thread:)\d+|[\d.]+ s$", re.MULTILINE)
@@ -154,18 +158,20 @@ def test_readme_shows_what_the_screen_shows(undisturbed: tuple[Progress, str]) -
     ],
 )
 def test_another_question_gets_another_answer(question: str, parts: list[str]) -> None:
-    progress, _ = run(Plan(question, thinking_s=0.02))
-    [answer] = answers(progress.messages)
+    messages, _ = run(Plan(question, thinking_s=0.02))
+    [answer] = answers(messages)
     for part in parts:
         assert part in answer
 
 
 @pytest.mark.parametrize(
-    "agent_id", [it if it == "numbers" else pytest.param(it, marks=pytest.mark.full) for it in ROLES]
+    "agent_id", [it if it == "numbers" else pytest.param(it, marks=pytest.mark.full) for it in ANSWERS]
 )
-def test_an_agent_killed_at_its_work_changes_no_message(agent_id: str, undisturbed: tuple[Progress, str]) -> None:
-    progress, screen = run(Plan(kill=agent_id, thinking_s=0.4))  # time enough to be hit in the middle on a busy machine
-    assert places(progress.messages) == places(undisturbed[0].messages)
+def test_an_agent_killed_at_its_work_changes_no_message(
+    agent_id: str, undisturbed: tuple[list[BaseMessage], str]
+) -> None:
+    messages, screen = run(Plan(kill=agent_id, thinking_s=0.4))  # time enough to be hit in the middle on a busy machine
+    assert places(messages) == places(undisturbed[0])
     first, second = re.findall(rf"{agent_id}(?:, process| is back as process) (\d+)", screen)
     assert first != second
     assert "goes on in the middle: 1 turn of its reaction is in the ledger" in unbroken(screen)
@@ -175,8 +181,8 @@ def test_an_agent_killed_at_its_work_changes_no_message(agent_id: str, undisturb
 async def test_the_same_team_runs_on_a_real_models_api() -> None:
     shown = io.StringIO()
     async with FakeOpenAI(play_a_model) as server:
-        progress = await play(Plan("What is 6 * 7?", model="any", base_url=server.base_url), DemoScreen(shown))
-    assert answers(progress.messages) == ["6 × 7 = 42. (numbers checked its part: it is right.)"]
+        messages = await play(Plan("What is 6 * 7?", model="any", base_url=server.base_url), DemoScreen(shown))
+    assert answers(messages) == ["6 × 7 = 42. (numbers checked its part: it is right.)"]
     assert {body["model"] for body in server.requests} == {"any"}
 
 
@@ -197,8 +203,8 @@ def play_a_model(body: dict[str, Any]) -> Reply:
                     for c in it.get("tool_calls", ())
                 ]
                 messages.append(AssistantMessage(it.get("content"), tuple(made)))
-    [agent_id] = [name for name in ROLES if f'Your id in this network is "{name}"' in messages[0].content]
-    actions = ROLES[agent_id].script(read_prompt(ModelRequest(messages)))
+    [agent_id] = [name for name in ANSWERS if f'Your id in this network is "{name}"' in messages[0].content]
+    actions = ANSWERS[agent_id](read_prompt(ModelRequest(messages)))
     said = [it.text for it in actions if isinstance(it, Say)]
     return text(said[0]) if said else calls([(it.tool, it.arguments) for it in actions if isinstance(it, Call)])
 
@@ -281,7 +287,7 @@ async def test_interrupted_command_leaves_nothing_behind(tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(START_TIMEOUT_S):
             assert await process.wait() == 130
-    assert len(list_pids(screen)) == len(ROLES)
+    assert len(list_pids(screen)) == len(ANSWERS)
     assert not any(map(is_running, list_pids(screen)))
     assert os.listdir(tmp_path) == []
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from roundelay.cli import cli
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, UnknownMessage
-from roundelay.reading.why import MAX_DEPTH
+from roundelay.runs.why import MAX_DEPTH
 from tests.support.node import running_node
 
 HEAD = {"roundelay_log": 1, "epoch": "E", "name": "x", "first_seq": 1, "is_excerpt": False}

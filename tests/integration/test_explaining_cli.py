@@ -18,14 +18,13 @@ from roundelay.app import Network
 from roundelay.cli import cli
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
+from roundelay.network.core.tables import Row
 from roundelay.network.errors import ConfigError, LedgerError, UnknownMessage
 from roundelay.network.home import announce_node
-from roundelay.network.ledger import Row
-from roundelay.network.ledger_file import open_log, read_log
-from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.log_lines import decode_row, encode_row, read_lines
-from roundelay.reading.sources import FileSource, LiveSource
-from roundelay.reading.why import describe_steps, explain
+from roundelay.network.ledger.log_file import decode_row, encode_row, open_log, read_lines, read_log
+from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.runs.source import FileSource, LiveSource
+from roundelay.runs.why import describe_steps, explain
 from tests.support.agents import Person, make_runner
 from tests.support.command import Done, run
 from tests.support.node import Node, running_node
@@ -355,6 +354,7 @@ async def test_a_file_names_the_same_reactions_as_its_node(tmp_path: Path) -> No
     with open_log(db) as log:
         file = FileSource(log)
         assert [await file.chain(seq) for seq in said] == chains
-        assert await file.reactions_to(messages[request]) == begun == [("helper", "r1")]
+        for found in (await file.reactions_to(messages[request]), begun):
+            assert [(it.agent_id, it.reaction) for it in found] == [("helper", "r1")]
     named = [next((it["reaction"] for it in chain if "reaction" in it), None) for chain in chains]
     assert named == [None, None, "r1", "r2", "r1", None, "r1"]

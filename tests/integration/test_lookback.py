@@ -97,6 +97,19 @@ async def test_a_tool_cannot_ask_for_another_view_than_its_reactions() -> None:
     assert "network.list_threads: forbidden" in heard
 
 
+async def test_a_model_hears_of_no_channel_that_is_closed_to_whom_it_works_for() -> None:
+    def script(request: ModelRequest) -> Answer:
+        return say(results[0]) if (results := _results(request)) else call("channels_list")
+
+    async with Network.open() as network:
+        bob, mia = await Person.join(network, "bob"), await Person.join(network, "mia")
+        async with running(network, make_runner("helper", script)):
+            await bob.client.call("channels.create", {"name": "den", "topic": CANARY, "access": "closed"})
+            await bob.client.call("channels.invite", {"name": "den", "agent_id": "helper"})
+            assert CANARY not in (await mia.ask("helper", "which channels are there?")).text
+            assert CANARY in (await bob.ask("helper", "which channels are there?")).text
+
+
 async def test_why_tells_the_way_back_to_the_root() -> None:
     def works(request: ModelRequest) -> Answer:
         return say("done") if _results(request) else send("helper", "the part is ready")

@@ -72,9 +72,28 @@ async def test_an_injected_message_is_read_before_the_next_turn_and_gets_no_reac
     assert len([it for it in await mia.history("direct:bob~mia") if it[0] == "bob"]) == 1
 
 
-async def until_delivered(mia: Person, seq: int) -> None:
+async def test_what_not_everybody_may_read_who_waits_for_the_reaction_gets_its_own(network: Network) -> None:
+    """Both are in one thread, and the answer to the one is no place for the other."""
+    mia, zoe = await Person.join(network, "mia"), await Person.join(network, "zoe")
+    desk = Desk(INJECT)
+    async with running(network, desk.runner):
+        await zoe.client.broadcast("go")
+        await desk.begun.wait()
+        withheld = await mia.client.send("broadcast", "mia's canary", exclude_agent_ids=["zoe"])
+        late = await mia.client.broadcast("for all")
+        for seq in (withheld.seq, late.seq):
+            await until_delivered(mia, seq)
+        desk.release.set()
+        await desk.heard.finished(2)
+    assert "for all" in desk.read[1]
+    assert "canary" not in desk.read[1]
+    assert "canary" in desk.read[2]
+
+
+async def until_delivered(mia: Person, seq: int, agent_id: str = "bob") -> None:
     while True:
-        [state] = (await mia.client.call("network.message_status", {"seq": seq}))["recipients"]
+        recipients = (await mia.client.call("network.message_status", {"seq": seq}))["recipients"]
+        [state] = [it for it in recipients if it["agent_id"] == agent_id]
         if state["state"] != "queued":
             return
 

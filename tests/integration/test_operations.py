@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from roundelay.network.auth import hash_token
 from roundelay.network.config import NodeConfig, Retain
+from roundelay.network.core.joining import hash_token
 from roundelay.network.errors import LedgerError
 from roundelay.network.home import announce_node
-from roundelay.network.ledger_upkeep import back_up
+from roundelay.network.ledger.upkeep import back_up
 from roundelay.nodes import doctor, up
 from roundelay.nodes.status import compute_rates, describe_figures, describe_quotas
 from tests.support.announced import announced_node

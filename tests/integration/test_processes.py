@@ -11,7 +11,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -266,9 +266,9 @@ async def test_kills_of_hub_and_agents_at_any_moment_lose_repeat_and_reorder_not
 
 
 class Errand(Provider):
-    """Bob says a thing in each of four turns. With ``hesitates`` it gives no turn's reply the first time that it is asked."""
+    """Bob says a thing in each of four turns. A turn of ``hesitates`` gets no reply the first time that it is asked."""
 
-    def __init__(self, *, hesitates: bool = False) -> None:
+    def __init__(self, *, hesitates: Collection[int] = ()) -> None:
         super().__init__()
         self._hesitates = hesitates
         self._never = asyncio.Event()
@@ -281,7 +281,7 @@ class Errand(Provider):
             text("four"),
         ][asked.turn - 1]
         is_first = self.asked.count(asked) == 1
-        return replace(reply, until=self._never if is_first and self._hesitates else None)
+        return replace(reply, until=self._never if is_first and asked.turn in self._hesitates else None)
 
 
 GO = [Asked("bob", "go", turn) for turn in (1, 2, 3, 4)]
@@ -295,25 +295,33 @@ ERRAND = [
 
 
 @pytest.mark.parametrize(
-    "stream", [pytest.param(False, id="whole", marks=pytest.mark.full), pytest.param(True, id="streamed")]
+    ("stream", "turns"),
+    [
+        pytest.param(True, (2, 4), id="streamed"),
+        pytest.param(True, (1, 2, 3, 4), id="streamed_in_each_turn", marks=pytest.mark.full),
+        pytest.param(False, (1, 2, 3, 4), id="whole_in_each_turn", marks=pytest.mark.full),
+    ],
 )
-async def test_an_agent_killed_while_its_model_thinks_says_each_thing_once(tmp_path: Path, stream: bool) -> None:
-    async with Errand(hesitates=True) as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
+async def test_an_agent_killed_while_its_model_thinks_says_each_thing_once(
+    tmp_path: Path, stream: bool, turns: tuple[int, ...]
+) -> None:
+    async with Errand(hesitates=turns) as provider, hub_up(tmp_path) as hub, chatting(hub) as chat:
         await chat.type("/join dev")
-        for number in range(len(GO) + 1):
+        for turn in turns:
             async with agent_run(tmp_path, hub, provider, "bob", stream=stream) as bob:
-                if number == 0:
+                if turn == turns[0]:
                     await chat.type("/dm bob go")
-                if number < len(GO):  # this turn's reply is on its way, those of the earlier turns are in the ledger
-                    await provider.until_asked(GO[number])
-                    await bob.kill()
-                else:
-                    await until_seen(chat, [it.text for it in ERRAND])
-                    await bob.stop()
+                # this turn's reply is on its way, those of the earlier turns are in the ledger
+                await provider.until_asked(GO[turn - 1])
+                await bob.kill()
+        async with agent_run(tmp_path, hub, provider, "bob", stream=stream) as bob:
+            await until_seen(chat, [it.text for it in ERRAND])
+            await bob.stop()
         ledger = await read_ledger(hub.url)
         records = await read_records(hub.url, "bob", "go")
     assert describe(ledger) == ERRAND
-    assert Counter(provider.asked) == dict.fromkeys(GO, 2), "asked once more for the kill, and never again"
+    wanted = {asked: 2 if asked.turn in turns else 1 for asked in GO}
+    assert Counter(provider.asked) == wanted, "asked once more for each kill, and never again"
     kinds = Counter(record["kind"] for record in records if record["kind"] != "finished")  # stopped before it, perhaps
     assert kinds == {"started": 1, "model_reply": 4, "tool_started": 3, "tool_result": 3}
     assert provider.refusals() == []

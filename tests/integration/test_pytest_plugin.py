@@ -16,7 +16,7 @@ from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Answer, finish, send
 from roundelay.network.errors import ConfigError
 from roundelay.simulation import SimulationError
-from roundelay.testing import NetworkUnderTest, said
+from roundelay.testing.networks import NetworkUnderTest, said
 
 DESK = {"when": {"from": "mia"}, "do": [{"send": {"to": "finance", "text": "{{ text }}"}}, {"finish": "asked"}]}
 BACK = {"when": {"from": "finance"}, "do": [{"send": {"to": "mia", "text": "Finance: {{ text }}"}}, {"finish": "done"}]}

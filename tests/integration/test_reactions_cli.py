@@ -17,12 +17,11 @@ from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
 from roundelay.network.frames import RecordFrame, encode
-from roundelay.reading import reactions as reaction_list
-from roundelay.reading.follow import Follower
-from roundelay.reading.reactions import list_open_reactions
-from roundelay.reading.reactions import list_reactions as list_all
-from roundelay.reading.sources import LiveSource
-from roundelay.reading.why import follow
+from roundelay.runs import reactions as reaction_list
+from roundelay.runs.reactions import list_open_reactions
+from roundelay.runs.reactions import list_reactions as list_all
+from roundelay.runs.source import LiveSource
+from roundelay.runs.why import follow
 from tests.support.announced import announced_node
 from tests.support.command import TIMEOUT_S, Command, command, run
 from tests.support.node import Node
@@ -114,10 +113,10 @@ async def test_try_shows_calls_messages_and_the_end_in_order(file: Path) -> None
     lines = [re.sub(r"^\d\d:\d\d:\d\d #\d+ ", "", line) for line in done.lines]
     assert lines == [
         "mia → desk: look there",
-        "* turn 1 of at most 10",
+        "* turn 1 of at most 30",
         '* 1.0 calls look {"what": "it\\u001b[2J"}',
         "* 1.0 look gave: looked at it\\x1b[2J",
-        "* turn 2 of at most 10",
+        "* turn 2 of at most 30",
         "  | Seen: looked at it\\x1b[2J",
         "desk → mia (re #5): Seen: looked at it\\x1b[2J",
         lines[-1],
@@ -349,5 +348,5 @@ async def test_the_last_messages_are_found_beyond_many_records() -> None:
             await bob.record("r", "note", {"n": number}, record_id=f"n{number}")
         await ann.broadcast("said 6")
         for last in (1, 2, 4, 100):
-            texts = [message.content for message in await Follower(reader).begin(last)]
+            texts = [message.content for message in await LiveSource(reader).begin(last)]
             assert texts == [f"said {number}" for number in range(7)][-last:]

@@ -24,10 +24,11 @@ from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
+from roundelay.network.config import Limits
+from roundelay.network.core.tables import Row
 from roundelay.network.frames import RecordFrame, encode
-from roundelay.network.ledger import Row
-from roundelay.reading.recording import Recording
-from roundelay.replay.run import ReplayOptions, ReplayReport, replay
+from roundelay.runs.recording import Recording
+from roundelay.runs.replay import ReplayOptions, ReplayReport, replay
 from tests.support.agents import Person, make_runner
 from tests.support.recorded import edit, record, written
 
@@ -335,7 +336,7 @@ async def test_what_was_said_while_somebody_waited_takes_no_time_from_it(
         await people["mia"].hear()
 
     recording = await record(tmp_path / "log.db", [make_runner("chief", impatient)], talk)
-    monkeypatch.setattr("roundelay.replay.run.PATIENCE_S", 0.05)
+    monkeypatch.setattr("roundelay.runs.replay.PATIENCE_S", 0.05)
     await plays_as_it_was(recording, make_runner("chief", never))
 
 
@@ -448,6 +449,15 @@ async def test_channels_and_what_mods_do_play_again(tmp_path: Path) -> None:
         await mia.call("channels.join", {"name": "dev"})
         await mia.call("channels.set_topic", {"name": "dev", "topic": "code"})
         await mia.call("channels.leave", {"name": "secret"})
+        await mia.call("channels.create", {"name": "den", "access": "closed"})
+        for op in ("invite", "remove", "invite"):
+            await mia.call(f"channels.{op}", {"name": "den", "agent_id": "other"})
+        await people["guest"].client.call("channels.join", {"name": "secret"})
+        await mia.call("channels.remove", {"name": "secret", "agent_id": "guest"})
+        await mia.call("channels.invite", {"name": "den", "agent_id": "guest"})
+        await people["guest"].client.call("channels.join", {"name": "den"})
+        await mia.call("channels.set_owner", {"name": "den", "agent_id": "guest"})
+        await people["guest"].client.call("channels.set_access", {"name": "den", "access": "invite"})
         await mia.send_text("chief", "Tell dev")
         while (await people["mia"].hear()).text != "told":
             continue
@@ -455,7 +465,7 @@ async def test_channels_and_what_mods_do_play_again(tmp_path: Path) -> None:
         while (await people["mia"].hear()).text != "noted":
             continue
 
-    recording = await record(tmp_path / "log.db", make(script), talk)
+    recording = await record(tmp_path / "log.db", make(script), talk, people=("mia", "guest"))
     await plays_as_it_was(recording, *make(never))
     await plays_as_it_was(recording, make(never)[1])
     await plays_as_it_was(recording)
@@ -573,7 +583,7 @@ async def test_a_run_that_was_interrupted_plays_again(tmp_path: Path) -> None:
     def script(request: ModelRequest) -> Answer:
         return say("I do not know") if results(request) else call("work")
 
-    from roundelay.network.ledger_file import read_log
+    from roundelay.network.ledger.log_file import read_log
 
     async with Network.open(tmp_path / "log.db") as network:
         mia = await Person.join(network, "mia")
@@ -612,13 +622,14 @@ async def test_a_loop_that_was_stopped_is_stopped_again(tmp_path: Path) -> None:
     def make(script: Callable[[str], Any]) -> list[AgentRunner]:
         return [make_runner("ann", script("bob")), make_runner("bob", script("ann"))]
 
-    recording = await record(tmp_path / "log.db", make(polite), talk)
-    await plays_as_it_was(recording, *make(lambda other: never))
+    few = Limits(max_hops=12)
+    recording = await record(tmp_path / "log.db", make(polite), talk, limits=few)
+    await plays_as_it_was(recording, *make(lambda other: never), limits=few)
 
 
 def test_a_log_without_its_beginning_is_refused(tmp_path: Path) -> None:
     from roundelay.network.errors import LedgerError
-    from roundelay.network.log_lines import LogHead
+    from roundelay.network.ledger.log_file import LogHead
 
     recording = Recording(LogHead(epoch="e", name="n", first_seq=5), [])
     with pytest.raises(LedgerError, match="lost its beginning"):

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.ledger_file import read_log
+from roundelay.network.ledger.log_file import read_log
 from tests.support import fake_openai
 from tests.support.command import run
 from tests.support.fake_openai import Reply, calls
+from tests.support.once import make_once
 from tests.support.processes import Asked, Provider, agent_run, hub_up
 
 AGENTS = ("lead", "left", "right", "proof", "press")
@@ -53,9 +54,7 @@ class Newsroom(Provider):
 @pytest.fixture(scope="module")
 def newsroom(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that is over: agents' files and the ledger."""
-    folder = tmp_path_factory.mktemp("newsroom")
-    asyncio.run(print_stories(folder))
-    return folder
+    return make_once(tmp_path_factory, "newsroom", lambda folder: asyncio.run(print_stories(folder)))
 
 
 async def print_stories(folder: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from roundelay.agents import model_calls
+from roundelay.agents import driver
+from roundelay.agents.events import ModelOutput, ModelRetry
 from roundelay.agents.models.fallback import FallbackModel
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
@@ -48,7 +49,7 @@ async def network() -> AsyncIterator[Network]:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_calls, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(driver, "FIRST_DELAY_S", 0.001)
 
 
 @tool(idempotent=True)
@@ -219,6 +220,24 @@ async def test_a_model_falls_back_to_another_one_and_only_then_is_it_tried_again
             assert (await mia.ask("bob", "go")).text == "second"
             assert (await mia.ask("bob", "go")).text == "first again"
         assert (len(one.requests), len(two.requests)) == (3, 2)
+
+
+async def test_what_a_model_said_before_it_broke_off_is_not_shown_before_what_the_next_one_says(
+    network: Network,
+) -> None:
+    mia = await Person.join(network, "mia")
+    heard = Heard()
+    async with Provider([cut("The answer is 4, and")]) as one, Provider([text("It is five.")]) as two:
+        model = FallbackModel(one.model(stream=True), two.model(stream=True))
+        async with running(network, SimpleAgentRunner("bob", instruction="x", model=model, on_event=heard)):
+            assert (await mia.ask("bob", "go")).text == "It is five."
+    streamed = [it for it in heard.events if isinstance(it, ModelOutput | ModelRetry)]
+    [retry] = [place for place, it in enumerate(streamed) if isinstance(it, ModelRetry)]
+    before = "".join(it.text for it in streamed[:retry] if isinstance(it, ModelOutput))
+    after = "".join(it.text for it in streamed[retry:] if isinstance(it, ModelOutput))
+    assert "The answer is 4, and".startswith(before)
+    assert before
+    assert after == "It is five."
 
 
 CALLS = st.lists(

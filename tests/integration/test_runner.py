@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from roundelay.agents.events import Resumed
-from roundelay.agents.ids import reaction_id
+from roundelay.agents.journal import reaction_id
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, broadcast, call, finish, say, send
-from roundelay.agents.ongoing import ReactionResult
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.reactions import ReactionResult
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
-from roundelay.agents.tools import Tool, ToolContext, ToolError, tool
+from roundelay.agents.tools import Tool, ToolContext, tool
+from roundelay.agents.values import ToolError
 from roundelay.app import Network, serve
 from roundelay.network.client import NetworkClient, Presence, Signal
 from roundelay.network.config import Limits, NodeConfig
@@ -325,7 +326,7 @@ class Moody(AgentRunner):
         self.tries.append(incoming_message.text)
         if len(self.tries) == 1:
             raise RuntimeError("not in the mood")
-        ongoing = self.find_ongoing(incoming_message)
+        ongoing = self.find_under_way(incoming_message)
         await self.client.reply(ongoing.message, f"re: {incoming_message.text}")
         return ReactionResult(ongoing.journal.reaction, "finished", "", None, 0, None)  # type: ignore[arg-type]
 

@@ -18,8 +18,8 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
-from roundelay.scenario import load_scenario, run_live_scenario
-from roundelay.scenario.report import describe_result
+from roundelay.testing import load_scenario, run_live_scenario
+from roundelay.testing.report import describe_result
 
 SCENARIO = """\
 scenario: A desk answers
@@ -154,6 +154,26 @@ async def test_the_same_scenario_runs_against_a_network_that_is_up(tmp_path: Pat
         failed = await run_live_scenario(broken, node.url, token=node.owner_token)
         assert not failed.passed
         assert f"Again: roundelay scenario run {scenario.path} --live {node.url}" in describe_result(failed)
+
+
+READ_LATER = """\
+scenario: Whoever comes late reads what was said
+people: [mia]
+threads:
+  pay: {members: [mia], history: members}
+steps:
+  - {as: mia, in: pay, send: hello}
+expect:
+  - mod: {op: channels.list, contains: {channels: [{name: pay, history: members}]}}
+"""
+
+
+async def test_a_thread_of_a_live_run_has_the_history_that_the_file_gives_it(tmp_path: Path) -> None:
+    scenario = load_scenario(write(tmp_path, READ_LATER))
+    async with serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node:
+        for _ in range(2):  # the second time the thread is there already
+            result = await run_live_scenario(scenario, node.url, token=node.owner_token)
+            assert result.passed, describe_result(result)
 
 
 async def test_an_agent_that_runs_elsewhere_is_not_taken_over_live(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from roundelay.agents.models.scripted import ScriptedModel, finish, send
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.network.errors import ConfigError
-from roundelay.scenario import ScenarioResult, make_scenario, run_scenario
-from roundelay.scenario.report import describe_result, list_failures, to_json
+from roundelay.testing import ScenarioResult, make_scenario, run_scenario
+from roundelay.testing.report import describe_result, list_failures, to_json
 
 DESK = [
     {"when": {"from": "mia", "contains": "refund"}, "do": [{"send": {"to": "finance", "text": "refund: {{ text }}"}}, {"finish": "asked"}]},
@@ -261,7 +261,7 @@ HOLD_AND_FAIL: list[tuple[Any, Any, str]] = [
 
 
 def test_every_kind_of_expectation_is_tried_below() -> None:
-    from roundelay.scenario.expectations import Expectation
+    from roundelay.testing.form import Expectation
 
     assert {next(iter(holds)) for holds, _, _ in HOLD_AND_FAIL} == set(Expectation.model_fields) - {"no_dead_letters"}
 

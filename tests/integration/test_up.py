@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from roundelay.app import serve
 from roundelay.network.client import NetworkClient
+from roundelay.network.config import NodeConfig
 from roundelay.network.home import home, running_nodes
+from roundelay.network.hub import Hub
 from tests.support.announced import announced_node
-from tests.support.command import Command, command, run
+from tests.support.command import TIMEOUT_S, Command, command, run
+from tests.support.wire import WireSession, hello_frame, make_token
 
 NODE = "port: 0\nagents: [ann.yaml, {id: bob, instruction: Greet., model: {rules: [{do: [{say: 'bob heard {{ text }}'}]}]}}]\n"
 ANN = "id: ann\ninstruction: Greet.\nmodel: {rules: [{do: [{say: 'ann heard {{ text }}'}]}]}\n"
@@ -78,6 +82,16 @@ async def gone(pid: int) -> None:
 
 
 # -- running
+
+
+async def test_agents_that_the_page_of_rights_locks_out_are_named_at_the_start(folder: Path) -> None:
+    page = "rights:\n  ann: {ids: [ann], send: ['*']}\n  bob: {ids: [bob], call: ['network.*']}\n"
+    (folder / "roundelay.yaml").write_text(NODE.replace("id: bob,", "id: bob, channels: [dev],") + page)
+    async with command("up", cwd=folder) as up:
+        await up.error(r"^ann may not call network\.window: .* rights\.ann\.call: \[network\.window\] .* a dead letter")
+        await up.error("^bob may write to nobody")
+        await up.error("bob: .* kept out of a channel.* channel='dev'")
+        await up.line("^Roundelay is ready .* agents ann bob")
 
 
 async def test_what_init_writes_works_at_once(tmp_path: Path) -> None:
@@ -193,6 +207,76 @@ async def test_an_address_that_others_reach_takes_a_flag(folder: Path) -> None:
         assert [node.url for node in running_nodes()] == [url.replace("0.0.0.0", "127.0.0.1")]
         assert (await run("agents", "--online")).out.count("online") == 2
         await up.stop()
+
+
+# -- whose ids the agents' are
+
+
+async def squat(port: int, agent_id: str) -> str:
+    """Try to take an id, as a process of this machine that waits for the node to listen; gives what that came to."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            try:
+                session = await WireSession.open(f"ws://127.0.0.1:{port}/")
+                break
+            except OSError:
+                await asyncio.sleep(0.001)  # it is the attack, not the test, that tries again and again
+        await session.send_frame(hello_frame(agent_id, token=make_token()))
+        answer = await session.next_frame()
+        await session.close()
+    return str(answer["code"] if answer["type"] == "error" else answer["type"])
+
+
+async def test_nobody_takes_a_declared_agents_id_before_the_agent(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    squatters = [asyncio.create_task(squat(port, agent_id)) for agent_id in ("ann", "bob")]
+    async with node_up(folder, "--port", str(port)) as (up, url):
+        assert up.lines[-1].endswith("agents ann bob)")
+        assert await asyncio.gather(*squatters) == ["not_authenticated"] * 2
+        assert await ask(url, "ann", "hi") == "ann heard hi"
+        await up.stop()
+
+
+async def test_an_id_that_somebody_else_has_stops_the_node(folder: Path) -> None:
+    async with node_up(folder, "--no-agents") as (up, url):
+        assert await squat(int(url.rstrip("/").rpartition(":")[2]), "ann") == "welcome"
+        await up.stop()
+    refused = await run("up", cwd=folder, code=2)
+    assert refused.out == ""
+    assert "Agent ann: its id is bound to a token that is not among yours" in refused.err
+    way_out = "token revoke ann --db roundelay.db"
+    assert f"roundelay {way_out}" in refused.err
+    await run(*way_out.split(), cwd=folder)
+    async with node_up(folder) as (up, url):
+        assert await ask(url, "ann", "hi") == "ann heard hi"
+        await up.stop()
+
+
+async def test_agents_have_their_tokens_from_the_node_where_nobody_binds_an_id(folder: Path) -> None:
+    (folder / "roundelay.yaml").write_text(
+        "port: 0\nagents: [ann.yaml, {id: assistant, instruction: Greet., model: {rules: []}}]\n"
+    )
+    async with node_up(folder, "--registration", "closed", "--behind-proxy") as (up, url):
+        assert up.lines[-1].endswith("agents ann assistant)")
+        assert await ask(url, "ann", "hi") == "ann heard hi"
+        assert await squat(int(url.rstrip("/").rpartition(":")[2]), "zoe") == "not_authenticated"
+        await up.stop()
+    assert "the agent assistant means a role" in "\n".join(up.errors)
+
+
+async def test_nobody_can_connect_before_the_node_is_prepared(tmp_path: Path) -> None:
+    prepared = []
+
+    async def prepare(hub: Hub, url: str) -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await WireSession.open(url)
+        prepared.append(url)
+
+    async with serve(NodeConfig(port=0, db=tmp_path / "node.db"), prepare=prepare) as node:
+        assert prepared == [node.url]
+        await (await WireSession.open(node.url)).close()
 
 
 # -- failing: one sentence each that says what, where and what next

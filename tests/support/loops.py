@@ -17,12 +17,11 @@ import pytest
 from roundelay.agents.agent import Agent
 from roundelay.agents.driver import Driver
 from roundelay.agents.events import Event
-from roundelay.agents.journal import Journal
+from roundelay.agents.journal import Journal, Started
 from roundelay.agents.models.model import Model
 from roundelay.agents.reaction import Reaction
-from roundelay.agents.records import Started
-from roundelay.agents.steps import Finish
 from roundelay.agents.tools import ToolContext
+from roundelay.agents.values import Finish
 from roundelay.network.messages import DirectMessage
 from tests.support import fake_openai
 from tests.support.agents import Provider

@@ -79,6 +79,9 @@ async def running_node(
     durability: Durability = "memory",
     mods: Sequence[str] = DEFAULT_MODS,
     db: Path | None = None,
+    registration: Literal["open", "local", "closed"] = "local",
+    behind_proxy: bool = False,
+    rights: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Node]:
     """A node in this event loop, on a free port of the loopback; its sessions are closed before it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -93,6 +96,9 @@ async def running_node(
                 "mods": list(mods),
                 "limits": dict(limits or {}),
                 "quotas": dict(quotas or {}),
+                "registration": registration,
+                "behind_proxy": behind_proxy,
+                "rights": rights,
             }
         )
         async with serve(config) as served:

@@ -11,9 +11,9 @@ import msgspec
 
 from roundelay.agents.runner import AgentRunner
 from roundelay.app import Network
-from roundelay.network.ledger import Row
-from roundelay.network.ledger_file import read_log
-from roundelay.reading.recording import Recording
+from roundelay.network.core.tables import Row
+from roundelay.network.ledger.log_file import read_log
+from roundelay.runs.recording import Recording
 from tests.support.agents import Person, running
 
 Talk = Callable[[Network, dict[str, Person]], Awaitable[None]]

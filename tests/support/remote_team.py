@@ -15,9 +15,10 @@ from roundelay.agents.models.scripted import call
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.app import Network
-from roundelay.live import LiveView
 from roundelay.network.client import Signal
-from roundelay.terminal import PLAIN
+from roundelay.terminal.live import draw_writing
+from roundelay.terminal.screen import PLAIN
+from roundelay.under_way import UnderWay
 from tests.support.agents import Person, make_runner, running
 
 
@@ -59,7 +60,7 @@ class Team:
     network: Network
     model: Stepped
     mia: Person
-    view: LiveView = field(default_factory=LiveView)
+    view: UnderWay = field(default_factory=UnderWay)
     events: list[Event] = field(default_factory=list)
 
     async def signal(self, kind: str, *, by: str = "guide", **wanted: object) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class Team:
         return pieces
 
     def lines(self) -> list[str]:
-        return self.view.lines("direct:guide~mia", width=100, rows=8, paint=PLAIN)
+        return draw_writing(self.view, "direct:guide~mia", width=100, rows=8, paint=PLAIN)
 
 
 @asynccontextmanager

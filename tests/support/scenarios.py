@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roundelay.network.config import load_yaml
-from roundelay.scenario import Scenario, ScenarioResult, make_scenario, run_scenario
+from roundelay.testing import Scenario, ScenarioResult, make_scenario, run_scenario
 
 FOLDER = Path(__file__).parents[2] / "examples" / "scenarios"
 SHIPPED = sorted(FOLDER.glob("*.scenario.yaml"))

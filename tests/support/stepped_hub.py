@@ -16,14 +16,14 @@ from typing import Any, Literal
 
 from roundelay.mods.channels import Channels
 from roundelay.network.config import Limits
-from roundelay.network.entries import Peer
+from roundelay.network.core.entries import Peer
+from roundelay.network.core.tables import Put, Row
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
-from roundelay.network.ledger import Ledger, Row
-from roundelay.network.ledger_memory import MemoryLedger
-from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.session import Session
-from roundelay.network.tables import Put
+from roundelay.network.hub.session import Session
+from roundelay.network.ledger import Ledger
+from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.sqlite import SQLiteLedger
 
 THREAD_TIMEOUT_S = 10.0
 
@@ -73,7 +73,7 @@ class StubConnection:
     """A connection whose other end is the test: `frames` holds what the hub wrote, `closed` the code it ended with."""
 
     def __init__(self) -> None:
-        self.peer = Peer(is_loopback=True, is_trusted=True)
+        self.peer = Peer(is_trusted=True)
         self.is_paused = False
         self.is_read = True
         self.frames: list[dict[str, Any]] = []

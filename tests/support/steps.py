@@ -5,6 +5,7 @@ Both are the same in every run, on every machine. A copy of a whole table is one
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from typing import Any
 
 
 def count_steps(work: Callable[[], object]) -> int:
-    """The instructions of this thread until ``work`` returns."""
+    """The instructions of this thread until ``work`` returns.
+
+    The garbage collector rests meanwhile: the finalizers and callbacks of a collection would be counted with the work.
+    """
     steps = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -23,12 +27,15 @@ def count_steps(work: Callable[[], object]) -> int:
         steps += event == "opcode"
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return steps
 
 

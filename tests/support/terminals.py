@@ -3,45 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import sys
 import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pyte
+
 
 class Terminal:
-    """A chat on a pseudo-terminal; ``text`` is everything that it wrote there."""
+    """A chat on a pseudo-terminal. ``raw`` is everything that it wrote there, ``screen`` what stands on the screen."""
 
-    def __init__(self, descriptor: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, descriptor: int, process: asyncio.subprocess.Process, columns: int) -> None:
         self.process = process
-        self.text = ""
+        self.raw = ""
+        self._screen = pyte.Screen(columns, 24)
+        self._stream = pyte.Stream(self._screen)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._seen = [
+            ""
+        ]  # what stood on the screen since the last wait, newest last: it may be gone again when one looks
         self._descriptor = descriptor
         self._news = asyncio.Event()
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
+    @property
+    def screen(self) -> str:
+        """Its lines, without what is blank at their ends and below them."""
+        return "\n".join(line.rstrip() for line in self._screen.display).rstrip("\n")
+
+    @property
+    def cursor(self) -> tuple[str, int]:
+        """The line in which the cursor stands, and its column."""
+        return self._screen.display[self._screen.cursor.y].rstrip(), self._screen.cursor.x
+
     def type(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
 
+    def resize(self, columns: int) -> None:
+        self._screen.resize(24, columns)
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.process.send_signal(
+            signal.SIGWINCH
+        )  # the kernel sends it to those whose terminal it is; this chat only writes there
+
     def is_as_before(self) -> bool:
         """Whether the terminal echoes and waits for whole lines, as a shell wants it."""
-        return termios.tcgetattr(self._descriptor)[3] & (termios.ECHO | termios.ICANON) != 0
+        return bool(termios.tcgetattr(self._descriptor)[3] & (termios.ECHO | termios.ICANON))
 
     async def shows(self, pattern: str) -> str:
-        """Wait until the pattern stands in what was written since the last such wait; gives that, up to its end."""
+        """Wait until the pattern stands on the screen, or has stood there since the last such wait; gives the screen as it was."""
         try:
             async with asyncio.timeout(20):
-                while (found := re.search(pattern, self.text)) is None:
+                while not (found := [at for at, screen in enumerate(self._seen) if re.search(pattern, screen)]):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            raise AssertionError(f"{pattern!r} is not in {self.text!r}") from None
-        shown, self.text = self.text[: found.end()], self.text[found.end() :]
-        return shown
+            raise AssertionError(f"{pattern!r} is not in:\n{self.screen}") from None
+        self._seen = self._seen[found[0] :]
+        return self._seen[0]
 
     def _read(self) -> None:
         try:
@@ -49,7 +76,12 @@ class Terminal:
         except OSError:  # the other end is closed
             asyncio.get_running_loop().remove_reader(self._descriptor)
             return
-        self.text += data.decode(errors="replace")
+        text = self._decoder.decode(data)
+        self.raw += text
+        for line in text.splitlines(keepends=True):
+            self._stream.feed(line)
+            if (screen := self.screen) != self._seen[-1]:
+                self._seen.append(screen)
         self._news.set()
 
 
@@ -62,7 +94,7 @@ async def at_terminal(*flags: str, person: str = "mia", columns: int = 60) -> As
         sys.executable, "-m", "roundelay", "chat", "--as", person, *flags,
         stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"},
     )  # fmt: skip
-    terminal = Terminal(ours, process)
+    terminal = Terminal(ours, process, columns)
     try:
         await terminal.shows("Ctrl-D leaves")
         yield terminal

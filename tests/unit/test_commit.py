@@ -15,14 +15,14 @@ import pytest
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.config import Limits
+from roundelay.network.core.tables import Facts, Put, Row, Wanted
 from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
-from roundelay.network.ledger import Row, Unstorable, Wanted
-from roundelay.network.ledger_memory import MemoryLedger
-from roundelay.network.ledger_sqlite import SQLiteLedger
-from roundelay.network.local import LocalConnection, LocalTransport
+from roundelay.network.hub.local import LocalConnection, LocalTransport
+from roundelay.network.ledger import Unstorable
+from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.mod import Change, Mod, operation
-from roundelay.network.tables import Facts, Put
 
 
 class MoodyLedger(MemoryLedger):

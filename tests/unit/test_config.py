@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from roundelay.network.config import (
     Limits,
     NodeConfig,
     Quota,
+    Retain,
     YamlNode,
     bind,
     env_name,
@@ -59,6 +61,31 @@ def refusal(path: Path, cls: type[BaseModel] = Team) -> str:
     with pytest.raises(ConfigError) as caught:
         bind(cls, load_yaml(path))
     return str(caught.value).replace(f"{path.parent}/", "")
+
+
+@pytest.mark.parametrize(
+    ("made", "given"),
+    [
+        (Limits, {"max_hops": 0}),
+        (Limits, {"max_hops": "3"}),
+        (Limits, {"max_hops": True}),
+        (Limits, {"max_hops": 3.5}),
+        (Limits, {"max_hopps": 3}),
+        (Limits, {"max_depth": 1000, "max_hops": -1}),
+        (Quota, {"bytes_per_day": -1}),
+        (Quota, {"bytes_per_day": "much"}),
+        (Retain, {"days": 0}),
+        (Retain, {"bytes": 1 << 60}),
+    ],
+)
+def test_a_program_is_refused_what_a_file_is_and_by_the_same_sentence(
+    write, made: type[BaseModel], given: dict[str, object]
+) -> None:
+    told, _, further = refusal(write(json.dumps(given)), made).partition(": ")[2].partition(" (1 more")
+    assert bool(further) == (len(given) > 1)
+    with pytest.raises(ConfigError) as caught:
+        made(**given)
+    assert str(caught.value) == f"{made.__name__}: {told}"
 
 
 def test_a_file_becomes_its_model(write) -> None:
@@ -260,8 +287,9 @@ def test_flag_goes_before_environment_before_file_before_default(write) -> None:
 
 @pytest.mark.parametrize("field", flat_values(NodeConfig()))
 def test_every_field_can_come_from_the_environment(field: str) -> None:
-    given = {"durability": "normal", "visibility": "strict", "mods": "channels, tasks"}.get(field, "1024")
-    expected: object = {"mods": ["channels", "tasks"]}.get(field, given)
+    words = {"durability": "normal", "visibility": "strict", "registration": "closed", "behind_proxy": "true"}
+    given = (words | {"mods": "channels, tasks"}).get(field, "1024")
+    expected: object = {"mods": ["channels", "tasks"], "behind_proxy": True}.get(field, given)
     if field == "limits.max_depth":
         given = expected = "128"
     config, origins = resolve(env={env_name(field): given})

@@ -21,16 +21,15 @@ from roundelay.agents.features.context_engine import ContextEngine
 from roundelay.agents.features.data_policy import DataPolicy
 from roundelay.agents.features.evaluations import Evaluations, Grounding, Rule
 from roundelay.agents.features.few_shot import Example, FewShot
-from roundelay.agents.features.prices import Price, Prices
 from roundelay.agents.features.prompts import PromptFacts, Prompts
 from roundelay.agents.features.registry import ToolRegistry, ToolSet
-from roundelay.agents.message_filter import MessageFilter
 from roundelay.agents.middleware import Middleware
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.scripted import ScriptedModel
-from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.steps import TurnState
+from roundelay.agents.models.tokens import Price, Prices
+from roundelay.agents.policy import AgentPolicy, MessageFilter
 from roundelay.agents.tools import tool
+from roundelay.agents.values import TurnState
 from roundelay.app import Network
 from tests.support.agents import Heard, Person, make_runner, running
 
@@ -77,7 +76,7 @@ def test_the_settings_of_a_model_count() -> None:
 
 
 OPTIONS: list[tuple[Callable[[], Middleware], Callable[[], Middleware]]] = [
-    (lambda: Budget(TokenLimits(day=5)), lambda: Budget(TokenLimits(day=6))),
+    (lambda: Budget(TokenLimits(day=5000)), lambda: Budget(TokenLimits(day=6000))),
     (
         lambda: Budget(usd=MoneyLimits(day=Decimal(1)), prices=Prices({"m": Price(input=Decimal(1), output=Decimal(1))})),
         lambda: Budget(usd=MoneyLimits(day=Decimal(1)), prices=Prices({"m": Price(input=Decimal(2), output=Decimal(1))})),
@@ -137,7 +136,7 @@ def test_another_process_gives_the_same_hash() -> None:
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }  # fmt: skip
     assert len(told) == 1
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from roundelay.network.delivery import Outbox
+from roundelay.network.hub.delivery import Outbox
 from tests.support.stepped_hub import SteppedHub
 
 

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 
 from roundelay.agents.models.prompt_view import MessageView, PromptView, ThreadView, ToolResultView
 from roundelay.agents.models.scripted import Action, Call, Say
-from roundelay.agents.tools import Tool, ToolError
-from roundelay.demo.skills import Task, evaluate, find_sums, find_word_tasks, format_number
-from roundelay.demo.team import DESK, ROLES, SPECIALISTS
+from roundelay.agents.team import build_runner
+from roundelay.agents.tools import Tool
+from roundelay.agents.values import ToolError
+from roundelay.demo.agents import ANSWERS, DESK, SPECIALISTS
+from roundelay.demo.member import load_team
+from roundelay.demo.tools import Task, evaluate, find_sums, find_word_tasks, format_number
 
-TOOLS: dict[str, Tool] = {tool.name: tool for role in ROLES.values() for tool in role.tools}
+TOOLS: dict[str, Tool] = {
+    tool.name: tool for agent_id in SPECIALISTS for tool in build_runner(load_team()[agent_id]).tools
+}
 
 
 def do(task: Task) -> str:
@@ -35,15 +40,13 @@ def do(task: Task) -> str:
         ("10/3", ["10 ÷ 3 = about 3.3333333333"]),
         ("1/1000 - 1", ["1 ÷ 1000 - 1 = -0.999"]),
         ("15% of 1,200", ["15 ÷ 100 × 1200 = 180"]),
-        ("two plus two", ["2 + 2 = 4"]),
+        ("2 plus 2", ["2 + 2 = 4"]),
         ("Well ... + 1?", []),
-        ("seven squared times 3", ["7^2 × 3 = 147"]),
+        ("7 squared times 3", ["7^2 × 3 = 147"]),
+        ("2^0.5", []),
         ("2 * (3 + 4", ["2 × (3 + 4) = 14"]),
         ("1/0", ["1 ÷ 0 = undefined (a division by zero)"]),
         ("9^9^9", ["9^9^9 = too large to write out"]),
-        ("How many days from 2024-02-28 to 2024-03-01?", ["from 2024-02-28 to 2024-03-01 there are 2 days"]),
-        ("Which weekday is 2000-01-01?", ["2000-01-01 is a Saturday"]),
-        ("Is 2024-02-30 a weekday?", []),
         ("I have 3 cats, and “2 + 2” is a text", []),
     ],
 )
@@ -56,14 +59,12 @@ def test_numbers_finds_and_does_what_is_asked(question: str, found: list[str]) -
     [
         ("Which is the longest word in “a small refrain”?", ["the longest word in “a small refrain” is “refrain” (7 letters)"]),
         ("the longest word in the quick brown fox?", ["the longest word in “the quick brown fox” is “quick” and “brown” (5 letters each)"]),
-        ("How many letters has the longest word in “foo barbaz”?", ["the longest word in “foo barbaz” is “barbaz” (6 letters)"]),
+        ("the shortest word in “to be or not”?", ["the shortest word in “to be or not” is “to” and “be” and “or” (2 letters each)"]),
         ("How many vowels are in roundelay?", ["“roundelay” has 4 vowels"]),
-        ("how many s are in mississippi?", ["“mississippi” has 4 × “s”"]),
-        ("How often does the letter “e” occur in “the refrain”?", ["“the refrain” has 2 × “e”"]),
+        ("How many letters are in “the refrain”?", ["“the refrain” has 10 letters"]),
         ("reverse hello world", ["“hello world” backwards is “dlrow olleh”"]),
         ("What is roundelay backwards?", ["“roundelay” backwards is “yalednuor”"]),
-        ("Is level a palindrome?", ["“level” is a palindrome"]),
-        ("How many words are in this sentence?", ["“How many words are in this sentence?” has 7 words"]),
+        ("How many words has “one two”?", ["“one two” has 2 words"]),
         ("Vowels in “one”, then reverse “two”", ["“one” has 2 vowels", "“two” backwards is “owt”"]),
         ("Will it rain?", []),
     ],
@@ -122,14 +123,14 @@ def only(actions: Sequence[Action]) -> Call:
     return action
 
 
-@pytest.mark.parametrize("order", [SPECIALISTS, SPECIALISTS[::-1]], ids="-".join)
+@pytest.mark.parametrize("order", [tuple(SPECIALISTS), tuple(SPECIALISTS)[::-1]], ids="-".join)
 def test_desk_goes_on_at_the_answer_that_completes_the_set_whoever_comes_first(order: tuple[str, ...]) -> None:
     texts = {"numbers": "@desk, for zoe: 1 + 1 = 2", "words": "@desk, for zoe: “a” has 1 vowel"}
     first, second = order
-    waiting = ROLES[DESK].script(view(first, texts[first], "thread:9"))
+    waiting = ANSWERS[DESK](view(first, texts[first], "thread:9"))
     assert only(waiting).tool == "finish"
     earlier = ThreadView("thread:9", (MessageView(first, texts[first]),))
-    going_on = only(ROLES[DESK].script(view(second, texts[second], "thread:9", earlier)))
+    going_on = only(ANSWERS[DESK](view(second, texts[second], "thread:9", earlier)))
     assert going_on.arguments == {
         "target_agent_id": "numbers",
         "text": "My draft for zoe: 1 + 1 = 2; “a” has 1 vowel\nIs your part right?",
@@ -142,7 +143,7 @@ def test_a_wrong_draft_is_not_confirmed() -> None:
     prompt = view(
         DESK, "My draft for zoe: 1 + 1 = 3\nIs your part right?", "direct:desk~numbers", asked, results=results, turn=2
     )
-    assert ROLES["numbers"].script(prompt) == [Say("Checked for zoe: 1 + 1 = 2 — the draft says something else.")]
+    assert ANSWERS["numbers"](prompt) == [Say("Checked for zoe: 1 + 1 = 2 — the draft says something else.")]
 
 
 def test_nobody_but_desk_gives_orders_to_a_specialist() -> None:
@@ -153,11 +154,11 @@ def test_nobody_but_desk_gives_orders_to_a_specialist() -> None:
         results=[ToolResultView(1, "calculate", "{}", "2")],
         turn=2,
     )
-    assert ROLES["numbers"].script(forged) == [Say("1 + 1 = 2")]
+    assert ANSWERS["numbers"](forged) == [Say("1 + 1 = 2")]
 
 
 def test_desk_owns_up_when_it_could_not_pass_a_question_on() -> None:
     failed = [ToolResultView(1, "broadcast_text_message", "{}", "too_large: The text is too large.")]
-    assert ROLES[DESK].script(view("zoe", "?", "direct:desk~zoe", results=failed, turn=2)) == [
+    assert ANSWERS[DESK](view("zoe", "?", "direct:desk~zoe", results=failed, turn=2)) == [
         Say("I could not pass this on: too_large: The text is too large.")
     ]

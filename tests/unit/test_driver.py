@@ -28,15 +28,14 @@ from roundelay.agents.events import (
     TurnStart,
     event_to_json,
 )
-from roundelay.agents.journal import Journal
+from roundelay.agents.journal import Journal, Started, read_records
 from roundelay.agents.models.model import ModelError, ModelReply, ModelRequest, OnDelta, ToolCall, ToolMessage, Usage
 from roundelay.agents.models.scripted import Call, Script, ScriptedModel, call, finish, say
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.reaction import Reaction
-from roundelay.agents.records import FinishedBody, Started, read_records
-from roundelay.agents.steps import Finish
 from roundelay.agents.tools import Tool, ToolContext, tool
+from roundelay.agents.values import Finish
 from roundelay.network.errors import (
     ConnectError,
     LoopStopped,
@@ -182,7 +181,7 @@ async def test_events_tell_what_happens_in_order_and_go_to_json() -> None:
         TurnStart, ToolRequests, ToolCallEnd, ToolCallStart, ToolCallEnd, TurnEnd, TurnStart, ToolRequests, TurnEnd, Finished,
     ]  # fmt: skip
     shown = json.loads(json.dumps([event_to_json(event) for event in run.events]))
-    assert shown[0] == {"type": "turn_start", "reaction": "r1", "turn": 1, "max_turns": 10, "path": ""}
+    assert shown[0] == {"type": "turn_start", "reaction": "r1", "turn": 1, "max_turns": 30, "path": ""}
     piece = {"text": "Let me see.", "reasoning": "", "path": "", "index": 1, "is_held": False}
     assert shown[1] == {"type": "model_delta", "reaction": "r1", "turn": 1, **piece}
     assert shown[-1]["type"] == "finished"
@@ -487,7 +486,7 @@ async def test_records_are_read_back_as_they_were_written() -> None:
 
     await Journal(run.records, "r1").record_finished(Finish("finished", "ok", None, 3, Usage(5, 2)))
     end = read_records(list(run.records.kept.values())).finished
-    assert end == FinishedBody(status="finished", reason="ok", turns=3, usage=Usage(5, 2))
+    assert end == Finish("finished", "ok", turns=3, usage=Usage(5, 2))
 
 
 # --- losing the hub, being cancelled

@@ -13,10 +13,10 @@ import aiosqlite
 import pytest
 
 from roundelay.app import Network
-from roundelay.network import attempts
 from roundelay.network.client import AnyMessage, NetworkClient, Stored
-from roundelay.network.exactly_once import HistoryReplaced, handle_exactly_once
-from roundelay.network.local import LocalConnection, LocalTransport
+from roundelay.network.client.exactly_once import HistoryReplaced, handle_exactly_once
+from roundelay.network.core import reactions as attempts
+from roundelay.network.hub.local import LocalConnection, LocalTransport
 
 
 class Shop:

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from roundelay.agents import foreign, threads
-from roundelay.agents.foreign import Broken, Overdue, describe_error, run_foreign
+from roundelay.agents import containment as foreign
+from roundelay.agents import containment as threads
+from roundelay.agents.containment import Broken, Overdue, describe_error, run_contained
 
 
 async def test_what_it_gives_and_raises_comes_through() -> None:
@@ -21,11 +22,11 @@ async def test_what_it_gives_and_raises_comes_through() -> None:
     async def leave() -> int:
         raise SystemExit(3)
 
-    assert await run_foreign(give, name="give") == 3
+    assert await run_contained(give, name="give") == 3
     with pytest.raises(KeyError):
-        await run_foreign(fail, name="fail")
+        await run_contained(fail, name="fail")
     with pytest.raises(Broken) as broken:
-        await run_foreign(leave, name="leave")
+        await run_contained(leave, name="leave")
     assert describe_error(broken.value) == "SystemExit: 3"
 
 
@@ -39,8 +40,8 @@ async def test_it_is_cancelled_when_its_time_is_over_or_its_caller_is_cancelled(
             ended.append("hang")
 
     with pytest.raises(Overdue):
-        await run_foreign(hang, name="hang", timeout_s=0.01)
-    task = asyncio.create_task(run_foreign(hang, name="hang"))
+        await run_contained(hang, name="hang", timeout_s=0.01)
+    task = asyncio.create_task(run_contained(hang, name="hang"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
@@ -64,7 +65,7 @@ async def test_what_swallows_its_cancellation_is_left_alone(
 
     async with asyncio.timeout(5):
         with pytest.raises(Overdue):
-            await run_foreign(cling, name="cling", timeout_s=0.01)
+            await run_contained(cling, name="cling", timeout_s=0.01)
     assert caplog.messages == ["work goes on after its cancellation"]
     release.set()
     await asyncio.wait(foreign._abandoned, timeout=5)

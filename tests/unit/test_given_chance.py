@@ -13,9 +13,9 @@ SOURCES = {"random", "secrets", "time", "uuid", "now()", "today()", "utcnow()"}
 # Where they come from, and what touches nothing that is stored or sent.
 ALLOWED = {
     "network/clock.py": {"secrets", "time"},
-    "network/auth.py": {"secrets"},  # tokens, made once and kept
-    "network/client.py": {"random"},  # the default of `jitter`
-    "network/hub.py": {"time"},  # how long a commit took, for the figures
+    "network/core/joining.py": {"secrets"},  # tokens, made once and kept
+    "network/client/client.py": {"random"},  # the default of `jitter`
+    "network/hub/hub.py": {"time"},  # how long a commit took, for the figures
     "agents/models/openai_model.py": {"time"},  # a provider's date in `retry-after`
     "agents/models/local.py": {"secrets"},  # the key of a server on this machine
 }

@@ -88,7 +88,7 @@ def test_wrong_direction_is_seen(folder: str, source: str) -> None:
         ("agents", "from ..tools import tool", 2),
         ("agents", "from roundelay.network.errors import RoundelayError", 1),
         ("agents", "from roundelay.network import NetworkClient", 1),
-        ("mods", "import roundelay.network.mod", 1),
+        ("mods", "import roundelay.network.core.mod", 1),
         ("roundelay", "from roundelay.agents import runner", 1),
         ("roundelay", "import networkx", 1),
     ],
@@ -116,3 +116,142 @@ def test_its_row_of_a_package_names_just_its_modules(package: str) -> None:
     [row] = re.findall(rf"^\| `{package}/`[^|]*\|(.*)\|$", page, re.MULTILINE)
     modules = {path.stem for path in (ROOT / "roundelay" / package).glob("*.py")} - {"__init__"}
     assert modules == set(re.findall(r"`([a-z_]+)`", row))
+
+
+# Inside the network each wing stands on those before it; the client on the contract alone.
+WINGS = ("contract", "core", "ledger", "operations", "hub")
+FACES = {"roundelay.network.mod", "roundelay.network.visibility"}
+"""Public import paths that stand in the contract's place and show names of the core."""
+
+
+def name_module(file: Path) -> str:
+    """The name under which a product file is imported."""
+    parts = [*file.with_suffix("").parts]
+    return ".".join((["roundelay"] if parts[0] != "roundelay" else []) + parts).removesuffix(".__init__")
+
+
+MODULES = {name_module(file): file for file in FILES}
+
+
+def list_imported(name: str, source: str, *, is_package: bool) -> set[str]:
+    """The modules of ours that a module imports: at its top, within functions, and for types alone."""
+    found = set()
+    package = name.split(".") if is_package else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            named = {f"{module}.{alias.name}" for alias in node.names}
+            found |= {it if it in MODULES else module for it in named}
+    return (found & MODULES.keys()) - {name}
+
+
+IMPORTS = {
+    name: list_imported(name, (ROOT / file).read_text(encoding="utf-8"), is_package=file.stem == "__init__")
+    for name, file in MODULES.items()
+}
+
+
+def find_wing(module: str) -> str | None:
+    """The wing of the network that a module is in; None for one of another folder."""
+    if module != "roundelay.network" and not module.startswith("roundelay.network."):
+        return None
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 and parts[2] in (*WINGS, "client") else "contract"
+
+
+def may_stand_on(wing: str, other: str) -> bool:
+    """Whether modules of one wing may import those of another."""
+    if wing == other or other == "contract":
+        return True
+    return wing != "client" and other != "client" and WINGS.index(other) < WINGS.index(wing)
+
+
+def find_wing_breaches(imports: dict[str, set[str]]) -> list[str]:
+    found = []
+    for module, imported in imports.items():
+        wing = find_wing(module)
+        for other in sorted(imported) if wing is not None and module not in FACES else ():
+            other_wing = find_wing(other)
+            if other_wing is not None and not may_stand_on(wing or "", other_wing):
+                found.append(f"{module} ({wing}) imports {other} ({other_wing})")
+    return found
+
+
+def find_circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules each of which is reached from each (Tarjan's strongly connected components)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(module: str) -> None:
+        numbers[module] = lowest[module] = len(numbers)
+        path.append(module)
+        for other in sorted(imports.get(module, ())):
+            if other not in numbers:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in path:
+                lowest[module] = min(lowest[module], numbers[other])
+        if lowest[module] == numbers[module]:
+            circle = set(path[path.index(module) :])
+            del path[path.index(module) :]
+            if len(circle) > 1:
+                found.append(circle)
+
+    for module in sorted(imports):
+        if module not in numbers:
+            visit(module)
+    return found
+
+
+def test_each_wing_of_the_network_stands_on_those_before_it() -> None:
+    assert find_wing_breaches(IMPORTS) == []
+
+
+@pytest.mark.parametrize(
+    ("wing", "source"),
+    [
+        ("core", "from roundelay.network.ledger import Ledger"),
+        ("core", "def late():\n    from roundelay.network.hub.session import Session"),
+        ("ledger", "from roundelay.network.operations.listing import Page"),
+        ("operations", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roundelay.network.hub.hub import Hub"),
+        ("client", "from roundelay.network.core.tables import Row"),
+        ("hub", "from roundelay.network.client import NetworkClient"),
+        ("contract", "from .core import state"),
+    ],
+)  # fmt: skip
+def test_an_import_of_a_later_wing_is_seen(wing: str, source: str) -> None:
+    module = "roundelay.network.some" if wing == "contract" else f"roundelay.network.{wing}.some"
+    assert len(find_wing_breaches({module: list_imported(module, source, is_package=False)})) == 1
+
+
+def test_modules_import_each_other_in_no_circle_but_those_that_are_left() -> None:
+    found = find_circles(IMPORTS)
+    assert found == []
+
+
+def test_a_circle_is_seen_also_where_types_alone_close_it() -> None:
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roundelay.network.hub.hub import Hub"
+    module = "roundelay.network.clock"
+    back = {module: list_imported(module, typed, is_package=False)}
+    assert find_circles(IMPORTS | back) != find_circles(IMPORTS)
+
+
+def test_the_page_about_the_design_names_files_and_names_that_are_there() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = page[page.index("## Where is ...?") : page.index("## Where do I put ...?")]
+    rows = [row.split("|")[2:4] for row in section.splitlines() if row.startswith("| ") and "`" in row]
+    assert len(rows) > 15
+    for files, names in rows:
+        sources = [
+            "".join(it.read_text(encoding="utf-8") for it in [ROOT / path] if it.is_file())
+            for path in re.findall(r"`([\w/]+\.py)`", files)
+        ]
+        assert sources, files
+        assert all(sources), files
+        for name in re.findall(r"`(\w+)`", names):
+            assert any(re.search(rf"\b(def|class) {name}\b", source) for source in sources), f"{name}: {files}"

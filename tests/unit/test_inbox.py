@@ -37,6 +37,7 @@ def make_message(seq: int = 1, **fields: Any) -> BaseMessage:
         ({"kind": "mod"}, "mentions", True),
         ({"kind": "mod", "sender_id": "bob", "thread_id": "mod:bob~bob"}, "mentions", True),
         ({"kind": "mod", "sender_id": "bob", "to": "mod:tasks"}, "all", False),
+        ({"kind": "mod", "sender_id": "network", "thread_id": "mod:network~bob"}, "all", False),
         ({"kind": "channel"}, "mentions", False),
         ({"kind": "channel"}, "all", True),
         ({"kind": "channel", "sender_kind": "human"}, "mentions", True),

@@ -13,13 +13,12 @@ from websockets.asyncio.server import serve as serve_websockets
 from websockets.typing import Subprotocol
 
 from roundelay.app import Network
-from roundelay.network import transport as transports
 from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
+from roundelay.network.client import transport as transports
 from roundelay.network.config import Limits
-from roundelay.network.errors import ConnectError, InternalError, TooLarge
+from roundelay.network.errors import Closed, ConnectError, InternalError, TooLarge
 from roundelay.network.hub import Hub
-from roundelay.network.local import LocalConnection, LocalTransport
-from roundelay.network.transport import Closed
+from roundelay.network.hub.local import LocalConnection, LocalTransport
 from tests.support.node import running_node
 from tests.support.wire import make_token
 
@@ -278,3 +277,32 @@ async def test_a_card_too_large_for_any_frame_is_named() -> None:
         client = NetworkClient("bob", node.url, token=make_token(), card={"description": "x" * 1_000_000})
         with pytest.raises(TooLarge, match="the card has 1000018 bytes"):
             await client.connect()
+
+
+async def test_more_reads_than_the_hub_takes_at_once_are_all_answered_and_hold_up_no_send() -> None:
+    async with running_node(limits={"max_reads": 4}) as node, NetworkClient("ann", node.url, token=make_token()) as ann:
+        ann_sends = asyncio.create_task(ann.send_text("ann", "between"))
+        reads = [asyncio.create_task(ann.call("network.list_agents", {"limit": 1})) for _ in range(200)]
+        given_up = asyncio.create_task(ann.call("network.info"))
+        changes = [asyncio.create_task(ann.call("channels.create", {"name": f"c{number}"})) for number in range(20)]
+        late = asyncio.create_task(ann.send_text("ann", "behind them"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        found = await asyncio.gather(*reads)
+        assert [len(value["agents"]) for value in found] == [1] * 200
+        assert (await late).seq > (await ann_sends).seq
+        await asyncio.gather(*changes)
+        assert len((await ann.call("channels.list"))["channels"]) == 20
+
+
+async def test_who_comes_in_a_crowd_comes_again_until_there_is_a_place() -> None:
+    async with running_node(limits={"max_unauthenticated": 4}) as node:
+        clients = [NetworkClient(f"guest-{number}", node.url, token=make_token()) for number in range(30)]
+        try:
+            await asyncio.gather(*(client.connect() for client in clients))
+            operator = await node.person("operator")
+            figures = await operator.call("network.status")
+            assert figures["sessions"] == 31
+            assert figures["made_room_total"] > 0
+        finally:
+            await asyncio.gather(*(client.close() for client in clients))

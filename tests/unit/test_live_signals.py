@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from roundelay.activity import Activity
-from roundelay.clean_text import display_width
-from roundelay.live import LiveView
 from roundelay.network.client import Signal
-from roundelay.terminal import PLAIN
+from roundelay.terminal.live import describe_busy, describe_news, draw_writing
+from roundelay.terminal.screen import PLAIN
+from roundelay.terminal.text import display_width
+from roundelay.under_way import UnderWay
 
 WIDE = "界" * 400
 ZALGO = "a\u0301\u0302" * 400
@@ -33,43 +33,47 @@ def thinks(active: bool, *, by: str = "bob", reaction: str = "r") -> Signal:
     return Signal(by, "t", "thinking", {"reaction": reaction, "active": active})
 
 
-def shown(view: LiveView, width: int = 100, rows: int = 8) -> list[str]:
-    return view.lines("t", width=width, rows=rows, paint=PLAIN)
+def shown(under_way: UnderWay, width: int = 100, rows: int = 8) -> list[str]:
+    return draw_writing(under_way, "t", width=width, rows=rows, paint=PLAIN)
+
+
+def told(under_way: UnderWay, signal: Signal) -> list[str]:
+    """What a reader without a screen is told of a signal."""
+    return [describe_news(it) for it in under_way.take(signal)]
 
 
 def test_an_agent_that_begins_everything_hides_nobody_else() -> None:
-    view = LiveView()
+    under_way = UnderWay()
     for number in range(100):
-        view.take(delta("noise", by="eve", reaction=f"e{number}"))
-    view.take(delta("The sea "))
+        under_way.take(delta("noise", by="eve", reaction=f"e{number}"))
+    under_way.take(delta("The sea "))
     for number in range(100, 200):
-        view.take(delta("noise", by="eve", reaction=f"e{number}"))
-    view.take(delta("is salt.", at=8))
-    assert "bob … The sea is salt." in shown(view, rows=1000)
+        under_way.take(delta("noise", by="eve", reaction=f"e{number}"))
+    under_way.take(delta("is salt.", at=8))
+    assert "bob … The sea is salt." in shown(under_way, rows=1000)
 
 
 def test_nobody_ends_what_another_one_writes() -> None:
-    view, activity = LiveView(), Activity()
+    under_way = UnderWay()
     for signal in (thinks(True), call(), delta("The sea "), thinks(False, by="eve"), call(by="eve", active=False)):
-        view.take(signal)
-        activity.take(signal)
-    view.take(delta("is salt.", at=8))
-    assert shown(view) == ["bob … The sea is salt."]
-    assert activity.describe() == "bob uses dig"
+        under_way.take(signal)
+    under_way.take(delta("is salt.", at=8))
+    assert shown(under_way) == ["bob … The sea is salt."]
+    assert describe_busy(under_way) == "bob uses dig"
 
 
 def test_the_end_of_one_reaction_leaves_the_calls_of_another() -> None:
-    activity = Activity()
+    under_way = UnderWay()
     for signal in (
         thinks(True, reaction="a"),
         thinks(True, reaction="b"),
         call(reaction="a"),
         thinks(False, reaction="b"),
     ):
-        activity.take(signal)
-    assert activity.describe() == "bob uses dig"
-    activity.take(thinks(False, reaction="a"))
-    assert activity.describe() == ""
+        under_way.take(signal)
+    assert describe_busy(under_way) == "bob uses dig"
+    under_way.take(thinks(False, reaction="a"))
+    assert describe_busy(under_way) == ""
 
 
 @pytest.mark.parametrize("width", [19, 30, 60, 99])
@@ -81,22 +85,22 @@ def test_no_line_is_wider_than_the_terminal_whatever_stands_in_it(width: int, te
     names = [text[:64], "researcher-2"]
     for kind in ("text", "reasoning", "tool", "progress"):
         for by in ("bob", "a" * 64):
-            view = LiveView()
-            view.take(call(by=by, asked=names, tool=text))
+            under_way = UnderWay()
+            under_way.take(call(by=by, asked=names, tool=text))
             for path in ("", "1.0", "1.0.1"):
-                view.take(delta(text, by=by, kind=kind, path=path, call=2, tool=text))
-            lines = shown(view, width)
+                under_way.take(delta(text, by=by, kind=kind, path=path, call=2, tool=text))
+            lines = shown(under_way, width)
             assert len(lines) >= 3
             assert max(map(display_width, lines)) <= width
             assert not any(char in line for line in lines for char in "\x1b\r\n\u202e")
 
 
 def test_a_narrow_terminal_shows_who_is_innermost_and_the_end_of_what_it_writes() -> None:
-    view = LiveView()
-    view.take(call(by="guide", asked=["supervisor-of-everything"]))
-    view.take(call(by="guide", asked=["researcher-2"], path="1.0"))
-    view.take(delta("one two three four five six", by="guide", path="1.0/1.0"))
-    [line] = shown(view, width=40)
+    under_way = UnderWay()
+    under_way.take(call(by="guide", asked=["supervisor-of-everything"]))
+    under_way.take(call(by="guide", asked=["researcher-2"], path="1.0"))
+    under_way.take(delta("one two three four five six", by="guide", path="1.0/1.0"))
+    [line] = shown(under_way, width=40)
     assert line.startswith("…")
     assert line.endswith("researcher-2 · writes: …four five six")
 
@@ -109,16 +113,15 @@ def test_a_narrow_terminal_shows_who_is_innermost_and_the_end_of_what_it_writes(
     ],
 )  # fmt: skip
 def test_what_is_at_no_place_is_passed_over(place: dict[str, Any]) -> None:
-    view, activity = LiveView(), Activity()
+    under_way = UnderWay()
     for signal in (thinks(True), call(**place), delta("x", **place), call(**place, active=False)):
-        assert view.take(signal) == []
-        activity.take(signal)
-    assert shown(view) == []
-    assert activity.describe() == "bob thinking"
+        assert under_way.take(signal) == []
+    assert shown(under_way) == []
+    assert describe_busy(under_way) == "bob thinking"
 
 
 def test_what_is_kept_of_signals_is_bounded() -> None:
-    view, activity = LiveView(), Activity()
+    under_way = UnderWay()
     tracemalloc.start()
     for number in range(2000):
         reaction = f"{number}" * 20_000
@@ -127,24 +130,23 @@ def test_what_is_kept_of_signals_is_bounded() -> None:
             call(turn=number, tool="t" * 50_000, asked=["a" * 50_000] * 3), call(path="1" * 50_000),
             delta("y" * 50_000, turn=number, kind="progress"), delta("z" * 50_000, turn=number, tool="t" * 50_000),
         ):  # fmt: skip
-            view.take(signal)
-            activity.take(signal)
+            under_way.take(signal)
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept < 2_000_000
 
 
 def test_a_reader_without_a_screen_is_told_who_uses_what_and_waits_for_whom() -> None:
-    view = LiveView()
-    told = [
-        view.take(it)
+    under_way = UnderWay()
+    said = [
+        told(under_way, it)
         for it in (
             call(tool="hand_over"), call(tool="hand_over", asked=["ann"]), call(tool="researcher", path="1.0"),
             call(tool="researcher", path="1.0", asked=["researcher"]), call(tool="search\x1b[2J", path="1.0/1.0"),
             delta("reading", kind="progress", path="1.0/1.0", call=0), call(path="1.0/1.0", active=False),
         )
     ]  # fmt: skip
-    assert told == [
+    assert said == [
         ["bob uses hand_over"],
         ["bob waits for ann"],
         ["bob › ann uses researcher"],
@@ -157,19 +159,18 @@ def test_a_reader_without_a_screen_is_told_who_uses_what_and_waits_for_whom() ->
 
 def test_one_signal_cannot_fill_the_screen_of_a_reader() -> None:
     piece = {"index": 1, "turn": 1, "kind": "progress", "at": 0, "text": "x" * 900}
-    told = LiveView().take(Signal("bob", "t", "delta", {"reaction": "r", "pieces": [piece] * 3000}))
-    assert len(told) == 64
-    assert max(map(len, told)) < 600
+    said = told(UnderWay(), Signal("bob", "t", "delta", {"reaction": "r", "pieces": [piece] * 3000}))
+    assert len(said) == 64
+    assert max(map(len, said)) < 600
 
 
 def test_an_agent_that_numbers_no_calls_has_one_at_a_time() -> None:
     """Programs in other languages may say no more than that."""
-    view, activity = LiveView(), Activity()
+    under_way = UnderWay()
     body = {"reaction": "r", "tool": "dig", "active": True}
     for signal in (thinks(True), Signal("bob", "t", "tool", body)):
-        told = view.take(signal)
-        activity.take(signal)
-    assert told == ["bob uses dig"]
-    assert activity.describe() == "bob uses dig"
-    activity.take(Signal("bob", "t", "tool", body | {"active": False}))
-    assert activity.describe() == "bob thinking"
+        news = told(under_way, signal)
+    assert news == ["bob uses dig"]
+    assert describe_busy(under_way) == "bob uses dig"
+    under_way.take(Signal("bob", "t", "tool", body | {"active": False}))
+    assert describe_busy(under_way) == "bob thinking"

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from roundelay.app import Network
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.config import Limits, Quota
+from roundelay.network.core.tables import Row
 from roundelay.network.errors import BudgetExhausted, IdConflict, LoopStopped, UnknownMessage
 from roundelay.network.frames import Seq
-from roundelay.network.ledger import Row
 from roundelay.network.mod import AfterContext, Change, Mod, operation
 
 
@@ -160,9 +160,11 @@ async def test_a_hook_that_exceeds_the_budget_refuses_the_message_and_the_reader
                 if getattr(event, "kind", "") == "loop_stopped":
                     break
         assert event.body["seq"] == root + 1  # type: ignore[union-attr]
-        assert (await ann.call("network.info"))["head"] == root + 1
+        assert (await ann.call("network.info"))["head"] == root + 2  # that ann is told is stored
+        told = await ann.call("network.history", {"thread_id": "mod:network~ann"})
+        assert [message["seq"] for message in told["messages"]] == [root + 2]
         stored = await ann.send("agent:ann", "the last one", cause=root)  # what was refused used nothing up
-        assert stored.seq == root + 2
+        assert stored.seq == root + 3
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
@@ -296,3 +298,13 @@ async def test_what_a_mod_sends_and_keeps_counts_for_whoever_it_is_for() -> None
             await ann.call("tasks.note", {"all_of": []})
         [use] = (await mia.call("network.quotas", {"agent_id": "mia"}))["quotas"]
         assert use["messages"] == 0
+
+
+async def test_hubs_after_the_first_declare_no_types_of_their_own_and_leave_none() -> None:
+    async def count_types() -> int:
+        async with Network.open(mods=["channels", "discovery", Tasks()]) as network:
+            await (await network.join("ann")).call("channels.create", {"name": "dev"})
+            return len(Struct.__subclasses__())
+
+    first = await count_types()
+    assert {await count_types() for _ in range(3)} == {first}

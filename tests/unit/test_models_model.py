@@ -9,6 +9,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from roundelay.agents.journal import Recorded
 from roundelay.agents.models.model import (
     ModelError,
     ModelReply,
@@ -20,16 +21,23 @@ from roundelay.agents.models.model import (
 )
 
 
-def test_a_reply_comes_back_from_json_as_it_was() -> None:
+def recorded(reply: object) -> ModelReply:
+    """The reply of turn 1 as a journal gives it back that holds this."""
+    run = Recorded()
+    run.take("model_reply", {"turn": 1, "agent": "ann", "reply": json.loads(json.dumps(reply))})
+    return run.replies[1]
+
+
+def test_a_reply_comes_back_from_its_record_as_it_was() -> None:
     reply = ModelReply(
         "text ü", (ToolCall("c1", "send", '{"a": 1'), ToolCall("c2", "x", "")), Usage(10, 5, 3, 2), "tool_calls", "gpt"
     )
-    assert ModelReply.from_json(json.loads(json.dumps(reply.to_json()))) == reply
+    assert recorded(reply.to_json()) == reply
 
 
 def test_a_reply_of_another_shape_is_refused() -> None:
     with pytest.raises(ValidationError):
-        ModelReply.from_json({"text": "a", "tool_calls": [{"id": "c1"}]})
+        recorded({"text": "a", "tool_calls": [{"id": "c1"}]})
 
 
 def test_usage_adds_every_field() -> None:

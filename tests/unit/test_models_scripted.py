@@ -21,14 +21,15 @@ from roundelay.agents.models.model import (
     UserMessage,
 )
 from roundelay.agents.models.prompt_view import MessageView, ToolResultView, read_prompt
-from roundelay.agents.models.script_rules import RuleSet, load_rules
 from roundelay.agents.models.scripted import (
     Answer,
     Call,
+    RuleSet,
     ScriptedModel,
     broadcast,
     call,
     finish,
+    load_rules,
     load_script,
     say,
     send,

@@ -23,8 +23,15 @@ from roundelay.agents.models.model import (
     Usage,
     UserMessage,
 )
-from roundelay.agents.models.request_print import find_drift, print_request
-from roundelay.agents.models.tape import NamedModel, TapedTurn, TapeModel, read_tape, write_tape
+from roundelay.agents.models.tape import (
+    NamedModel,
+    TapedTurn,
+    TapeModel,
+    find_drift,
+    print_request,
+    read_tape,
+    write_tape,
+)
 from roundelay.agents.team import build_runner, load_agents
 
 MODEL = NamedModel("small", {"temperature": 0.5})
@@ -47,6 +54,20 @@ def turn_of(call_id: str = "c1", result: str = "seen") -> tuple[ChatMessage, ...
 
 
 # -- prints
+
+EARLIER: tuple[dict[str, Any], ...] = (
+    {
+        "hash": "5c5aa4b33576f4a22c8abad76ab374d3", "model": "small", "messages": ["sf2248b7e", "uc9e541f0"],
+        "tools": {"look": "d1b6bae6", "send": "b494f79c"}, "settings": {"temperature": "6cd9459f"},
+        "lines": ["abee", "86f18a66d8f5"],
+    },
+    {
+        "hash": "52aa64813761777219ff615ee75fb713", "model": "small",
+        "messages": ["sf2248b7e", "uc9e541f0", "a076e2e5d", "t8740a408", "u74367391"], "tools": "3fab612b",
+        "settings": {"temperature": "6cd9459f"},
+    },
+)  # fmt: skip
+"""Prints of `make_request()` and of `make_request(*turn_of())` as an earlier version wrote them into ledgers and tapes."""
 
 
 def test_the_same_request_has_no_drift() -> None:
@@ -93,9 +114,10 @@ def test_for_whom_a_request_is_does_not_count() -> None:
     ],
 )  # fmt: skip
 def test_a_drift_is_named(now: ModelRequest, named: str) -> None:
-    found = find_drift(print_request(MODEL, make_request()), MODEL, now)
-    assert found is not None
-    assert named in found
+    for recorded in (print_request(MODEL, make_request()), EARLIER[0]):
+        found = find_drift(recorded, MODEL, now)
+        assert found is not None
+        assert named in found
 
 
 @pytest.mark.parametrize(
@@ -107,9 +129,20 @@ def test_a_drift_is_named(now: ModelRequest, named: str) -> None:
     ],
 )
 def test_a_drift_of_a_later_turn_is_named(now: ModelRequest, named: str) -> None:
-    found = find_drift(print_request(MODEL, make_request(*turn_of())), MODEL, now)
-    assert found is not None
-    assert named in found
+    for recorded in (print_request(MODEL, make_request(*turn_of())), EARLIER[1]):
+        found = find_drift(recorded, MODEL, now)
+        assert found is not None
+        assert named in found
+
+
+def test_prints_of_an_earlier_version_are_read_and_those_of_today_are_smaller() -> None:
+    requests = (make_request(), make_request(*turn_of()))
+    for recorded, request in zip(EARLIER, requests, strict=True):
+        assert find_drift(recorded, MODEL, request) is None
+        assert (
+            find_drift(recorded, NamedModel("small"), request) == 'the setting "temperature" of model "small" is gone'
+        )
+        assert len(json.dumps(print_request(MODEL, request))) < 0.75 * len(json.dumps(recorded))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from roundelay.nodes.starter import write_starter
 def test_first_files_are_written_both_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "agents").write_text("a file, where a folder is to be")
     with pytest.raises(FileExistsError):
-        write_starter(tmp_path, "roundelay")
+        write_starter(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["agents"]
 
 

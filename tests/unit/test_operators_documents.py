@@ -13,7 +13,6 @@ import pytest
 from roundelay.app import Network
 from roundelay.cli import cli
 from roundelay.network.config import Limits, NodeConfig, flat_values, resolve_config
-from roundelay.network.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
@@ -75,14 +74,14 @@ def test_limits_are_those_of_the_model_with_their_defaults() -> None:
 def test_metrics_are_those_that_are_given_out() -> None:
     async def read() -> dict[str, float]:
         async with Network.open() as network:
-            return read_metrics(network.hub)
+            return network.hub.figures()
 
     assert list(read_table("Monitoring")) == [f"roundelay_{name}" for name in asyncio.run(read())]
 
 
 def test_configuration_fields_are_those_of_the_model() -> None:
     fields = [name for name in flat_values(NodeConfig()) if not name.startswith("limits.")]
-    assert sorted(read_table("Configuration")) == sorted([*fields, "limits.*", "quotas", "agents"])
+    assert sorted(read_table("Configuration")) == sorted([*fields, "limits.*", "quotas", "rights", "agents"])
 
 
 def test_yaml_blocks_are_a_nodes(tmp_path: Path) -> None:

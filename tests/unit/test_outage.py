@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from roundelay.network import outage
 from roundelay.network.errors import LedgerError
-from roundelay.network.outage import Outage
+from roundelay.network.hub import outage
+from roundelay.network.hub.outage import Outage
 
 
 class Place:

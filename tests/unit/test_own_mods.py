@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from roundelay.agents.models.model import ModelRequest, ToolMessage
+from roundelay.agents.models.scripted import call
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, UnknownRecipient
+from tests.support.agents import Person, make_runner, running
 
 
 @pytest.fixture
@@ -53,7 +56,9 @@ async def test_a_topic_is_for_members_to_set(network: Network) -> None:
         await bob.call("channels.set_topic", {"name": "ops", "topic": "mine"})
     await ann.call("channels.set_topic", {"name": "dev", "topic": "ours"})
     [channel] = (await bob.call("channels.list"))["channels"]
-    assert channel == {"name": "dev", "topic": "ours", "history": "since_join", "members": 1, "is_member": False}
+    assert channel == {
+        "name": "dev", "topic": "ours", "history": "since_join", "access": "open", "owner": "ann", "members": 1, "is_member": False
+    }  # fmt: skip
 
 
 async def test_what_late_joiners_may_read_is_for_the_creator_or_an_operator_to_say(network: Network) -> None:
@@ -68,3 +73,19 @@ async def test_what_late_joiners_may_read_is_for_the_creator_or_an_operator_to_s
     assert [message.text for message in (await bob.history("channel:dev")).messages] == ["before"]
     await mia.call("channels.set_history", {"name": "dev", "history": "since_join"})
     assert (await bob.history("channel:dev")).messages == []
+
+
+async def test_an_agent_reads_why_it_may_not_join_and_joins_when_it_is_invited(network: Network) -> None:
+    mia = await Person.join(network, "mia")
+    await mia.client.call("channels.create", {"name": "club", "access": "invite"})
+
+    def script(request: ModelRequest) -> Any:
+        done = [message.content for message in request.messages if isinstance(message, ToolMessage)]
+        return str(done[-1]) if done else call("channels_join", name="club")
+
+    async with running(network, make_runner("bob", script)):
+        refused = await mia.ask("bob", "Join the club.")
+        assert "The channel 'club' takes only those who are invited; ask mia for an invitation" in refused.text
+        await mia.client.call("channels.invite", {"name": "club", "agent_id": "bob"})
+        await mia.ask("bob", "And now?")
+    assert (await mia.client.call("channels.members", {"name": "club"}))["members"] == ["bob", "mia"]

@@ -9,21 +9,27 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
 
+from tests.support.once import make_once
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = {"roundelay": "roundelay"} | {
-    name: f"roundelay/{name}" for name in ("network", "agents", "mods", "templates")
+    name: f"roundelay/{name}" for name in ("network", "agents", "mods", "templates", "docs")
 }
 
 # setuptools as pip and uv call it (PEP 517), without a download.
 BUILD_SDIST = "from setuptools import build_meta; build_meta.build_sdist('dist')"
 BUILD_WHEEL = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+BUILD_EDITABLE = "from setuptools import build_meta; build_meta.build_editable('editable')"
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
@@ -43,11 +49,8 @@ def list_tree(folder: str) -> set[str]:
     }
 
 
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked source distribution, built from a copy so that nothing is left in the tree."""
-    work = tmp_path_factory.mktemp("sdist")
-    for name in (*FOLDERS, "tests", "docs"):
+def build_sdist(work: Path) -> None:
+    for name in (*FOLDERS, "tests"):
         shutil.copytree(ROOT / name, work / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "constraints.txt"):
         shutil.copy2(ROOT / name, work)
@@ -57,19 +60,26 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         packed.extractall(
             work / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
         )  # since 3.11.4
-    [top] = (work / "unpacked").iterdir()
+
+
+def build_wheel(sdist: Path, unpacked: Path) -> None:
+    run("-c", BUILD_WHEEL, cwd=sdist)
+    [archive] = (sdist / "dist").glob("*.whl")
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(unpacked)
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked source distribution, built from a copy so that nothing is left in the tree."""
+    [top] = (make_once(tmp_path_factory, "sdist", build_sdist) / "unpacked").iterdir()
     return top
 
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked wheel, built from the source distribution alone, as an installer does it."""
-    run("-c", BUILD_WHEEL, cwd=sdist)
-    [archive] = (sdist / "dist").glob("*.whl")
-    unpacked = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(archive) as packed:
-        packed.extractall(unpacked)
-    return unpacked
+    return make_once(tmp_path_factory, "wheel", partial(build_wheel, sdist))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -93,6 +103,22 @@ def test_the_wheel_says_that_it_is_typed_and_licensed(wheel: Path) -> None:
     assert "roundelay = roundelay.cli:main" in (info / "entry_points.txt").read_text(encoding="utf-8")
 
 
+def test_the_metadata_names_no_address_that_is_not_there(wheel: Path) -> None:
+    """There is no public page yet. What one wants to read comes along."""
+    [info] = wheel.glob("*.dist-info")
+    head = (info / "METADATA").read_text(encoding="utf-8").partition("\n\n")[0]
+    assert "://" not in head
+    assert "Home-page" not in head
+
+
+def test_the_wheel_shows_its_documents(wheel: Path, tmp_path: Path) -> None:
+    folder = wheel / "roundelay" / "docs"
+    printed = run("-m", "roundelay", "docs", "--path", cwd=tmp_path, PYTHONPATH=str(wheel))
+    assert Path(printed.strip()) == folder
+    assert "\noperations " in run("-m", "roundelay", "docs", cwd=tmp_path, PYTHONPATH=str(wheel))
+    assert sum(it.stat().st_size for it in folder.rglob("*.*")) < 1_000_000
+
+
 def test_the_source_distribution_can_be_read_and_tested(sdist: Path) -> None:
     for name in ("README.md", "LICENSE", "constraints.txt", "tests/conftest.py", "tests/unit/test_packaging.py"):
         assert (sdist / name).is_file(), name
@@ -102,6 +128,97 @@ def test_the_wheel_runs_as_a_module(wheel: Path, tmp_path: Path) -> None:
     where = run("-c", "import roundelay.network as n; print(n.__file__)", cwd=tmp_path, PYTHONPATH=str(wheel))
     assert Path(where.strip()) == wheel / "roundelay" / "network" / "__init__.py"
     assert "Usage: " in run("-m", "roundelay", "--help", cwd=tmp_path, PYTHONPATH=str(wheel))
+
+
+class Clone(NamedTuple):
+    """A source tree, and an interpreter that has Roundelay's dependencies, and Roundelay in one of the ways or not at all."""
+
+    root: Path
+    python: Path
+    way: str
+
+
+def find_python(home: Path) -> Path:
+    [python] = [it for it in (home / "bin" / "python", home / "Scripts" / "python.exe") if it.exists()]
+    return python
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable", "not installed"])
+def clone(request: pytest.FixtureRequest, sdist: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    way: str = request.param
+
+    def install(home: Path) -> None:
+        venv.create(home, symlinks=os.name != "nt")
+        found = run_in(find_python(home), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home)
+        packages = Path(found.strip())
+        # As a line of a .pth: the dependencies are found, and what this interpreter knows of an editable Roundelay is not.
+        (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n", encoding="utf-8")
+        if way == "wheel":
+            shutil.copytree(wheel, packages, dirs_exist_ok=True)
+        elif way == "editable":
+            run("-c", BUILD_EDITABLE, cwd=sdist)
+            [archive] = (sdist / "editable").glob("*.whl")
+            with zipfile.ZipFile(archive) as packed:
+                packed.extractall(packages)
+
+    return Clone(sdist, find_python(make_once(tmp_path_factory, f"venv-{way.replace(' ', '-')}", install)), way)
+
+
+def run_in(python: Path, *command: str, cwd: Path, **environment: str) -> str:
+    known = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, *command], cwd=cwd, env=known | environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+WHERE = """
+import pickle
+import roundelay.agents.features, roundelay.mods.channels, roundelay.network, roundelay.templates
+from roundelay import AgentPolicy
+assert pickle.loads(pickle.dumps(AgentPolicy)) is AgentPolicy
+assert AgentPolicy.__module__ == "roundelay.agents.policy"
+for it in (roundelay, roundelay.agents.features, roundelay.mods, roundelay.network, roundelay.templates):
+    print(it.__file__)
+"""
+
+
+@pytest.mark.parametrize("way", ["-c", "-m", "script", "PYTHONPATH"])
+def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_path: Path, way: str) -> None:
+    """The folder `roundelay/` is found before what is installed; it lacks the four folders that are packages of it."""
+    match way:
+        case "-m":
+            assert "\nport: 8700\n" in run_in(clone.python, "-m", "roundelay", "config", "show", cwd=clone.root)
+            return
+        case "script":
+            (clone.root / "mine.py").write_text(WHERE, encoding="utf-8")
+            printed = run_in(clone.python, str(clone.root / "mine.py"), cwd=tmp_path)
+        case "PYTHONPATH":
+            printed = run_in(clone.python, "-c", WHERE, cwd=tmp_path, PYTHONPATH=str(clone.root))
+        case _:
+            printed = run_in(clone.python, "-c", WHERE, cwd=clone.root)
+    files = [Path(it).relative_to(clone.root).parent.as_posix() for it in printed.splitlines()]
+    assert files == ["roundelay", "agents/features", "mods", "network", "templates"]
+
+
+def test_a_python_elsewhere_runs_what_is_installed(clone: Clone, tmp_path: Path) -> None:
+    """Of a wheel, that alone: what lies beside it is other people's."""
+    if clone.way == "not installed":
+        with pytest.raises(AssertionError, match="No module named 'roundelay'"):
+            run_in(clone.python, "-c", WHERE, cwd=tmp_path)
+        return
+    printed = run_in(clone.python, "-c", f"{WHERE}print(*roundelay.__path__, sep='|')", cwd=tmp_path).splitlines()
+    installed = Path(printed[0]).parents[1]
+    if clone.way == "wheel":
+        (installed / "network").mkdir(exist_ok=True)
+        (installed / "network" / "__init__.py").touch()
+        printed = run_in(clone.python, "-c", f"{WHERE}print(*roundelay.__path__, sep='|')", cwd=tmp_path).splitlines()
+        assert {Path(it).relative_to(installed).parts[0] for it in printed[:-1]} == {"roundelay"}
+        assert printed[-1] == str(installed / "roundelay")
+        shutil.rmtree(installed / "network")
+    else:
+        assert installed == clone.root
 
 
 @pytest.mark.parametrize("statement", ["import roundelay", "import roundelay.cli"])
@@ -136,7 +253,7 @@ def test_constraints_pin_what_pyproject_asks_for() -> None:
     assert "://" not in text, "the address of a registry"
 
 
-@pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {"roundelay"}))
+@pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {"roundelay", "docs"}))
 def test_type_checkers_find_the_folder_in_the_tree(folder: str) -> None:
     link = ROOT / "typings" / "roundelay" / folder
     assert link.is_symlink()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import io
+from typing import Any
 
 import pytest
 
 from roundelay.app import Network
-from roundelay.chat import Chat
 from roundelay.network.client import NetworkClient, Reconnected, Reconnecting
 from roundelay.network.errors import ConnectError
-from roundelay.network.local import LocalConnection, LocalTransport
-from roundelay.patience import Patience
-from roundelay.terminal import Screen
+from roundelay.network.hub.local import LocalConnection, LocalTransport
+from roundelay.terminal.chat import Chat
+from roundelay.terminal.connection import Patience
+from roundelay.terminal.screen import Screen
 
 LOST = Reconnecting("closed with 1006: ", 0.1)
 
@@ -62,3 +63,26 @@ async def test_a_chat_in_a_pipe_gives_up_and_says_so_where_errors_go() -> None:
         await client.close()
     assert errors.getvalue().count("The connection is lost") == 1
     assert "lost" not in out.getvalue()
+
+
+class Overtaken(NetworkClient):
+    """Of somebody whom another one overtakes between two calls."""
+
+    other: NetworkClient
+
+    async def call(self, op: str, *args: Any, **options: Any) -> Any:
+        if op == "channels.create":
+            await self.other.call(op, *args, **options)
+        return await super().call(op, *args, **options)
+
+
+async def test_two_people_who_go_to_a_new_channel_at_once_are_both_in_it() -> None:
+    out = io.StringIO()
+    async with Network.open() as network:
+        async with Overtaken("mia", kind="human", transport=LocalTransport(network.hub)) as client:
+            client.other = await network.join("bob", kind="human")
+            chat = Chat(client, Screen(out), errors=Screen(out), patience=Patience(0))
+            await chat.go("channel:den")
+        members = (await client.other.call("channels.members", {"name": "den"}))["members"]
+    assert sorted(members) == ["bob", "mia"]
+    assert "Created" not in out.getvalue()

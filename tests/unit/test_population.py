@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from roundelay.network.session import Session
-from roundelay.network.state import State
-from roundelay.network.tables import Channel, Member, MessageHead, Participant, Put
-from roundelay.network.visibility import PromptFilter
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import Channel, Member, MessageHead, Participant, Put
+from roundelay.network.core.visibility import PromptFilter
+from roundelay.network.hub.session import Session
 from tests.support.stepped_hub import SteppedHub, StubConnection
 from tests.support.steps import count_bytes, count_steps
 
@@ -348,3 +348,37 @@ def test_a_change_of_the_state_takes_no_memory_for_those_who_are_there() -> None
         return count_bytes(draft)
 
     assert change(5000) - change(5) < 50_000  # the state's own tables may grow; a copy of one is more than 100,000
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "beyond what may wait": {"type": "send", "to": "agent:ben"},
+    "to no address": {"type": "send", "to": "ben"},
+    "with an unknown field": {"type": "send", "to": "agent:ben", "colour": "red"},
+    "of a reaction without a trigger": {"type": "record", "reaction": "r", "kind": "started", "body": {}},
+}
+
+
+@pytest.mark.parametrize("frame", REFUSED.values(), ids=REFUSED)
+def test_frames_that_were_refused_are_not_held_until_they_are_answered(frame: dict[str, Any]) -> None:
+    """As many wait as a disk that takes its time lets come: the bound of what may wait is theirs too."""
+    most, size = 1 << 20, 100_000
+    stepped = SteppedHub(FREE | {"max_pending_bytes": most})
+    connection, ann = stepped.connect()
+    stepped.receive(ann, {"type": "hello", "protocol": 1, "agent_id": "ann", "kind": "agent"})
+    stepped.loop.step()
+    connection.take_frames()
+    try:
+        text = {"body": {"x": "y" * size}} if frame["type"] == "record" else {"content": "x" * size}
+
+        def receive() -> None:
+            for number in range(100):
+                one = {"record_id" if frame["type"] == "record" else "message_id": f"m{number}"}
+                stepped.receive(ann, text | frame | one)
+
+        if frame["type"] == "record":  # the body is the text, and names no trigger
+            frame = {**frame, "body": text["body"]}
+        assert count_bytes(receive) < 5 * most  # of ten times that which came; some waits for the garbage collector
+        stepped.loop.step()
+        assert [it["type"] for it in connection.take_frames()].count("error") >= 80
+    finally:
+        stepped.close()

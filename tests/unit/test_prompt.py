@@ -13,9 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment
 
-from roundelay.agents.context import list_manifest, select_threads
-from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
-from roundelay.agents.text import strip_unseen
+from roundelay.agents.prompt import (
+    ConversationPrompt,
+    list_manifest,
+    render_system_prompt,
+    select_threads,
+    strip_unseen,
+)
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 

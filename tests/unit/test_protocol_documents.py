@@ -44,13 +44,19 @@ def test_protocol_names_every_frame_and_field_of_the_code() -> None:
 
 def test_protocol_lists_every_network_operation_and_its_arguments() -> None:
     rows = table_of("Operations that every hub has")
-    operations = {operation.op: operation for mod in network_operations() for operation in mod.operations()}
+    operations = {operation.op: operation for operation in network_operations()}
     assert set(rows) == set(operations)
     for op, operation in operations.items():
         for field in fields(operation.args_type):
             mark = "" if field.required else "?"
             if op != "network.cancel":
                 assert f"`{field.name}`{mark}" in rows[op], f"{op} takes {field.name}{mark}"
+
+
+def test_protocol_marks_the_operations_of_operators() -> None:
+    rows = table_of("Operations that every hub has")
+    marked = {op for op, row in rows.items() if "} (operators) |" in row}
+    assert marked == {operation.op for operation in network_operations() if operation.is_for_operators}
 
 
 def test_protocol_lists_every_limit_of_welcome() -> None:

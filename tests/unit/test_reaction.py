@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundelay.agents.agent import Agent
-from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
@@ -25,26 +25,21 @@ from roundelay.agents.models.model import (
 )
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.network_tools import communication_tools
-from roundelay.agents.planning import UNKNOWN_OUTCOME
 from roundelay.agents.policy import AgentPolicy, OnText
-from roundelay.agents.reaction import Reaction
-from roundelay.agents.steps import (
+from roundelay.agents.reaction import UNKNOWN_OUTCOME, CallTools, IllegalStep, Reaction, State, Step
+from roundelay.agents.tools import tool
+from roundelay.agents.values import (
     Begin,
-    CallModel,
-    CallTools,
     Cancel,
     Finish,
-    IllegalStep,
     ModelFailed,
     Outcome,
     Replayed,
     Review,
     Reviewed,
-    State,
-    Step,
+    ToolResult,
     ToolsDone,
 )
-from roundelay.agents.tools import ToolResult, tool
 
 
 @tool(name="add")

@@ -12,8 +12,7 @@ from roundelay.agents.team import build_runner
 from roundelay.app import Network
 from roundelay.network.config import Limits
 from roundelay.network.errors import ConfigError
-from roundelay.replay.files import load_replay
-from roundelay.replay.run import replay
+from roundelay.runs.replay import load_replay, replay
 from tests.support.agents import Person, make_runner
 from tests.support.recorded import record, written
 
@@ -98,7 +97,7 @@ async def test_runners_may_come_from_a_function(recorded: Path) -> None:
     ],
 )
 def test_a_function_that_gives_none_is_named(tmp_path: Path, factory: str, named: str) -> None:
-    from roundelay.network.log_lines import LogHead, encode_head
+    from roundelay.network.ledger.log_file import LogHead, encode_head
 
     (tmp_path / "log.db").write_bytes(encode_head(LogHead(epoch="e", name="n")) + b"\n")
     with pytest.raises(ConfigError, match=named):

@@ -6,26 +6,26 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundelay.agents.events import event_to_json
-from roundelay.agents.ids import digest, reaction_id
+from roundelay.agents.journal import digest, reaction_id
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ModelDelta, ModelReply, ModelRequest, OnDelta, Usage
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Script, ScriptedModel, call, finish, say
 from roundelay.agents.policy import AgentPolicy
-from roundelay.agents.records import FinishedBody
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
 from roundelay.app import Network, serve
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Signal
+from roundelay.network.client.acks import Acks
 from roundelay.network.config import Limits, NodeConfig
-from roundelay.network.delivered import Acks
 from roundelay.network.errors import InternalError, Overloaded
 from tests.support.agents import Heard, Person, running
 
@@ -49,6 +49,32 @@ async def ask(runner: AgentRunner, client: NetworkClient, mia: NetworkClient, te
     await runner.stop()
     await task
     return answer.text
+
+
+def test_a_runner_runs_again_in_another_event_loop() -> None:
+    runner = make_runner("bob", lambda it: call("look") if it.turn == 1 else "Here.", tools=[look])
+
+    async def ask_once() -> str:
+        async with asyncio.timeout(20), Network.open() as network:
+            client, mia = await network.join("bob", role="reactor"), await network.join("mia", kind="human")
+            return await ask(runner, client, mia, "Are you there?")
+
+    assert [asyncio.run(ask_once()), asyncio.run(ask_once())] == ["Here.", "Here."]
+
+
+@tool(idempotent=True)
+async def look() -> str:
+    """Look around."""
+    return "nothing"
+
+
+async def test_an_agent_that_a_channel_keeps_out_works_without_it(network: Network) -> None:
+    mia = await network.join("mia", kind="human")
+    await mia.call("channels.create", {"name": "dev", "access": "closed"})
+    await mia.call("channels.create", {"name": "club", "access": "invite"})
+    bob = make_runner("bob", lambda it: "Here.", channels=["dev", "club", "ops"])
+    assert await ask(bob, await network.join("bob", role="reactor"), mia, "Are you there?") == "Here."
+    assert (await mia.call("channels.members", {"name": "ops"}))["members"] == ["bob"]
 
 
 # --- tools that end more than themselves
@@ -103,17 +129,20 @@ async def test_a_tool_that_exits_or_is_cancelled_by_itself_tells_the_model(
 # --- acknowledgements
 
 
+async def begin(bob: NetworkClient, seq: int) -> None:
+    """Begin the reaction to a message of mia's, or go on with it."""
+    body = {"trigger": seq, "thread_id": "direct:bob~mia", "as_of": seq, "manifest": [seq], "config_hash": ""}
+    reaction = reaction_id("bob", seq, bob.welcome.network.epoch)
+    await bob.record(reaction, "started", body, record_id=digest("started", reaction, "", 0, 0))
+
+
 async def begin_and_vanish(network: Network, *, ack: bool) -> int:
     """Bob gets a message of mia's, begins its reaction under an id of a runner's, and is gone; gives the message's seq."""
     mia = await network.join("mia", kind="human")
     bob = await network.join("bob", role="reactor")
     asked = await mia.send_text("bob", "hello")
     delivery = await anext(bob.deliveries())
-    body = {
-        "trigger": asked.seq, "thread_id": "direct:bob~mia", "as_of": asked.seq, "manifest": [asked.seq], "config_hash": "",
-    }  # fmt: skip
-    reaction = reaction_id("bob", asked.seq, bob.welcome.network.epoch)
-    await bob.record(reaction, "started", body, record_id=digest("started", reaction, "", 0, 0))
+    await begin(bob, asked.seq)
     if ack:
         await delivery.ack()
     await bob.close()
@@ -137,8 +166,10 @@ async def test_a_dead_letter_taken_back_is_not_lost_when_its_second_reaction_is_
     seq = await begin_and_vanish(network, ack=True)
     for _ in range(5):
         bob = await network.join("bob", role="reactor")
+        await begin(bob, seq)
         await bob._link._wire.drop()  # type: ignore[union-attr]  # its process dies; the reaction is open
         bob._link._task.cancel()  # type: ignore[union-attr]
+    await (await network.join("bob", role="reactor")).close()  # by another one the hub knows that it is gone
     mia = await network.join("mia", kind="human")
     await mia.call("network.retry_dead_letter", {"seq": seq, "agent_id": "bob"})
     asking = asyncio.Event()
@@ -375,7 +406,7 @@ async def test_a_message_that_was_read_in_an_open_reaction_and_had_its_own_keeps
         (outer, "started", 0, {"trigger": first.seq, **began}),
         (outer, "new_messages", 1, {"turn": 1, "seqs": [late.seq], "text": "two", "answers": True}),
         (own, "started", 0, {"trigger": late.seq, **began}),
-        (own, "finished", 0, FinishedBody(status="finished", reason="", turns=1, usage=Usage()).model_dump()),
+        (own, "finished", 0, {"status": "finished", "reason": "", "turns": 1, "usage": asdict(Usage())}),
     ):
         await other.record(reaction, kind, body, record_id=digest(kind, reaction, "", turn, 0))
     await other.close()
@@ -394,7 +425,9 @@ class LateClient:
 
     def __init__(self, client: NetworkClient, stale: AnyMessage) -> None:
         self._client = client
-        self._stale = Delivery(client, Acks(), stale, 1)
+        earlier = Acks()
+        earlier.is_stale = True
+        self._stale = Delivery(earlier, stale, 1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)

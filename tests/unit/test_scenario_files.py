@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 
 from roundelay.network.errors import ConfigError
-from roundelay.scenario import load_scenario
-from roundelay.scenario.spec import WaitStep
+from roundelay.testing import load_scenario
+from roundelay.testing.form import WaitStep
 
 GOOD = """\
 scenario: Good

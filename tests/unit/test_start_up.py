@@ -22,7 +22,7 @@ def find_loaded(statement: str) -> set[str]:
     [
         "from roundelay import *",
         "from roundelay import SimpleOpenAIAgentRunner",
-        "import roundelay.nodes.up, roundelay.chat_input, roundelay.nodes.run_agents, roundelay.demo.run",
+        "import roundelay.nodes.up, roundelay.terminal.chat, roundelay.nodes.run_agents, roundelay.demo.play",
     ],
 )
 def test_no_model_provider_is_loaded_before_a_model_is_built(statement: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from roundelay.network import visibility
-from roundelay.network.state import State
-from roundelay.network.tables import (
+from roundelay.network.core import visibility
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import (
     LOADED_TABLES,
     Attempt,
     Channel,
@@ -24,13 +24,14 @@ from roundelay.network.tables import (
     Table,
     Token,
 )
-from roundelay.network.visibility import (
+from roundelay.network.core.visibility import (
     PromptFilter,
     audience,
     has_people,
     is_reader,
     is_recipient,
     may_read,
+    parties,
     recipients,
     thread_readers,
 )
@@ -164,10 +165,10 @@ def plain_audience(state: State, label: MessageHead, at_seq: int) -> set[str]:
     def is_in(name: str) -> bool:
         return label.kind != "channel" or state.member(label.to.partition(":")[2], name).was_in(at_seq)
 
-    readers = plain_readers(state, label)
-    people = {one.agent_id for one in everybody(state) if one.kind == "human" and one.removed_seq is None}
-    inside = {name for name in people if may_read(state, name, label) and is_in(name)}
-    return inside or readers
+    reading = {it.agent_id: it for it in everybody(state) if it.kind == "human" and may_read(state, it.agent_id, label)}
+    inside = {name for name, one in reading.items() if one.removed_seq is None and is_in(name)}
+    named = parties(label) if label.kind in ("direct", "mod") else (label.sender_id,)
+    return inside or plain_readers(state, label) | {*reading, *named}
 
 
 def check_rules(state: State, head: MessageHead, at_seq: int) -> None:

@@ -1,4 +1,4 @@
-"""What a terminal is shown: messages that cannot drive it or forge a line, events, tables; and the line that is typed below them."""
+"""What a terminal is shown: messages that cannot drive it or forge a line, events, tables."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundelay.activity import Activity
-from roundelay.agents.text import strip_unseen
-from roundelay.clean_text import break_lines, clean, clean_lines, display_width, fit
-from roundelay.line_editor import EndOfInput, Interrupt, Key, Line, LineEditor
-from roundelay.live import LiveView
+from roundelay.agents.prompt import strip_unseen
 from roundelay.network.client import Event, Notice, Presence, Reconnecting, Signal
 from roundelay.network.messages import message_from_wire
-from roundelay.terminal import (
+from roundelay.terminal.live import describe_busy, draw_writing
+from roundelay.terminal.screen import (
     Paint,
     Screen,
     StreamedText,
@@ -27,6 +24,8 @@ from roundelay.terminal import (
     format_table,
     wants_color,
 )
+from roundelay.terminal.text import break_lines, clean, clean_lines, display_width, fit
+from roundelay.under_way import UnderWay
 
 COLOURS = Paint(is_on=True)
 MESSAGE = {
@@ -131,6 +130,27 @@ def test_broken_lines_fit_and_lose_nothing(text: str) -> None:
     assert kept.replace(" ", "") == text.replace(" ", "")
 
 
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("👩\u200d🚀", 4),  # two pictures where a terminal does not join them
+        ("❤\ufe0f", 2),  # one column where it knows no such pictures
+        ("🇩🇪", 4),
+        ("e\u0301", 1),
+        ("日", 2),
+    ],
+)
+def test_a_character_counts_as_wide_as_any_terminal_shows_it(text: str, most: int) -> None:
+    assert display_width(text) == most
+    assert fit(text * 3, most + 1) == f"{text}…", "and is not cut"
+
+
+def test_joiners_cannot_make_a_line_wider_than_the_terminal() -> None:
+    lines = format_line(0, 7, "bob", "mia", "👩\u200d" * 100 + "12:00:00 #8 mia → bob: yes", width=40).split("\n")
+    assert all(line.startswith("  | ") for line in lines[1:])
+    assert all(sum(2 * (char == "👩") or char != "\u200d" for char in line) <= 40 for line in lines)
+
+
 def test_ids_and_places_are_cleaned_too() -> None:
     shown = format_line(0, 7, "b\x1bob", "m\x1bia", "x", paint=COLOURS)
     assert re.sub(r"\x1b\[[0-9;]*m", "", shown).count("\x1b") == 0
@@ -166,10 +186,6 @@ def test_a_message_shows_who_where_and_what(fields: dict[str, object], shown: st
         (Presence("bob", "online"), "bob is online"),
         (Signal("bob", "broadcast", "thinking", {"reaction": "r", "active": True}), "bob is thinking (broadcast)"),
         (Signal("bob", "broadcast", "thinking", {"reaction": "r", "active": False}), None),
-        (
-            Signal("bob", "broadcast", "tool", {"reaction": "r", "tool": "a\x1bdd", "active": True}),
-            r"bob uses a\x1bdd (broadcast)",
-        ),
         (Signal("mia", "channel:dev", "typing", {}), "mia is typing (channel:dev)"),
         (Signal("mia", "channel:dev", "typing", "not an object"), "mia is typing (channel:dev)"),
         (Signal("bob", "broadcast", "delta", {"text": "h"}), None),
@@ -285,10 +301,10 @@ def test_a_word_that_streams_is_shown_as_soon_as_it_is_clear_where_it_stands() -
 
 
 def test_a_step_that_is_too_long_for_its_line_says_so() -> None:
-    live = LiveView()
+    under_way = UnderWay()
     piece = {"turn": 1, "kind": "progress", "call": 0, "at": 0, "text": "opens 箱 2 and reads all that is in it"}
-    live.take(Signal("bob", "direct:bob~mia", "delta", {"reaction": "r", "pieces": [piece]}))
-    [line] = live.lines("direct:bob~mia", width=30, rows=5, paint=Paint(is_on=False))
+    under_way.take(Signal("bob", "direct:bob~mia", "delta", {"reaction": "r", "pieces": [piece]}))
+    [line] = draw_writing(under_way, "direct:bob~mia", width=30, rows=5, paint=Paint(is_on=False))
     assert line == "bob · opens 箱 2 and reads al…"
     assert display_width(line) == 30
 
@@ -302,109 +318,29 @@ def tool_signal(tool: str, call: int, *, active: bool) -> Signal:
 
 
 def test_all_the_tools_that_an_agent_uses_at_once_are_told() -> None:
-    activity = Activity()
-    activity.take(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
+    under_way = UnderWay()
+    under_way.take(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
     for call, tool in enumerate(("search", "look_up", "search")):
-        activity.take(tool_signal(tool, call, active=True))
-    assert activity.describe() == "bob uses search, look_up"
-    activity.take(tool_signal("search", 0, active=False))
-    assert activity.describe() == "bob uses look_up, search"
-    activity.take(tool_signal("look_up", 1, active=False))
-    activity.take(tool_signal("search", 2, active=False))
-    assert activity.describe() == "bob thinking"
+        under_way.take(tool_signal(tool, call, active=True))
+    assert describe_busy(under_way) == "bob uses search, look_up"
+    under_way.take(tool_signal("search", 0, active=False))
+    assert describe_busy(under_way) == "bob uses look_up, search"
+    under_way.take(tool_signal("look_up", 1, active=False))
+    under_way.take(tool_signal("search", 2, active=False))
+    assert describe_busy(under_way) == "bob thinking"
 
 
 def test_of_calls_inside_of_calls_the_innermost_is_told_and_ends_with_the_outer_one() -> None:
-    activity = Activity()
-    activity.take(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
+    under_way = UnderWay()
+    under_way.take(Signal("bob", "direct:bob~mia", "thinking", {"reaction": "r", "active": True}))
     outer = {"reaction": "r", "turn": 1, "call": 0, "tool": "ask", "active": True, "asked": ["ann", "cy"]}
-    activity.take(Signal("bob", "direct:bob~mia", "tool", outer))
-    assert activity.describe() == "bob waits for ann, cy"
+    under_way.take(Signal("bob", "direct:bob~mia", "tool", outer))
+    assert describe_busy(under_way) == "bob waits for ann, cy"
     for path in ("1.0", "1.0.1"):
         inner = {"reaction": "r", "turn": 1, "call": 0, "tool": f"dig {path}", "active": True, "path": path}
-        activity.take(Signal("bob", "direct:bob~mia", "tool", inner))
-    assert activity.describe() == "bob uses dig 1.0, dig 1.0.1"
-    activity.take(tool_signal("search", 1, active=True))
-    assert activity.describe() == "bob uses dig 1.0, dig 1.0.1, search"
-    activity.take(Signal("bob", "direct:bob~mia", "tool", outer | {"active": False}))
-    assert activity.describe() == "bob uses search"
-
-
-# -- the line that is typed
-
-
-def edit(*typed: str) -> tuple[LineEditor, list[Key]]:
-    editor = LineEditor()
-    return editor, [key for data in typed for key in editor.feed(data)]
-
-
-@pytest.mark.parametrize(
-    ("typed", "text"),
-    [
-        ("abc", "abc"),
-        ("abc\x7f", "ab"),
-        ("\x7f\x7f", ""),
-        ("ac\x1b[Db", "abc"),
-        ("ac\x1bODb", "abc"),
-        ("bc\x01a", "abc"),
-        ("bc\x1b[Ha\x1b[Fd", "abcd"),
-        ("abx\x02\x04c", "abc"),
-        ("abxc\x1b[D\x1b[D\x1b[3~", "abc"),
-        ("one two  \x17", "one "),
-        ("one two\x01\x0b", ""),
-        ("one two\x15three", "three"),
-        ("a\x1b[1;5Pb", "ab"),  # an unknown key is no text
-        ("a\x00\x1fb", "ab"),
-        ("grüße 👍", "grüße 👍"),
-        ("abc\x03x", "x"),
-        ("\x1b[200~two\r\nlines\x1b[201~", "two\nlines"),
-    ],
-)
-def test_keys_edit_the_line(typed: str, text: str) -> None:
-    editor, keys = edit(typed)
-    assert (editor.text, keys) == (text, [])
-    editor, keys = edit(*typed)  # however the terminal cuts it
-    assert (editor.text, keys) == (text, [])
-
-
-def test_enter_finishes_the_line() -> None:
-    editor, keys = edit("one\rtwo\nthr")
-    assert keys == [Line("one"), Line("two")]
-    assert editor.text == "thr"
-
-
-def test_a_pasted_text_is_one_line() -> None:
-    _, keys = edit("\x1b[200~def f():\r\treturn 1\x1b[201~\r")
-    assert keys == [Line("def f():\n\treturn 1")]
-
-
-def test_what_is_pasted_cannot_press_keys() -> None:
-    editor, keys = edit("before\r\x1b[200~a\x03b\x04c\x1b[Ad\x1b[201~")
-    assert keys == [Line("before")]
-    assert editor.text == "a\x03b\x04cd"
-
-
-def test_leaving_takes_an_empty_line() -> None:
-    assert edit("\x03")[1] == [Interrupt()]
-    assert edit("\x04")[1] == [EndOfInput()]
-    assert edit("text\x04")[1] == []
-    assert edit("text\x03\x03")[1] == [Interrupt()]
-
-
-def test_earlier_lines_come_back() -> None:
-    editor, _ = edit("one\rtwo\rdraft\x1b[A")
-    assert editor.text == "two"
-    editor.feed("\x1b[A\x1b[A")
-    assert editor.text == "one"
-    editor.feed("\x1b[B\x1b[B\x1b[B")
-    assert editor.text == "draft"
-
-
-@pytest.mark.parametrize("text", ["short", "x" * 200, "日本語" * 40, "a\nb\tc\x1bd" * 20])
-@pytest.mark.parametrize("keys", ["", "\x01", "\x1b[D" * 30])
-def test_the_cursor_stays_in_view(text: str, keys: str) -> None:
-    editor, _ = edit("\x1b[200~" + text.replace("\x1b", "\x01") + "\x1b[201~" + keys)
-    shown, column = editor.view(20)
-    assert display_width(shown) <= 20
-    assert 0 <= column <= display_width(shown)
-    assert shown.isprintable()
+        under_way.take(Signal("bob", "direct:bob~mia", "tool", inner))
+    assert describe_busy(under_way) == "bob uses dig 1.0, dig 1.0.1"
+    under_way.take(tool_signal("search", 1, active=True))
+    assert describe_busy(under_way) == "bob uses dig 1.0, dig 1.0.1, search"
+    under_way.take(Signal("bob", "direct:bob~mia", "tool", outer | {"active": False}))
+    assert describe_busy(under_way) == "bob uses search"

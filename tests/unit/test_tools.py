@@ -17,16 +17,8 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from roundelay.agents.models.model import ToolSpec
 from roundelay.agents.network_tools import communication_tools, mod_tools
-from roundelay.agents.tools import (
-    Tool,
-    ToolArgumentsError,
-    ToolContext,
-    ToolError,
-    as_tool,
-    index_tools,
-    load_tool,
-    tool,
-)
+from roundelay.agents.tools import Tool, ToolContext, as_tool, index_tools, load_tool, tool
+from roundelay.agents.values import ToolArgumentsError, ToolError
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import InvalidArguments, UnknownRecipient

@@ -1,0 +1,277 @@
+"""What the loop is told and tells: the incoming message as it sees it, its state at a turn, the outcomes of its steps.
+
+Plain values on the ground floor of `agents`: they know no agent, no tool and no middleware. The steps, which name an
+agent and tools, stand in `reaction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, JsonValue
+
+from roundelay.network.errors import RoundelayError
+
+from .models.model import ChatMessage, ModelFailure, ModelReply, Usage
+
+Status = Literal["finished", "stopped", "cancelled", "failed"]
+"""How a reaction ended: by the model, at a limit, by a person, or by an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """What a run is to react to: the incoming message or, of an agent inside of a call, what the caller gave it to do.
+
+    ``seq`` is that of the incoming message in both cases; ``sender_id`` is whoever wrote it, or the caller.
+    """
+
+    seq: int
+    sender_id: str
+    sender_kind: str
+    text: str
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnState:
+    """What a reaction knows at a turn: for instructions and hooks. ``path`` is empty but for an agent that another one
+    calls as a tool.
+
+    ``calls`` counts the tool calls that were run so far, by the tool's name. ``values`` is for the hooks: one
+    dictionary for the whole reaction, made anew when that is resumed. ``history`` is the run's own, system message and
+    prompt first: to be read only. ``sent_at`` is the time of the incoming message, in milliseconds since the Unix
+    epoch: the only one that a resumed reaction finds again. ``trigger`` is what is reacted to; None outside of a run.
+    """
+
+    agent_id: str
+    turn: int
+    max_turns: int
+    path: str = ""
+    usage: Usage = field(default_factory=Usage)
+    calls: Mapping[str, int] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
+    history: Sequence[ChatMessage] = ()
+    sent_at: int = 0
+    trigger: Trigger | None = None
+    own_turn: int = 1
+    """The turn, counted from where this agent came to have the conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The reaction has ended. ``answer`` is the text to send to the incoming thread, None when there is nothing to
+    send; the record of the end does not hold it.
+
+    ``reason`` is for records and logs and may hold a provider's own words; ``answer`` never does. ``keeper``: the agent
+    that the thread stays with; ``read_meanwhile`` the messages that arrived while it ran and were read in it.
+    """
+
+    status: Status
+    reason: str
+    answer: str | None = None
+    turns: int = 0
+    usage: Usage = field(default_factory=Usage)
+    tool_calls: int = 0
+    keeper: str | None = None
+    read_meanwhile: tuple[int, ...] = ()
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Of the answer's message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Look at the answer before it is given: `Reviewed` says what becomes of it. ``can_correct``: the model can be
+    asked once more."""
+
+    turn: int
+    proposed: Finish
+    answer: str
+    state: TurnState
+    can_correct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The first thing that a reaction is given."""
+
+
+ALTERED = "altered"
+"""In a record, or in the data of a result: it was not kept as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Altered:
+    """What of a recorded reply is not as the model wrote it: its text; the arguments of these calls."""
+
+    text: bool = False
+    calls: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A reply that was recorded, with what the records hold of its turn; they are trusted, whatever the configuration
+    is now.
+
+    ``begun`` are the calls that were begun, with a result or without, ``once`` those of them that must not be made
+    again; ``is_last`` that the turn had no tools,
+    ``goes_on`` that another one followed, ``is_corrected`` that it did because of a review; ``altered`` what of the
+    reply was not kept as it was.
+    """
+
+    reply: ModelReply
+    results: Mapping[int, ToolResult] = field(default_factory=dict)
+    begun: frozenset[int] = frozenset()
+    once: frozenset[int] = frozenset()
+    is_last: bool = False
+    goes_on: bool = False
+    is_corrected: bool = False
+    altered: Altered = field(default_factory=Altered)
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessages:
+    """Messages that arrived in the thread while it waits to ask its model, as the text in which that reads them.
+
+    ``answers``: somebody who wrote one waits for an answer.
+    """
+
+    text: str
+    seqs: tuple[int, ...]
+    answers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFailed:
+    """The model gave no reply. ``reason`` is a sentence for the record; ``is_recorded`` that it was the end once and is
+    so again."""
+
+    reason: str
+    failure: ModelFailure = "server"
+    is_recorded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsDone:
+    """A result for each planned call, by its index."""
+
+    results: Mapping[int, ToolResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewed:
+    """What the reviewers made of an answer: the one to give, or a correction for the model to write another. ``usage``
+    is their own.
+
+    ``is_accepted``: nothing was found wrong; without it, and without a correction, the answer is given for want of a
+    better one.
+    """
+
+    answer: str
+    correction: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    notes: tuple[str, ...] = ()
+    is_accepted: bool = False
+    metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    altered: bool = False
+    """The record does not hold the answer, or its metadata, as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Somebody stopped the reaction, before it began or while a step was under way."""
+
+    reason: str
+
+
+Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone | Reviewed | Cancel
+
+
+DISABLED = "disabled"
+"""In a result's data: the tool may not be used here and now."""
+
+NOT_RUN = "not_run"
+"""In a result's data: the call was planned, and then not begun."""
+
+TOO_LARGE = "too_large"
+"""The ``finish_reason`` of the empty reply that stands for one too large to be recorded."""
+
+
+class ToolError(RoundelayError):
+    """A tool cannot be made, or failed in a way that the model should read."""
+
+    code = "tool"
+
+
+class ToolArgumentsError(ToolError):
+    """The model's arguments do not fit; the sentence says where, and which parameters there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the model reads as the result of a call.
+
+    ``threads`` are those that its messages went to, ``usage`` and ``tool_calls`` what agents used that ran inside of
+    it. ``is_answer``: it is the reaction's own answer, which ends with it.
+    """
+
+    content: str
+    ok: bool
+    threads: tuple[str, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    tool_calls: int = 0
+    is_answer: bool = False
+    data: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What is for hooks and readers of the records rather than for the model, by the name of what it is for."""
+
+    whole: str | None = None
+    """All of it, where ``content`` is cut; not recorded."""
+
+
+class Wait(BaseModel):
+    """For what a call waits, until a time: the messages that it sent, by whom they are to, and their threads."""
+
+    questions: dict[str, int]
+    threads: dict[str, str] = {}
+    until: int
+    is_approval: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What a source of tools, a server for example, has to say in the prompt: ``system`` in the system message,
+    ``user`` after the conversation. The names of its ``tools`` begin with ``name``."""
+
+    name: str
+    tools: tuple[str, ...] = ()
+    system: str = ""
+    user: str = ""
+
+    @property
+    def headed(self) -> str:
+        """What it says in the system message, below what that is about; empty if nothing."""
+        return f"About the tools {self.name}_*:\n{self.system}" if self.system else ""
+
+
+NoCallsReason = Literal["no_calls", "limit_reached", "tools_disabled"]
+"""Why no tools are called: the model called none; a limit makes the next turn the last one; a call was to a disabled
+tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What a hook gives to end the reaction, with this answer; None for none."""
+
+    answer: str | None
+    reason: str = "ended by a hook"
+
+
+@dataclass(frozen=True, slots=True)
+class AfterTool:
+    """What becomes of a result: the ``content`` that the model reads instead, ``messages`` in place of the history
+    before this turn, the tool that the next turn must call."""
+
+    content: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    next_tool: str | None = None

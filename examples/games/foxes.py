@@ -1,0 +1,136 @@
+"""Foxes among the hens: a game of hidden roles, by agents. Run it: python examples/games/foxes.py
+
+The keeper, a program, deals the roles in private. The foxes meet at night in a channel that is closed: to a hen it is not there. By day everybody
+votes in the yard, and who has most votes is out. The models are scripted; put `OpenAIModel(...)` in place of `ScriptedModel(play)` for real ones.
+
+`visibility: strict` makes the game fair whatever the models do: a prompt for the yard holds what everybody in the yard may read, agents included,
+so by day a fox's model does not even have the words of the night.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from roundelay import Network, SimpleAgentRunner
+from roundelay.agents.models import Model, ModelRequest, ScriptedModel, read_prompt
+from roundelay.agents.models.scripted import Answer, call, finish
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.visibility import Visibility
+
+PLAYERS = ("ada", "bea", "cyd", "dot", "eli", "fay", "gil")
+FOXES = ("cyd", "fay")
+ROUNDS = 3
+
+
+def play(request: ModelRequest) -> Answer:
+    """What a player does: by the incoming message alone."""
+    view = read_prompt(request)
+    told, results = view.incoming_text, view.tool_results
+    if results:
+        return f"I tried the den: {results[-1].content}"
+    if "You are a fox" in told or ("You are a hen" in told and request.agent_id == "bea"):
+        return call("channels_join", name="den")  # bea is a hen, and curious
+    if "Choose from:" not in told:
+        return finish("I know my part")
+    names = told.partition("Choose from:")[2].split()
+    others = [name for name in names if name != request.agent_id]
+    return f"I choose {others[len(request.agent_id + told) % len(others)]}"
+
+
+def make_player(agent_id: str, model: Model, visibility: Visibility = "strict") -> SimpleAgentRunner:
+    return SimpleAgentRunner(
+        agent_id, instruction="You play a game of foxes and hens.", model=model, visibility=visibility
+    )
+
+
+class Keeper:
+    """Deals, asks and counts."""
+
+    def __init__(self, client: NetworkClient, say: Callable[[str], None]) -> None:
+        self._client = client
+        self._messages = aiter(client)
+        self._heard: list[AnyMessage] = []
+        self._say = say
+        self.inside = list(PLAYERS)
+        """The players that are still in."""
+
+    async def open(self, onlooker: NetworkClient) -> None:
+        await self._client.call("channels.create", {"name": "den", "access": "closed"})
+        await self._client.call("channels.create", {"name": "yard", "access": "invite"})
+        await self._client.call("channels.invite", {"name": "yard", "agent_id": onlooker.agent_id})
+        await onlooker.call("channels.join", {"name": "yard"})
+        for name in PLAYERS:
+            await self._client.call("channels.invite", {"name": "yard", "agent_id": name})
+        for name in FOXES:
+            await self._client.call("channels.invite", {"name": "den", "agent_id": name})
+
+    async def deal(self) -> None:
+        for name in PLAYERS:
+            role = "a fox. The den is yours" if name in FOXES else "a hen. Beware of the foxes"
+            await self._client.send_text(name, f"You are {role}, {name}.")
+        for name in ("bea", *FOXES):
+            answer = await self._hear(lambda it, name=name: it.sender_id == name)
+            self._say(f"{name}: {answer.text}")
+
+    async def play(self) -> str:
+        """Nights and days, until one side has won."""
+        for number in range(1, ROUNDS + 1):
+            foxes = [name for name in self.inside if name in FOXES]
+            hens = [name for name in self.inside if name not in FOXES]
+            await self._send_out(
+                await self._poll("den", foxes, f"Night {number}. Whom do you take?", hens), "was taken"
+            )
+            await self._send_out(
+                await self._poll("yard", self.inside, f"Day {number}. Who is a fox?", self.inside), "was voted out"
+            )
+            left = sum(name in FOXES for name in self.inside)
+            if not left or left * 2 >= len(self.inside):
+                return "the hens have won" if not left else "the foxes have won"
+        return "nobody has won"
+
+    async def _poll(self, channel: str, voters: Iterable[str], question: str, names: list[str]) -> str:
+        """Ask in a channel, and give who was chosen most often, of several the first by name."""
+        asked = await self._client.post(channel, f"{question} Choose from: {' '.join(names)}")
+        votes = Counter[str]()
+        for voter in sorted(voters):
+            answer = await self._hear(lambda it, voter=voter: it.sender_id == voter and it.reply_to == asked.seq)
+            votes[answer.text.rpartition(" ")[2]] += 1
+        return min(votes, key=lambda name: (-votes[name], name))
+
+    async def _send_out(self, name: str, how: str) -> None:
+        self.inside.remove(name)
+        self._say(f"{name}, {'a fox' if name in FOXES else 'a hen'}, {how}")
+        for channel in ("yard", "den") if name in FOXES else ("yard",):
+            await self._client.call("channels.remove", {"name": channel, "agent_id": name})
+
+    async def _hear(self, wanted: Callable[[AnyMessage], bool]) -> AnyMessage:
+        while not (found := [it for it in self._heard if wanted(it)]):
+            self._heard.append(await anext(self._messages))
+        return found[0]
+
+
+async def run_game(
+    make_model: Callable[[], Model], say: Callable[[str], None], visibility: Visibility = "strict"
+) -> str:
+    """One game, in this process; gives who has won."""
+    async with Network.open(visibility=visibility) as network:
+        keeper = Keeper(await network.join("keeper", kind="human"), say)
+        players = [make_player(name, make_model(), visibility) for name in PLAYERS]
+        running = []
+        for player in players:
+            client = await network.join(player.agent_id, role="reactor", card=player.describe_card())
+            running.append(asyncio.create_task(player.run(client)))
+            await player.ready()
+        await keeper.open(await network.join("onlooker", kind="human"))
+        for player in players:
+            await player.client.call("channels.join", {"name": "yard"})
+        await keeper.deal()
+        end = await keeper.play()
+        for player in players:
+            await player.stop()
+        await asyncio.gather(*running)
+        return end
+
+
+if __name__ == "__main__":
+    print(asyncio.run(run_game(lambda: ScriptedModel(play), print)))

@@ -1,0 +1,88 @@
+"""Addresses, where a message goes, and thread ids, where it stands: made and taken apart here and nowhere else.
+
+    address      agent:ID     broadcast    channel:NAME    mod:ID
+    thread id    direct:ID~ID (sorted)    broadcast    channel:NAME    mod:MOD~ID    thread:SEQ
+
+A reply in a place of many begins a thread of its own, named by the ``seq`` of the message that is replied to. No IO,
+no state.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .errors import InvalidFrame
+from .frames import is_id
+
+BROADCAST = "broadcast"
+_KINDS = ("agent", "channel", "mod")
+
+
+def agent_address(agent_id: str) -> str:
+    return f"agent:{agent_id}"
+
+
+def channel_address(name: str) -> str:
+    """The address of a channel, which is also the id of its thread."""
+    return f"channel:{name}"
+
+
+def mod_address(mod: str) -> str:
+    return f"mod:{mod}"
+
+
+@lru_cache(maxsize=65536)
+def parse_address(to: str) -> tuple[str, str]:
+    """Split an address into its kind (``agent``, ``broadcast``, ``channel``, ``mod``) and name. Raises
+    `InvalidFrame`."""
+    if to == BROADCAST:
+        return BROADCAST, ""
+    kind, colon, name = to.partition(":")
+    if not colon or kind not in _KINDS or not is_id(name):
+        shown = to if len(to) <= 80 else to[:80] + "…"
+        raise InvalidFrame(
+            f"{shown!r} is no address; write agent:ID, channel:NAME, mod:ID or broadcast, ids in lower case letters, "
+            f"digits, '.', '_', '-'."
+        )
+    return kind, name
+
+
+def name_of(address: str) -> str:
+    """The id or name in an address; empty for ``broadcast``."""
+    return address.partition(":")[2]
+
+
+def complete_address(written: str) -> str:
+    """The address that somebody means who writes an address, or the id of a participant alone."""
+    return written if ":" in written or written == BROADCAST else agent_address(written)
+
+
+def short_address(to: str) -> str:
+    """An address as people read it: a participant by its id alone."""
+    return to.removeprefix("agent:")
+
+
+@lru_cache(maxsize=4096)
+def direct_thread(one: str, other: str) -> str:
+    """The thread of two participants: their ids sorted (one id twice, when somebody writes to itself)."""
+    return f"direct:{one}~{other}" if one <= other else f"direct:{other}~{one}"
+
+
+def mod_thread(mod: str, agent_id: str) -> str:
+    return f"mod:{mod}~{agent_id}"
+
+
+def reply_thread(seq: int) -> str:
+    """The thread that the replies to a message in a place of many make."""
+    return f"thread:{seq}"
+
+
+def thread_start(thread_id: str) -> int | None:
+    """The seq of the message that a reply thread began with; None for other threads."""
+    return int(thread_id[7:]) if thread_id.startswith("thread:") else None
+
+
+def thread_parties(thread_id: str) -> tuple[str, str]:
+    """The two ids in the id of a direct thread, or the mod and the participant in that of a mod's."""
+    one, _, other = name_of(thread_id).partition("~")
+    return one, other

@@ -1,0 +1,35 @@
+"""The client: one participant's connection to a hub, for programs. It stands on the contract alone."""
+
+from .acks import Delivery
+from .client import NetworkClient
+from .values import (
+    AnyMessage,
+    Cursor,
+    Event,
+    History,
+    Notice,
+    Presence,
+    Reconnected,
+    Reconnecting,
+    Signal,
+    Stored,
+    Welcome,
+    Window,
+)
+
+__all__ = [
+    "AnyMessage",
+    "Cursor",
+    "Delivery",
+    "Event",
+    "History",
+    "NetworkClient",
+    "Notice",
+    "Presence",
+    "Reconnected",
+    "Reconnecting",
+    "Signal",
+    "Stored",
+    "Welcome",
+    "Window",
+]

@@ -1,0 +1,398 @@
+"""`NetworkClient`: one participant's connection to a hub, for programs.
+
+It sends and waits for durable answers, gives what is delivered in order, acknowledges what was handled, and reconnects:
+whatever was not answered is sent again under the same id, so that nothing is lost and nothing doubled. It works the
+same over a WebSocket and in-process (`transport`). `link` keeps the connection, `acks` what was handled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from roundelay.network.addresses import agent_address, channel_address, mod_address, name_of, thread_parties
+from roundelay.network.clock import Clock, NewId, ordered_id, system_clock
+from roundelay.network.errors import ConnectError, InvalidArguments, RoundelayError, UnknownRecipient
+from roundelay.network.frames import (
+    PROTOCOL_VERSION,
+    CallFrame,
+    HelloFrame,
+    RecordFrame,
+    ResumePoint,
+    SendFrame,
+    SignalFrame,
+    encode,
+)
+from roundelay.network.home import CONNECT_TIMEOUT_S, find_connect_timeout_s, find_token, find_url
+from roundelay.network.messages import DirectMessage, ModMessage, message_from_wire
+
+from .acks import Acks, Delivery
+from .link import Link
+from .transport import Transport, WebSocketTransport, Wire
+from .values import (
+    AnyMessage,
+    Cursor,
+    Event,
+    History,
+    Notice,
+    Presence,
+    Signal,
+    Stored,
+    Welcome,
+    Window,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_EVENTS = 1000
+
+
+class NetworkClient:
+    """One participant's session, kept alive. Use as ``async with NetworkClient("alice") as client``.
+
+    Without ``url``, the node of this machine is found. Without ``token``, an agent's is made and saved, and a person
+    or service joins with the owner's token of the node on this machine. ``resume`` starts delivery at the client's
+    own cursor. Methods that send raise the `RoundelayError` that the hub answered; while the connection is down they
+    wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id`` makes the ids that are not given, ``jitter``
+    (from 0 to 1) spreads the tries to come back, ``clock`` is what the program that uses this client goes by.
+    ``connect_timeout_s`` bounds each way to a welcome (TCP, TLS, the WebSocket and `hello`); without it
+    ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. At most 4,096 requests and 16 MiB of them are under way at a time:
+    further calls of what sends wait until others were answered, and so do operations beyond the hub's ``max_reads``.
+    `connect` tries again within that time where the hub made room for others.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        url: str | None = None,
+        *,
+        kind: Literal["agent", "human", "service"] = "agent",
+        token: str | None = None,
+        role: Literal["observer", "reactor"] = "observer",
+        card: Mapping[str, object] | None = None,
+        resume: Cursor | None = None,
+        reconnect: bool = True,
+        transport: Transport | None = None,
+        new_id: NewId = ordered_id,
+        jitter: Callable[[], float] = random.random,
+        clock: Clock = system_clock,
+        connect_timeout_s: float | None = None,
+    ) -> None:
+        self.agent_id = agent_id
+        self.kind: Literal["agent", "human", "service"] = kind
+        self.clock = clock
+        self.url = url or (find_url() if transport is None else "")
+        self._token = token
+        self._role: Literal["observer", "reactor"] = role
+        self._card = Raw(encode(dict(card))) if card is not None else UNSET
+        self._instance: str | UnsetType = UNSET
+        """Of a reactor: by this the hub knows a process that comes back from one that takes its place."""
+        self._resume = resume
+        self._is_local = transport is not None
+        self._new_id = new_id
+        self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._event_arrived = asyncio.Event()
+        self._acks = Acks()
+        self._epoch = ""
+        if connect_timeout_s is None and transport is None:  # in a process, time may be another one
+            connect_timeout_s = find_connect_timeout_s()
+        self._link = Link(
+            self,
+            transport or WebSocketTransport(self.url, connect_timeout_s or CONNECT_TIMEOUT_S),
+            reconnects=reconnect,
+            jitter=jitter,
+            connect_timeout_s=connect_timeout_s,
+        )
+
+    # --- lifetime
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the hub said last. Raises `ConnectError` before the first connection."""
+        if self._link.welcome is None:
+            raise ConnectError("This client is not connected; use `async with` or await connect().")
+        return self._link.welcome
+
+    @property
+    def failure(self) -> RoundelayError | None:
+        """What ended the connection for good; None as long as it stays or comes back."""
+        return self._link.failure
+
+    @property
+    def cursor(self) -> Cursor:
+        """Everything up to here was handled: to be saved, and given as ``resume`` later."""
+        return Cursor(self._epoch, self._acks.prefix)
+
+    async def connect(self) -> Welcome:
+        """Join the network. Raises `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
+        if not self._token and not self._is_local:
+            self._token = find_token(self.url, self.agent_id, self.kind)
+        if self._role == "reactor" and self._instance is UNSET:
+            self._instance = self._new_id()
+        await self._link.open()
+        return self.welcome
+
+    async def close(self) -> None:
+        """Say goodbye. What was sent and not answered raises `ConnectError`. Idempotent."""
+        self._acks.send_due()
+        await self._link.close()
+
+    # --- what the link asks and says (`link.Owner`)
+
+    def make_hello(self, fence: int | UnsetType) -> HelloFrame:
+        resume = self.cursor if self._resume is not None and self._epoch else self._resume
+        return HelloFrame(
+            protocol=PROTOCOL_VERSION,
+            agent_id=self.agent_id,
+            kind=self.kind,
+            token=UNSET if self._token is None else self._token,
+            role=self._role,
+            fence=fence,
+            resume=UNSET if resume is None else ResumePoint(resume.epoch, resume.seq),
+            card=self._card,
+            client="roundelay",
+            instance=self._instance,
+        )
+
+    def begin_session(self, welcome: Welcome, wire: Wire) -> None:
+        if welcome.network.epoch != self._epoch:
+            self._acks.is_stale = True
+            self._acks = Acks()  # another history: its seqs are others
+        self._epoch = welcome.network.epoch
+        self._acks.begin_session(wire, welcome.cursor)
+
+    def take_frame(self, frame: dict[str, Any]) -> None:
+        match frame["type"]:
+            case "deliver":
+                self._take_delivery(frame)
+            case "signal":
+                self.take_event(msgspec.convert(frame, Signal))
+            case "presence":
+                self.take_event(msgspec.convert(frame, Presence))
+            case "notice":
+                self._take_notice(Notice(frame["kind"], frame.get("thread_id"), frame["body"]))
+            case _:
+                return  # a newer hub's frame
+
+    def _take_delivery(self, frame: dict[str, Any]) -> None:
+        message = message_from_wire(frame["message"])
+        if self._acks.take(message.seq):
+            self._deliveries.put_nowait(Delivery(self._acks, message, frame["attempt"]))
+
+    def _take_notice(self, notice: Notice) -> None:
+        body = notice.body if isinstance(notice.body, dict) else {}
+        if notice.kind == "dead_letter" and body.get("agent_id") == self.agent_id:
+            self._acks.drop(int(body["seq"]))
+        self.take_event(notice)
+
+    def take_event(self, event: Event) -> None:
+        if len(self._events) == MAX_EVENTS:  # what may be lost goes first: not a person's stop, nor a reconnect
+            loses = (place for place, it in enumerate(self._events) if isinstance(it, Signal) and it.kind != "cancel")
+            del self._events[next(loses, 0)]
+        self._events.append(event)
+        self._event_arrived.set()
+
+    def end(self) -> None:
+        self._deliveries.put_nowait(None)
+        self._event_arrived.set()
+
+    # --- sending
+
+    async def send(
+        self,
+        to: str,
+        content: Any,
+        *,
+        text_representation: str | None = None,
+        reply_to: int | None = None,
+        cause: int | None = None,
+        exclude_agent_ids: Sequence[str] | None = None,
+        requires_response: Literal[True] | Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message_id: str | None = None,
+    ) -> Stored:
+        """Send any JSON ``content`` to an address; returns when it is durable. ``message_id`` makes it idempotent
+        across processes."""
+        chosen = message_id if message_id is not None else self._new_id()
+        frame = SendFrame(
+            message_id=chosen,
+            to=to,
+            content=Raw(encode(content)),
+            text_representation=UNSET if text_representation is None else text_representation,
+            reply_to=UNSET if reply_to is None else reply_to,
+            cause=UNSET if cause is None else cause,
+            exclude_agent_ids=UNSET if exclude_agent_ids is None else list(exclude_agent_ids),
+            requires_response=_requirement(requires_response),
+            metadata=UNSET if metadata is None else Raw(encode(dict(metadata))),
+        )
+        stored: Stored = await self._link.ask(f"m:{chosen}", encode(frame))
+        return stored
+
+    async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
+        """Send text to one participant; options as in `send`."""
+        return await self.send(agent_address(agent_id), text, **options)
+
+    async def broadcast(self, text: str, **options: Any) -> Stored:
+        """Send text to everyone; options as in `send`."""
+        return await self.send("broadcast", text, **options)
+
+    async def post(self, channel: str, text: str, **options: Any) -> Stored:
+        """Send text to a channel that this participant is in; options as in `send`."""
+        return await self.send(channel_address(channel), text, **options)
+
+    async def join_channel(self, name: str) -> bool:
+        """Be a member of a channel, which is made if there is none: then True. Joining again changes nothing.
+
+        Raises `Forbidden`, or `InvalidArguments` for a name that is taken by a channel closed to this client, if it
+        needs an invitation.
+        """
+        try:
+            await self.call("channels.join", {"name": name})
+            return False
+        except UnknownRecipient:
+            pass
+        try:
+            await self.call("channels.create", {"name": name})  # which joins it
+        except InvalidArguments as taken:
+            try:
+                await self.call("channels.join", {"name": name})  # somebody else was faster
+            except UnknownRecipient:  # or it is closed to this one
+                raise taken from None
+            return False
+        return True
+
+    async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
+        """Answer a message where it is: in its direct or mod thread, or in the reply thread that it is in or begins."""
+        to = message.to
+        if isinstance(message, DirectMessage):
+            other = message.sender_id if message.sender_id != self.agent_id else name_of(message.to)
+            to = agent_address(other)
+        elif isinstance(message, ModMessage):
+            to = mod_address(thread_parties(message.thread_id)[0])
+        return await self.send(to, text, **{"reply_to": message.seq, "cause": message.seq, **options})
+
+    async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
+        """Call an operation of the hub or of a mod; gives its value. ``call_id`` makes a change idempotent across
+        processes."""
+        chosen = call_id if call_id is not None else self._new_id()
+        frame = CallFrame(call_id=chosen, op=op, args=Raw(encode(dict(args or {}))))
+        return await self._link.ask(f"c:{chosen}", encode(frame))
+
+    async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Stored:
+        """Keep a turn record; returns when it is durable."""
+        frame = RecordFrame(record_id=record_id, reaction=reaction, kind=kind, body=Raw(encode(dict(body))))
+        stored: Stored = await self._link.ask(f"r:{record_id}", encode(frame))
+        return stored
+
+    async def signal(
+        self,
+        kind: Literal["typing", "thinking", "delta", "tool"],
+        body: Any,
+        *,
+        to: str | None = None,
+        thread_id: str | None = None,
+        trigger: int | None = None,
+    ) -> None:
+        """Tell who watches a thread what goes on; with ``trigger``, the seq of the message of that thread that is
+        worked on, only those who may know of that. Not stored; dropped while the connection is down, or the hub takes
+        nothing, or beyond its ``signals_per_s``."""
+        frame = SignalFrame(
+            kind=kind,
+            body=Raw(encode(body)),
+            to=UNSET if to is None else to,
+            thread_id=UNSET if thread_id is None else thread_id,
+            trigger=UNSET if trigger is None else trigger,
+        )
+        self._link.push(encode(frame), may_drop=True)
+
+    async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
+        """Messages of a thread, oldest first, the newest ``limit`` of those before ``before``."""
+        args = _given(thread_id=thread_id, limit=limit, before=before)
+        return History.read(await self.call("network.history", args))
+
+    async def window(
+        self,
+        trigger: int,
+        *,
+        threads: int | list[str] | None = None,
+        per_thread: int | None = None,
+        visibility: str | None = None,
+    ) -> Window:
+        """The conversation that may enter a prompt for the message ``trigger``; threads in a stable order.
+
+        ``visibility`` narrows what the participant's card and the network allow.
+        """
+        args = _given(trigger=trigger, threads=threads, per_thread=per_thread, visibility=visibility)
+        return Window.read(await self.call("network.window", args))
+
+    # --- receiving
+
+    async def deliveries(self) -> AsyncIterator[Delivery]:
+        """What is delivered, in order, each to be acknowledged; ends by raising what ended the connection for good."""
+        while True:
+            delivery = await self._deliveries.get()
+            if delivery is None:
+                self._deliveries.put_nowait(None)  # for the other iterators
+                if self._link.is_closing:
+                    return
+                raise self._link.failure or ConnectError("The connection is closed.")
+            yield delivery
+
+    async def __aiter__(self) -> AsyncIterator[AnyMessage]:
+        """Messages in order; each is acknowledged when the next one is asked for."""
+        async for delivery in self.deliveries():
+            yield delivery.message
+            await delivery.ack()
+
+    async def handle(self, handler: Callable[[AnyMessage], Awaitable[None]]) -> None:
+        """Call a handler for each message, for ever: ack when it returns, nack when it raises."""
+        async for delivery in self.deliveries():
+            try:
+                async with delivery as message:
+                    await handler(message)
+            except Exception:
+                log.exception("a handler failed", extra={"agent_id": self.agent_id, "seq": delivery.message.seq})
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Presence, signals, notices, reconnects, as they come; beyond 1000 the oldest are dropped, signals first. Ends
+        with the connection."""
+        while True:
+            while self._events:
+                yield self._events.popleft()
+            if self._link.failure is not None:
+                return
+            self._event_arrived.clear()
+            await self._event_arrived.wait()
+
+    async def ack(self, seq: int, *, only: bool = False) -> None:
+        """Acknowledge everything up to ``seq``, or just that one."""
+        self._acks.handle(seq, only=only)
+
+    async def nack(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
+        """Give a delivery back; see `Delivery.nack`."""
+        self._acks.refuse(seq, reason, retry_after_ms)
+
+
+def _given(**args: object) -> dict[str, object]:
+    """The arguments of a call that are not left out."""
+    return {name: value for name, value in args.items() if value is not None}
+
+
+def _requirement(value: Literal[True] | Sequence[str] | None) -> bool | list[str] | UnsetType:
+    if value is None:
+        return UNSET
+    return True if value is True else list(value)

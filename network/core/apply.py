@@ -1,0 +1,129 @@
+"""Step 6: what one entry comes to.
+
+`apply` is pure: from the state (the batch's draft), the ledger's facts and one entry it makes rows, puts and effects.
+No IO, no clock: time is the stamp of the batch. The rules of each kind of entry stand in a module: of a message in
+`sending`, of an operation in `calls`, of a ``hello`` in `joining`, of records and failed deliveries in `reactions`.
+What they refuse, they raise, and it is answered here.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec import UNSET
+
+from roundelay.network.errors import RoundelayError
+
+from .calls import apply_mod_entry, apply_operate, call_keys
+from .change import ChangeSet, answer_error, stop_loop
+from .entries import (
+    Answered,
+    Bind,
+    Entry,
+    Handled,
+    Join,
+    Leave,
+    Lost,
+    ModEntry,
+    Nack,
+    Operate,
+    Outcome,
+    Record,
+    Refuse,
+    Refused,
+    Send,
+)
+from .joining import apply_join
+from .mod import named_seqs
+from .reactions import apply_lost, apply_nack, apply_record, keep_handled
+from .sending import Rules, apply_send
+from .shares import Stopping
+from .state import State
+from .tables import Facts, Put, Token, Wanted
+
+
+def wanted(entries: list[Entry]) -> Wanted:
+    """Step 5's question: what `apply` will need to know from the ledger."""
+    want = Wanted(set(), set(), set())
+    for entry in entries:
+        if isinstance(entry, Send):  # before the match, whose class patterns cost: nearly every entry is one
+            frame = entry.frame
+            want.keys.add(entry.key)
+            if frame.reply_to is not UNSET:
+                want.seqs.add(frame.reply_to)
+            if frame.cause is not UNSET:
+                want.seqs.add(frame.cause)
+            continue
+        match entry:
+            case Record():
+                want.keys.add((entry.origin.agent_id, "r:" + entry.frame.record_id))
+                if entry.trigger is not None:
+                    want.seqs.add(entry.trigger)
+                if entry.frame.kind == "started":
+                    want.cold.add(("triggered", f"{entry.origin.agent_id}/{entry.trigger}"))
+                if entry.may_withdraw:
+                    want.cold.add(("given_up", f"{entry.origin.agent_id}/{entry.frame.reaction}"))
+            case Operate():
+                want.cold.add(("call", f"{entry.origin.agent_id}/{entry.call_id}"))
+                want.keys.update(call_keys(entry))
+                if entry.op in ("network.retry_dead_letter", "network.drop_dead_letter"):
+                    owner = entry.args.agent_id or entry.origin.agent_id
+                    want.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
+                want.seqs.update(named_seqs(entry.args))
+            case ModEntry():
+                want.seqs.add(entry.cause)
+            case Nack():
+                want.seqs.add(entry.seq)  # whose it is: who sent it is told of a dead letter
+            case _:
+                pass
+    return want
+
+
+def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
+    """Turn the next entry into rows, deltas and effects. Changes none of its arguments."""
+    try:
+        if isinstance(entry, Send):
+            sent = apply_send(rules, state, facts, entry)
+            return _run_hooks(rules, state, facts, entry, sent) if rules.apply_hooks and sent.rows else sent
+        match entry:
+            case Record():
+                return apply_record(rules, state, facts, entry)
+            case Operate():
+                return apply_operate(rules, state, facts, entry)
+            case Refused():
+                return answer_error(rules, state, entry, entry.error)
+            case ModEntry():
+                return apply_mod_entry(rules, state, facts, entry)
+            case Join():
+                return apply_join(rules, state, facts, entry)
+            case Nack():
+                return apply_nack(rules, state, facts, entry)
+            case Lost():
+                return apply_lost(rules, state, entry)
+            case Leave():
+                return Outcome(effects=(Refuse(entry.origin.session_id, 1000, None),))
+            case Handled():
+                return Outcome(puts=tuple(keep_handled(state, put) for put in entry.puts))
+            case Bind():
+                bound = ((key, Token(agent_id, "agent", state.stamp)) for agent_id, key in entry.tokens.items())
+                return Outcome(puts=tuple(Put("token", key, token) for key, token in bound))
+            case _:
+                assert_never(entry)
+    except Stopping as error:
+        if not isinstance(entry, Answered):
+            raise
+        return stop_loop(rules, state, facts, entry, error)
+    except RoundelayError as error:
+        if isinstance(entry, ModEntry) or not isinstance(entry, Answered):
+            raise  # a defect of the mod's, or ours: nobody is there who could mend it by another frame
+        return answer_error(rules, state, entry, error)
+
+
+def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outcome) -> Outcome:
+    """Let the mods change what they want in the commit of a message."""
+    change = ChangeSet(rules, state, facts, entry.origin)
+    [row] = sent.rows
+    change.take(row, sent.puts)
+    change.run_apply_hooks([row])
+    change.count_stored()
+    return change.outcome(*sent.effects)

@@ -1,0 +1,436 @@
+"""A change in the making, of an operation, a mod's hook, a record or a ``hello``; and what is said where one is
+refused.
+
+`ChangeSet` gathers rows, puts and effects on a draft of its own, so that one refusal throws all of it away, and each
+step sees what those before it changed. It implements `mod.Change`, which is what mods know of it. `answer_error` and
+`stop_loop` are what `apply` makes of a refusal: it leaves nothing under its id, but counts in its sender's rate. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from roundelay.network.addresses import agent_address
+from roundelay.network.errors import (
+    Forbidden,
+    InternalError,
+    InvalidArguments,
+    RateLimited,
+    RetryLater,
+    RoundelayError,
+    UnknownMessage,
+    UnknownRecipient,
+)
+from roundelay.network.frames import SEQ_LIMIT, SendFrame, encode, is_id
+
+from .access import check_admission, check_right, find_channel, is_found
+from .entries import (
+    Answer,
+    Answered,
+    Effect,
+    Entry,
+    Join,
+    Notify,
+    Operate,
+    Origin,
+    Outcome,
+    Record,
+    Refuse,
+    Send,
+    error_bytes,
+)
+from .ids import NETWORK
+from .limits import ROW_BYTES, count_entry, count_stored
+from .mod import Incoming, ask_before
+from .sending import Rules, charge_message, find_budget, find_readable, mod_message, write_message
+from .shares import Stopping
+from .state import State
+from .tables import (
+    MAX_SPANS,
+    MAX_STOPPED_IN,
+    Access,
+    Bucket,
+    Channel,
+    Facts,
+    History,
+    Member,
+    MessageHead,
+    Put,
+    Row,
+    RowType,
+    Stopped,
+    Table,
+)
+from .visibility import parties, thread_readers
+
+
+def _answered(cause: MessageHead) -> str:
+    """For whom a mod answers: who sent the cause, or whom that mod wrote to in it."""
+    return parties(cause)[0] if cause.kind == "mod" else cause.sender_id
+
+
+class ChangeSet:
+    """One entry's change in the making: rows, puts and effects, seen by its own later steps through ``state``."""
+
+    def __init__(
+        self, rules: Rules, state: State, facts: Facts, origin: Origin, *, mod_id: str = "", call_id: str = ""
+    ) -> None:
+        self.rules = rules
+        self.state = state.draft()
+        self.stamp = state.stamp
+        self.origin = origin
+        self.mod_id = mod_id
+        self.effects: list[Effect] = []
+        # what this change writes itself is known to its later steps: as a cause, or to be replied to
+        self._heads: dict[int, MessageHead] = {}
+        self.facts = Facts(facts.known, ChainMap(self._heads, facts.heads), facts.cold, facts.damaged)
+        self.payer = origin.agent_id
+        """For whom it is stored, as `limits.count_stored` counts."""
+        self._unpaid_bytes = self._unpaid_messages = 0
+        self._refusal: RoundelayError | None = None
+        """What ends this change when all else would have let it be stored: it tells what nobody may find out for
+        nothing."""
+        self._call_id = call_id
+        self._posts = 0
+        self._rows: list[Row] = []
+        self._puts: list[Put] = []
+
+    def outcome(self, *effects: Effect) -> Outcome:
+        """Everything gathered; ``effects`` come before those that its steps added."""
+        return Outcome(self._rows, self._puts, (*effects, *self.effects))
+
+    # --- for apply
+
+    def take(self, row: Row, puts: Sequence[Put]) -> None:
+        """Add a row made elsewhere, with its puts."""
+        self._rows.append(row)
+        if row.head is not None:
+            self._heads[row.seq] = row.head
+        self.state.head = row.seq
+        self.keep(puts)
+
+    def keep(self, puts: Sequence[Put]) -> None:
+        """Change tables of the network's."""
+        self._puts += puts
+        self.state.change(puts)
+
+    def sign(self, keys: Sequence[tuple[str, str]], digest: str) -> None:
+        """Let the first row whose actor has one of these keys stand for the whole call: by it a late repeat is
+        recognised."""
+        for actor, key in keys:
+            for number, row in enumerate(self._rows):
+                if row.actor == actor and not row.key:
+                    self._rows[number] = msgspec.structs.replace(row, key=key, digest=digest)
+                    return
+
+    def messages(self) -> list[Row]:
+        """The messages among the rows so far."""
+        return [row for row in self._rows if row.type == "message"]
+
+    def run_apply_hooks(self, messages: Sequence[Row]) -> None:
+        """Let every mod's ``apply`` see these messages; what hooks send themselves is not shown to hooks again."""
+        own = self.mod_id
+        for row in messages:
+            for mod in self.rules.apply_hooks:
+                self.mod_id = mod.id
+                mod.apply(self, row)
+        self.mod_id = own
+
+    def write_row(
+        self, type_: RowType, *, key: str = "", stream: str = "", label: str = "", digest: str = "", data: bytes = b"{}"
+    ) -> Row:
+        """Add a row that is no message."""
+        row = Row(
+            seq=self.state.head + 1,
+            at=self.stamp,
+            type=type_,
+            actor=self.origin.agent_id,
+            key=key,
+            stream=stream,
+            label=label,
+            digest=digest,
+            data=data,
+        )
+        self.take(row, ())
+        self._unpaid_bytes += len(data) + ROW_BYTES
+        return row
+
+    def put_row(self, table: Table, key: str, value: Any) -> None:
+        """Change a table of the network's."""
+        self.keep((Put(table, key, value),))
+
+    def find_cold(self, table: Table, key: str) -> Any:
+        """A value of a table that is not loaded; `apply.wanted` must have asked for it."""
+        found = self.state.get(table, key, absent := object())
+        return self.facts.cold.get((table, key)) if found is absent else found
+
+    def count_send(self) -> None:
+        """Count this entry against the sender's rate. Raises `RateLimited`."""
+        self.keep((count_entry(self.rules.limits, self.state, self.origin.agent_id),))
+
+    def count_stored(self, more_bytes: int = 0, *, is_bounded: bool = True) -> None:
+        """Count all that this change stores, and ``more_bytes``, against the day of whoever asked for it: what it has
+        not counted yet.
+
+        Raises `BudgetExhausted` when it is more than that one may, then what was to be refused last.
+        """
+        size, messages = self._unpaid_bytes + more_bytes, self._unpaid_messages
+        if not size:
+            return
+        bucket = self.state.bucket(self.payer)
+        rates, quotas = (bucket.sends, bucket.roots), self.rules.quotas
+        self.keep(count_stored(quotas, self.payer, bucket, rates, self.stamp, size, messages, is_bounded=is_bounded))
+        self._unpaid_bytes = self._unpaid_messages = 0
+        if self._refusal is not None:
+            raise self._refusal
+
+    # --- mod.Change
+
+    def get(self, key: str) -> Any:
+        raw: Raw | None = self.state.get("mod", f"{self.mod_id}/{key}")
+        return msgspec.json.decode(raw) if raw is not None else None
+
+    def put(self, key: str, value: object) -> None:
+        raw = Raw(encode(value)) if value is not None else None
+        if raw is not None:
+            self._unpaid_bytes += len(bytes(raw)) + len(key) + ROW_BYTES
+        self.put_row("mod", f"{self.mod_id}/{key}", raw)
+
+    def head(self, seq: int) -> MessageHead:
+        return find_readable(self.state, self.facts, self.origin.agent_id, seq, "seq")
+
+    def create_channel(
+        self, name: str, *, topic: str = "", history: History = "since_join", access: Access = "open"
+    ) -> None:
+        if not is_id(name):
+            raise InvalidArguments(
+                f"{name!r} is no channel name; use lower case letters, digits, '.', '_', '-', at most 64."
+            )
+        creator = self.origin.agent_id
+        check_right(self.state, self.origin, "create", name)
+        created, most = len(self.state.channels_by(creator)), self.rules.quotas.of(creator).max_created_channels
+        if created >= most:
+            raise Forbidden(
+                f"{creator} has created {created} channels, and max_created_channels allows it {most}; use one of "
+                f"those that there are, or let an operator allow more: quotas.{creator}.max_created_channels in the "
+                "node's file."
+            )
+        # after the quota, so that nobody tries more names than it may create: of a closed one this is all that shows
+        known = self.state.channel(name)
+        if known is not None:
+            taken = InvalidArguments(f"The name {name!r} is taken; choose another, or join the channel if you may.")
+            if is_found(self.state, self.origin, known):
+                raise taken
+            self._refusal = taken
+        body = {"channel": name, "event": "created", "topic": topic, "history": history, "access": access}
+        row = self.write_row("channel", data=encode(body))
+        self.put_row("channel", name, Channel(name, row.seq, creator, topic, history, access, creator))
+
+    def set_channel(
+        self,
+        name: str,
+        *,
+        topic: str | None = None,
+        history: History | None = None,
+        access: Access | None = None,
+        owner: str | None = None,
+    ) -> None:
+        channel = self._channel(name)
+        given = {"topic": topic, "history": history, "access": access, "owner": owner}
+        changed = msgspec.structs.replace(channel, **{field: it for field, it in given.items() if it is not None})
+        body = {"channel": name, "event": "set", "topic": changed.topic, "history": changed.history}
+        self.write_row("channel", data=encode({**body, "access": changed.access, "owner": changed.owner}))
+        self.put_row("channel", name, changed)
+
+    def invite_to_channel(self, name: str, agent_id: str) -> None:
+        self._channel(name)
+        member = self.state.member(name, agent_id)
+        if member.is_in or member.standing == "invited":
+            return
+        if self.state.present(agent_id) is None:
+            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}; network.list_agents lists who is.")
+        self.write_row("channel", data=encode({"channel": name, "event": "invited", "agent_id": agent_id}))
+        self.put_row("member", f"{name}/{agent_id}", Member(member.spans, "invited"))
+
+    def remove_from_channel(self, name: str, agent_id: str) -> None:
+        channel = self._channel(name)
+        member = self.state.member(name, agent_id)
+        if not member.is_in and member.standing != "invited":
+            raise InvalidArguments(f"{agent_id!r} is neither in the channel {name!r} nor invited to it.")
+        row = self.write_row(
+            "left" if member.is_in else "channel",
+            data=encode({"channel": name, "agent_id": agent_id, "event": "removed"}),
+        )
+        spans = member.left(row.seq).spans if member.is_in else member.spans
+        self.put_row("member", f"{name}/{agent_id}", Member(spans, "removed"))
+        if agent_id == (channel.created_by if channel.owner is None else channel.owner):
+            self.put_row("channel", name, msgspec.structs.replace(channel, owner=""))  # not None: nobody's any more
+
+    def join_channel(self, name: str, agent_id: str) -> None:
+        is_own = agent_id == self.origin.agent_id  # a mod that brings in somebody else has decided so
+        if is_own:
+            check_right(self.state, self.origin, "join", name)
+        channel = self._channel(name)
+        member = self.state.member(name, agent_id)
+        if member.is_in:
+            return
+        if is_own:
+            check_admission(self.state, self.origin, channel)
+        joined = member.joined(self.state.head + 1)
+        if len(joined.spans) > MAX_SPANS:
+            raise Forbidden(
+                f"{agent_id} has come to the channel {name!r} {MAX_SPANS} times, with messages in between, and no more "
+                "is kept; talk in another channel, and stay in it."
+            )
+        self.write_row("joined", data=encode({"channel": name, "agent_id": agent_id}))
+        self.put_row("member", f"{name}/{agent_id}", joined)
+
+    def leave_channel(self, name: str, agent_id: str) -> None:
+        self._channel(name)
+        member = self.state.member(name, agent_id)
+        if not member.is_in:
+            return
+        row = self.write_row("left", data=encode({"channel": name, "agent_id": agent_id}))
+        self.put_row("member", f"{name}/{agent_id}", member.left(row.seq))
+
+    def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
+        self._posts += 1
+        number = f"{self._posts}:" if self._posts > 1 else ""
+        message_id = (
+            f"call:{number}{self._call_id}"[:128] if self._call_id else f"mod:{self.mod_id}:{self.state.head + 1}"
+        )
+        frame = SendFrame(
+            message_id=message_id,
+            to=to,
+            content=Raw(encode(content)),
+            reply_to=UNSET if reply_to is None else reply_to,
+            cause=UNSET if cause is None else cause,
+        )
+        refusal = ask_before(self.rules.before_hooks, Incoming(self.origin, frame))
+        if refusal is not None:
+            raise refusal
+        # the call's own id makes it idempotent (`sign`): the message needs no key, and cannot meet a client's
+        row, puts = write_message(self.rules, self.state, self.facts, self.origin, frame, "")
+        self.take(row, puts)
+        if not self.origin.session_id:
+            self._count_message(row)
+        return row
+
+    def _count_message(self, row: Row) -> None:
+        self._unpaid_bytes += len(row.data) + ROW_BYTES
+        self._unpaid_messages += 1
+
+    def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
+        if self.state.present(agent_id) is None:
+            raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+        seq = self.state.head + 1
+        origin = self.facts.heads.get(cause) if cause is not None else None
+        if cause is not None and origin is None:
+            raise UnknownMessage(f"There is no message {cause} here; docs/mods.md says which may be a cause.")
+        row = mod_message(self.mod_id, agent_id, content, seq=seq, stamp=self.stamp, cause=origin)
+        puts = []
+        if origin is not None and row.head is not None:  # counted for whoever it is an answer to
+            limits, payer = self.rules.limits, _answered(origin)
+            puts.append(charge_message(limits, self.state, self.facts, row.head, origin, payer, ()))
+        self.take(row, puts)
+        self._count_message(row)
+        return row
+
+    def _channel(self, name: str) -> Channel:
+        return find_channel(self.state, self.origin, name)
+
+
+def answer_error(rules: Rules, state: State, entry: Answered, error: RoundelayError) -> Outcome:
+    """Tell the sender. A refusal changes nothing but its sender's rate: what is wrong costs the hub as much as what is
+    right.
+
+    Beyond the rate the answer is `RateLimited`, whatever else is wrong.
+    """
+    origin = entry.origin
+    puts: list[Put] = []
+    if not isinstance(error, RetryLater):
+        try:
+            puts = [count_entry(rules.limits, state, origin.agent_id)]
+        except RateLimited as limited:
+            error = limited
+    return Outcome(puts=puts, effects=(Answer(origin.session_id, error_bytes(error, entry.keys)),))
+
+
+def stop_loop(rules: Rules, state: State, facts: Facts, entry: Answered, error: Stopping) -> Outcome:
+    """The sender gets the error, which is counted. Once for each bound who began the conversation gets a message,
+    and operators a notice; once for each thread its readers get one."""
+    refused = answer_error(rules, state, entry, error)
+    if error.bound == "uncaused":
+        return _stop_agent(state, entry.origin, error, refused)
+    head = error.head
+    if head.root > state.head:  # a root of its own, thrown away too
+        return refused
+    # as it was: what this change counted is thrown away with it
+    budget = find_budget(state, facts, head.root, facts.heads.get(head.root))
+    is_news = error.bound not in budget.told
+    # of the further ones none is told: its members are in the conversation's own threads, and those came first
+    is_new_here = head.thread_id not in budget.stopped_in and len(budget.stopped_in) < MAX_STOPPED_IN
+    if not (is_news or is_new_here):
+        return refused
+    rows, puts, effects = list(refused.rows), list(refused.puts), list(refused.effects)
+    body: dict[str, Any] = {"root": head.root, "seq": budget.last_seq, **_why(error), "began_by": budget.began_by}
+    if is_news:
+        puts.append(Put("stopped", stopped_key(head.root), Stopped(at=state.stamp, **body)))
+        if state.present(budget.began_by) is not None:
+            rows.append(_tell(state, state.head + 1, budget.began_by, body, error.told, root=head.root))
+    readers = thread_readers(state, head) if is_new_here else set()
+    effects.append(Notify(frozenset(readers), "loop_stopped", head.thread_id, body, operators=is_news))
+    told = (*budget.told, error.bound) if is_news else budget.told
+    stopped_in = (*budget.stopped_in, head.thread_id) if is_new_here else budget.stopped_in
+    puts.append(Put("root", str(head.root), msgspec.structs.replace(budget, told=told, stopped_in=stopped_in)))
+    return Outcome(rows, puts, effects)
+
+
+def stopped_key(root: int) -> str:
+    """Where a conversation stands among those that have stopped: the newest first."""
+    return f"{SEQ_LIMIT - root:016d}"
+
+
+def _stop_agent(state: State, origin: Origin, error: Stopping, refused: Outcome) -> Outcome:
+    """An agent has to stop that answers without causes: it gets a message, and so does the person who wrote to it
+    last."""
+    head = error.head
+    bucket: Bucket = refused.puts[0].value if refused.puts else state.bucket(origin.agent_id)
+    if bucket.uncaused.is_told:
+        return refused
+    told = msgspec.structs.replace(bucket, uncaused=msgspec.structs.replace(bucket.uncaused, is_told=True))
+    body = {"agent_id": origin.agent_id, **_why(error)}
+    person = state.heard.people.get(agent_address(origin.agent_id), (0, ""))[1]
+    names = [name for name in dict.fromkeys((origin.agent_id, person)) if state.present(name) is not None]
+    rows = [_tell(state, state.head + 1 + place, name, body, error.told) for place, name in enumerate(names)]
+    notice = Notify(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body, operators=True)
+    return Outcome(rows, (Put("bucket", origin.agent_id, told),), (*refused.effects, notice))
+
+
+def _why(error: Stopping) -> dict[str, Any]:
+    """What everybody is told who hears of it."""
+    return {"reason": str(error), "limit": f"limits.{error.limit}", "used_by": error.used_by, "used": error.used}
+
+
+def _tell(state: State, seq: int, agent_id: str, body: dict[str, Any], text: str, *, root: int | None = None) -> Row:
+    """A message of the network itself to one participant. Of a conversation that has stopped it is a part, and not
+    counted: an answer to it is refused as any other, so that no loop comes of it."""
+    content = {"kind": "loop_stopped", **body}
+    return mod_message(NETWORK, agent_id, content, seq=seq, stamp=state.stamp, about=root, text=text)
+
+
+def answer_defect(entry: Entry, quote: str) -> Outcome:
+    """What becomes of an entry that a defect of the hub met: nothing, and its sender is told what to quote."""
+    error = InternalError(f"The hub failed on this frame and changed nothing; quote {quote} to its operator.")
+    match entry:
+        case Send() | Record() | Operate():
+            return Outcome(effects=(Answer(entry.origin.session_id, error_bytes(error, entry.keys)),))
+        case Join():
+            return Outcome(effects=(Refuse(entry.session_id, 1011, error),))
+        case _:
+            return Outcome()

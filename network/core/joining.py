@@ -1,0 +1,239 @@
+"""Step 6 for a ``hello``: who this is, whether its token proves it, and which fence its session gets.
+
+The rules are those of docs/protocol.md ("Identity"). Pure: only hashes of tokens come here, and only those are kept;
+`publisher` does the welcome.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+
+from roundelay.network.config import Registration
+from roundelay.network.errors import (
+    Forbidden,
+    InvalidFrame,
+    NotAuthenticated,
+    RateLimited,
+    RequestError,
+    RoundelayError,
+    UnsupportedProtocol,
+)
+from roundelay.network.frames import PROTOCOL_VERSION, encode, is_id
+
+from .change import ChangeSet
+from .entries import AskToStop, Join, Origin, Outcome, Peer, Refuse, Welcome
+from .ids import IS_THE_HUB, NETWORK, describe_reserved
+from .limits import MINUTE_MS, next_arrival
+from .reactions import count_lost_process
+from .sending import Rules
+from .state import State
+from .tables import Bucket, Facts, Participant, Token
+
+CLOSE_CODES: dict[type[RoundelayError], int] = {
+    UnsupportedProtocol: 4400,
+    InvalidFrame: 4400,
+    NotAuthenticated: 4401,
+    Forbidden: 4403,
+    RateLimited: 4503,
+}
+"""How a connection is closed whose ``hello`` is refused with such an error (docs/protocol.md)."""
+FIRST_USES = ""
+"""The bucket of all ids that are bound by first use: no id is empty."""
+
+
+class Identity(Struct, frozen=True):
+    """What a ``hello`` proved. ``binds``: this first use of an agent's id ties its token's hash to it."""
+
+    is_operator: bool
+    binds: bool
+
+
+def hash_token(token: str) -> str:
+    """SHA-256, in hex. Tokens are random and long, so a slow hash would add nothing."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+# A reactor's sessions and their fence (`check_session` says what comes of an older one):
+#
+#   hello of a reactor    shows fence    participant has    comes to
+#   a new one             none           1                  2: the session that held 1 is superseded
+#   comes back            2              2                  3
+#   was away too long     1              3                  4409: somebody else took over meanwhile
+#   lost its welcome      2              3, shown 2,        4: 3 was given for this 2, and nobody holds it
+#                                        held by nobody
+
+
+def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
+    """What a ``hello`` comes to: a `Welcome`, or a `Refuse`."""
+    try:
+        return _join(rules, state, facts, entry)
+    except (RequestError, RateLimited) as error:
+        return Outcome(effects=(Refuse(entry.session_id, CLOSE_CODES[type(error)], error),))
+
+
+def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
+    hello = entry.hello
+    identity = identify(state, entry, rules.mods, rules.registration)
+    participant = state.participant(hello.agent_id)
+    newest = participant.fence if participant is not None else 0
+    is_reactor = hello.role == "reactor"
+    shown = hello.fence if is_reactor and hello.fence is not UNSET else None
+    if shown is not None and shown < newest and not _lost_its_welcome(participant, shown, entry):
+        return Outcome(effects=(Refuse(entry.session_id, 4409, None),))
+    if shown is not None and shown > newest:
+        raise Forbidden(f"The fence {shown} was never given out; the newest is {newest}. Join without one.")
+    fence = newest + 1 if is_reactor else None
+    rights = state.rights
+    administers = rights is not None and rights.decide("administer", hello.agent_id, hello.kind).allowed
+    is_operator = identity.is_operator or administers
+    origin = Origin(entry.session_id, hello.agent_id, hello.kind, is_operator, fence, state.head)
+    change = ChangeSet(rules, state, facts, origin)
+    if identity.binds:
+        _count_registration(change)
+    is_new = participant is None
+    if participant is None:
+        row = change.write_row("registered", data=encode({"agent_id": hello.agent_id, "kind": hello.kind}))
+        participant = Participant(hello.agent_id, hello.kind, row.seq)
+    updated = participant
+    if hello.card is not UNSET:
+        updated = msgspec.structs.replace(updated, card=Raw(bytes(hello.card)))
+    if fence is not None:
+        instance = hello.instance if hello.instance is not UNSET else ""
+        is_same = bool(instance) and instance == participant.instance  # the process that was there before, or is yet
+        if participant.is_lost and not is_same:
+            count_lost_process(change, participant)
+        life = participant.life if is_same else fence
+        updated = msgspec.structs.replace(
+            updated, fence=fence, fence_shown=shown, instance=instance, life=life, is_lost=False
+        )
+    if is_new or updated != participant:
+        change.put_row("participant", hello.agent_id, updated)
+    if identity.binds and entry.token_hash is not None:
+        change.put_row("token", entry.token_hash, Token(hello.agent_id, hello.kind, state.stamp))
+    cancelled = tuple(
+        AskToStop(hello.agent_id, reaction.reaction, reaction.trigger_head.thread_id, hello.agent_id)
+        for reaction in change.state.reactions_of(hello.agent_id).values()
+        if reaction.is_cancelled and is_reactor
+    )
+    return change.outcome(Welcome(origin, hello, updated, is_new, cancelled))
+
+
+def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:
+    """Whether the newest fence was given for this one, and nobody holds it: it came to no one, or its session is
+    over."""
+    return participant is not None and fence == participant.fence_shown and not entry.is_held
+
+
+def _count_registration(change: ChangeSet) -> None:
+    """Count an id that is bound by first use against what this hub takes of them. Raises `RateLimited`."""
+    bucket: Bucket = change.state.get("bucket", FIRST_USES) or Bucket()
+    most, what = change.rules.limits.registrations_per_minute, "registrations by first use (registrations_per_minute)"
+    change.put_row("bucket", FIRST_USES, Bucket(next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)))
+
+
+# --- who it is
+
+
+def identify(state: State, join: Join, mods: Collection[str], registration: Registration) -> Identity:
+    """Decide whether a ``hello`` may join as what it says; ``mods`` are the hub's, by id. Raises one of
+    `CLOSE_CODES`."""
+    hello = join.hello
+    if hello.protocol != PROTOCOL_VERSION:
+        raise UnsupportedProtocol(f"This hub speaks protocol {PROTOCOL_VERSION}, not {hello.protocol}.")
+    if not is_id(hello.agent_id):
+        raise InvalidFrame("agent_id must match [a-z0-9][a-z0-9._-]{0,63}: lower case letters, digits, '.', '_', '-'.")
+    identity = _prove(state, join, mods, registration)
+    participant = state.participant(hello.agent_id)
+    if participant is None and hello.agent_id == NETWORK:
+        raise Forbidden(f"{NETWORK} {IS_THE_HUB}; join under another id (on the command line: --as ID).")
+    if participant is not None and participant.removed_seq is not None:
+        raise Forbidden(f"{hello.agent_id} was removed from this network; join under another id.")
+    if participant is not None and participant.kind != hello.kind:
+        raise Forbidden(
+            f"{hello.agent_id} is registered as {participant.kind}, not {hello.kind}, and a kind never changes; "
+            "join under another id (on the command line: --as ID)."
+        )
+    return identity
+
+
+def _prove(state: State, join: Join, mods: Collection[str], registration: Registration) -> Identity:
+    hello = join.hello
+    if join.is_owner:
+        if hello.kind == "agent":
+            raise NotAuthenticated(
+                "The owner's token joins people and services, not agents; let the agent make its own."
+            )
+        return Identity(is_operator=True, binds=False)
+    if join.peer.is_trusted:
+        return Identity(is_operator=hello.kind != "agent", binds=False)
+    if join.token_hash is None:
+        raise NotAuthenticated(f"{hello.agent_id} needs its token in hello; see docs/protocol.md, Identity.")
+    token: Token | None = state.get("token", join.token_hash)
+    if token is not None:
+        return _use_token(hello.agent_id, hello.kind, token)
+    if state.participant(hello.agent_id) is not None or state.has_token(hello.agent_id):
+        kind = "" if hello.kind == "agent" else f" --kind {hello.kind}"
+        raise NotAuthenticated(
+            f"This is not the token of {hello.agent_id}; use the one it first joined with. If that is lost, an "
+            f"operator makes another: roundelay token create {hello.agent_id}{kind}, to be given as ROUNDELAY_TOKEN "
+            f"(before that, roundelay token revoke {hello.agent_id} shuts out whoever found the lost one)."
+        )
+    if hello.kind == "service":
+        raise Forbidden("A service needs a token made by an operator: roundelay token create ID --kind service.")
+    if hello.kind == "human":
+        raise NotAuthenticated(
+            "A person joins with the owner's token, or one made by roundelay token create ID --kind human."
+        )
+    reserved = describe_reserved(hello.agent_id, mods)
+    if reserved is not None:
+        raise _not_given_out(hello.agent_id, reserved)
+    unfit = _why_unfit(join.peer, registration)
+    if unfit is not None:
+        way_out = f"Make a token: roundelay token create {hello.agent_id}."
+        raise NotAuthenticated(f"{hello.agent_id} is new here; {unfit}. {way_out}")
+    look_alike = describe_look_alike(state, hello.agent_id)
+    if look_alike is not None:  # only now: who may bind nothing is not told who is known
+        raise _not_given_out(hello.agent_id, look_alike)
+    return Identity(is_operator=False, binds=True)
+
+
+def _use_token(agent_id: str, kind: str, token: Token) -> Identity:
+    if token.agent_id != agent_id:
+        raise NotAuthenticated(f"This token is not that of {agent_id}.")
+    if token.revoked:
+        raise Forbidden("This token was revoked; ask an operator for another.")
+    if token.kind != kind:
+        raise Forbidden(f"This token joins {agent_id} as {token.kind}, not {kind}.")
+    return Identity(is_operator=token.operator, binds=False)
+
+
+def _why_unfit(peer: Peer, registration: Registration) -> str | None:
+    """Why a newcomer from there may not bind an id by first use; None if it may."""
+    if registration == "closed":
+        return "nobody binds an id by first use on this network (registration: closed)"
+    if peer.is_page:  # of whatever site: its visitor knows nothing of it
+        return "a page in a browser binds no id by first use"
+    if registration == "local" and not peer.is_local:
+        return (
+            "only a local process may bind an id by first use (registration: local), and none is local that comes "
+            "through a proxy, or to a node that is behind_proxy"
+        )
+    return None
+
+
+def describe_look_alike(state: State, agent_id: str) -> str | None:
+    """Which other id this one looks like, as a clause; None if it looks like no other. Those removed, and those of
+    revoked tokens, count."""
+    other = next((it for it in sorted(state.look_alikes(agent_id)) if it != agent_id), None)
+    return f"looks like {other}, which is known here" if other is not None else None
+
+
+def _not_given_out(agent_id: str, why: str) -> Forbidden:
+    return Forbidden(
+        f"{agent_id} {why}, so nobody gets it by first use. Choose another id; if it has to be this one, an operator "
+        f"makes its token: roundelay token create {agent_id}."
+    )

@@ -1,0 +1,529 @@
+"""Step 6 for reactions: the records of turns, what they cost, and deliveries that failed. Pure.
+
+A record is kept under its ``record_id``; ``started`` opens a reaction, ``finished`` ends it, and the others tell what
+it is at and what models cost it. The tokens that records tell of are added up as they come; a runner writes them
+(docs/reactions.md), so the sums are as honest as it is, and bound nothing here: a runner asks for them
+(``network.spent``) and stops its next turn.
+
+A delivery fails by a ``nack``, or by the loss of the process that was at work on its reaction: known when another
+process takes its place, for the same one may come back. The fifth failure makes a dead letter. To deliver again is
+`redelivery`'s, on the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add, sub
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from roundelay.network.errors import BudgetExhausted, Forbidden, UnknownMessage
+from roundelay.network.frames import StoredFrame, encode
+
+from .change import ChangeSet, answer_error
+from .entries import NOTHING, Answer, Lost, Nack, Notify, Outcome, Record, Retry, Settle
+from .limits import MINUTE_MS, due_next
+from .sending import Rules, check_session, find_budget, repeat_error
+from .state import State
+from .tables import (
+    DAY_MS,
+    Attempt,
+    Bucket,
+    DaySpent,
+    DeadLetter,
+    Facts,
+    GivenUp,
+    Known,
+    MessageHead,
+    OpenReaction,
+    Participant,
+    Put,
+    Row,
+    Spent,
+    Tried,
+    Triggered,
+)
+from .visibility import is_recipient, thread_readers
+
+T = TypeVar("T")
+
+# --- records
+
+TOLD_PER_MINUTE = 60
+"""How often readers are told of an agent that may not begin any more: what is refused uses up no quota, and each of
+them is written to."""
+MAX_END_BYTES = 16 * 1024
+"""Of the record that ends a reaction beyond its agent's quota: an honest one has its reason, its sums and what was read
+meanwhile."""
+
+
+def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
+    """What a record comes to. Raises the `RoundelayError` that refuses it."""
+    known = facts.known.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
+    if known is not None:
+        return _repeat(rules, state, facts, entry, known)
+    try:
+        return _keep_record(rules, state, facts, entry)
+    except BudgetExhausted as error:
+        refused = answer_error(rules, state, entry, error)
+        return refused if entry.frame.kind != "started" else _tell_refused(state, facts, entry, refused, str(error))
+
+
+def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
+    """Beyond its agent's quota the last record of an open reaction is kept yet, and says so to the readers: it has to
+    end."""
+    origin, frame = entry.origin, entry.frame
+    if entry.refusal is not None:
+        raise entry.refusal
+    check_session(state, origin)
+    change = ChangeSet(rules, state, facts, origin)
+    change.count_send()
+    body = bytes(frame.body)
+    row = change.write_row(
+        "record", key="r:" + frame.record_id, stream=frame.reaction, label=frame.kind, digest=entry.digest, data=body
+    )
+    opened: OpenReaction | None = state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
+    try:
+        change.count_stored()
+    except BudgetExhausted as error:
+        if frame.kind != "finished" or opened is None or len(body) > MAX_END_BYTES:
+            raise
+        change.count_stored(is_bounded=False)
+        change.effects.append(_tell_budget(state, entry, opened.trigger_head, str(error)))
+    if frame.kind == "started" and entry.trigger is not None:
+        _begin_reaction(change, facts, entry, entry.trigger, row)
+    if entry.spent is not None:
+        charge(change, origin.agent_id, frame.reaction, entry.spent, is_total=frame.kind == "finished")
+    failed = read_failure(body) if frame.kind == "model_failed" and opened is not None else None
+    if failed is not None and opened is not None and failed.failure == "budget":
+        reason = failed.reason[: rules.limits.max_reason_chars]
+        change.effects.append(_tell_budget(state, entry, opened.trigger_head, reason))
+    if opened is not None and frame.kind != "finished":
+        _go_on(change, entry)
+        if frame.kind in PROGRESS_KINDS:
+            forgive(change, opened)
+    elif opened is not None:
+        change.put_row("reaction", f"{opened.agent_id}/{opened.reaction}", None)
+        change.keep(forget_failures(state, opened.agent_id, opened.trigger))
+    elif entry.may_withdraw:
+        withdraw_letter(change, origin.agent_id, frame.reaction)
+    return change.outcome(_stored(entry, row.seq, duplicate=False))
+
+
+def _tell_refused(state: State, facts: Facts, entry: Record, refused: Outcome, reason: str) -> Outcome:
+    """A reaction cannot begin, for want of quota: the readers of its trigger are told, not more often than they can
+    bear."""
+    agent_id = entry.origin.agent_id
+    trigger = facts.heads.get(entry.trigger) if entry.trigger is not None else None
+    if trigger is None or not is_recipient(state, agent_id, trigger):
+        return refused
+    key = f"{agent_id}/told"  # no id, so nobody's bucket
+    bucket: Bucket = state.get("bucket", key) or Bucket()
+    due_at = due_next(bucket.sends, state.stamp, TOLD_PER_MINUTE, MINUTE_MS)
+    if due_at is None:
+        return refused
+    notice = _tell_budget(state, entry, trigger, reason)
+    return Outcome(puts=(*refused.puts, Put("bucket", key, Bucket(due_at))), effects=(*refused.effects, notice))
+
+
+def _stored(entry: Record, seq: int, *, duplicate: bool) -> Answer:
+    stored = StoredFrame(record_id=entry.frame.record_id, seq=seq, duplicate=duplicate)
+    return Answer(entry.origin.session_id, encode(stored))
+
+
+def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, known: Known) -> Outcome:
+    """What a repeat comes to: its answer, and that the process is at the reaction. It stores nothing new."""
+    error = repeat_error("record", entry.frame.record_id, known.seq, is_damaged=known.is_damaged)
+    if known.is_damaged:
+        raise error
+    if known.digest == entry.digest:
+        answered = Outcome(effects=(_stored(entry, known.seq, duplicate=True),))
+    else:
+        answered = answer_error(rules, state, entry, error)
+    if entry.frame.kind not in REPEATED_KINDS:
+        return answered
+    try:
+        check_session(state, entry.origin)
+    except Forbidden:  # the repeat is answered all the same, and says nothing
+        return answered
+    change = ChangeSet(rules, state, facts, entry.origin)
+    _go_on(change, entry)
+    return Outcome((), (*answered.puts, *change.outcome().puts), answered.effects)
+
+
+def _go_on(change: ChangeSet, entry: Record) -> None:
+    """Keep what an open reaction is at."""
+    agent_id, frame = entry.origin.agent_id, entry.frame
+    key = f"{agent_id}/{frame.reaction}"
+    opened: OpenReaction | None = change.state.get("reaction", key)
+    participant = change.state.participant(agent_id)
+    if opened is None or participant is None:
+        return
+    now = follow(opened, frame.kind, entry.call, participant.life)
+    if now is not opened:
+        change.put_row("reaction", key, now)
+
+
+def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int, row: Row) -> None:
+    agent_id, reaction, state = entry.origin.agent_id, entry.frame.reaction, change.state
+    head = facts.heads.get(trigger)
+    if head is None or not is_recipient(state, agent_id, head):
+        raise UnknownMessage(
+            f"There is no message {trigger} for {agent_id}; body.trigger of a started record is the seq of one."
+        )
+    most = change.rules.limits.max_reactions_per_message
+    key = f"{agent_id}/{reaction}"
+    if state.get("reaction", key) is None and len(state.reactions_to(agent_id, trigger)) >= most:
+        raise Forbidden(
+            f"{agent_id} has {most} open reactions to message {trigger}, the most that one message may have "
+            f"(max_reactions_per_message); finish one of them, or go on with it."
+        )
+    participant = state.participant(agent_id)
+    life = participant.life if participant is not None else 0
+    opened = OpenReaction(reaction, agent_id, trigger, row.seq, head, entry.oldest or trigger, life=life)
+    change.put_row("reaction", key, opened)
+    key = f"{agent_id}/{trigger}"
+    earlier: Triggered | None = change.find_cold("triggered", key)
+    begun = Triggered(reaction, row.seq) if earlier is None else earlier.then(reaction, row.seq)
+    change.put_row("triggered", key, begun)
+    change.effects.append(Settle(agent_id, trigger))
+
+
+def _tell_budget(state: State, entry: Record, trigger: MessageHead, reason: str) -> Notify:
+    """A reaction stops because what may be spent is spent: the readers of its trigger's thread, and operators, are
+    told."""
+    agent_id, reaction = entry.origin.agent_id, entry.frame.reaction
+    body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
+    readers = frozenset(thread_readers(state, trigger))
+    return Notify(readers, "budget_exhausted", trigger.thread_id, body, operators=True)
+
+
+# --- deliveries that failed
+
+MAX_FAILURES = 5
+"""At this many failures a message becomes a dead letter (docs/protocol.md)."""
+FIRST_RETRY_MS = 1000
+
+
+def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome:
+    agent_id = entry.origin.agent_id
+    try:
+        check_session(state, entry.origin)
+    except Forbidden:  # as if it had not been said: the message comes again, as the same attempt
+        known: Attempt | None = state.get("attempt", f"{agent_id}/{entry.seq}")
+        attempt_now = 1 + (known.failures if known is not None else 0)
+        return Outcome(effects=(Retry(agent_id, entry.seq, attempt_now, state.stamp),))
+    change = ChangeSet(rules, state, facts, entry.origin)
+    head = facts.heads.get(entry.seq)
+    sender_id = head.sender_id if head is not None else None
+    failures = _count_failure(change, agent_id, entry.seq, sender_id, entry.reason, entry.retry_after_ms)
+    if failures < MAX_FAILURES:
+        attempt: Attempt = change.state.get("attempt", f"{agent_id}/{entry.seq}")
+        change.effects.append(Retry(agent_id, entry.seq, failures + 1, attempt.due_at))
+    return change.outcome()
+
+
+def apply_lost(rules: Rules, state: State, entry: Lost) -> Outcome:
+    agent_id = entry.origin.agent_id
+    participant = state.participant(agent_id)
+    if participant is None or participant.fence != entry.origin.fence or not state.reactions_of(agent_id):
+        return NOTHING
+    change = ChangeSet(rules, state, Facts(), entry.origin)
+    change.put_row("participant", agent_id, msgspec.structs.replace(participant, is_lost=True))
+    return change.outcome()
+
+
+def count_lost_process(change: ChangeSet, lost: Participant) -> None:
+    """A process is gone, and another one is in its place: what it was at work on has failed once. Of a process
+    that does not name itself nobody knows what it only waited for."""
+    agent_id = lost.agent_id
+    at_work: dict[int, OpenReaction] = {}
+    for reaction in change.state.reactions_of(agent_id).values():
+        if not lost.instance or is_at_work(reaction, lost.life):
+            at_work.setdefault(reaction.trigger, reaction)
+    for trigger, reaction in at_work.items():
+        reason = f"The agent's process was lost during the reaction {reaction.reaction}."
+        _count_failure(change, agent_id, trigger, reaction.trigger_head.sender_id, reason, None)
+
+
+def forgive(change: ChangeSet, opened: OpenReaction) -> None:
+    """A reaction has got on since the last failure: the next one is the first."""
+    key = f"{opened.agent_id}/{opened.trigger}"
+    attempt: Attempt | None = change.state.get("attempt", key)
+    if attempt is not None and attempt.failures:
+        change.put_row("attempt", key, msgspec.structs.replace(attempt, failures=0) if attempt.is_revived else None)
+
+
+def withdraw_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
+    """A reaction that was given up has ended after all: what it was for is no dead letter, and who was told is
+    told so."""
+    given_up: GivenUp | None = change.find_cold("given_up", f"{agent_id}/{reaction}")
+    if given_up is None:
+        return
+    seq = given_up.trigger
+    change.put_row("given_up", f"{agent_id}/{reaction}", None)
+    change.put_row("dead", f"{agent_id}/{seq:016d}", None)
+    change.put_row("tried", f"{agent_id}/{seq:016d}", Tried(given_up.attempts))
+    change.write_row("dead", data=encode({"seq": seq, "agent_id": agent_id, "event": "withdrawn"}))
+    body = {"seq": seq, "agent_id": agent_id, "reaction": reaction}
+    told = frozenset((agent_id,))
+    change.effects.append(Notify(told, "dead_letter_withdrawn", None, body, operators=True, asker=given_up.sender_id))
+
+
+def keep_handled(state: State, put: Put) -> Put:
+    """A floor with what was handled since it was taken: by a dead letter, whose commit it would undo."""
+    if put.table != "floor":
+        return put
+    floor, taken = state.floor(put.key), put.value
+    since = {seq for seq in floor.above if seq > taken.seq}.union(seq for seq in taken.open if floor.is_handled(seq))
+    return Put("floor", put.key, taken.with_handled(since)) if since else put
+
+
+def forget_failures(state: State, agent_id: str, seq: int) -> list[Put]:
+    """What is kept of a message's failures once it is handled: how many attempts it took, if it took more than one."""
+    attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
+    if attempt is None:
+        return []
+    puts = [Put("attempt", f"{agent_id}/{seq}", None)]
+    if attempt.failures or attempt.is_revived:  # of an earlier life there may be more
+        puts.append(Put("tried", f"{agent_id}/{seq:016d}", Tried(attempt.failures + 1)))
+    return puts
+
+
+def _count_failure(
+    change: ChangeSet, agent_id: str, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
+) -> int:
+    """Count one failed attempt; at the fifth the message is handled as a dead letter, and no reaction to it is
+    open any more. Gives the failures so far."""
+    key = f"{agent_id}/{seq}"
+    before: Attempt | None = change.state.get("attempt", key)
+    failures = (before.failures if before is not None else 0) + 1
+    stamp = change.stamp
+    if failures < MAX_FAILURES:
+        delay_ms = retry_after_ms if retry_after_ms is not None else FIRST_RETRY_MS * 2 ** (failures - 1)
+        change.put_row(
+            "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
+        )
+        return failures
+    opened = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
+    for reaction, its_key in opened.items():
+        change.put_row("reaction", its_key, None)
+        change.put_row("given_up", f"{agent_id}/{reaction}", GivenUp(seq, sender_id or "", failures))
+    letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(opened))
+    floor = change.state.floor(agent_id)
+    if not floor.is_handled(seq):  # in this same commit: after a crash a dead letter is not delivered again
+        change.put_row("floor", agent_id, floor.with_handled([seq]))
+    change.put_row("attempt", key, None)
+    change.put_row("dead", f"{agent_id}/{seq:016d}", letter)
+    body = {"seq": seq, "agent_id": agent_id, "reason": reason, "attempts": failures}
+    change.write_row("dead", data=encode(body))
+    change.effects.append(Settle(agent_id, seq))
+    told = frozenset((agent_id,))
+    change.effects.append(Notify(told, "dead_letter", None, body, operators=True, asker=sender_id))
+    return failures
+
+
+# --- what models cost
+
+
+def _reads(shape: type[T]) -> Callable[[bytes], T | None]:
+    """What reads a record's body as of one shape, unknown fields left out; None for a body of another."""
+    decoder = msgspec.json.Decoder(shape)
+
+    def read(body: bytes) -> T | None:
+        try:
+            return decoder.decode(body)
+        except msgspec.DecodeError:
+            return None
+
+    return read
+
+
+CHARGED = frozenset({"model_reply", "review", "finished"})
+MAX_MODELS = 16
+"""Of one sum; further ones count under no name."""
+MAX_MODEL_CHARS = 128
+MAX_CLAIMANTS, MAX_MODELS_EACH = 64, 4
+"""So many agents' sums are kept apart in one conversation, of so many models each; what others used counts in that
+of all."""
+
+_Tokens = Annotated[int, Meta(ge=0, le=10**12)]
+
+
+class _Usage(Struct):
+    prompt_tokens: _Tokens = 0
+    completion_tokens: _Tokens = 0
+    cached_tokens: _Tokens = 0
+    reasoning_tokens: _Tokens = 0
+
+
+class _Reply(Struct):
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+    model: str = ""
+
+
+class _Told(Struct):
+    """Of a record's body what is charged: ``reply`` of a ``model_reply``, ``usage`` of the other kinds."""
+
+    reply: _Reply | None = None
+    usage: _Usage | None = None
+
+
+class Failure(Struct):
+    """Of a ``model_failed`` record."""
+
+    failure: str = ""
+    reason: str = ""
+
+
+_read_told = _reads(_Told)
+read_failure = _reads(Failure)
+"""Why a model gave no reply; None for a body of another shape."""
+
+
+def read_spent(kind: str, body: bytes) -> tuple[str, Spent] | None:
+    """The model and the tokens that a record tells of; None for nothing, or a body of another shape."""
+    told = _read_told(body)
+    reply = told.reply if told is not None and kind == "model_reply" else None
+    usage = reply.usage if reply is not None else told.usage if told is not None else None
+    if usage is None:
+        return None
+    tokens = msgspec.structs.astuple(usage)
+    if kind != "model_reply" and not any(tokens):
+        return None
+    return (reply.model[:MAX_MODEL_CHARS] if reply is not None else ""), Spent(int(reply is not None), *tokens)
+
+
+def charge(change: ChangeSet, agent_id: str, reaction: str, spent: tuple[str, Spent], *, is_total: bool) -> None:
+    """Add what a record tells of to its reaction's sum, its root's (of all, and of this agent) and its agent's of the
+    day.
+
+    A record that claims more than ``max_record_tokens`` counts that.
+    ``is_total``: it is that of the whole reaction; what the sum has already is not added again.
+    """
+    key = f"{agent_id}/{reaction}"
+    opened: OpenReaction | None = change.state.get("reaction", key)
+    if opened is None:
+        return
+    model, used = spent
+    if is_total:
+        used = _rest(used, sum_up(opened.spent))
+        if used == Spent():
+            return
+    most = change.rules.limits.max_record_tokens
+    calls, *tokens = msgspec.structs.astuple(used)
+    used = Spent(calls, *(min(count, most) for count in tokens))
+    root = opened.trigger_head.root
+    budget = find_budget(change.state, change.facts, root, opened.trigger_head)
+    claims = budget.claims
+    if agent_id in claims or len(claims) < MAX_CLAIMANTS:
+        claims = {**claims, agent_id: _add(claims.get(agent_id, {}), model, used, MAX_MODELS_EACH)}
+    changed = msgspec.structs.replace(budget, spent=_add(budget.spent, model, used), claims=claims)
+    change.put_row("root", str(root), changed)
+    change.put_row("reaction", key, msgspec.structs.replace(opened, spent=_add(opened.spent, model, used)))
+    day = change.stamp // DAY_MS
+    change.put_row("day", agent_id, DaySpent(day, _add(spent_on(day, change.state.get("day", agent_id)), model, used)))
+
+
+def spent_on(day: int, newest: DaySpent | None) -> Mapping[str, Spent]:
+    """What was spent on a day, given what is kept of the newest one."""
+    return newest.spent if newest is not None and newest.day == day else {}
+
+
+def sum_up(spent: Mapping[str, Spent]) -> Spent:
+    """All models together."""
+    return reduce(_plus, spent.values(), Spent())
+
+
+def _add(spent: Mapping[str, Spent], model: str, used: Spent, most: int = MAX_MODELS) -> dict[str, Spent]:
+    if model not in spent and len(spent) >= most:
+        model = ""
+    return {**spent, model: _plus(spent.get(model, Spent()), used)}
+
+
+def _plus(one: Spent, other: Spent) -> Spent:
+    return Spent(*map(add, msgspec.structs.astuple(one), msgspec.structs.astuple(other)))
+
+
+def _rest(total: Spent, known: Spent) -> Spent:
+    """What a total holds beyond what is known: never less than nothing, as middleware may count a reply for less than
+    it was."""
+    _calls, *tokens = (max(0, it) for it in map(sub, msgspec.structs.astuple(total), msgspec.structs.astuple(known)))
+    return Spent(0, *tokens)
+
+
+# --- what a reaction is at
+
+# `OpenReaction.calls`: the calls that were begun and have no result, and whether each waits for somebody else.
+#
+#   record              makes of calls
+#   started, again      none waits: the process that goes on with it works, until it has come to its waits again
+#   tool_started 1.0    1.0: False
+#   waiting 1.0         1.0: True
+#   approval 1.0        1.0: False     somebody has decided: the call goes on
+#   tool_result 1.0     1.0 is out, and all inside of it (1.0/2.1)
+#
+# `OpenReaction.life` is the process that wrote the newest record, `Participant.life` the one that holds the fence. A
+# process was at work on a reaction if both are its own and one of the innermost calls does not wait, or there is
+# none: then a model's call was running.
+
+CALL_KINDS = frozenset({"tool_started", "tool_result", "waiting", "approval"})
+PROGRESS_KINDS = frozenset({"model_reply", "tool_result"})
+REPEATED_KINDS = frozenset({"started", "waiting"})
+"""Of which a repeat says something: a process goes on with the reaction, and waits again."""
+MAX_CALLS = 64
+"""So many are told apart; with more of them a reaction is taken to be at work."""
+MAX_PLACE_CHARS = 128
+
+
+class _Call(Struct):
+    turn: int = 0
+    call: int = 0
+    path: str = ""
+
+
+_read_call = _reads(_Call)
+
+
+def read_call(body: bytes) -> str:
+    """The place of the call that a record is about; empty for a body of another shape."""
+    it = _read_call(body)
+    if it is None:
+        return ""
+    place = f"{it.path}/{it.turn}.{it.call}" if it.path else f"{it.turn}.{it.call}"
+    return place if len(place) <= MAX_PLACE_CHARS else ""
+
+
+def follow(opened: OpenReaction, kind: str, call: str, life: int) -> OpenReaction:
+    """The reaction after one more record, written in a process's ``life``; the same object if that changes nothing."""
+    calls = opened.calls
+    if kind == "started":  # a process goes on with it: until it has come to its waits again, it works
+        calls = dict.fromkeys(calls, False)
+    elif kind == "tool_result":
+        calls = {it: waits for it, waits in calls.items() if it != call and not _is_inside(it, call)}
+    elif kind in CALL_KINDS:
+        if call not in calls and len(calls) >= MAX_CALLS:
+            calls = {**calls, "": False}
+        else:
+            calls = {**calls, call: kind == "waiting"}
+    if life == opened.life and calls == opened.calls:
+        return opened
+    return msgspec.structs.replace(opened, life=life, calls=calls)
+
+
+def is_at_work(opened: OpenReaction, life: int) -> bool:
+    """Whether the process of this life was at it and did more than to wait: a model's or a tool's call was running."""
+    if opened.life != life:
+        return False  # it waits in the inbox for its turn
+    innermost = [
+        waits for it, waits in opened.calls.items() if not any(_is_inside(other, it) for other in opened.calls)
+    ]
+    return not innermost or not all(innermost)
+
+
+def _is_inside(place: str, outer: str) -> bool:
+    """Whether a call is one of a run inside of another call."""
+    return place.startswith((f"{outer}/", f"{outer}.")) if outer else False

@@ -1,0 +1,374 @@
+"""The rule of one message: whether it is a repeat, whether its sender may send it, where it goes, whose budget pays.
+
+`apply_send` decides about a ``send``; `write_message` accepts the message, also one that a mod's operation posts. The
+order of the questions is that of docs/protocol.md: a repeat, the session, the rate, what is named, rights, recipients,
+the conversation's budget, the day's quota. Pure: a refusal is raised, and leaves nothing under its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from roundelay.network.addresses import (
+    agent_address,
+    channel_address,
+    direct_thread,
+    mod_address,
+    mod_thread,
+    parse_address,
+    reply_thread,
+    thread_start,
+)
+from roundelay.network.config import Limits, Registration
+from roundelay.network.errors import (
+    Forbidden,
+    IdConflict,
+    InternalError,
+    InvalidArguments,
+    RoundelayError,
+    UnknownMessage,
+    UnknownRecipient,
+)
+from roundelay.network.frames import SendFrame, StoredFrame, WireMessage, encode
+
+from .access import check_right_to_send, find_channel
+from .entries import Answer, Origin, Outcome, Send, body_digest
+from .limits import ROW_BYTES, Quotas, count_stored, next_rates
+from .mod import Mod, Operation
+from .shares import begin_root, charge_root, count_answer, is_program, was_told
+from .state import State
+from .tables import DAY_MS, Bucket, Facts, Known, MessageHead, Put, RootBudget, Row
+from .visibility import has_people, may_read
+
+
+class Rules(Struct, frozen=True):
+    """What `apply` is told once: the limits, who may store how much, the operations that change something, the
+    mods, and which have hooks, from where an id may be bound by first use."""
+
+    limits: Limits
+    quotas: Quotas
+    operations: Mapping[str, Operation]
+    mods: Mapping[str, Mod]
+    before_hooks: tuple[Mod, ...] = ()
+    apply_hooks: tuple[Mod, ...] = ()
+    registration: Registration = "local"
+
+
+def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome:
+    """What a ``send`` comes to. Raises the `RoundelayError` that refuses it."""
+    origin, frame = entry.origin, entry.frame
+    known = facts.known.get(entry.key)
+    if known is not None:
+        if known.is_damaged or not is_same_send(known, frame):
+            raise repeat_error("message", frame.message_id, known.seq, is_damaged=known.is_damaged)
+        return Outcome(effects=(_stored(origin, frame, known, duplicate=True),))
+    if entry.refusal is not None:
+        raise entry.refusal
+    check_session(state, origin)
+    row, puts = write_message(rules, state, facts, origin, frame, entry.key[1])
+    return Outcome((row,), puts, (_stored(origin, frame, row, duplicate=False),))
+
+
+def _stored(origin: Origin, frame: SendFrame, row: Known, *, duplicate: bool) -> Answer:
+    stored = StoredFrame(message_id=frame.message_id, seq=row.seq, thread_id=row.stream, duplicate=duplicate)
+    return Answer(origin.session_id, encode(stored))
+
+
+# --- repeats, and who may still speak
+
+
+def is_same_send(known: Known, frame: SendFrame) -> bool:
+    """Whether a stored message is this one: every field but ``message_id`` and ``metadata``, ``content`` byte by byte
+    as sent."""
+    stored = _stored_message.decode(known.data)
+    return (
+        stored.content == frame.content
+        and stored.to == frame.to
+        and (stored.text_representation, stored.reply_to, stored.cause, stored.requires_response)
+        == (frame.text_representation, frame.reply_to, frame.cause, frame.requires_response)
+        and known.digest == excluded_digest(frame)
+    )
+
+
+_stored_message = msgspec.json.Decoder(WireMessage)
+
+
+def excluded_digest(frame: SendFrame) -> str:
+    """What the stored message does not say of its ``send``: whom it left out itself."""
+    return "" if frame.exclude_agent_ids is UNSET else body_digest(encode(frame.exclude_agent_ids))
+
+
+def repeat_error(
+    noun: Literal["message", "record", "call"], key: str, seq: int | None, *, is_damaged: bool
+) -> RoundelayError:
+    """For a repeat that is not answered as the first was: another body came under its id, or what was stored under it
+    is damaged in the ledger's file, so that it cannot be compared."""
+    if not is_damaged:
+        place = f" (seq {seq})" if seq is not None else ""
+        return IdConflict(f"{noun}_id {key!r} was used for another {noun}{place}; choose a new one.")
+    place = f"under seq {seq}, " if seq is not None else ""
+    return InternalError(
+        f"{noun}_id {key!r} was stored, {place}but is damaged in the hub's ledger: whether this is the same, and what "
+        "came of it, is unknown. Tell the hub's operator; what has to arrive is to be sent under a new id."
+    )
+
+
+def check_session(state: State, origin: Origin) -> None:
+    """The sender is still here, its token was not revoked since it joined, and, for a reactor, no newer one has taken
+    over. Raises `Forbidden`.
+
+    What waited for its batch meanwhile is asked too: nothing of a session is stored once it is answered that the
+    session is over.
+    """
+    # The fence of one agent; each reactor session that joins is given the next number, in `apply_join`:
+    #
+    #   session     s1      s2                           s3
+    #   fence        1       2                            3
+    #   entries      a   b       c   d        e               f
+    #   of           s1  s1      s2  s1: no   s2              s2: no
+    #
+    # d waited in the batch, or came by a connection that did not know yet, while s2 took over; so what counts is the
+    # participant's fence at the entry's own place in the log, not whether its session is connected.
+    participant = state.everyone.get(origin.agent_id)
+    if participant is None or participant.removed_seq is not None:
+        raise Forbidden(f"{origin.agent_id} was removed from this network.")
+    if origin.joined_at < participant.cut_seq:
+        raise Forbidden(f"The token of {origin.agent_id} was revoked.")
+    if origin.fence is not None and participant.fence != origin.fence:
+        raise Forbidden(
+            f"A newer reactor of {origin.agent_id} holds fence {participant.fence}; this session's is {origin.fence}."
+        )
+
+
+# --- one message
+
+
+def write_message(
+    rules: Rules, state: State, facts: Facts, origin: Origin, frame: SendFrame, key: str
+) -> tuple[Row, list[Put]]:
+    """Accept one message from a participant: its row, and what else it changes. Raises the `RoundelayError` that
+    refuses it."""
+    limits, stamp, sender = rules.limits, state.stamp, origin.agent_id
+    address_kind, name = parse_address(frame.to)
+    bucket = state.bucket(sender)
+    sends, roots = next_rates(limits, bucket, stamp, is_root=frame.cause is UNSET and origin.kind == "agent")
+    puts: list[Put] = []
+    parent = find_readable(state, facts, sender, frame.reply_to, "reply_to") if frame.reply_to is not UNSET else None
+    cause = find_readable(state, facts, sender, frame.cause, "cause") if frame.cause is not UNSET else None
+    if state.rights is not None:
+        check_right_to_send(state, origin, address_kind, name)
+    place = _find_place(rules, state, origin, address_kind, name, parent, frame)
+    seq = state.head + 1
+    root, hops = (seq, 0) if cause is None else (cause.root, cause.hops + 1)
+    head = MessageHead(
+        seq=seq,
+        sender_id=sender,
+        sender_kind=origin.kind,
+        kind=place.kind,
+        to=frame.to,
+        thread_id=place.thread_id,
+        root=root,
+        hops=hops,
+        label=seq,
+        cause=None if cause is None else cause.seq,
+        excluded=place.excluded,
+    )
+    if cause is not None:
+        addressed = (*_named(state, frame), *((name,) if address_kind == "agent" else ()))
+        puts.append(charge_message(limits, state, facts, head, cause, sender, addressed))
+        if not has_people(state, head):
+            head = msgspec.structs.replace(head, label=cause.label)
+    else:
+        if origin.kind == "agent" or (origin.kind == "human" and is_program(limits, bucket, stamp)):
+            heard, last = state.heard, bucket.uncaused.last
+            if heard.given.get(sender, 0) > last or (heard.newest > last and was_told(state, sender, last)):
+                bucket = count_answer(limits, state, bucket, head)
+        if frame.requires_response is not UNSET and (named := _named(state, frame)):
+            puts.append(Put("root", str(root), begin_root(head, named)))
+    row = message_row(head, frame, stamp, sender, key)
+    size, day = len(row.data) + ROW_BYTES, stamp // DAY_MS
+    size_now, messages_now = bucket.bytes + size, bucket.messages + 1
+    upto, upto_messages = bucket.next_bytes, bucket.next_messages
+    if not origin.session_id:  # a mod's own: whose message it follows from is told by its `ChangeSet`
+        puts.append(Put("bucket", sender, bucket.at_rates((sends, roots))))
+    elif size_now < upto and messages_now < upto_messages and day == bucket.day:  # nearly always: no bound is near
+        now = Bucket(sends, roots, day, size_now, messages_now, upto, upto_messages, bucket.uncaused)
+        puts.append(Put("bucket", sender, now))
+    else:
+        puts += count_stored(rules.quotas, sender, bucket, (sends, roots), stamp, size, 1)
+    return row, puts
+
+
+def message_row(head: MessageHead, frame: SendFrame, stamp: int, actor: str, key: str = "") -> Row:
+    """The row of a message: what its frame says, at the place that its head gives it."""
+    thread_id = head.thread_id
+    message = WireMessage(
+        seq=head.seq,
+        message_id=frame.message_id,
+        kind=head.kind,  # type: ignore[arg-type]
+        sender_id=head.sender_id,
+        sender_kind=head.sender_kind,
+        to=frame.to,
+        thread_id=thread_id,
+        reply_to=frame.reply_to,
+        cause=frame.cause,
+        root=head.root,
+        hops=head.hops,
+        sent_at=stamp,
+        content=frame.content,
+        text_representation=frame.text_representation,
+        requires_response=frame.requires_response,
+    )
+    # apart: CPython makes a dict for a call with more than 15 keywords, which costs more than the rest of this message
+    if frame.metadata is not UNSET:
+        message = msgspec.structs.replace(message, metadata=frame.metadata)
+    return Row(
+        seq=head.seq,
+        at=stamp,
+        type="message",
+        actor=actor,
+        key=key,
+        target=frame.to,
+        stream=thread_id,
+        label=str(head.label),
+        excluded=head.excluded,
+        digest="" if frame.exclude_agent_ids is UNSET else excluded_digest(frame),
+        data=encode(message),
+        head=head,
+    )
+
+
+def mod_message(
+    mod: str,
+    agent_id: str,
+    content: Any,
+    *,
+    seq: int,
+    stamp: int,
+    cause: MessageHead | None = None,
+    about: int | None = None,
+    text: str | UnsetType = UNSET,
+) -> Row:
+    """A message from a mod, or from the network itself, to one participant. It follows from its ``cause``, or is told
+    ``about`` a conversation, which it is a part of; else it begins one."""
+    to = agent_address(agent_id)
+    root, hops, label, caused_by = (seq, 0, seq, None) if about is None else (about, 1, seq, about)
+    if cause is not None:
+        root, hops, label, caused_by = cause.root, cause.hops + 1, cause.label, cause.seq
+    head = MessageHead(
+        seq=seq,
+        sender_id=mod,
+        sender_kind="service",
+        kind="mod",
+        to=to,
+        thread_id=mod_thread(mod, agent_id),
+        root=root,
+        hops=hops,
+        label=label,
+        cause=caused_by,
+    )
+    frame = SendFrame(
+        message_id=f"{mod}:{seq}",
+        to=to,
+        content=Raw(encode(content)),
+        cause=UNSET if caused_by is None else caused_by,
+        text_representation=text,
+    )
+    return message_row(head, frame, stamp, mod_address(mod))
+
+
+def _named(state: State, frame: SendFrame) -> tuple[str, ...]:
+    """The participants of whom a message requires a response by name."""
+    asked = frame.requires_response
+    return tuple(name for name in asked if state.participant(name) is not None) if isinstance(asked, list) else ()
+
+
+def charge_message(
+    limits: Limits,
+    state: State,
+    facts: Facts,
+    head: MessageHead,
+    cause: MessageHead,
+    spender: str,
+    addressed: Sequence[str],
+) -> Put:
+    """Count a message against its root's budget. Raises `Stopping`."""
+    budget = find_budget(state, facts, head.root, cause)
+    return Put("root", str(head.root), charge_root(limits, budget, head, spender, addressed))
+
+
+def find_budget(state: State, facts: Facts, root: int, known: MessageHead | None = None) -> RootBudget:
+    """What the conversation from a root has used; ``known`` is one of its messages. Where nothing is counted yet,
+    that is its root, unless the ledger has damaged what was: then nobody knows whose it is."""
+    key = str(root)
+    budget: RootBudget | None = state.get("root", key) or facts.cold.get(("root", key))
+    if budget is None:
+        budget = begin_root(known) if known is not None and known.seq == root else RootBudget(1, root)
+    return budget
+
+
+def find_readable(state: State, facts: Facts, agent_id: str, seq: int, field: str) -> MessageHead:
+    """The message that a ``field`` names. Raises `UnknownMessage` where there is none that this participant may
+    read."""
+    head = facts.heads.get(seq)
+    if head is None or not may_read(state, agent_id, head):
+        raise UnknownMessage(f"There is no message {seq} that {agent_id} may read; {field} is the seq of one.")
+    return head
+
+
+# --- where it goes
+
+
+class _Place(Struct, frozen=True, gc=False):
+    kind: Literal["direct", "broadcast", "channel", "mod"]
+    thread_id: str
+    excluded: tuple[str, ...] = ()
+
+
+def _find_place(
+    rules: Rules, state: State, origin: Origin, kind: str, name: str, parent: MessageHead | None, frame: SendFrame
+) -> _Place:
+    """Where the message goes: recipients exist, the sender may write there, and a reply stays where its parent is."""
+    sender = origin.agent_id
+    match kind:
+        case "agent":
+            recipient = state.everyone.get(name)
+            if recipient is None or recipient.removed_seq is not None:
+                raise UnknownRecipient(f"Nobody is registered as {name!r}; network.list_agents lists who is.")
+            place = _Place("direct", direct_thread(sender, name))
+        case "channel":
+            find_channel(state, origin, name)
+            if not state.member(name, sender).is_in:
+                raise Forbidden(f"{sender} is not a member of the channel {name!r}; join it first.")
+            place = _Place("channel", channel_address(name))
+        case "mod":
+            if name not in rules.mods:
+                raise UnknownRecipient(f"This hub has no mod {name!r}; network.info lists its mods.")
+            place = _Place("mod", mod_thread(name, sender))
+        case _:
+            place = _Place("broadcast", "broadcast", _left_out(state, frame))
+    if parent is None:
+        return place
+    is_private = place.kind in ("direct", "mod")
+    is_there = place.thread_id == parent.thread_id if is_private else frame.to == parent.to
+    if place.kind != parent.kind or not is_there:
+        raise InvalidArguments(
+            f"reply_to {parent.seq} is in {parent.thread_id}, and {frame.to} is not; reply to where it is."
+        )
+    if is_private:
+        return place
+    start = thread_start(parent.thread_id)
+    excluded = tuple(dict.fromkeys((*parent.excluded, *place.excluded)))
+    return _Place(place.kind, reply_thread(parent.seq if start is None else start), excluded)
+
+
+def _left_out(state: State, frame: SendFrame) -> tuple[str, ...]:
+    """Whom a broadcast leaves out. Others than participants would not hear it anyway, and their names would be kept by
+    every reply too."""
+    if frame.exclude_agent_ids is UNSET:
+        return ()
+    return tuple(name for name in dict.fromkeys(frame.exclude_agent_ids) if state.participant(name) is not None)

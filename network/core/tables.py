@@ -1,0 +1,528 @@
+"""What the network's tables hold: the value of each, frozen and replaced whole, a change of one (`Put`), and what the
+ledger knows of a batch beside the loaded tables (`Facts`). No IO, no clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, MutableMapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from roundelay.network.frames import Kind
+
+LoadedTable: TypeAlias = Literal[
+    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day", "stored"
+]
+"""Loaded at the start, and held in memory."""
+ColdTable: TypeAlias = Literal["root", "call", "dead", "tried", "triggered", "given_up", "stopped"]
+"""In the ledger alone: looked up as facts of a batch."""
+Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
+"""``bucket`` is in memory alone."""
+
+LOADED_TABLES: tuple[Table, ...] = get_args(LoadedTable)
+COLD_TABLES: frozenset[str] = frozenset(get_args(ColdTable))
+VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
+
+
+class Participant(Struct, frozen=True):
+    """A registered id. ``fence`` is the newest one given to a reactor session, ``fence_shown`` what that session had
+    shown, if any.
+
+    Sessions that joined before ``cut_seq`` are over: its tokens were revoked there. ``instance`` is what its
+    reactor's process calls itself (empty: it does not say), ``life`` the first fence that this process was given.
+    ``is_lost``: its session has ended without a goodbye, with reactions open, and no reactor has come since.
+    """
+
+    agent_id: str
+    kind: Kind
+    registered_seq: int
+    card: Raw | UnsetType = UNSET  # of `Raw | None` msgspec reads back only the null
+    fence: int = 0
+    removed_seq: int | None = None
+    fence_shown: int | None = None
+    cut_seq: int = 0
+    instance: str = ""
+    life: int = 0
+    is_lost: bool = False
+
+
+class Token(Struct, frozen=True):
+    """What a token's hash (the key) allows. A revoked one stays, so that it is never bound again."""
+
+    agent_id: str
+    kind: Kind
+    created_at: int
+    operator: bool = False
+    revoked: bool = False
+
+
+Access: TypeAlias = Literal["open", "invite", "closed"]
+"""Who may come into a channel: everybody, or those whom it invites; a closed one is hidden from others (`channels`)."""
+History: TypeAlias = Literal["since_join", "members"]
+
+
+class Channel(Struct, frozen=True):
+    """A channel; ``history`` says what late joiners may read. Those from before there was ``access`` are open,
+    without an owner (None); where the owner was taken out of the channel, ``owner`` is empty."""
+
+    name: str
+    created_seq: int
+    created_by: str
+    topic: str = ""
+    history: History = "since_join"
+    access: Access = "open"
+    owner: str | None = None
+
+
+DAY_MS = 86_400_000
+MAX_STOPPED_IN = 256
+"""In how many threads of one conversation its readers are told that its budget is spent."""
+MAX_SPANS = 4096
+"""How often a participant may come to a channel again after messages that it missed: each time is kept, for what it may
+read depends on it."""
+
+
+class Member(Struct, frozen=True):
+    """When one participant was in one channel: spans of seqs (from, until), both exclusive; until None while it is in.
+
+    ``standing`` is that of one who is not in: invited, removed by the owner, or neither. Who comes uses its
+    invitation up.
+    """
+
+    spans: tuple[tuple[int, int | None], ...] = ()
+    standing: Literal["", "invited", "removed"] = ""
+
+    @property
+    def is_in(self) -> bool:
+        return bool(self.spans) and self.spans[-1][1] is None
+
+    def joined(self, seq: int) -> Member:
+        """In from here on. Where nothing at all was stored since it left, nothing was missed: it goes on as if it had
+        stayed."""
+        if self.spans and self.spans[-1][1] == seq - 1:
+            return Member((*self.spans[:-1], (self.spans[-1][0], None)))
+        return Member((*self.spans, (seq, None)))
+
+    def left(self, seq: int) -> Member:
+        """Out from here on. A span within which nothing was stored is not kept, unless it is the only one."""
+        start = self.spans[-1][0]
+        if start == seq - 1 and len(self.spans) > 1:
+            return Member(self.spans[:-1])
+        return Member((*self.spans[:-1], (start, seq)))
+
+    def was_in(self, seq: int) -> bool:
+        at = bisect_left(self.spans, seq, key=_start) - 1  # of the last that began before
+        if at < 0:
+            return False
+        until = self.spans[at][1]
+        return until is None or seq < until
+
+
+def _start(span: tuple[int, int | None]) -> int:
+    return span[0]
+
+
+class Floor(Struct, frozen=True):
+    """Everything up to ``seq`` is handled but ``open``, and ``above`` it those acknowledged one by one; both ascending.
+    It only ever grows."""
+
+    seq: int
+    above: tuple[int, ...] = ()
+    open: tuple[int, ...] = ()
+
+    def with_handled(self, seqs: Iterable[int]) -> Floor:
+        """This floor, and these handled too."""
+        more = set(seqs)
+        above = {*self.above, *(seq for seq in more if seq > self.seq)}
+        return Floor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in more))
+
+    def is_handled(self, seq: int) -> bool:
+        if seq <= self.seq:
+            return not _holds(self.open, seq)
+        return _holds(self.above, seq)
+
+
+def _holds(ascending: tuple[int, ...], seq: int) -> bool:
+    at = bisect_left(ascending, seq)
+    return at < len(ascending) and ascending[at] == seq
+
+
+class Attempt(Struct, frozen=True):
+    """Failures of one message at one recipient; ``due_at`` is when it may be delivered again.
+
+    ``is_revived``: it was a dead letter, so its floor no longer waits for it.
+    """
+
+    failures: int
+    due_at: int
+    reason: str
+    is_revived: bool = False
+
+
+class Spent(Struct, frozen=True, omit_defaults=True):
+    """Tokens of model calls, added up. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
+    ``completion_tokens``."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class DaySpent(Struct, frozen=True):
+    """What one agent (the key) has spent on the newest day, counted from the Unix epoch in UTC, on which it spent
+    anything; by model."""
+
+    day: int
+    spent: dict[str, Spent]
+
+
+class DayStored(Struct, frozen=True):
+    """What one participant (the key) has stored on a day, counted from the Unix epoch in UTC: what `limits` keeps over
+    a restart."""
+
+    day: int
+    bytes: int
+    messages: int
+    is_near: bool = False
+    """Whether little of its quota is left."""
+
+
+Rates: TypeAlias = tuple[float, float]
+"""A bucket's ``sends`` and ``roots``."""
+
+
+class Uncaused(Struct, frozen=True, gc=False):
+    """How often an agent has answered without a cause since a person spoke to it (`shares`): ``since`` that seq,
+    the last time at ``last``."""
+
+    count: int = 0
+    last: int = 0
+    since: int = 0
+    is_told: bool = False
+    """Whether it was said that it has to stop."""
+
+
+class Bucket(Struct, frozen=True, gc=False):
+    """What one participant (the key) does just now, in memory only: when its next entry, and its next message without a
+    cause, would be due at exactly their rates (`limits.next_arrival`), and what it has stored on ``day``; below
+    ``next_bytes`` and ``next_messages`` of that, nothing is to be looked at or kept (`limits.count_stored`). With its
+    answers without a cause."""
+
+    sends: float = 0.0
+    roots: float = 0.0
+    day: int = 0
+    bytes: int = 0
+    messages: int = 0
+    next_bytes: int = 0
+    next_messages: int = 0
+    uncaused: Uncaused = Uncaused()
+
+    def at_rates(self, rates: Rates) -> Bucket:
+        """This bucket, its rates counted on."""
+        return Bucket(*rates, self.day, self.bytes, self.messages, self.next_bytes, self.next_messages, self.uncaused)
+
+
+class Heard:
+    """The newest seqs of what was said, since the hub's start (`shares`): ``given`` to each participant,
+    ``shared`` at each place of many, with its sender and the newest of anybody else; ``newest`` at any such place.
+    ``people``, by address, are those of people, and who said them."""
+
+    __slots__ = ("given", "newest", "people", "shared")
+
+    def __init__(self) -> None:
+        self.given: dict[str, int] = {}
+        self.shared: dict[str, tuple[int, str, int]] = {}
+        self.newest = 0
+        self.people: dict[str, tuple[int, str]] = {}
+
+    def share(self, to: str, seq: int, sender: str) -> None:
+        """Somebody has said something at a place of many."""
+        known = self.shared.get(to)
+        other = 0 if known is None else known[2] if known[1] == sender else known[0]
+        self.shared[to] = (seq, sender, other)
+        self.newest = seq
+
+
+class OpenReaction(Struct, frozen=True):
+    """A reaction begun and not finished, under ``AGENT/REACTION``; ``seq`` is that of its ``started`` record."""
+
+    reaction: str
+    agent_id: str
+    trigger: int
+    seq: int
+    trigger_head: MessageHead
+    oldest: int
+    """The oldest seq of its prompt: retention keeps everything from here on."""
+    is_cancelled: bool = False
+    spent: dict[str, Spent] = {}
+    """What its records say so far, by model."""
+
+    life: int = 0
+    """Of the process that wrote the newest of its records (`Participant.life`)."""
+
+    calls: dict[str, bool] = {}
+    """The calls that were begun and have no result (`reactions.follow`), and whether each waits for somebody else."""
+
+
+class RootBudget(Struct, frozen=True, omit_defaults=True):
+    """How much of its budget the conversation that a root message began has used, and who has (`shares`)."""
+
+    messages: int
+    last_seq: int
+    extra_messages: int = 0
+    extra_hops: int = 0
+    stopped_in: tuple[str, ...] = ()
+    """Threads whose readers were told that it is spent."""
+
+    spent: dict[str, Spent] = {}
+    """What the records of its reactions say, by model."""
+
+    resumed: int = 0
+    """How often it was let go on."""
+
+    began_by: str = ""
+    """Who began it; empty where that is not known, since what was counted before is lost."""
+
+    first: tuple[str, ...] = ()
+    """Those between whom it began: its root's sender, and whom that names."""
+
+    parties: dict[str, int] = {}
+    """How many messages each of them has sent in it, and of those whom parties addressed."""
+
+    others: dict[str, int] = {}
+    """How many each of the rest has."""
+
+    claims: dict[str, dict[str, Spent]] = {}
+    """What their records say that each agent spent in it, by model."""
+
+    told: tuple[str, ...] = ()
+    """By which bounds it has stopped since it was let go on: each was told to who began it."""
+
+
+class Stopped(Struct, frozen=True):
+    """A conversation that has stopped and was not let go on: the last message stored in it, and when, by which
+    limit, who used it up, and how many of its messages that one sent."""
+
+    root: int
+    seq: int
+    at: int
+    limit: str
+    used_by: str
+    used: int
+    began_by: str
+    reason: str
+
+
+class CallResult(Struct, frozen=True):
+    """The first result of a call that changed something, repeated for its ``call_id`` for 24 hours."""
+
+    digest: str
+    at: int
+    value: Raw
+
+
+class DeadLetter(Struct, frozen=True):
+    """A message that its recipient failed to handle too often."""
+
+    agent_id: str
+    seq: int
+    reason: str
+    failures: int
+    at: int
+    reactions: tuple[str, ...] = ()
+    """Those to it that were open then, and are no more."""
+
+
+class GivenUp(Struct, frozen=True):
+    """Of a reaction (the key's second half) to what is a dead letter now: which it is. Kept as long as the letter."""
+
+    trigger: int
+    sender_id: str
+    attempts: int
+
+
+class Tried(Struct, frozen=True):
+    """How many attempts a message took in all that failed at least once and needs no more: the last one handled it, or
+    it was given up."""
+
+    attempts: int
+
+
+class Begun(Struct, frozen=True):
+    """A reaction, as it was begun by the ``started`` record of this seq."""
+
+    reaction: str
+    seq: int
+
+
+MAX_BEGUN = 64
+"""How many of the reactions to one message are known: the first, and the newest."""
+
+
+class Triggered(Struct, frozen=True):
+    """The newest reaction that one agent (the key's first half) began for one message (its second half), and the
+    ``earlier`` ones."""
+
+    reaction: str
+    seq: int
+    earlier: tuple[Begun, ...] = ()
+
+    @property
+    def first(self) -> Begun:
+        return self.all[0]
+
+    @property
+    def all(self) -> tuple[Begun, ...]:
+        """All of them, ascending."""
+        return (*self.earlier, Begun(self.reaction, self.seq))
+
+    def then(self, reaction: str, seq: int) -> Triggered:
+        """These, and one that is begun now."""
+        first, *others = self.all
+        return Triggered(reaction, seq, (first, *others[2 - MAX_BEGUN :]))
+
+
+VALUE_TYPES: dict[Table, Any] = {
+    "participant": Participant,
+    "token": Token,
+    "channel": Channel,
+    "member": Member,
+    "floor": Floor,
+    "attempt": Attempt,
+    "reaction": OpenReaction,
+    "mod": Raw,
+    "root": RootBudget,
+    "call": CallResult,
+    "dead": DeadLetter,
+    "tried": Tried,
+    "given_up": GivenUp,
+    "triggered": Triggered,
+    "day": DaySpent,
+    "stored": DayStored,
+    "stopped": Stopped,
+}
+
+
+class Put(Struct, frozen=True, gc=False):
+    """One change of one table; ``value`` None deletes the key."""
+
+    table: Table
+    key: str
+    value: Any
+
+
+class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
+    """What rules need to know of a stored message; never its content.
+
+    ``label`` is the seq of the message whose people are this one's audience (its own, or that of a cause that had
+    people). ``excluded`` are those whom a broadcast, or the message that a reply thread began with, left out.
+    """
+
+    seq: int
+    sender_id: str
+    sender_kind: str
+    kind: str
+    to: str
+    thread_id: str
+    root: int
+    hops: int
+    label: int
+    cause: int | None = None
+    excluded: tuple[str, ...] = ()
+
+
+class Known(Struct, frozen=True, gc=False):
+    """What is stored under an idempotency key: of a row, what tells whether a repeat is the same. A `Row` is one."""
+
+    seq: int
+    stream: str = ""
+    digest: str = ""
+    data: bytes = b"{}"
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it stands in for a row that is not what was stored: of that nothing is known but the seq."""
+        return not self.data
+
+
+class Facts(Struct):
+    """What the ledger says about a batch before it is applied. A key that is absent from a table does not exist, but
+    those of ``damaged``: (table, key) of values that are no longer what was stored."""
+
+    known: dict[tuple[str, str], Known] = {}
+    heads: MutableMapping[int, MessageHead] = {}
+    cold: dict[tuple[str, str], Any] = {}
+    damaged: set[tuple[str, str]] = set()
+
+
+def encode_value(value: Any) -> bytes:
+    """Encode a table's value for the ledger."""
+    return msgspec.json.encode(value)
+
+
+def decode_value(table: Table, data: bytes | str) -> Any:
+    """Decode what `encode_value` wrote. Raises `msgspec.DecodeError` on another shape."""
+    return msgspec.json.decode(data, type=VALUE_TYPES[table])
+
+
+RowType: TypeAlias = Literal[
+    "message",
+    "record",
+    "registered",
+    "removed",
+    "token",
+    "channel",
+    "joined",
+    "left",
+    "dead",
+    "budget",
+    "damaged",
+]
+
+
+class Row(Known, frozen=True, kw_only=True, gc=False):
+    """One entry of the log.
+
+    ``actor`` and ``key`` are its idempotency key (``m:``, ``r:`` or ``c:`` and the client's id; empty when it has
+    none). ``target`` is the address whose readers it is delivered to, ``stream`` the thread of a message or the
+    reaction of a record; both are empty for other rows. ``data`` is JSON: a message as it is delivered, a record with
+    its body. Of type ``damaged`` none is stored: it is a stand-in (`damaged_row`).
+    """
+
+    at: int
+    type: RowType
+    actor: str
+    key: str = ""
+    target: str = ""
+    label: str = ""
+    excluded: tuple[str, ...] = ()
+    head: MessageHead | None = None
+
+
+def damaged_row(seq: int) -> Row:
+    """What is read in the place of a row that is not what was stored: its seq, and nothing else that was in it."""
+    return Row(seq=seq, at=0, type="damaged", actor="", data=b"")
+
+
+class Wanted(Struct):
+    """What a batch needs to know before it is applied: `Ledger.lookup` answers it with `Facts`."""
+
+    keys: set[tuple[str, str]]
+    seqs: set[int]
+    cold: set[tuple[Table, str]]
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.seqs or self.cold)
+
+
+class Span(Struct, frozen=True, gc=False):
+    """A range of one target's rows: ``after`` < seq < ``before`` (None: no end)."""
+
+    target: str
+    after: int
+    before: int | None = None

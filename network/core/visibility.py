@@ -1,0 +1,340 @@
+"""Who may read a message, who it is delivered to, and which messages may enter a prompt.
+
+Pure rules over the state and message heads; delivery, history, resume and prompts all ask here, so that they cannot
+differ. The rules are those of docs/protocol.md ("Addresses, threads, membership") and of DESIGN's "Conversation
+safety": a message's *audience* is the people in its thread, or, if it has none, the audience of its cause. Where nobody
+began the conversation but programs (agents and services), it is the participants of the thread in which it began.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Set
+from typing import Literal
+
+from roundelay.network.addresses import agent_address, channel_address, name_of, parse_address, thread_start
+from roundelay.network.frames import is_id
+
+from .access import has_right_to_read
+from .state import State
+from .tables import Member, MessageHead, Participant, Span
+
+Visibility = Literal["people", "strict", "all", "current"]
+FEW = 16
+"""An audience beyond this is not asked one by one whether it reads a message, where those who came last can answer for
+all."""
+VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")
+
+
+def parties(head: MessageHead) -> tuple[str, ...]:
+    """The participants of a direct or mod message: its sender and its recipient, as far as they are participants."""
+    kind, name = parse_address(head.to)
+    if head.kind == "direct":
+        return (head.sender_id, name)
+    return (name,) if kind == "agent" else (head.sender_id,)
+
+
+def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
+    """Whether a participant may read a message. Operators are not asked."""
+    if agent_id == head.sender_id and head.kind != "mod":
+        return True
+    match head.kind:
+        case "broadcast":
+            return _hears_broadcast(state.present(agent_id), head)
+        case "channel":
+            name = name_of(head.to)
+            if state.rights is not None and not has_right_to_read(state, agent_id, name):
+                return False
+            member = state.member(name, agent_id)
+            return _gets(state, name, member, head) or (member.is_in and _is_open(state, name))
+        case _:
+            return agent_id in parties(head)
+
+
+def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
+    """Whether a message is delivered to a participant (its sender's other sessions included): then it may read it
+    too."""
+    if head.kind == "channel" and agent_id != head.sender_id:
+        name = name_of(head.to)
+        if state.rights is not None and not has_right_to_read(state, agent_id, name):
+            return False
+        return _gets(state, name, state.member(name, agent_id), head)
+    return may_read(state, agent_id, head)
+
+
+def hearing(head: MessageHead) -> tuple[int, Set[str]]:
+    """Whom a broadcast is for beside its sender, for those who ask of many: who was registered before a seq and is not
+    left out."""
+    return _first_seq(head), frozenset(head.excluded)
+
+
+def recipients(state: State, head: MessageHead) -> Iterator[str]:
+    """Everyone that a message is delivered to but its sender, in no order."""
+    match head.kind:
+        case "broadcast":
+            before, excluded = hearing(head)
+            for participant in state.registered_before(before):
+                if participant.agent_id != head.sender_id and participant.agent_id not in excluded:
+                    yield participant.agent_id
+        case "channel":
+            for agent_id in state.members(name_of(head.to)):
+                if agent_id != head.sender_id and state.present(agent_id) and is_recipient(state, agent_id, head):
+                    yield agent_id
+        case _:
+            kind, name = parse_address(head.to)
+            if kind == "agent" and name != head.sender_id:
+                yield name
+
+
+def _hears_broadcast(participant: Participant | None, head: MessageHead) -> bool:
+    if participant is None or participant.agent_id in head.excluded:
+        return False
+    return participant.registered_seq < _first_seq(head)
+
+
+def _first_seq(head: MessageHead) -> int:
+    """The seq of the message that a reply thread began with, else the message's own: who came after it does not read
+    the thread."""
+    start = thread_start(head.thread_id)
+    return head.seq if start is None else start
+
+
+def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool:
+    """Whether a message of a channel is for a member: in when it was said, and in when its reply chain began, unless
+    that is open."""
+    if not member.was_in(head.seq):
+        return False
+    start = thread_start(head.thread_id)
+    return start is None or member.was_in(start) or _is_open(state, channel)
+
+
+def _is_open(state: State, channel: str) -> bool:
+    """Whether the channel's members may read what was said before they came."""
+    found = state.channel(channel)
+    return found is not None and found.history == "members"
+
+
+def inbox_spans(state: State, participant: Participant) -> list[Span]:
+    """Where a participant's deliveries lie in the log; a page read from them is still filtered by `is_recipient`."""
+    spans = [
+        Span(agent_address(participant.agent_id), participant.registered_seq),
+        Span("broadcast", participant.registered_seq),
+    ]
+    for channel, member in state.memberships(participant.agent_id).items():
+        spans += [Span(channel_address(channel), after, before) for after, before in member.spans]
+    return spans
+
+
+def readable_spans(state: State, participant: Participant) -> list[Span]:
+    """Where everything that a participant may read lies: its deliveries, and whole channels whose history is open to
+    members."""
+    spans = [Span(agent_address(participant.agent_id), 0), Span("broadcast", participant.registered_seq)]
+    for name, member in state.memberships(participant.agent_id).items():
+        channel = state.channel(name)
+        if state.rights is not None and not has_right_to_read(state, participant.agent_id, name):
+            continue
+        if channel is not None and channel.history == "members" and member.is_in:
+            spans.append(Span(channel_address(name), 0))
+        else:
+            spans += [Span(channel_address(name), after, before) for after, before in member.spans]
+    return spans
+
+
+def hears_channel(state: State, agent_id: str, name: str) -> bool:
+    """Whether somebody is given what passes in a channel now."""
+    return state.member(name, agent_id).is_in and has_right_to_read(state, agent_id, name)
+
+
+def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
+    """Whether somebody is among the `thread_readers` of a message."""
+    return state.present(agent_id) is not None and may_read(state, agent_id, head)
+
+
+def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> bool:
+    """Whether somebody sees live what is made of each of these messages: who may read them, and would be given an
+    answer to them now."""
+    return all(
+        is_reader(state, agent_id, head)
+        and _is_still_in(state, agent_id, head, state.head + 1)
+        # one's own is read all the same
+        and (head.kind != "channel" or hears_channel(state, agent_id, name_of(head.to)))
+        for head in judges
+    )
+
+
+def thread_readers(state: State, head: MessageHead) -> set[str]:
+    """Everyone who may read a message now: the readers of its thread at that point."""
+    found = {agent_id for agent_id in recipients(state, head) if state.present(agent_id)}
+    if head.kind == "channel":
+        found |= {
+            agent_id
+            for agent_id in state.members(name_of(head.to))
+            if state.present(agent_id) and may_read(state, agent_id, head)
+        }
+    if state.present(head.sender_id) is not None and head.kind != "mod":
+        found.add(head.sender_id)
+    elif head.kind == "mod":
+        found |= {agent_id for agent_id in parties(head) if is_id(agent_id) and state.present(agent_id)}
+    return found
+
+
+def has_people(state: State, head: MessageHead) -> bool:
+    """Whether a person is among those who may read a message."""
+    return next(_people_reading(state, head), None) is not None
+
+
+def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
+    """The audience that a label stands for, judged at a seq: its thread's people, or its participants if there are
+    none.
+
+    Who has left the thread by ``at_seq`` is no longer in it; who joined too late to read the label's message never was.
+    """
+    readers = frozenset(_people_reading(state, label))
+    people = frozenset(agent_id for agent_id in readers if _is_still_in(state, agent_id, label, at_seq))
+    # who is gone stays in it: else what was theirs would be for whoever is left, and everybody's secrets for that
+    return people or readers | thread_readers(state, label) | _parties_ever(label)
+
+
+def _programs_alone(state: State, label: MessageHead) -> frozenset[str] | None:
+    """Everyone in the thread of a label that no person reads, or has read before leaving; None where there is one."""
+    if label.sender_kind == "human" or has_people(state, label):
+        return None
+    return _parties_ever(label) | thread_readers(state, label)
+
+
+def _parties_ever(label: MessageHead) -> frozenset[str]:
+    """Those whom a message names, whether they are still there: its sender, of a direct or mod message its
+    recipient too."""
+    return frozenset(parties(label) if label.kind in ("direct", "mod") else (label.sender_id,))
+
+
+def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
+    """The people who may read a message (`may_read`), each once or more. It is asked where they can be, not of
+    everybody."""
+    if head.kind in ("direct", "mod"):
+        yield from (agent_id for agent_id in parties(head) if state.is_person(agent_id))
+        return
+    if state.is_person(head.sender_id):
+        yield head.sender_id
+    before, excluded = hearing(head)
+    if head.kind == "broadcast":
+        yield from (agent_id for agent_id in state.people_before(before) if agent_id not in excluded)
+        return
+    name = name_of(head.to)
+    channel = state.channel(name)
+    is_open = channel is not None and channel.history == "members"
+    inside = state.people_in_before(name, None if is_open else before)
+    yield from (agent_id for agent_id in inside if may_read(state, agent_id, head))
+    if head.seq <= state.head:  # what is only being written, nobody reads who has left
+        outside = (agent_id for agent_id, member in state.people_of(name).items() if not member.is_in)
+        yield from (agent_id for agent_id in outside if may_read(state, agent_id, head))
+
+
+def _is_in_thread(state: State, agent_id: str, head: MessageHead, at_seq: int) -> bool:
+    return may_read(state, agent_id, head) and _is_still_in(state, agent_id, head, at_seq)
+
+
+def _is_still_in(state: State, agent_id: str, head: MessageHead, at_seq: int) -> bool:
+    if state.present(agent_id) is None:
+        return False
+    return head.kind != "channel" or state.member(name_of(head.to), agent_id).was_in(at_seq)
+
+
+class PromptFilter:
+    """Decides which messages may enter the prompt of one trigger, in one visibility. Labels' heads are given by the
+    caller."""
+
+    def __init__(
+        self,
+        state: State,
+        visibility: Visibility,
+        trigger: MessageHead,
+        label: MessageHead,
+        until: int | None = None,
+    ) -> None:
+        """``until``: what came after the trigger, up to there, is judged too; else it is not admitted."""
+        self._state = state
+        self._visibility = visibility
+        self._trigger = trigger
+        self._until = trigger.seq if until is None else until
+        self._audience = audience(state, label, trigger.seq) if visibility != "all" else frozenset()
+        self._programs = _programs_alone(state, label) if visibility != "all" else None
+        self._shared: dict[int, bool] = {}
+        """By label: what `_is_shared` said of it."""
+        self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
+        self._newest: dict[str, list[tuple[int, str]] | None] = {}
+        """By address: when those two of the audience came that came last; None where that does not tell who reads."""
+
+    def admits(self, head: MessageHead, label: MessageHead) -> bool:
+        """Whether this message, which the agent itself may read, enters the prompt. ``strict`` and ``current``
+        narrow ``people``: where only agents read a thread, what is there for one person is not for another."""
+        if head.seq > self._until:
+            return False
+        match self._visibility:
+            case "all":
+                return True
+            case "current":
+                return head.thread_id == self._trigger.thread_id and self._is_for_audience(head, label)
+            case "strict":
+                reads = (may_read(self._state, agent_id, head) for agent_id in self._readers)
+                return all(reads) and self._is_for_audience(head, label)
+            case "people":
+                return self._is_for_audience(head, label)
+
+    def _is_for_audience(self, head: MessageHead, label: MessageHead) -> bool:
+        newest = self._came_last(label) if len(self._audience) > FEW else None
+        if newest is not None:
+            return self._reaches(label, newest)
+        if all(self._is_in_audience(agent_id, head, label) for agent_id in self._audience):
+            return True
+        return self._programs is not None and self._is_shared(label)
+
+    def _is_shared(self, label: MessageHead) -> bool:
+        """Of a trigger without people: whether the message has none either, and all who the trigger is for are in its
+        thread too."""
+        if label.seq not in self._shared:
+            state, at_seq = self._state, self._trigger.seq
+            self._shared[label.seq] = _programs_alone(state, label) is not None and all(
+                _is_in_thread(state, agent_id, label, at_seq) for agent_id in self._programs or ()
+            )
+        return self._shared[label.seq]
+
+    def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
+        if self._state.is_person(agent_id):
+            return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
+        # a trigger without people: its participants read the message themselves, or it is among programs and theirs
+        # (`_is_shared`)
+        return may_read(self._state, agent_id, head)
+
+    def _came_last(self, label: MessageHead) -> list[tuple[int, str]] | None:
+        """Of a place of many, if everyone in the audience came to it once and stayed: then who came last reads
+        least."""
+        if label.kind not in ("broadcast", "channel"):
+            return None
+        if label.kind == "channel" and self._state.rights is not None:  # which somebody may not read who came early
+            return None
+        if label.to not in self._newest:
+            came = [self._came(agent_id, label) for agent_id in self._audience]
+            known = [(seq, agent_id) for seq, agent_id in came if seq is not None]
+            self._newest[label.to] = heapq.nlargest(2, known) if len(known) == len(came) else None
+        return self._newest[label.to]
+
+    def _came(self, agent_id: str, label: MessageHead) -> tuple[int | None, str]:
+        participant = self._state.present(agent_id)
+        if participant is None or participant.kind != "human":
+            return None, agent_id
+        if label.kind == "broadcast":
+            return participant.registered_seq, agent_id
+        spans = self._state.member(name_of(label.to), agent_id).spans
+        stays = len(spans) == 1 and spans[0][1] is None and spans[0][0] < self._trigger.seq
+        return spans[0][0] if stays else None, agent_id
+
+    def _reaches(self, label: MessageHead, newest: list[tuple[int, str]]) -> bool:
+        """What `_is_in_audience` says of everyone in the audience, by those who came last; a sender reads its own."""
+        first, excluded = hearing(label)
+        if any(agent_id in self._audience and agent_id != label.sender_id for agent_id in excluded):
+            return False
+        channel = self._state.channel(name_of(label.to)) if label.kind == "channel" else None
+        if channel is not None and channel.history == "members":
+            return True
+        return all(seq < first or agent_id == label.sender_id for seq, agent_id in newest)

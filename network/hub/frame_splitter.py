@@ -1,0 +1,177 @@
+"""WebSocket frames as bytes (RFC 6455, 5.2), as far as the hub splits and writes them itself. Pure: no IO.
+
+Whole text messages, which is nearly everything, are taken out of the bytes here. Everything else (pieces of messages,
+control frames, what is wrong) goes to websockets' own parser, frame by frame. `connection` carries the bytes to both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # a websockets without its C extension
+    from websockets.utils import apply_mask
+
+# What `feed` is given, what `take` makes of it one by one, and the state that follows:
+#
+#   | text, whole | text, whole | ping | text, FIN=0 | continuation | two thirds of a text .. | IN_FRAME, `_owed`: rest
+#     bytes         bytes         ForParser ----------------------- | ForParser: its beginning
+#   WAITING ------------------------------------------------------> | 5 of a header's 8 bytes | IN_HEADER: they stay
+#                                                                   | more than `most` ...... | REFUSED
+#                                                                   | (nothing)               | BETWEEN
+#
+#   BETWEEN, IN_HEADER, IN_FRAME --feed--> WAITING --take--> any;  REFUSED is the end
+#
+# The parser is a generator with five steps a frame, half of what a bare relay costs: what can is kept from it. Bytes
+# may pass it only while it stands between two frames and between two messages. So of a frame in pieces it gets all of
+# them, and after a text without FIN everything goes to it until the message has ended (`_is_bypassed` is False
+# meanwhile).
+
+LARGE_BYTES = 1 << 17
+_first_four = struct.Struct("!HH").unpack_from
+"""The first two are 0x8180 to 0x81FF for a text message in one frame, masked. Its length is in the lowest seven bits;
+or it is what the other two say (0x81FE), or what eight bytes say (0x81FF)."""
+
+
+class SplitterState(Enum):
+    """Where that ends which was taken so far."""
+
+    BETWEEN = "between two frames; nothing has come after it"
+    WAITING = "before bytes that have come"
+    IN_HEADER = "before a header that has come in part"
+    IN_FRAME = "in a frame, whose beginning the parser has"
+    REFUSED = "before a frame that is larger than it may be"
+
+
+BETWEEN, WAITING, IN_HEADER, IN_FRAME, REFUSED = SplitterState
+"""By names of their own: to look one up in its enum costs as much as a call."""
+
+
+class ForParser(NamedTuple):
+    """Bytes for the library's parser: one frame, or a part of one."""
+
+    data: bytes
+
+
+class FrameSplitter:
+    """The bytes of one connection, split into frames of at most ``most`` bytes (it may be changed between two
+    turns)."""
+
+    __slots__ = ("_data", "_is_bypassed", "_is_fragmented", "_owed", "at", "most", "state")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.state = BETWEEN
+        self.at = 0
+        """How many bytes were taken since the last `feed`."""
+        self._data = b""
+        self._owed = 0
+        """How many bytes of a frame are yet to come that the parser has the beginning of."""
+        self._is_fragmented = False
+        """Whether the parser stands within a message of several frames."""
+        self._is_bypassed = True
+        """Whether text may pass the parser: it stands within nothing."""
+
+    def feed(self, data: bytes) -> None:
+        """Add what was received; of what was not taken nothing is lost."""
+        if self.state is not BETWEEN:
+            data = self._data[self.at :] + data
+        if data:
+            self.state = WAITING
+        self._data, self.at = data, 0
+
+    def take(self) -> bytes | ForParser | None:
+        """The next thing in the order of the bytes: a whole text message's payload, or what is for the parser. None:
+        `state` says why."""
+        data, at = self._data, self.at
+        head, length = _first_four(data, at) if len(data) - at > 7 else (0, 0)
+        if head == 0x81FE:
+            start = at + 8
+        elif 0x8180 <= head < 0x81FE:
+            start, length = at + 6, head & 0x7F
+        else:
+            return self._take_other()
+        end = start + length
+        if end > len(data) or length > self.most or not self._is_bypassed:
+            return self._take_other()
+        self.at = end
+        if end == len(data):
+            self.state = BETWEEN
+        return apply_mask(data[start:end], data[start - 4 : start])
+
+    def _take_other(self) -> bytes | ForParser | None:
+        """`take` for whatever is not a text message of less than 64 KiB, whole."""
+        data, at, size = self._data, self.at, len(self._data)
+        if self._owed:
+            end = self._owed
+        else:
+            start, length = read_header(data, at)
+            end = start + length
+            if start > size:
+                self.state = IN_HEADER
+            elif length > self.most:
+                self.state = REFUSED
+            if self.state is not WAITING:
+                return None
+            if data[at] == 0x81 and data[at + 1] & 0x80 and end <= size and self._is_bypassed:
+                self.at, self.state = end, BETWEEN if end == size else WAITING
+                return apply_mask(data[start:end], data[start - 4 : start])
+            if not data[at] & 0x08:  # no control frame
+                self._is_fragmented = not data[at] & 0x80
+        self.at = min(end, size)
+        self._owed = end - self.at
+        self._is_bypassed = not (self._owed or self._is_fragmented)
+        if self.at == size:
+            self.state = IN_FRAME if self._owed else BETWEEN
+        return ForParser(data[at : self.at])
+
+    def take_rest(self) -> bytes:
+        """Everything that was not taken, for the parser: the end of a closing handshake."""
+        rest, self._data, self.at = self._data[self.at :], b"", 0
+        return rest
+
+
+def read_header(data: bytes, at: int) -> tuple[int, int]:
+    """Where the payload of the frame at ``at`` starts, and its length. The start lies past the data if the header does.
+
+    A frame that is not masked has no mask's four bytes here: its length is found all the same, and the parser refuses
+    it."""
+    left = len(data) - at
+    if left < 2:
+        return len(data) + 1, 0
+    length = data[at + 1]
+    start = at + (6 if length & 0x80 else 2)
+    length &= 0x7F
+    if length == 126:
+        start += 2
+        length = data[at + 2] << 8 | data[at + 3] if left >= 4 else 0
+    elif length == 127:
+        start += 8
+        length = int.from_bytes(data[at + 2 : at + 10], "big")
+    return start, length
+
+
+def join_text_frames(payloads: Sequence[bytes]) -> list[bytes]:
+    """Text messages, unmasked and unfragmented, to be sent as one write.
+
+    A large one alone stays two parts, for to join it would copy it.
+    """
+    parts: list[bytes] = []
+    for payload in payloads:
+        parts.append(_text_header(len(payload)))
+        parts.append(payload)
+    return parts if len(payloads) == 1 and len(payloads[0]) > LARGE_BYTES else [b"".join(parts)]
+
+
+@lru_cache(maxsize=4096)
+def _text_header(size: int) -> bytes:
+    if size < 126:
+        return b"\x81%c" % size
+    if size < 65536:
+        return struct.pack("!BBH", 0x81, 126, size)
+    return struct.pack("!BBQ", 0x81, 127, size)

@@ -1,0 +1,527 @@
+"""The hub: accepts, orders, stores and delivers; the only writer of the ledger.
+
+Eight steps (docs/design.md). Per frame, in `intake`: 1 auth, 2 shape (`shape`), 3 the mods' ``before``,
+4 into the pending batch. Per batch, here in `Hub.commit`: 5 `Ledger.lookup`, 6 `apply` in order, 7 `Ledger.append`,
+durable, 8 merge and publish (`publisher`). Nothing is answered or delivered before step 7 has returned. If it fails,
+its outcome is unknown: nothing is answered, sessions are closed with 4503, the ledger is reopened, and the senders'
+repeats settle what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from roundelay.network.clock import Clock, NewId, SteadyClock
+from roundelay.network.config import Limits, Quota, Registration, Retain
+from roundelay.network.core.apply import apply, wanted
+from roundelay.network.core.calls import CALL_KEPT_MS
+from roundelay.network.core.change import answer_defect
+from roundelay.network.core.entries import Bind, Entry, Handled, Lost, Origin, Outcome
+from roundelay.network.core.limits import Quotas
+from roundelay.network.core.mod import Mod, Operation
+from roundelay.network.core.reactions import forget_failures
+from roundelay.network.core.rights import Rights
+from roundelay.network.core.sending import Rules
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import Facts, Known, Put, Row, Wanted
+from roundelay.network.core.visibility import Visibility
+from roundelay.network.errors import LedgerError, RoundelayError
+from roundelay.network.ledger import KeyTaken, Ledger, Unstorable
+from roundelay.network.operations import list_operations
+
+from .admission import Gate
+from .intake import Intake
+from .metrics import CommitFigures, Figure, list_figures
+from .outage import Outage
+from .publisher import Publisher, Switchboard
+from .reads import answer_read
+from .retention import KEEP_ALL, keep_trimming
+from .session import Connection, Session, SessionState
+
+log = logging.getLogger(__name__)
+
+FLOOR_FLUSH_S = 0.5
+"""Acknowledgements reach the ledger at most this late (docs/protocol.md allows 1 s)."""
+VERIFY_S = 0.5
+"""How often a hub makes sure that its ledger's files are still there, also while nothing is stored: it says so within a
+second."""
+FIRST_REOPEN_S, MAX_REOPEN_S = 0.1, 1.0
+"""docs/operations.md says that a hub is ready again within 5 s after a fault: to open a ledger takes its time too."""
+COMMIT_PATIENCE_S = 2.0
+"""A commit that takes longer makes the hub not ready: SQLite tries for up to 10 s to get a lock that it is refused, and
+says nothing."""
+NO_QUOTAS: Mapping[str, Quota] = {}
+STOPPING = "The hub is stopping; reconnect in a moment."
+
+
+class Batch:
+    """Entries on their way through steps 5 to 8, and what they have come to so far."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries = entries
+        self.wanted = wanted(entries)
+        self.is_guessed = not self.wanted.seqs and not self.wanted.cold
+        """No entry is taken for a repeat, and nothing else is to be known: so nothing is looked up."""
+        self.is_checked = False
+        """Each outcome is first tried for whether the ledger can store it."""
+        self.is_stored = False
+        self.facts = Facts()
+        self.draft: State
+        """What the entries change, on top of the committed state: made by step 6."""
+        self.outcomes: list[tuple[Entry, Outcome]] = []
+        self.rows: list[Row] = []
+
+
+class Hub:
+    """One network's hub over one ledger. Use: ``start``, then sessions by ``connect`` / ``receive`` / ``disconnect``,
+    then ``close``.
+
+    ``quotas`` are what participants may of their own, by their ids, ``rights`` the page of what everybody may.
+    ``owner_hash`` is the hash of the owner's token, if there is one. Time and ids come in as arguments. Implements
+    `mod.HubView`.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        limits: Limits,
+        quotas: Mapping[str, Quota] = NO_QUOTAS,
+        retain: Retain = KEEP_ALL,
+        mods: Sequence[Mod] = (),
+        visibility: Visibility = "people",
+        registration: Registration = "local",
+        rights: Rights | None = None,
+        server: str = "roundelay",
+        owner_hash: str | None = None,
+        clock: Clock,
+        new_id: NewId,
+    ) -> None:
+        self.ledger = ledger
+        self.server = server
+        self.limits = limits
+        self.quotas = Quotas(limits, quotas)
+        self.is_open = False
+        """Whether the ledger is open, and no commit's outcome unknown."""
+        self.commits = CommitFigures()
+        self._mods = {mod.id: mod for mod in mods}
+        self._visibility: Visibility = visibility
+        self._rights = rights
+        self._clock = SteadyClock(clock)
+        self._new_id = new_id
+        self._rules = Rules(
+            limits,
+            self.quotas,
+            list_operations(mods),
+            self._mods,
+            before_hooks=tuple(mod for mod in mods if mod.overrides("before")),
+            apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
+            registration=registration,
+        )
+        self.failed = asyncio.Event()
+        """Set when the hub cannot go on by itself; whoever runs it closes it then."""
+        self._work = asyncio.Event()
+        self._trouble: LedgerError | None = None
+        """What was found between two batches; the writer recovers from it."""
+        self._moved = asyncio.Event()
+        self.is_draining = False
+        self.newcomers: Gate | None = None
+        """Of the server that listens for this hub, if one does: its figures."""
+        self._writer: asyncio.Task[None] | None = None
+        self._retain = retain
+        self._upkeep: list[asyncio.Task[None]] = []
+        self.writing = asyncio.Lock()
+        """Held by each commit, and by whatever else must not meet one."""
+        self._loop = asyncio.get_running_loop()
+        self._committing_since_s: float | None = None
+        self._is_slow = False
+        """The ledger does not answer, and that was said."""
+        self._outage = Outage("the ledger failed; reopening it", "the ledger is open again", self._loop.time)
+        self.switchboard = Switchboard(limits, ledger, self._clock, new_id, self._lose_reactor)
+        self.counts = self.switchboard.counts
+        self._intake = Intake(
+            self.switchboard,
+            self._rules,
+            owner_hash=owner_hash,
+            clock=self._clock,
+            on_work=self._work.set,
+            read=self._read,
+        )
+        self.receive = self._intake.receive
+        """One text message, valid UTF-8, has arrived: steps 1 to 4."""
+        self._publisher = Publisher(
+            self.switchboard, self._rules, server=server, release=self._intake.release, enter=self._intake.enter
+        )
+
+    # --- lifetime
+
+    async def start(self) -> None:
+        """Open the ledger, load the state and begin to commit. Raises `LedgerError`."""
+        await self._load()
+        self._writer = asyncio.create_task(self._write_batches(), name="hub-writer")
+        trimming = keep_trimming(self._retain, self.switchboard, self.ledger, self._clock, self.writing)
+        self._upkeep = [
+            asyncio.create_task(self._flush_floors(), name="hub-floors"),
+            asyncio.create_task(trimming, name="hub-retention"),
+            asyncio.create_task(self._watch_ledger(), name="hub-ledger-watch"),
+        ]
+        for task in (self._writer, *self._upkeep):
+            task.add_done_callback(self._on_end)
+
+    async def bind_tokens(self, tokens: Mapping[str, str]) -> None:
+        """Bind tokens of agents, their hashes by id, as a first use does; they are on the disk when it returns.
+        Raises `LedgerError`."""
+        async with self.writing:
+            await self.commit([Bind(dict(tokens))])
+
+    async def close(self) -> None:
+        """Say ``draining`` to everyone, commit what is pending, close sessions with 4503 and the ledger cleanly."""
+        if self.is_draining:
+            return
+        self.is_draining = True
+        everyone = [session for session in self.switchboard.sessions.values() if session.state is SessionState.LIVE]
+        self.switchboard.notice(everyone, "draining", None, {"reason": STOPPING})
+        self._intake.is_closed = True
+        self._intake.enter(self._floors())
+        if self._writer is not None:
+            await asyncio.wait([self._writer])  # a failure of it has been told
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
+        self.switchboard.end_all(STOPPING)
+        await self.switchboard.close()
+        await self.ledger.close()
+
+    async def abandon(self) -> None:
+        """Stop as a killed process does: nothing more is said, answered or committed. Whoever calls it cuts the
+        connections; for simulations."""
+        self.is_draining = self._intake.is_closed = True
+        tasks = [task for task in (self._writer, *self._upkeep) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.switchboard.close()
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """A task of the hub's own has ended. Unasked, that is a defect: say so, take nobody in, and let `failed` end
+        the node."""
+        if task.cancelled() or task.exception() is None:
+            return
+        log.critical(
+            "a task of the hub failed; the node has to end", extra={"task": task.get_name()}, exc_info=task.exception()
+        )
+        self.is_open = False
+        self._intake.is_closed = True
+        self.switchboard.end_all(STOPPING)
+        self.failed.set()
+
+    async def _load(self) -> None:
+        board = self.switchboard
+        board.meta, puts = await self.ledger.open()
+        board.mailboxes.state = State(head=board.meta.head, stamp=board.meta.stamp, rights=self._rights)
+        self._clock.not_before(board.meta.stamp)
+        board.state.change(puts)
+        await self.ledger.expire_calls(self._clock() - CALL_KEPT_MS)
+        self.is_open = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether sessions are accepted: the ledger is open, and answers."""
+        since_s = self._committing_since_s
+        return self.is_open and (since_s is None or self._loop.time() - since_s < COMMIT_PATIENCE_S)
+
+    # --- the seam to transports
+
+    def connect(self, connection: Connection) -> Session:
+        """A connection is open; its first frame must be ``hello``."""
+        self.counts["connections"] += 1
+        return self.switchboard.open(self._new_id(), connection)
+
+    def refuse(self, session: Session, error: RoundelayError) -> None:
+        """The transport refused a frame (a binary one, say)."""
+        self._intake.refuse(session, error)
+
+    def resume(self, session: Session) -> None:
+        """The connection takes bytes again."""
+        self.switchboard.touch(session)
+
+    def disconnect(self, session: Session) -> None:
+        """The connection is gone. Idempotent."""
+        self.switchboard.lose(session)
+
+    def _lose_reactor(self, origin: Origin) -> None:
+        if not self.is_draining:
+            self._intake.enter(Lost(origin))
+
+    # --- steps 5 to 8, per batch
+
+    async def _write_batches(self) -> None:
+        """Commit what is pending, batch by batch, whenever the writer is free."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            if self._trouble is not None:
+                await self._recover(self._trouble)
+            batch = self._intake.take_batch()
+            if batch:
+                self._committing_since_s = self._loop.time()
+                try:
+                    async with self.writing:
+                        await self.commit(batch)
+                except LedgerError as error:
+                    await self._recover(error)
+                except Exception as error:  # a defect: what was committed is in the ledger, so start again from that
+                    log.exception("a batch failed; starting again from the ledger")
+                    await self._recover(error)
+                self._committing_since_s = None
+            if self._intake.pending.bytes:
+                self._work.set()
+                await asyncio.sleep(0)  # sessions are read between two batches, also where the ledger makes nobody wait
+            elif self.is_draining:
+                return
+
+    async def _watch_ledger(self) -> None:
+        """Look after the ledger's files while nobody writes; the writer looks for itself."""
+        while True:
+            await asyncio.sleep(VERIFY_S)
+            if not self.is_open:
+                continue
+            try:
+                await self.ledger.verify()
+            except LedgerError as error:
+                if self.is_open:  # else the writer has met it too, and recovers
+                    self._trouble = error
+                    self._work.set()
+
+    async def commit(self, entries: list[Entry]) -> None:
+        """Commit one batch. Raises `LedgerError`: then its outcome is unknown."""
+        batch = Batch(entries)
+        while not batch.is_stored:
+            await self._look_up(batch)
+            await self._apply(batch)
+            await self._append(batch)
+        self._publisher.publish(batch.draft, batch.outcomes)
+        if batch.rows:
+            self._moved.set()
+            self._moved = asyncio.Event()
+
+    async def _look_up(self, batch: Batch) -> None:
+        """Step 5. A repeat is rare, and the ledger's unique key finds it: so where nothing else is asked, the question
+        is left out as a guess."""
+        batch.facts = Facts() if batch.is_guessed else await self.ledger.lookup(batch.wanted)
+
+    async def _apply(self, batch: Batch) -> None:
+        """Step 6. The guess finds no repeat that is refused, which stores nothing: whoever is refused is asked for
+        after all, and, if one is a repeat, everything is decided again."""
+        self._apply_entries(batch)
+        found: dict[tuple[str, str], Known] = {}
+        asked: set[tuple[str, str]] = set()
+        while batch.is_guessed and (doubted := batch.wanted.keys - batch.facts.known.keys() - asked):
+            asked |= doubted
+            known = (await self.ledger.lookup(Wanted(doubted, set(), set()))).known
+            if known:
+                found |= known
+                batch.facts = Facts(known=dict(found))
+                self._apply_entries(batch)
+
+    def _apply_entries(self, batch: Batch) -> None:
+        """Apply each entry in order, on a draft that is new; the next ones see what one came to."""
+        state, facts = self.switchboard.mailboxes.state, batch.facts
+        draft = batch.draft = state.draft(max(self._clock(), state.stamp))
+        batch.outcomes = []
+        for entry in batch.entries:
+            try:
+                outcome = apply(self._rules, draft, facts, entry)
+                if batch.is_checked:
+                    self.ledger.check(outcome.rows, outcome.puts)
+            except Exception:  # a defect: this entry alone is refused
+                quote = self._new_id()
+                log.exception("apply failed", extra={"quote": quote, "entry": type(entry).__name__})
+                outcome = answer_defect(entry, quote)
+            batch.outcomes.append((entry, outcome))
+            draft.take(outcome)
+            for row in outcome.rows:
+                if row.key:
+                    facts.known[row.actor, row.key] = row
+                if row.head is not None:
+                    facts.heads[row.seq] = row.head
+
+    async def _append(self, batch: Batch) -> None:
+        """Step 7. Where nothing is stored yet, and the batch is to be decided again, it says so in the batch."""
+        rows = batch.rows = [row for _, outcome in batch.outcomes for row in outcome.rows]
+        puts = list(batch.draft.kept.values())
+        started = time.perf_counter()
+        try:
+            if rows or puts:
+                await self.ledger.append(rows, puts)
+        except KeyTaken:  # somebody repeats what is stored
+            if not batch.is_guessed:
+                raise
+            batch.is_guessed = False
+        except Unstorable:  # a defect: whose outcome it is is found out, and the others' are stored
+            if batch.is_checked:
+                raise
+            batch.is_checked = True
+        else:
+            batch.is_stored = True
+            if rows or puts:
+                commits, seconds = self.commits, time.perf_counter() - started
+                commits.number += 1
+                commits.rows += len(rows)
+                commits.seconds += seconds
+                commits.recent.append((len(rows), seconds))
+
+    # --- reads
+
+    async def _read(
+        self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct, asked_bytes: int
+    ) -> None:
+        """Wait for room for the result, read, and queue what it gave."""
+        if session.state is not SessionState.LIVE:
+            return
+        place = self.switchboard.place(session)
+        try:
+            await place.take()
+            outage = self.switchboard.read_outage
+            data = await answer_read(self, session.live_origin(), operation, call_id, args, self._new_id, outage, place)
+            if session.state is SessionState.LIVE:
+                self.switchboard.write_result(session, data)
+        finally:
+            session.reads_under_way -= 1
+            session.asked_bytes -= asked_bytes
+            place.give_back()
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.switchboard.meta.name
+
+    @property
+    def epoch(self) -> str:
+        """Changes exactly when the ledger was lost, replaced or forked."""
+        return self.switchboard.meta.epoch
+
+    @property
+    def state(self) -> State:
+        """The committed state."""
+        return self.switchboard.state
+
+    @property
+    def mod_ids(self) -> list[str]:
+        return list(self._mods)
+
+    @property
+    def network_visibility(self) -> Visibility:
+        return self._visibility
+
+    @property
+    def pending(self) -> int:
+        """Entries that wait for the writer."""
+        return len(self._intake.pending)
+
+    def is_online(self, agent_id: str) -> bool:
+        return bool(self.switchboard.mailboxes.sessions_of(agent_id))
+
+    def delivered_up_to(self, agent_id: str) -> int:
+        return self.switchboard.mailboxes.delivered_up_to(agent_id)
+
+    def is_handled(self, agent_id: str, seq: int) -> bool:
+        return self.switchboard.mailboxes.is_handled(agent_id, seq)
+
+    def is_waiting(self, agent_id: str, seq: int) -> bool:
+        return self.switchboard.mailboxes.is_waiting(agent_id, seq)
+
+    async def wait_beyond(self, seq: int, timeout_s: float) -> None:
+        """Wait until something newer than ``seq`` is committed, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.state.head <= seq:
+                    await self._moved.wait()
+        except TimeoutError:
+            return
+
+    def figures(self) -> dict[str, float]:
+        return {figure.name: figure.value for figure in self.list_figures()}
+
+    def list_figures(self) -> list[Figure]:
+        """What `metrics` tells of this hub."""
+        return list_figures(
+            self.switchboard,
+            self.ledger,
+            self.counts,
+            self.commits,
+            is_ready=self.is_ready,
+            pending=self.pending,
+            made_room=self.newcomers.made_room if self.newcomers is not None else 0,
+        )
+
+    def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
+        session = self.switchboard.sessions.get(session_id)
+        if session is not None:
+            self.switchboard.watch(session, presence, signals)
+
+    # --- floors and failures
+
+    def _floors(self) -> Handled:
+        """What was handled since the last time; failures of what is handled by now are forgotten."""
+        board = self.switchboard
+        puts: list[Put] = []
+        for mailbox in board.mailboxes.changed():
+            agent_id = mailbox.agent_id
+            if mailbox.settled:
+                kept = board.mailboxes.open_triggers(agent_id)
+                # of a dead letter nothing is left to delete, and it may be about to be taken back
+                for seq in mailbox.settled:
+                    if seq not in kept:
+                        puts += forget_failures(board.state, agent_id, seq)
+            puts.append(Put("floor", agent_id, mailbox.snapshot()))
+        return Handled(tuple(puts))
+
+    async def _flush_floors(self) -> None:
+        """Keep acknowledgements, soon but not at once: a crash may deliver again what was just handled, never lose
+        anything."""
+        while True:
+            await asyncio.sleep(FLOOR_FLUSH_S)
+            floors = self._floors()
+            if floors.puts:
+                self._intake.enter(floors)
+            self.switchboard.mailboxes.drop_idle()
+            self._watch_writer()
+
+    def _watch_writer(self) -> None:
+        """Say when the ledger does not answer, and when it does again."""
+        if self.is_open and not self.is_ready and not self._is_slow:
+            log.warning("the ledger has not answered for %.0f s: the hub is not ready until it does", COMMIT_PATIENCE_S)
+            self._is_slow = True
+        elif self.is_ready and self._is_slow:
+            log.warning("the ledger answers again")
+            self._is_slow = False
+
+    async def _recover(self, cause: Exception) -> None:
+        """The outcome of a commit is unknown: answer nothing, close every session, reopen the ledger and start from
+        what it holds."""
+        self.is_open = False
+        self._trouble = None
+        self._committing_since_s = None
+        self._outage.fail(cause)
+        self.counts["recoveries"] += 1
+        self.switchboard.end_all("The hub's ledger failed; reconnect and repeat what was not answered.")
+        self._intake.drop_batches()
+        self.switchboard.forget()
+        delay_s = FIRST_REOPEN_S
+        while not self.is_open and not self.is_draining:
+            try:
+                async with self.writing:  # nothing is cut by a plan from before
+                    await self.ledger.close()
+                    await self._load()
+            except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, it is tried again)
+                self._outage.fail(error, is_defect=not isinstance(error, LedgerError))
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, MAX_REOPEN_S)
+            else:
+                self._outage.end()

@@ -1,0 +1,104 @@
+"""The in-process transport: the same sessions and frames as over a socket, in the hub's own event loop. Used by
+`Network`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from roundelay.network.core.entries import Peer
+from roundelay.network.errors import Closed
+
+from .hub import Hub
+
+QUEUE_FRAMES = 1024
+"""A reader this far behind pauses its session; the rest waits in the session's own queue."""
+
+
+class LocalTransport:
+    """A client's `Transport` to a hub in this process; each `connect` is a new connection. Trusted: it needs no
+    token."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def connect(self) -> LocalConnection:
+        if self._hub.is_draining:
+            raise Closed(1000, "this network was closed")  # for good: there is nothing to come back to
+        return LocalConnection(self._hub)
+
+
+class LocalConnection:
+    """Both ends of one in-process connection: the hub's `Connection` and the client's `Wire`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.peer = Peer(is_trusted=True)
+        self.is_paused = False
+        self._hub = hub
+        self._frames: asyncio.Queue[bytes | Closed] = asyncio.Queue()
+        self._held: list[bytes] | None = None
+        self._closed: Closed | None = None
+        self._session = hub.connect(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._closed is None
+
+    # --- the client's side
+
+    @property
+    def is_full(self) -> bool:
+        return self._held is not None and len(self._held) >= QUEUE_FRAMES
+
+    def send(self, data: bytes) -> None:
+        """Hand one frame to the hub. Raises `Closed`."""
+        if self._closed is not None:
+            raise self._closed
+        if self._held is not None:
+            self._held.append(data)
+        else:
+            self._hub.receive(self._session, data)
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """The hub's frames until the connection closes, then raises `Closed`."""
+        while True:
+            frame = await self._frames.get()
+            if isinstance(frame, Closed):
+                raise frame
+            if self.is_paused and self._frames.qsize() < QUEUE_FRAMES // 2:
+                self.is_paused = False
+                self._hub.resume(self._session)
+            yield frame
+
+    async def drop(self) -> None:
+        """Cut the connection without a goodbye."""
+        self.end(1006, "")
+        self._hub.disconnect(self._session)
+
+    # --- the hub's side
+
+    def write(self, payloads: list[bytes]) -> None:
+        if self._closed is None:
+            for payload in payloads:
+                self._frames.put_nowait(payload)
+            if self._frames.qsize() >= QUEUE_FRAMES:
+                self.is_paused = True
+
+    def end(self, code: int, reason: str) -> None:
+        if self._closed is None:
+            self._closed = Closed(code, reason)
+            self._frames.put_nowait(self._closed)
+
+    def admit(self) -> None:
+        """It takes nobody's place."""
+
+    def pause_reading(self) -> None:
+        self._held = self._held or []
+
+    def resume_reading(self) -> None:
+        held, self._held = self._held or [], None
+        for at, data in enumerate(held):
+            if self._held is not None:  # paused again
+                self._held = held[at:]
+                return
+            self._hub.receive(self._session, data)

@@ -1,0 +1,122 @@
+"""The hub's figures: what only the hub counts is kept here, everything else is read where it stands.
+
+For ``network.status`` as a mapping, for ``/metrics`` as Prometheus text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from roundelay.network.ledger import Ledger
+from roundelay.network.operations.operators import count_near
+
+from .publisher import Switchboard
+
+RECENT_COMMITS = 1024
+"""Of so many the figures tell the sizes and times."""
+
+
+class Figure(NamedTuple):
+    """One of the hub's figures. One whose name ends with ``_total`` only grows."""
+
+    name: str
+    help: str
+    value: float
+
+
+class CommitFigures:
+    """How many transactions there were, of what size and time: the hub counts."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.rows = 0
+        self.seconds = 0.0
+        self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT_COMMITS)
+        """Rows and seconds of the last ones."""
+
+
+def list_figures(
+    board: Switchboard,
+    ledger: Ledger,
+    counts: Counter[str],
+    commits: CommitFigures,
+    *,
+    is_ready: bool,
+    pending: int,
+    made_room: int,
+) -> list[Figure]:
+    """All figures, in the order of the documentation. ``pending``: entries before the writer."""
+    behind = deliveries = size = unacked = 0
+    for session in board.sessions.values():  # those that were not welcomed have none of it
+        outbox = session.outbox
+        behind += outbox.is_behind and session.origin is not None
+        deliveries += outbox.queued
+        size += outbox.queued_bytes
+        unacked += outbox.unacked
+    sizes = sorted(rows for rows, _ in commits.recent) or [0]
+    times_ms = sorted(seconds * 1000 for _, seconds in commits.recent) or [0.0]
+    return [
+        Figure("ready", "1 while the hub accepts connections.", int(is_ready)),
+        Figure("sessions", "Sessions that were welcomed.", board.joined),
+        Figure("sessions_opening", "Connections that were not welcomed yet.", board.opening),
+        Figure("sessions_behind", "Sessions that read pages from the ledger.", behind),
+        Figure("backlog_deliveries", "Deliveries that wait in sessions' queues.", deliveries),
+        Figure("backlog_bytes", "Bytes that wait in sessions' queues.", size),
+        Figure("reads_waiting", "Calls that wait for room for their results.", board.room.waiting),
+        Figure(
+            "result_bytes",
+            "Bytes of results that were not taken, with what reads under way may come to.",
+            board.room.held,
+        ),
+        Figure("unacked_deliveries", "Deliveries that were handed over and not acknowledged.", unacked),
+        Figure("open_reactions", "Reactions begun and not finished.", board.state.count("reaction")),
+        Figure("participants", "Registered participants.", board.state.count_participants()),
+        Figure(
+            "participants_near_quota",
+            "Participants that have used nine tenths of a quota, or all of it.",
+            count_near(board.state),
+        ),
+        Figure("head", "The ledger's newest seq.", board.state.head),
+        Figure("pending_entries", "Entries that wait for the writer.", pending),
+        Figure("messages_total", "Messages committed since the start.", counts["messages"]),
+        Figure("deliveries_total", "Deliveries queued since the start.", board.deliveries),
+        Figure("pages_total", "Pages read from the ledger for sessions.", board.pages.read),
+        Figure("commits_total", "Transactions since the start.", commits.number),
+        Figure("rows_total", "Log rows committed since the start.", commits.rows),
+        Figure("commit_seconds_total", "Time spent in transactions.", round(commits.seconds, 6)),
+        Figure("commit_rows_p50", "Rows of a transaction, median of the last 1024.", sizes[len(sizes) // 2]),
+        Figure("commit_rows_max", "Rows of a transaction, the most in the last 1024.", sizes[-1]),
+        Figure(
+            "commit_ms_p50",
+            "Milliseconds of a transaction, median of the last 1024.",
+            round(times_ms[len(times_ms) // 2], 3),
+        ),
+        Figure(
+            "commit_ms_p99",
+            "Milliseconds of a transaction, 99th percentile of the last 1024.",
+            round(times_ms[len(times_ms) * 99 // 100], 3),
+        ),
+        Figure("connections_total", "Connections since the start.", counts["connections"]),
+        Figure(
+            "made_room_total", "Connections without a welcome that were ended, since as many others came.", made_room
+        ),
+        Figure("signals_dropped_total", "Signals beyond signals_per_s.", counts["signals_dropped"]),
+        Figure("overloaded_total", "Frames refused because the writer was behind.", counts["overloaded"]),
+        Figure("loops_stopped_total", "Conversations, and agents, that stopped at a limit.", counts["loops_stopped"]),
+        Figure("recoveries_total", "Times that the ledger failed and was reopened.", counts["recoveries"]),
+        Figure("damaged_rows", "Rows of the ledger that were read and found damaged.", ledger.damaged),
+    ]
+
+
+def metrics_text(figures: Iterable[Figure]) -> str:
+    """The figures in the Prometheus text format."""
+    lines: list[str] = []
+    for name, help_text, value in figures:
+        lines += [
+            f"# HELP roundelay_{name} {help_text}",
+            f"# TYPE roundelay_{name} {'counter' if name.endswith('_total') else 'gauge'}",
+            f"roundelay_{name} {int(value) if value == int(value) else value!r}",
+        ]
+    return "\n".join(lines) + "\n"

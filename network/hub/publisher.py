@@ -1,0 +1,591 @@
+"""Step 8: the committed state takes a batch over, and what it came to goes out to sessions.
+
+`Publisher` turns outcomes into deliveries, answers, notices, welcomes and goodbyes. `Switchboard` has the sessions: who
+is connected, what is to be written to whom, once per tick. Both run on the hub's loop, without a lock: between two
+awaits nothing else moves. They decide nothing about the network. `Mailboxes` know what each participant has handled,
+`pages` brings sessions up to date that are behind, `redelivery` hands over again what failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any, assert_never
+
+from msgspec import UNSET, Raw
+
+from roundelay.network.addresses import name_of, parse_address
+from roundelay.network.clock import NewId
+from roundelay.network.config import Limits
+from roundelay.network.core.entries import (
+    Answer,
+    AskToStop,
+    Disconnect,
+    Entry,
+    ModEntry,
+    Notify,
+    Origin,
+    OtherEffect,
+    Outcome,
+    Refuse,
+    Retry,
+    Send,
+    Settle,
+    Welcome,
+    error_bytes,
+)
+from roundelay.network.core.mod import AfterContext, Mod
+from roundelay.network.core.sending import Rules
+from roundelay.network.core.shares import note, note_person
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import Participant, Row
+from roundelay.network.core.visibility import hearing, is_recipient, parties
+from roundelay.network.errors import Forbidden, RoundelayError
+from roundelay.network.frames import (
+    FIRST_DELIVERY,
+    PROTOCOL_VERSION,
+    NetworkInfo,
+    NoticeFrame,
+    OpenReactionInfo,
+    PresenceFrame,
+    SignalOutFrame,
+    WelcomeFrame,
+    encode,
+)
+from roundelay.network.ledger import Ledger, Meta
+
+from .delivery import Outbox
+from .outage import Outage
+from .pages import Pages
+from .participants import Mailboxes
+from .reads import Place, Room
+from .redelivery import Redelivery
+from .session import LIVE, Connection, Pause, Session, SessionState
+
+log = logging.getLogger(__name__)
+
+WRITE_BYTES = 1 << 18
+RECENT_ROWS, RECENT_BYTES = 2048, 4 << 20
+"""How much of what was published is kept in memory, for sessions that are about to be up to date."""
+
+
+class Switchboard:
+    """The hub's sessions. ``meta`` is the ledger's; the hub refreshes it, and the committed state of ``mailboxes``.
+    Implements `Outlet`."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        ledger: Ledger,
+        now: Callable[[], int],
+        new_id: NewId,
+        on_reactor_lost: Callable[[Origin], None],
+    ) -> None:
+        self.ledger = ledger
+        self.counts: Counter[str] = Counter()
+        """What the figures tell of, since the start."""
+        self.mailboxes = Mailboxes()
+        self.meta = Meta(epoch="", name="", first_seq=1, head=0, stamp=0)
+        self.sessions: dict[str, Session] = {}
+        self.joined = 0
+        self.joining = 0
+        """Sessions whose ``hello`` is in the batch."""
+        self.deliveries = 0
+        self._limits = limits
+        self._on_reactor_lost = on_reactor_lost
+        self._dirty: dict[Session, None] = {}
+        self._watchers: dict[Session, None] = {}
+        """Those that are told who comes and goes."""
+        self._listeners: dict[Session, None] = {}
+        """Those that are sent signals."""
+        self._operators: dict[Session, None] = {}
+        self._flush_is_due = False
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.read_outage = Outage("the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id)
+        """Of whatever is read beside the batches."""
+        self._recent: deque[Row] = deque()
+        self._recent_bytes = 0
+        self.pages = Pages(self, self.mailboxes, ledger, limits, self.read_outage, self._recent)
+        self.redelivery = Redelivery(self, self.mailboxes, ledger, now, self.read_outage)
+        self.room = Room(limits)
+
+    @property
+    def state(self) -> State:
+        """The committed state."""
+        return self.mailboxes.state
+
+    # --- sessions come and go
+
+    def open(self, session_id: str, connection: Connection) -> Session:
+        outbox = Outbox(self._limits.max_unacked, self._limits.session_queue_bytes)
+        session = Session(session_id, connection, outbox)
+        self.sessions[session_id] = session
+        return session
+
+    def join(self, session: Session, origin: Origin, participant: Participant, cursor: int, *, at_floor: bool) -> None:
+        """The session is live from here on; its first page brings it up to date."""
+        live = self.mailboxes.of(participant)
+        if not live.sessions:
+            self._announce(participant, "online")
+        session.origin = origin
+        session.state = SessionState.LIVE
+        if origin.is_operator:
+            self._operators[session] = None
+        session.connection.admit()
+        self.joining -= 1
+        session.starts_at_floor = at_floor
+        session.joined_at = self.state.head
+        if at_floor:
+            session.settled_at_join = live.mailbox.settled_now()
+        session.outbox.start(cursor)
+        self.mailboxes.join(live, session)
+        self.joined += 1
+        self.redelivery.take_up(live)
+
+    def leave(self, session: Session) -> None:
+        """The session's connection is gone. Idempotent."""
+        self.sessions.pop(session.session_id, None)
+        self._dirty.pop(session, None)
+        self._watchers.pop(session, None)
+        self._listeners.pop(session, None)
+        self._operators.pop(session, None)
+        self.joining -= session.state is SessionState.JOINING
+        session.state = SessionState.CLOSED
+        if session.room is not None:
+            session.results.clear()
+            self.room.close(session.room)
+            session.room = None
+        if session.origin is None:
+            return
+        live = self.mailboxes.get(session.origin.agent_id)
+        if live is None or session not in live.sessions:
+            return
+        self.mailboxes.leave(live, session)
+        self.joined -= 1
+        if live.sessions:
+            self.redelivery.pass_on(live)
+            return
+        participant = self.state.participant(live.agent_id)
+        if participant is not None:
+            self._announce(participant, "offline")
+
+    @property
+    def taken(self) -> int:
+        """Sessions that were welcomed, or are about to be."""
+        return self.joined + self.joining
+
+    @property
+    def opening(self) -> int:
+        """Connections that have not been welcomed."""
+        return len(self.sessions) - self.joined
+
+    def lose(self, session: Session) -> None:
+        """The connection is gone. Idempotent."""
+        was_live = session.state is SessionState.LIVE
+        self.leave(session)
+        if was_live and not session.said_bye and session.origin is not None and session.origin.fence is not None:
+            self._on_reactor_lost(session.origin)
+
+    def end(self, session: Session, code: int, reason: str) -> None:
+        """Write what is queued, then close with this code."""
+        self.flush_session(session)
+        session.connection.end(code, reason)
+        session.said_bye = True
+        self.leave(session)
+
+    def refuse(self, session: Session, code: int, error: RoundelayError | None) -> None:
+        """End a session; the error goes before the close code, if there is one."""
+        if error is not None:
+            session.outgoing.append(error_bytes(error))
+        silent = "bye" if code == 1000 else "A newer reactor has taken over."
+        self.end(session, code, str(error) if error is not None else silent)
+
+    def end_all(self, reason: str) -> None:
+        """Close every session with 4503: come back."""
+        for session in list(self.sessions.values()):
+            self.end(session, 4503, reason)
+
+    def operators(self) -> list[Session]:
+        return list(self._operators)
+
+    def forget(self) -> None:
+        """Drop everything: the ledger is reopened and its state loaded anew."""
+        self.redelivery.forget()
+        self.mailboxes.forget()
+        self._recent.clear()
+        self._recent_bytes = 0
+
+    async def close(self) -> None:
+        self.forget()
+        self.room.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- publishing
+
+    def publish(self, row: Row, sender_session: str) -> None:
+        """Hand a committed message to every live session that it is for."""
+        head = row.head
+        assert head is not None
+        self._recent.append(row)
+        self._recent_bytes += len(row.data)
+        seq, sender, kind = row.seq, head.sender_id, head.kind
+        state, live = self.mailboxes.state, self.mailboxes.live
+        frame = FIRST_DELIVERY % row.data
+        if kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
+            _, name = parse_address(row.target)
+            state.heard.given[name] = seq
+            if head.sender_kind == "human":
+                note_person(self._limits, state, head)
+            if name != sender and name in live:
+                self._push(live[name].sessions, seq, frame, sender_session, needs_ack=True)
+            if sender in live:
+                self._push(live[sender].sessions, seq, frame, sender_session, needs_ack=False)
+            return
+        note(self._limits, state, head)
+        if kind == "broadcast":
+            before, excluded = hearing(head)
+            targets = [
+                it
+                for it in self.mailboxes.online()
+                if (it.registered_seq < before and it.agent_id not in excluded) or it.agent_id == sender
+            ]
+        elif kind == "channel":
+            inside = self.mailboxes.online_in(name_of(head.to))
+            targets = [it for it in inside if is_recipient(state, it.agent_id, head)]
+        else:
+            targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
+        for it in targets:
+            self._push(it.sessions, seq, frame, sender_session, needs_ack=it.agent_id != row.actor)
+
+    def forget_older(self) -> None:
+        """Of what was published, the newest stays in memory, within bounds."""
+        while self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_ROWS:
+            self._recent_bytes -= len(self._recent.popleft().data)
+
+    def _push(self, sessions: list[Session], seq: int, frame: bytes, sender_session: str, *, needs_ack: bool) -> None:
+        for session in sessions:
+            outbox = session.outbox
+            if session.session_id == sender_session:
+                outbox.pass_over(seq)
+            elif not outbox.is_behind:
+                self.deliveries += 1
+                if not outbox.push(seq, frame, needs_ack):
+                    self._tell_behind(session)
+                if session not in self._dirty:
+                    self.touch(session)
+
+    def _tell_behind(self, session: Session) -> None:
+        body = {"from_seq": session.outbox.position}
+        self.write(session, encode(NoticeFrame(kind="behind", body=body)))
+
+    # --- writing
+
+    def write(self, session: Session, frame: bytes) -> None:
+        """Queue a frame that is no delivery; it is written this tick, before deliveries."""
+        session.outgoing.append(frame)
+        if session not in self._dirty:
+            self.touch(session)
+
+    def place(self, session: Session) -> Place:
+        """Where a read of this session takes room for its result."""
+        if session.room is None:
+            session.room = self.room.open(session.live_origin().agent_id, partial(self._end_holder, session))
+        return Place(self.room, session.room)
+
+    def write_result(self, session: Session, frame: bytes) -> None:
+        """Queue what a read gave; it is written when the connection has taken what was written before. Unlike
+        deliveries it cannot be read again: the session's room bounds what waits."""
+        assert session.room is not None
+        self.room.keep(session.room, len(frame))
+        session.results.append(frame)
+        self.touch(session)
+
+    def touch(self, session: Session) -> None:
+        """Let the session's frames be written at the end of this tick."""
+        self._dirty[session] = None
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        dirty, self._dirty = self._dirty, {}
+        for session in dirty:
+            self.flush_session(session)
+
+    def flush_session(self, session: Session) -> None:
+        """Write what the connection takes. What it does not take waits; a session that does not read its answers is not
+        read."""
+        connection, outbox = session.connection, session.outbox
+        while not connection.is_paused and session.state is not SessionState.CLOSED:
+            is_more = session.room is not None and self._write_result(session)
+            frames, session.outgoing = session.outgoing, []
+            if outbox.queued_bytes and session.state is LIVE:
+                frames += outbox.take(WRITE_BYTES)
+            if frames:
+                connection.write(frames)
+            elif not is_more:
+                break
+        if session.state is not LIVE:
+            return
+        if connection.is_paused and Pause.ANSWERS not in session.pauses:
+            if sum(map(len, session.outgoing)) > self._limits.session_queue_bytes:
+                session.pause_reading(Pause.ANSWERS)
+        elif session.pauses and not connection.is_paused:
+            session.resume_reading(Pause.ANSWERS)
+        if outbox.is_behind and outbox.wants_page() and not connection.is_paused:
+            self.pages.begin(session)
+
+    def _write_result(self, session: Session) -> bool:
+        """The connection has taken everything: the next result may go, alone, for it may be large. False when there is
+        none."""
+        assert session.room is not None
+        written, session.result_written = session.result_written, 0
+        if written:
+            self.room.drop(session.room, written)
+        if not session.results:
+            return False
+        frame = session.results.pop(0)
+        session.result_written = len(frame)
+        session.connection.write([frame])
+        return True
+
+    def _end_holder(self, session: Session) -> None:
+        most = self._limits.hub_result_bytes
+        log.info("a session that does not take its results is closed", extra={"session_id": session.session_id})
+        self.end(session, 4429, f"hub_result_bytes ({most}) is reached, and these results were not read; ask again.")
+
+    # --- what is not stored
+
+    def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
+        """Tell sessions something; dropped for those that do not take even their answers."""
+        frame = encode(NoticeFrame(kind=kind, thread_id=UNSET if thread_id is None else thread_id, body=body))
+        for session in sessions:
+            if Pause.ANSWERS not in session.pauses:
+                self.write(session, frame)
+
+    def around(self, to: str) -> Iterable[str]:
+        """Who may be told of what goes on at an address of many, ``broadcast`` or a channel: those who are here and, of
+        all, watch signals."""
+        if to == "broadcast":
+            return dict.fromkeys(session.live_origin().agent_id for session in self._listeners)
+        return [live.agent_id for live in self.mailboxes.online_in(name_of(to))]
+
+    def signal(self, readers: Iterable[str], sender_session: str, frame: bytes) -> None:
+        """Pass a signal on to the readers that watch signals; dropped for those that are slow."""
+        for agent_id in readers:
+            for session in self.mailboxes.sessions_of(agent_id):
+                is_free = not session.connection.is_paused
+                if session in self._listeners and session.session_id != sender_session and is_free:
+                    self.write(session, frame)
+
+    def watch(self, session: Session, presence: bool | None, signals: bool | None) -> None:
+        """Tell a session, or no longer, who comes and goes; and send it the signals of threads that it may read."""
+        for told, is_wanted in ((self._watchers, presence), (self._listeners, signals)):
+            if is_wanted:
+                told[session] = None
+            elif is_wanted is not None:
+                told.pop(session, None)
+
+    def _announce(self, participant: Participant, state: Any) -> None:
+        frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
+        for session in self._watchers:
+            if not session.connection.is_paused:
+                self.write(session, frame)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task of the hub's until it ends or the hub closes."""
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Publisher:
+    """Performs what a committed batch came to. ``release`` lets in what a session sent before its welcome, ``enter``
+    takes entries."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        rules: Rules,
+        *,
+        server: str,
+        release: Callable[[Session], None],
+        enter: Callable[[Entry], None],
+    ) -> None:
+        self._board = board
+        self._server = server
+        self._release = release
+        self._enter = enter
+        self._after = tuple(mod for mod in rules.mods.values() if mod.overrides("after"))
+        self._mod_infos = [mod.describe() for mod in rules.mods.values()]
+        self._limits = rules.limits.model_dump()
+        self._quotas = rules.quotas
+
+    def publish(self, draft: State, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
+        """Step 8: the committed state takes a batch over, then it is handed on in its order: each entry's messages,
+        then its effects."""
+        board, sessions, messages = self._board, self._board.sessions, 0
+        board.mailboxes.state.merge(draft)
+        if members := draft.tables.get("member"):
+            board.mailboxes.note_members(members)
+        for entry, outcome in outcomes:
+            for row in outcome.rows:
+                if row.head is not None:
+                    messages += 1
+                    # what an operation or a hook sent is delivered to the caller's session too: it gets no `stored` for
+                    # it
+                    sender_session = entry.origin.session_id if isinstance(entry, Send) and row.key else ""
+                    board.publish(row, sender_session)
+                    for mod in self._after:
+                        self._run_after(mod, row)
+            for effect in outcome.effects:
+                if isinstance(effect, Answer):  # before the match, whose class patterns cost
+                    session = sessions.get(effect.session_id)
+                    if session is not None:
+                        board.write(session, effect.data)
+                else:
+                    self._perform(effect)
+        board.forget_older()
+        self._board.counts["messages"] += messages
+
+    def _run_after(self, mod: Mod, row: Row) -> None:
+        def submit(payload: object) -> None:
+            self._enter(ModEntry(mod.id, payload, cause=row.seq))
+
+        try:
+            work = mod.after(AfterContext(self._board.state, submit), row)
+        except Exception:  # one mod's defect must not end the hub
+            log.exception("a mod's after hook failed", extra={"mod": mod.id})
+            return
+        if work is not None:
+            self._board.spawn(_finish(work))
+
+    def _perform(self, effect: OtherEffect) -> None:
+        board = self._board
+        match effect:
+            case Welcome():
+                self._welcome(effect)
+            case Refuse():
+                session = board.sessions.get(effect.session_id)
+                if session is not None:
+                    self._board.refuse(session, effect.code, effect.error)
+            case Notify():
+                sessions = {
+                    session.session_id: session
+                    for agent_id in sorted(effect.agent_ids)  # the same order in every process
+                    for session in board.mailboxes.sessions_of(agent_id)
+                }
+                if effect.operators:
+                    self._board.counts["loops_stopped"] += effect.kind == "loop_stopped"
+                    sessions |= {session.session_id: session for session in board.operators()}
+                board.notice(sessions.values(), effect.kind, effect.thread_id, effect.body)
+                if effect.asker is not None:
+                    others = [it for it in board.mailboxes.sessions_of(effect.asker) if it.session_id not in sessions]
+                    less = {name: value for name, value in effect.body.items() if name != "reason"}
+                    board.notice(others, effect.kind, effect.thread_id, less)
+            case Settle():
+                self._settle(effect)
+            case Retry():
+                board.redelivery.retry(effect.agent_id, effect.seq, effect.attempt, effect.due_at)
+            case Disconnect():
+                for session in board.mailboxes.sessions_of(effect.agent_id):
+                    self._board.refuse(session, 4403, Forbidden(effect.reason))
+            case AskToStop():
+                self._ask_to_stop(effect)
+            case _:
+                assert_never(effect)
+
+    def _settle(self, effect: Settle) -> None:
+        mailbox = self._board.mailboxes.mailbox(effect.agent_id)
+        if mailbox is None:
+            return
+        mailbox.settle(effect.seq)
+        for session in self._board.mailboxes.sessions_of(effect.agent_id):
+            session.outbox.settle(effect.seq)
+            if session.starts_at_floor:
+                mailbox.compact(session.outbox)
+            self._board.touch(session)
+
+    def _ask_to_stop(self, effect: AskToStop) -> None:
+        body = Raw(encode({"reaction": effect.reaction}))
+        frame = SignalOutFrame(sender_id=effect.sender_id, thread_id=effect.thread_id, kind="cancel", body=body)
+        for session in self._board.mailboxes.sessions_of(effect.agent_id):
+            if session.origin is not None and session.origin.fence is not None:
+                self._board.write(session, encode(frame))
+
+    # --- welcome
+
+    def _welcome(self, effect: Welcome) -> None:
+        hello, participant, origin, meta = effect.hello, effect.participant, effect.origin, self._board.meta
+        if origin.fence is not None:  # even if the new one is gone by now: the older fence is refused from here on
+            self._supersede(participant.agent_id)
+        session = self._board.sessions.get(origin.session_id)
+        if session is None or session.state is not SessionState.JOINING:
+            return
+        cursor, resume, missing_before = self._where_to_start(effect)
+        reactions = [
+            OpenReactionInfo(reaction.reaction, reaction.trigger, reaction.seq)
+            for reaction in self._board.state.reactions_of(participant.agent_id).values()
+        ]
+        frame = WelcomeFrame(
+            protocol=PROTOCOL_VERSION,
+            server=self._server,
+            network=NetworkInfo(meta.name, meta.epoch),
+            agent_id=participant.agent_id,
+            kind=participant.kind,
+            role=hello.role,
+            session_id=session.session_id,
+            fence=UNSET if origin.fence is None else origin.fence,
+            cursor=cursor,
+            head=self._board.state.head,
+            resume=resume,
+            missing_before=UNSET if missing_before is None else missing_before,
+            open_reactions=UNSET if origin.fence is None else sorted(reactions, key=lambda info: info.seq),
+            mods=self._mod_infos,
+            limits=self._show_limits(participant.agent_id),
+        )
+        self._board.write(session, encode(frame))
+        at_floor = hello.resume is UNSET
+        self._board.join(session, origin, participant, cursor, at_floor=at_floor)
+        for asked in effect.cancelled:
+            self._ask_to_stop(asked)
+        self._release(session)
+
+    def _show_limits(self, agent_id: str) -> dict[str, int]:
+        """The limits as they hold for one participant; one that does not hold for it is left out."""
+        if agent_id not in self._quotas.own:
+            return self._limits
+        shown = {**self._limits, **self._quotas.describe(agent_id)}
+        return {name: number for name, number in shown.items() if number is not None}
+
+    def _where_to_start(self, effect: Welcome) -> tuple[int, Any, int | None]:
+        """The cursor, how the session resumes, and, if the history was cut, where it begins."""
+        resume, meta = effect.hello.resume, self._board.meta
+        if resume is UNSET:
+            floor = self._board.mailboxes.floor_of(effect.participant, meta.first_seq)
+            if floor < meta.first_seq - 1:
+                return meta.first_seq - 1, "limited", meta.first_seq
+            return floor, "new" if effect.is_new else "full", None
+        if resume.epoch == meta.epoch and meta.first_seq - 1 <= resume.cursor <= self._board.state.head:
+            return resume.cursor, "full", None
+        return meta.first_seq - 1, "limited", meta.first_seq
+
+    def _supersede(self, agent_id: str) -> None:
+        for other in self._board.mailboxes.sessions_of(agent_id):
+            if other.origin is not None and other.origin.fence is not None:
+                self._board.notice([other], "superseded", None, {"agent_id": agent_id})
+                self._board.end(other, 4409, "A newer reactor has taken over.")
+
+
+async def _finish(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except Exception:  # one mod's IO must not end the hub
+        log.exception("a mod's after hook failed")

@@ -1,0 +1,108 @@
+"""How long the ledger keeps what it has: decides what may go, and lets it go in small transactions between the hub's
+own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+
+import msgspec
+
+from roundelay.network.clock import Clock
+from roundelay.network.config import Retain
+from roundelay.network.core.calls import CALL_KEPT_MS
+from roundelay.network.core.tables import DAY_MS
+from roundelay.network.errors import LedgerError
+from roundelay.network.ledger import Ledger, Trim
+
+from .publisher import Switchboard
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 60.0
+ROUNDS_BETWEEN_EXPIRIES = 60
+MINUTE_MS = 60 * 1000
+KEEP_ALL = Retain()
+TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."
+
+
+def plan_trim(retain: Retain, board: Switchboard, now: int) -> Trim:
+    """What may be dropped now: never what an open reaction's prompt holds, nor what a connected session has yet to be
+    given."""
+    return Trim(
+        messages_before=None if retain.days is None else now - retain.days * DAY_MS,
+        records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
+        max_bytes=retain.bytes,
+        pinned=min(_find_pins(board, now), default=board.state.head + 1),
+    )
+
+
+def _find_pins(board: Switchboard, now: int) -> Iterator[int]:
+    for reaction in board.state.reactions_by_oldest():
+        if board.state.present(reaction.agent_id) is not None:  # one that was removed never comes back to it
+            yield reaction.oldest
+            break
+    for live in board.mailboxes.online():
+        yield from live.mailbox.waiting
+    for session in board.sessions.values():  # all of them: how long each has owed what it owes is noted here
+        if session.origin is None:
+            continue
+        owed = session.outbox.first_owed()
+        if owed != session.owed_seq:
+            session.owed_seq, session.owed_since = owed, now
+        if owed is not None:
+            yield owed
+
+
+def _end_stalled(board: Switchboard, pinned: int, patience_ms: int, now: int) -> bool:
+    """End the sessions that have long taken nothing and need ``pinned``: they come back and are told `limited`. Whether
+    there were any."""
+    stalled = [
+        session
+        for session in board.sessions.values()
+        if session.origin is not None
+        and session.outbox.first_owed() == pinned == session.owed_seq
+        and now - session.owed_since >= patience_ms
+    ]
+    for session in stalled:
+        log.info("a session that takes nothing is ended", extra={"session_id": session.session_id, "seq": pinned})
+        board.end(session, 4503, TOO_LATE)
+    return bool(stalled)
+
+
+async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock) -> int:
+    """Drop what is too old or too much; gives how many rows went. Raises `LedgerError`.
+
+    ``writing`` is held by each commit: between plan and drop nobody is welcomed to what goes, and no reaction begins
+    with it."""
+    total = 0
+    while True:
+        async with writing:
+            now = clock()
+            plan = plan_trim(retain, board, now)
+            done = await ledger.trim(plan)
+            board.meta = msgspec.structs.replace(board.meta, first_seq=done.first_seq)
+        total += done.dropped
+        if done.dropped:
+            continue
+        if not done.is_held or not _end_stalled(board, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
+            return total
+
+
+async def keep_trimming(
+    retain: Retain, board: Switchboard, ledger: Ledger, clock: Clock, writing: asyncio.Lock
+) -> None:
+    """Do so every minute, until cancelled; every hour, forget results of calls too, whatever is retained."""
+    for number in itertools.count(1):
+        try:
+            if retain != KEEP_ALL:
+                dropped = await keep_within(retain, board, ledger, clock, writing)
+                if dropped:
+                    log.info("old rows were dropped", extra={"rows": dropped, "first_seq": board.meta.first_seq})
+            if number % ROUNDS_BETWEEN_EXPIRIES == 0:
+                await ledger.expire_calls(clock() - CALL_KEPT_MS)
+        except LedgerError as error:
+            log.error("old rows could not be dropped: %s", error)
+        await asyncio.sleep(EVERY_S)

@@ -1,0 +1,222 @@
+"""The listening socket, and what it answers over HTTP on the same port: health, metrics, and who is let in to a
+session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import ssl
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import cast
+
+from websockets.asyncio.server import Server, ServerConnection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.http11 import Request, Response
+from websockets.protocol import State as WireState
+
+from roundelay.network.config import Limits
+
+from .admission import Gate
+from .connection import CLOSE_TIMEOUT_S, HubConnection
+from .hub import Hub
+from .metrics import metrics_text
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 4
+"""How many connections are accepted at most before those that are there are heard: a flood of them holds these up by
+some 2 ms each time."""
+ROUNDS = 16
+"""At the least so often a newcomer is heard before as many came after it as there are places."""
+ACCEPT_PAUSE_S = 1.0
+TOLD_AGAIN_S = 60.0
+
+
+class WebSocketServer:
+    """Listens for one hub. Health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``, on the same port.
+
+    It accepts by itself, since the event loops accept as many at once as come: then the ones that say nothing would be
+    the only ones that are dealt with. It also knows those that are in the TLS handshake, and what to do when files are
+    short."""
+
+    def __init__(self, hub: Hub, limits: Limits, *, behind_proxy: bool = False) -> None:
+        self._hub = hub
+        self._behind_proxy = behind_proxy
+        self._limits = limits
+        self._gate = Gate(limits.max_unauthenticated)
+        self._at_once = min(ACCEPTED_AT_ONCE, max(1, limits.max_unauthenticated // ROUNDS))
+        self._tls: ssl.SSLContext | None = None
+        self._sockets: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told_at = -math.inf
+        hub.newcomers = self._gate
+
+    async def bind(self, host: str, port: int) -> int:
+        """Take the address; gives the port (another than asked for, if that was 0). Nobody can connect yet. Raises
+        `OSError`."""
+        self._sockets = await _bind(host, port)
+        return int(self._sockets[0].getsockname()[1])
+
+    def listen(self, *, tls: ssl.SSLContext | None = None) -> None:
+        """Begin to accept connections. Raises `OSError`: another took the address meanwhile."""
+        self._tls = tls
+        for listening in self._sockets:
+            listening.listen(BACKLOG)
+        for listening in self._sockets:
+            self._go_on_accepting(listening)
+
+    async def close(self) -> None:
+        """Stop listening and wait for every connection's end. The hub's sessions are closed before."""
+        self.stop_listening()
+        self._gate.clear()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def stop_listening(self) -> None:
+        """Accept no more; connections stay. Idempotent."""
+        loop = asyncio.get_running_loop()
+        listening, self._sockets = self._sockets, []
+        for sock in listening:
+            loop.remove_reader(sock)
+            sock.close()
+
+    def is_serving(self) -> bool:
+        """Whether connections may come; asked by the library at each handshake."""
+        return bool(self._sockets)
+
+    # --- connections come
+
+    def _go_on_accepting(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for number in range(self._at_once):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if number == 0:  # else nobody may be waiting: files are short before it is looked who does
+                    self._wait_for_room(listening, error)
+                return
+            accepted.setblocking(False)
+            connection = HubConnection(
+                cast("Server", self),
+                accepted=accepted,
+                address=address,
+                hub=self._hub,
+                limits=self._limits,
+                gate=self._gate,
+                behind_proxy=self._behind_proxy,
+            )
+            connection.arrive()
+            task = asyncio.get_running_loop().create_task(self._run(connection, accepted))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _wait_for_room(self, listening: socket.socket, error: OSError) -> None:
+        """The system gives no further file: a newcomer that says nothing gives up its own, or those that come wait for
+        one."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._told_at >= TOLD_AGAIN_S:
+            self._told_at = loop.time()
+            log.warning(
+                "no further connection can be accepted; who comes waits until one ends (raise the limit of open files)",
+                extra={"error": error.strerror},
+            )
+        if not self._gate.clear_place():
+            loop.remove_reader(listening)
+            loop.call_later(ACCEPT_PAUSE_S, self._go_on_accepting, listening)
+
+    async def _run(self, connection: HubConnection, accepted: socket.socket) -> None:
+        """One connection, from the socket to its end."""
+        timeout_s = self._limits.hello_timeout_ms / 1000
+        is_tls = self._tls is not None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=timeout_s if is_tls else None,
+                ssl_shutdown_timeout=CLOSE_TIMEOUT_S if is_tls else None,
+            )
+        except OSError as error:  # TLS did not come about, or it was cut
+            log.debug("a connection came to nothing", extra={"error": str(error)})
+            connection.depart()
+            accepted.close()
+            return
+        try:
+            await connection.handshake(self._process_request, _process_response, None)
+            if connection.protocol.state is WireState.OPEN:
+                await connection.run()
+        except (ConnectionClosed, InvalidHandshake, OSError):
+            pass  # it is over, or was no handshake; the library has answered it
+        except Exception:
+            log.exception("a connection failed")
+        finally:
+            connection.cut()
+
+    def _process_request(
+        self, connection: ServerConnection, request: Request
+    ) -> Response | Awaitable[Response | None] | None:
+        assert isinstance(connection, HubConnection)
+        connection.read_address(request.headers)
+        path = request.path.partition("?")[0]
+        if path == "/":
+            return self._admit(connection)
+        if path == "/healthz":
+            return connection.respond(HTTPStatus.OK, "ok\n")
+        if path == "/readyz":
+            if self._hub.is_ready:
+                return connection.respond(HTTPStatus.OK, "ready\n")
+            reason = "the ledger does not answer" if self._hub.is_open else "recovering"
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n")
+        if path == "/metrics":
+            response = connection.respond(HTTPStatus.OK, metrics_text(self._hub.list_figures()))
+            del response.headers["Content-Type"]  # setting it would add another
+            response.headers["Content-Type"] = "text/plain; version=0.0.4; charset=utf-8"
+            return response
+        return connection.respond(HTTPStatus.NOT_FOUND, "Here are /, /healthz, /readyz and /metrics.\n")
+
+    def _admit(self, connection: ServerConnection) -> Response | None:
+        assert isinstance(connection, HubConnection)
+        if connection.is_head:  # no session comes of it
+            response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
+            response.headers["Upgrade"] = "websocket"
+            return response
+        if self._hub.switchboard.taken >= self._limits.max_connections:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
+        if not self._hub.is_ready:
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "The hub is recovering; try again in a moment.\n")
+        return None
+
+
+def _process_response(connection: ServerConnection, _request: Request, response: Response) -> None:
+    assert isinstance(connection, HubConnection)
+    if connection.is_head:
+        response.body = b""  # its headers stay, the length among them
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets that are to listen, one for each address of the host. Raises `OSError`, and then none is left."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets

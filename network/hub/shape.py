@@ -1,0 +1,327 @@
+"""Step 2: the shape of a frame, and nothing else about it: JSON, nesting, fields, types, the form of ids. Pure.
+
+The fast path decodes once. What is wrong with a frame is found out on the slow path, so that its refusal says where.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from roundelay.network.core.visibility import VISIBILITIES, Visibility
+from roundelay.network.errors import InvalidFrame, RequestError
+from roundelay.network.frames import (
+    CLIENT_FRAMES,
+    CallFrame,
+    ClientFrame,
+    HelloFrame,
+    RecordFrame,
+    SendFrame,
+    SignalFrame,
+    encode,
+    is_id,
+)
+
+_BRACKET, _QUOTE, _BACKSLASH = (
+    b'["\\'  # as numbers: bytes are searched for one several times as fast as for a string of one
+)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+MAX_NUMBER_CHARS = 1000
+"""Of one number anywhere in a frame: readers of JSON in common languages take that, and refuse what is some times as
+long."""
+_NAMES = frozenset(str(cls.__struct_config__.tag) for cls in CLIENT_FRAMES)
+
+
+class FrameError(Exception):
+    """A frame was refused by shape; ``keys`` holds the valid ids it carried, to be repeated in the answer."""
+
+    def __init__(self, error: RequestError, keys: dict[str, str]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.keys = keys
+
+
+def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> ClientFrame:
+    """Decode and check one text frame, valid UTF-8 (the caller has checked it).
+
+    Raises `FrameError`. Checks shape only: JSON without NaN or lone surrogates, nesting, the length of numbers, known
+    fields, types, the form of ids. Where ``is_brief``, it says no more of a frame that does not decode than that, with
+    the id that its beginning shows.
+    """
+    # most frames are one flat object, and to see that so costs a fraction of the decoding; `count` costs as much as it
+    is_flat = _BRACKET not in data and data.rfind(b"{") == 0
+    if not is_flat and data.count(b"{") + data.count(b"[") > max_depth and _is_deeper(data, max_depth):
+        raise FrameError(
+            InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
+            _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
+        )
+    if len(data) > MAX_NUMBER_CHARS and _has_long_number(data):
+        raise FrameError(
+            InvalidFrame(f"The frame holds a number of more than {MAX_NUMBER_CHARS} characters; send it as a string."),
+            _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
+        )
+    try:
+        frame = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        if is_brief:
+            raise FrameError(InvalidFrame("The frame is wrong."), _shown_keys(data)) from None
+        return _reread_or_refuse(data, error)
+    _check_keys(frame, data)
+    return frame
+
+
+def is_key(text: str) -> bool:
+    """Whether this may be a ``message_id``, ``call_id`` or ``record_id``: 1 to 128 visible ASCII characters."""
+    return 0 < len(text) <= 128 and text.isascii() and text.isprintable() and " " not in text
+
+
+def _check_keys(frame: ClientFrame, data: bytes) -> None:
+    if isinstance(frame, SendFrame):  # before the match, whose class patterns cost: nearly every frame is one
+        _check_send(frame, data)
+        return
+    match frame:
+        case CallFrame():
+            if not is_key(frame.call_id):
+                raise _refuse("call_id must be 1 to 128 visible ASCII characters", data)
+            if not _is_object(frame.args):
+                raise _refuse("args must be an object", data)
+        case RecordFrame():
+            if not is_key(frame.record_id):
+                raise _refuse("record_id must be 1 to 128 visible ASCII characters", data)
+            if not is_key(frame.reaction) or not is_key(frame.kind):
+                raise _refuse("reaction and kind must be 1 to 128 visible ASCII characters", data)
+        case SignalFrame():
+            if (frame.to is UNSET) == (frame.thread_id is UNSET):
+                raise _refuse("a signal names either to or thread_id", data)
+            if frame.trigger is not UNSET and frame.thread_id is UNSET:
+                raise _refuse("trigger goes with thread_id only: it is a message of that thread", data)
+        case HelloFrame():
+            if frame.card is not UNSET:
+                _check_card(frame.card, data)
+        case _:
+            pass
+
+
+def _check_send(frame: SendFrame, data: bytes) -> None:
+    if not is_key(frame.message_id):
+        raise _refuse("message_id must be 1 to 128 visible ASCII characters", data)
+    if frame.metadata is UNSET and frame.requires_response is UNSET and frame.exclude_agent_ids is UNSET:
+        return
+    if frame.requires_response is False:
+        raise _refuse("requires_response is true or a list of ids; leave it out otherwise", data)
+    if isinstance(frame.requires_response, list) and not all(map(is_id, frame.requires_response)):
+        raise _refuse("requires_response names something that is not an id", data)
+    if frame.exclude_agent_ids is not UNSET:
+        if frame.to != "broadcast":
+            raise _refuse("exclude_agent_ids goes with the address broadcast only", data)
+        if not all(map(is_id, frame.exclude_agent_ids)):
+            raise _refuse("exclude_agent_ids names something that is not an id", data)
+    if frame.metadata is not UNSET and not _is_object(frame.metadata):
+        raise _refuse("metadata must be an object", data)
+
+
+def _check_card(card: Raw, data: bytes) -> None:
+    """What others read of a card has the type that they expect; whatever else it holds is its owner's affair."""
+    if not _is_object(card):
+        raise _refuse("card must be an object", data)
+    try:
+        _card.decode(card)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refuse(
+            f"card is wrong: {error}; description is a text, tags are texts, tools are names or objects, "
+            f"visibility is one of {', '.join(VISIBILITIES)}",
+            data,
+        ) from error
+
+
+class _Card(Struct):
+    description: str | UnsetType = UNSET
+    tags: list[str] | UnsetType = UNSET
+    tools: list[str | dict[str, Any]] | UnsetType = UNSET
+    visibility: Visibility | UnsetType = UNSET
+
+
+_card = msgspec.json.Decoder(_Card)
+
+
+def _is_object(raw: Raw) -> bool:
+    return bytes(raw).lstrip()[:1] == b"{"
+
+
+def _refuse(what: str, data: bytes) -> FrameError:
+    return FrameError(InvalidFrame(f"{what[0].upper()}{what[1:]}."), _valid_keys(_fields(data)))
+
+
+def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
+    """The slow path of a frame that did not decode: a duplicated field counts once, the last one; else say what is
+    wrong."""
+    if isinstance(error, msgspec.ValidationError):
+        try:
+            frame = _decoder.decode(encode(_FIELDS.decode(data)))
+        except msgspec.DecodeError:
+            pass
+        else:
+            _check_keys(frame, data)
+            return frame
+    elif b"\\u" in data and _SURROGATE.search(data):
+        _refuse_lone_surrogates(data)
+    fields = _fields(data)
+    keys, kind = _valid_keys(fields), _frame_name(fields)
+    if isinstance(error, msgspec.ValidationError) and kind is not None and kind not in _NAMES:
+        known = ", ".join(sorted(_NAMES))
+        raise FrameError(InvalidFrame(f"No frame is called {kind!r}; the frames are {known}."), keys) from error
+    where = f"The {kind} frame is wrong" if kind is not None else "The frame is wrong"
+    raise FrameError(InvalidFrame(f"{where}: {error}."), keys) from error
+
+
+def _fields(data: bytes) -> dict[str, Raw]:
+    try:
+        return _FIELDS.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    return dict(_readable_fields(data))
+
+
+def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
+    """The fields of a broken frame whose value is a string, as far as strings and brackets show where they are.
+
+    What is wrong with one field hides no other, be it nested too deeply, cut off or no JSON at all. A frame may be made
+    of brackets alone: after `MAX_TOKENS` runs of them the search is over, so that it costs no more than reading a right
+    one.
+    """
+    depth = 0
+    name, expects = None, "{"
+    for found in itertools.islice(_TOKENS.finditer(data), MAX_TOKENS):
+        token = found[0]
+        if token[:1] in (b"{", b"["):
+            if depth == 0 and token[:1] != b"{":
+                return
+            depth += len(token)
+            name, expects = None, "name" if depth == 1 else ""
+        elif token[:1] in (b"}", b"]"):
+            depth -= len(token)
+            if depth <= 0:
+                return
+        elif depth != 1:
+            continue
+        elif token == b",":
+            name, expects = None, "name"
+        elif token == b":" and expects == ":":
+            expects = "value"
+        elif token[:1] == b'"' and expects == "name":
+            name, expects = _string(Raw(token)), ":"
+        elif token[:1] == b'"' and expects == "value" and name is not None:
+            yield name, Raw(token)
+            expects = ""
+        else:
+            expects = ""
+
+
+_TOKENS = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+"?|[\[{]++|[\]}]++|[:,]|[^\s"\[\]{}:,]++', re.DOTALL
+)  # a string that never ends is one match too, not a search from each of its quotes
+MAX_TOKENS = 256
+SHOWN_BYTES = 512
+"""Of a frame that is not explained, the id is looked for in so much of its beginning: where clients put it."""
+
+
+def _shown_keys(data: bytes) -> dict[str, str]:
+    return _valid_keys(dict(_readable_fields(data[:SHOWN_BYTES])))
+
+
+def _string(raw: Raw | None) -> str | None:
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except msgspec.DecodeError:
+        return None
+
+
+def _frame_name(fields: dict[str, Raw]) -> str | None:
+    name = _string(fields.get("type"))
+    return name if name is None or len(name) <= 40 else name[:40]
+
+
+def _valid_keys(fields: dict[str, Raw]) -> dict[str, str]:
+    """The ids that the answer repeats: each valid ``message_id``, ``call_id`` or ``record_id`` of the frame it belongs
+    to."""
+    name = {"send": "message_id", "call": "call_id", "record": "record_id"}.get(_string(fields.get("type")) or "")
+    for key in (name,) if name else ("message_id", "call_id", "record_id"):
+        value = _string(fields.get(key))
+        if value is not None and is_key(value):
+            return {key: value}
+    return {}
+
+
+def _refuse_lone_surrogates(data: bytes) -> None:
+    try:
+        json.dumps(json.loads(data), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        message = "The frame holds a lone surrogate; send valid Unicode."
+        raise FrameError(InvalidFrame(message), _valid_keys(_fields(data))) from None
+    except (ValueError, RecursionError):  # huge numbers: JSON all the same, carried as it came
+        return
+
+
+def _is_deeper(data: bytes, max_depth: int) -> bool:
+    """Whether objects and arrays nest deeper than this, strings aside, as far as it is JSON.
+
+    Whatever a frame holds, this costs about what decoding it does: anybody may send one. So it takes whole bytes
+    objects at a time.
+    """
+    steps = _outside_strings(data).translate(_STEPS, _NO_BRACKETS)
+    while max_depth > 0:  # what is innermost goes: one level less of everything
+        outer = steps.replace(b"\x01\xff", b"")
+        if len(outer) * 8 > len(steps) * 7:
+            break
+        steps, max_depth = outer, max_depth - 1
+    runs = ((1 if run[0] == 1 else -1) * len(run) for run in _RUNS.findall(steps))
+    return any(map(max_depth.__lt__, itertools.accumulate(runs)))  # over at the first that is
+
+
+def _has_long_number(data: bytes) -> bool:
+    """Whether any number is longer than `MAX_NUMBER_CHARS`. Few bytes of a frame are looked at, unless it is full of
+    numbers."""
+    return _has_long_run(data) and _has_long_run(_outside_strings(data))
+
+
+def _has_long_run(data: bytes) -> bool:
+    """Whether more than `MAX_NUMBER_CHARS` characters of numbers follow each other: then one of every so many bytes is
+    among them."""
+    step = MAX_NUMBER_CHARS // 2
+    seen = data[step::step]
+    if len(seen.translate(None, _NUMBER)) == len(seen):
+        return False
+    for place, byte in enumerate(seen, 1):
+        if byte in _NUMBER:
+            at = place * step
+            before, after = data[max(0, at - MAX_NUMBER_CHARS) : at], data[at : at + MAX_NUMBER_CHARS + 1]
+            length = len(before) - len(before.rstrip(_NUMBER)) + len(after) - len(after.lstrip(_NUMBER))
+            if length > MAX_NUMBER_CHARS:
+                return True
+    return False
+
+
+_NUMBER = b"0123456789.+-eE"
+
+
+def _outside_strings(data: bytes) -> bytes:
+    """What stands between the strings of a frame, as far as it is JSON."""
+    if _QUOTE not in data:
+        return data
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in data else data
+    return b" ".join(plain.split(b'"')[::2])
+
+
+_STEPS = bytes.maketrans(b"{[}]", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(sorted({*range(256)} - {*b"{[}]"}))
+_RUNS = re.compile(rb"\x01+|\xff+")

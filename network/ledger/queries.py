@@ -1,0 +1,433 @@
+"""What the SQLite ledger asks of its file, as functions on a plain connection. They run on the connections' threads.
+
+Each row that is read is compared with its checksum; `Damage` hears of those that do not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import chain, islice
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from roundelay.network.core.tables import (
+    COLD_TABLES,
+    VOLATILE_TABLES,
+    Facts,
+    MessageHead,
+    Put,
+    Row,
+    Span,
+    Table,
+    Wanted,
+    damaged_row,
+    decode_value,
+    encode_value,
+)
+from roundelay.network.errors import LedgerError
+
+from . import MAX_PAGE_BYTES, KeyTaken, Page, Unstorable, take_page
+from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
+
+MAX_KEPT = 10_000
+"""How many damaged rows one ledger remembers: each of them is told once, those beyond are not told."""
+
+
+class Damage:
+    """What was found damaged in one ledger's file: seqs of the log, and ``TABLE/KEY`` of its tables. Used on several
+    threads.
+
+    ``tell`` hears of each once. Rows of the log from ``checked_from`` on have a checksum; older ones are from before
+    there were any.
+    """
+
+    def __init__(self, tell: Callable[[int | str], None], checked_from: int = 1) -> None:
+        self.checked_from = checked_from
+        self.found: set[int | str] = set()
+        self._tell = tell
+
+    def begin(self, checked_from: int) -> None:
+        """The file is opened: it may be another one than before."""
+        self.checked_from = checked_from
+        self.found.clear()
+
+    def note(self, row: int | str) -> None:
+        """A row is damaged."""
+        if row not in self.found and len(self.found) < MAX_KEPT:
+            self.found.add(row)
+            self._tell(row)
+
+    def fits(self, columns: Sequence[object]) -> bool:
+        """Whether a row of the log, its checksum last, is what was stored. An old one without a checksum is taken as it
+        is."""
+        if columns[-1] is None:
+            return isinstance(columns[0], int) and columns[0] < self.checked_from
+        return columns[-1] == checksum(columns[:-1])
+
+
+_WIDTH = ROW_COLUMNS.count(",") + 1
+_MARKS = f"({','.join('?' * _WIDTH)})"
+# Many rows a statement: a thread gives up the GIL once per statement. With `executemany` it does so for each row, and
+# while the loop's thread is busy each row then waits for up to `sys.getswitchinterval()`: measured, a hundred times the
+# transaction.
+_INSERTS = tuple(
+    (rows, f"INSERT INTO log ({ROW_COLUMNS}) VALUES {','.join([_MARKS] * rows)}") for rows in (256, 64, 16, 4, 1)
+)
+
+_encode_json = msgspec.json.Encoder().encode
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_head = msgspec.json.Decoder(MessageHead).decode
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
+"""What a row raises whose columns hold anything."""
+FAILURES = (sqlite3.Error, *UNREADABLE)
+"""What a storage that fails raises, and a damaged file, whose columns may hold values of any type."""
+_BAD_CELL = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
+
+T = TypeVar("T")
+Values = tuple[object, ...]
+
+
+# --- rows of the log
+
+
+def read_row(columns: Sequence[Any], damage: Damage) -> Row:
+    """The row of `ROW_COLUMNS`; its stand-in (`damaged_row`) where it is not what was stored."""
+    if damage.fits(columns):
+        try:
+            return _make_row(*columns)
+        except UNREADABLE:  # an old one, which has no checksum
+            pass
+    seq: int = columns[0]
+    damage.note(seq)
+    return damaged_row(seq)
+
+
+def _make_row(
+    seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None,
+    label: str | None, excluded: str | None, digest: str | None, head: str | None, data: str, crc: int | None,
+) -> Row:  # fmt: skip
+    raw = data.encode()
+    if crc is None:
+        _check_json(raw)  # else every client that gets it would find out
+    return Row(
+        seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "",
+        label=label or "", excluded=tuple(json.loads(excluded)) if excluded else (), digest=digest or "", data=raw,
+        head=_decode_head(head) if head else None,
+    )  # fmt: skip
+
+
+def find_row(damage: Damage, seq: int, db: sqlite3.Connection, columns: str = ROW_COLUMNS) -> Row | None:
+    """The row of a seq, or its stand-in; None if there is none."""
+    try:
+        found = db.execute(f"SELECT {columns} FROM log WHERE seq = ?", (seq,)).fetchone()
+    except sqlite3.DatabaseError as error:
+        if not _is_bad_cell(error):
+            raise
+        damage.note(seq)
+        return damaged_row(seq)
+    return read_row(found, damage) if found is not None else None
+
+
+def read_rows(
+    damage: Damage, sql: str, values: Sequence[object], take: Callable[[Iterator[Row]], T], db: sqlite3.Connection,
+    columns: str = ROW_COLUMNS,
+) -> T:  # fmt: skip
+    """What ``take`` makes of a query's rows, which selects ``columns``; it takes none that it does not need.
+
+    SQLite gives up at a row whose lengths are wrong, or whose text is no UTF-8. Then each row is read by itself, and
+    ``take`` begins anew: damage to one hides none of the others.
+    """
+    try:
+        with closing(db.execute(sql, values)) as cursor:
+            return take(read_row(found, damage) for found in cursor)
+    except sqlite3.DatabaseError as error:
+        if not _is_bad_cell(error):
+            raise
+    with closing(db.execute(sql.replace(columns, "seq", 1), values)) as cursor:
+        return take(row for (seq,) in cursor if (row := find_row(damage, seq, db, columns)) is not None)
+
+
+def _is_bad_cell(error: sqlite3.DatabaseError) -> bool:
+    """Whether one row may be at fault: SQLite says so, or the `sqlite3` module cannot decode its text (then there is no
+    code)."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code in _BAD_CELL or (code is None and isinstance(error, sqlite3.OperationalError))
+
+
+def walk_log(damage: Damage, db: sqlite3.Connection, columns: str = ROW_COLUMNS) -> Iterator[Row]:
+    """Every row of the log, ascending, read in pages; a stand-in for each that is damaged."""
+    sql = f"SELECT {columns} FROM log WHERE seq > ? ORDER BY seq LIMIT {_WALKED + 1}"
+    after, has_more = -(2**63), True
+
+    def take(rows: Iterator[Row]) -> Page:
+        return take_page(rows, _WALKED, MAX_PAGE_BYTES)
+
+    while has_more:
+        rows, has_more = read_rows(damage, sql, (after,), take, db, columns)
+        yield from rows
+        after = rows[-1].seq if rows else after
+
+
+_WALKED = 500
+BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?))"
+
+# --- what is written
+
+UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionError, msgspec.MsgspecError)
+"""What is raised where a value cannot be encoded, or not be given to SQLite; whatever SQLite itself raises is a
+`sqlite3.Error`."""
+
+
+class Batch(NamedTuple):
+    """What one transaction writes, as SQLite takes it."""
+
+    log: list[object]
+    """The columns of all rows of the log, one after the other."""
+    saved: list[Values]
+    """Rows of the tables."""
+    dropped: list[Values]
+    """Keys of the tables that go."""
+
+
+def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> Batch:
+    """What one transaction writes. Raises `Unstorable`."""
+    log: list[object] = []
+    scratch = bytearray()
+    try:
+        for row in rows:
+            columns = (
+                row.seq, row.at, row.type, row.actor, row.key or None, row.target or None, row.stream or None,
+                row.label or None, json.dumps(row.excluded) if row.excluded else None, row.digest or None,
+                _encode_json(row.head).decode() if row.head is not None else None, row.data.decode(),
+            )  # fmt: skip
+            log += columns
+            log.append(checksum(columns, scratch))
+        kept = [put for put in puts if put.table not in VOLATILE_TABLES]
+        saved = [_sign(put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None]
+        return Batch(log, saved, [(put.table, put.key) for put in kept if put.value is None])
+    except UNENCODABLE as error:
+        raise Unstorable from error
+
+
+def _sign(*columns: object) -> Values:
+    return (*columns, checksum(columns))
+
+
+def bind(batch: Batch) -> None:
+    """Give each value to SQLite as a statement does, and store none. Raises `Unstorable`."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        for value in chain(batch.log, *batch.saved, *batch.dropped):
+            try:
+                db.execute("SELECT ?", (value,))
+            except (*UNENCODABLE, sqlite3.Error) as error:
+                raise Unstorable from error
+
+
+def store(batch: Batch, db: sqlite3.Connection) -> None:
+    """Write a batch in one transaction. Raises `KeyTaken` or `Unstorable`: then nothing is stored."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        _insert_rows(db, batch.log)
+        if batch.saved:
+            db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", batch.saved)
+        if batch.dropped:
+            db.executemany("DELETE FROM state WHERE tbl = ? AND key = ?", batch.dropped)
+        db.execute("COMMIT")
+    except BaseException as error:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        if "log.actor, log.key" in str(error):  # SQLite's name of the constraint that failed
+            raise KeyTaken from error
+        if isinstance(error, UNENCODABLE):  # raised where a value is given to SQLite, not by SQLite
+            raise Unstorable from error
+        raise
+
+
+def _insert_rows(db: sqlite3.Connection, log: list[object]) -> None:
+    start = 0
+    for rows, sql in _INSERTS:
+        size = rows * _WIDTH
+        while len(log) - start >= size:
+            db.execute(sql, log[start : start + size])
+            start += size
+
+
+# --- what is looked up
+
+
+def look_up(wanted: Wanted, damage: Damage, db: sqlite3.Connection) -> Facts:
+    facts = Facts(damaged=set())
+    if wanted.keys:
+        sql = (
+            "SELECT w.value ->> 0, w.value ->> 1, l.seq FROM json_each(?) AS w "
+            "CROSS JOIN log AS l ON l.actor = w.value ->> 0 AND l.key = w.value ->> 1"
+        )
+        taken = db.execute(sql, (msgspec.json.encode(list(wanted.keys)).decode(),)).fetchall()
+        for actor, key, seq in taken:  # as the index says, which holds a copy of both
+            row = find_row(damage, seq, db)
+            if row is None or (row.actor, row.key) != (actor, key):
+                damage.note(seq)
+                row = damaged_row(seq)
+            facts.known[actor, key] = row
+    for seq in wanted.seqs:
+        found = find_row(damage, seq, db)
+        if found is not None and found.head is not None:
+            facts.heads[seq] = found.head
+            _add_cold(facts, damage, "root", str(found.head.root), db)
+    for table, key in wanted.cold:
+        _add_cold(facts, damage, table, key, db)
+    return facts
+
+
+def _add_cold(facts: Facts, damage: Damage, table: Table, key: str, db: sqlite3.Connection) -> None:
+    found = _find_value(db, table, key)
+    if found is None:
+        return
+    value = _read_value(damage, table, *found)
+    if value is None:
+        facts.damaged.add((table, key))
+    else:
+        facts.cold[table, key] = value
+
+
+def _find_value(db: sqlite3.Connection, table: Table, key: str) -> tuple[str, str, int | None] | None:
+    """Key, value and checksum of a row of a table."""
+    with reading_any_text(db):
+        found = db.execute("SELECT key, value, crc FROM state WHERE tbl = ? AND key = ?", (table, key)).fetchone()
+    return (key, found[1], found[2]) if found is not None else None
+
+
+# --- the other tables
+
+
+@contextmanager
+def reading_any_text(db: sqlite3.Connection) -> Iterator[None]:
+    """Read what is no UTF-8 as something else, instead of not at all: then it does not fit its checksum."""
+    db.text_factory = lambda text: text.decode(errors="replace")
+    try:
+        yield
+    finally:
+        db.text_factory = str
+
+
+def put_meta(db: sqlite3.Connection, values: Mapping[str, str]) -> None:
+    """Store what identifies a ledger, or where its parts begin."""
+    sql = "INSERT OR REPLACE INTO meta (key, value, crc) VALUES (?, ?, ?)"
+    db.executemany(sql, [_sign(*item) for item in values.items()])
+
+
+def find_cold(damage: Damage, table: Table, key: str, db: sqlite3.Connection) -> Any:
+    """`Ledger.lookup_cold` on a connection."""
+    found = _find_value(db, table, key)
+    return _read_value(damage, table, *found) if found is not None else None
+
+
+def list_cold(
+    damage: Damage, table: Table, prefix: str, limit: int, after: str, db: sqlite3.Connection
+) -> list[tuple[str, Any]]:
+    """`Ledger.cold` on a connection."""
+    sql = "SELECT key, value, crc FROM state WHERE tbl = ? AND key >= ? AND key < ? AND key > ? ORDER BY key"
+    with reading_any_text(db), closing(db.execute(sql, (table, prefix, f"{prefix}\U0010ffff", after))) as cursor:
+        read = ((key, _read_value(damage, table, key, value, crc)) for key, value, crc in cursor)
+        return list(islice(((key, value) for key, value in read if value is not None), limit))
+
+
+def list_calls(after: str, limit: int, db: sqlite3.Connection) -> list[tuple[str, int | None]]:
+    """Keys of calls above one, with the times of their results (ms; None where that is damaged)."""
+    with reading_any_text(db):
+        sql = f"SELECT key, {_CALL_AT} FROM state WHERE tbl = 'call' AND key > ? ORDER BY key LIMIT ?"
+        return db.execute(sql, (after, limit)).fetchall()
+
+
+def drop_calls(keys: list[str], before: int, db: sqlite3.Connection) -> None:
+    """Drop those of these calls whose results are older than a time."""
+    sql = f"DELETE FROM state WHERE tbl = 'call' AND key IN (SELECT value FROM json_each(?)) AND {_CALL_AT} < ?"
+    db.execute(sql, (json.dumps(keys), before))
+
+
+def integer_in(path: str) -> str:
+    """SQL for an integer in a row's value; NULL where the value is damaged, of which `->>` would make an error."""
+    found = f"CASE json_type(value, '$.{path}') WHEN 'integer' THEN value ->> '{path}' END"
+    return f"CASE WHEN json_valid(value) THEN {found} END"
+
+
+_CALL_AT = integer_in("at")
+
+
+def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | None) -> Any:
+    """The value of a row of a table; None if the row is damaged."""
+    if crc == checksum((table, key, value)):
+        return decode_value(table, value)
+    damage.note(f"{table}/{key}")
+    return None
+
+
+def load_meta(db: sqlite3.Connection) -> dict[str, str]:
+    """What identifies a ledger, of a file of this schema; empty before the first start. Raises `LedgerError` if it is
+    damaged."""
+    with reading_any_text(db):
+        found = db.execute("SELECT key, value, crc FROM meta").fetchall()
+    for key, value, crc in found:
+        if crc != checksum((key, value)):
+            raise _damaged("meta", key)
+    meta = {key: value for key, value, _ in found}
+    if CHECKED_FROM not in meta:
+        raise _damaged("meta", CHECKED_FROM)
+    return meta
+
+
+def load_state(damage: Damage, db: sqlite3.Connection) -> list[Put]:
+    """Every row of the tables that are loaded at a start.
+
+    Raises `LedgerError` for a damaged one: without it somebody might read what is not theirs, join with a revoked
+    token, react again or spend more than they may. Only failed attempts may be counted anew.
+    """
+    puts = []
+    # All rows are passed over, and not those of each table: a damaged name of a table would end its range, and hide
+    # what follows.
+    marks = ",".join("?" * len(COLD_TABLES))
+    sql = f"SELECT tbl, key, value, crc FROM state WHERE +tbl NOT IN ({marks})"
+    with reading_any_text(db):
+        found = db.execute(sql, tuple(COLD_TABLES)).fetchall()
+    for table, key, value, crc in found:
+        if crc == checksum((table, key, value)):
+            puts.append(Put(table, key, decode_value(table, value)))
+        elif table == "attempt":
+            damage.note(f"{table}/{key}")
+        else:
+            raise _damaged(str(table), str(key))
+    return puts
+
+
+def _damaged(table: str, key: str) -> LedgerError:
+    return LedgerError(
+        f"The row {key!r} of the table {table!r} is damaged: it is not what was stored, and without it the hub cannot "
+        "tell who may do what. Stop the node and restore a backup; `roundelay export --db` still reads the messages "
+        "that are whole."
+    )
+
+
+# The seqs of an inbox: one indexed range per span, each cut to a page's size, so that a page costs its own size. The
+# spans come as JSON: of SELECTs joined by UNION SQLite takes 500, and a channel that is joined and left again and again
+# makes more spans.
+INBOX_SEQS = """
+    SELECT l.seq FROM json_each(?1) AS span CROSS JOIN log AS l ON l.seq IN (
+        SELECT seq FROM log
+        WHERE target = span.value ->> 0 AND seq > span.value ->> 1 AND seq < span.value ->> 2
+        ORDER BY seq {order} LIMIT ?5)
+    UNION ALL SELECT * FROM (
+        SELECT seq FROM log WHERE actor = ?2 AND is_private AND seq > ?3 AND seq <= ?4 ORDER BY seq {order} LIMIT ?5)"""
+INBOX = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT ?5"
+
+
+def list_spans(spans: Sequence[Span], after: int, until: int) -> str:
+    """Those of the spans that are not empty within a range, as JSON: target, and both ends exclusive."""
+    ends = [
+        (span.target, max(after, span.after), until + 1 if span.before is None else min(span.before, until + 1))
+        for span in spans
+    ]
+    return json.dumps([end for end in ends if end[1] + 1 < end[2]])

@@ -1,0 +1,132 @@
+"""The schema of a ledger's file and its history: one step per version, each in a transaction of its own.
+
+``PRAGMA user_version`` says how far a file is; it changes in the step's transaction, so that a step that is killed has
+not happened. A file from a newer Roundelay is refused.
+
+Each row of each table has a checksum: the CRC-32 of every stored column, of the key and of NULLs too. It finds each
+single flipped bit, each burst of up to 32, and all but one in four billion of larger damage: what disks, memory and
+cables do. It is no proof against a person: who can write the file can write the checksum, and a cryptographic hash
+without a secret would say no more at ten times the price.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Sequence
+from contextlib import closing, suppress
+
+import msgspec
+
+from roundelay.network.errors import LedgerError
+
+LOG_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
+ROW_COLUMNS = f"{LOG_COLUMNS}, crc"
+
+_packer = msgspec.msgpack.Encoder()
+
+
+def checksum(columns: Sequence[object], scratch: bytearray | None = None) -> int:
+    """The CRC-32 of a row's columns as MessagePack, in which types and lengths show; a test pins it, since files depend
+    on it.
+
+    Who computes many hands in one ``scratch``, which is written over each time: that takes a quarter less.
+    """
+    if scratch is None:
+        return zlib.crc32(_packer.encode(columns))
+    _packer.encode_into(columns, scratch)
+    return zlib.crc32(scratch)
+
+
+# A step never changes once it was released, not in a space: `list_schema` is compared.
+_V1 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE log (
+    seq INTEGER PRIMARY KEY,
+    at INTEGER NOT NULL,
+    type TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    key TEXT,
+    target TEXT,
+    stream TEXT,
+    label TEXT,
+    excluded TEXT,
+    digest TEXT,
+    head TEXT,
+    data TEXT NOT NULL,
+    is_private INTEGER GENERATED ALWAYS AS (target IS NOT NULL AND (target GLOB 'agent:*' OR target GLOB 'mod:*')) VIRTUAL
+);
+CREATE UNIQUE INDEX log_key ON log (actor, key) WHERE key IS NOT NULL;
+CREATE INDEX log_target ON log (target, seq) WHERE target IS NOT NULL;
+CREATE INDEX log_stream ON log (stream, seq) WHERE stream IS NOT NULL;
+CREATE INDEX log_sent ON log (actor, seq) WHERE is_private;
+CREATE INDEX log_record ON log (actor, label, seq) WHERE type = 'record';
+CREATE TABLE state (tbl TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (tbl, key)) WITHOUT ROWID;
+"""
+
+CHECKED_FROM = "checked_from"
+# Rows of the log have a checksum from a mark on, the next seq; a missing one is damage from there on. To compute
+# those of older rows would write the whole log anew, as much again in the -wal file, and vouch for what it holds now,
+# not for what was once stored. The tables' rows have no order that a mark could name; they are few and small, and get
+# theirs here.
+_V2 = f"""
+ALTER TABLE log ADD COLUMN crc INTEGER;
+ALTER TABLE state ADD COLUMN crc INTEGER;
+ALTER TABLE meta ADD COLUMN crc INTEGER;
+INSERT OR REPLACE INTO meta (key, value) SELECT '{CHECKED_FROM}', ifnull(max(seq), 0) + 1 FROM log;
+UPDATE state SET crc = checksum(tbl, key, value);
+UPDATE meta SET crc = checksum(key, value);
+"""
+
+# Nothing of the form changes, but what the tables say of channels (who may join) and participants (which sessions are
+# over): who does not know of it must not open the file, for to it every channel is open.
+_V3 = ""
+
+STEPS = (_V1, _V2, _V3)
+SCHEMA_VERSION = len(STEPS)
+CHECKSUMS_SINCE = 2
+"""The first schema whose rows have checksums."""
+
+
+def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Name and text of each table and index."""
+    return set(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+
+
+def expected_schema() -> set[tuple[str, str]]:
+    """`list_schema` of a new file, and of one that was brought up from any version."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db)
+        return list_schema(db)
+
+
+def refuse_schema(db: sqlite3.Connection) -> int:
+    """The version of a file's schema. Raises `LedgerError` for a file of a newer version or of something else."""
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    file: str = db.execute("PRAGMA database_list").fetchone()[2]
+    if version > SCHEMA_VERSION:
+        raise LedgerError(
+            f"The database {file} has schema {version}, this Roundelay knows up to {SCHEMA_VERSION}; upgrade "
+            "Roundelay to open it."
+        )
+    if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise LedgerError(f"{file} is a database of something else; name another one with --db.")
+    return version
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring the schema to `SCHEMA_VERSION`. Raises `LedgerError` for a file of a newer version or of something else."""
+    version = refuse_schema(db)
+    db.create_function("checksum", -1, lambda *columns: checksum(columns), deterministic=True)
+    for step in range(version, SCHEMA_VERSION):
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in STEPS[step].split(";"):
+                if statement.strip():
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {step + 1}")
+            db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # a full disk has ended it already; the first reason is the one to tell
+                db.execute("ROLLBACK")
+            raise

@@ -1,0 +1,348 @@
+"""Upkeep of the SQLite ledger's file: retention, backup, checks. Plain `sqlite3`; what runs in a node runs on its
+writer's thread."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from roundelay.network.core.tables import Row
+from roundelay.network.durable_files import give_name, sync
+from roundelay.network.errors import LedgerError
+
+from . import KEPT_WITH, KEYED_BY_SEQ, Trim, Trimmed
+from .files import explain, find_errno
+from .queries import Damage, integer_in, put_meta, read_rows, reading_any_text, walk_log
+from .schema import (
+    CHECKED_FROM,
+    CHECKSUMS_SINCE,
+    ROW_COLUMNS,
+    checksum,
+    expected_schema,
+    list_schema,
+    refuse_schema,
+)
+
+log = logging.getLogger(__name__)
+
+
+class LogSummary(Struct, frozen=True, kw_only=True):
+    """What a ledger's file holds. Times are stamps (ms); ``held_by`` is the agent whose open reaction needs the oldest
+    message, of ``held_at``, which retention keeps for it."""
+
+    head: int
+    used_bytes: int
+    oldest_at: int | None
+    held_by: str | None
+    held_at: int | None
+    unchecked: int | None
+    """The newest row that is from before rows had checksums, if one is kept yet."""
+
+
+def trim_log(trim: Trim, damage: Damage, db: sqlite3.Connection) -> Trimmed:
+    """`Ledger.trim` on a connection: one transaction of at most ``trim.limit`` rows of messages and as many of
+    records."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        first, first_record, first_cold = (
+            _read_mark(db, key) for key in ("first_seq", "first_record_seq", "first_cold")
+        )
+        newest = newest_stamp(damage, db)
+        messages_end = _first_not_before(damage, db, trim.messages_before, trim.pinned, first)
+        records_end = _first_not_before(damage, db, trim.records_before, trim.pinned, first_record)
+        is_held = any(_is_older(damage, db, trim.pinned, ms) for ms in (trim.messages_before, trim.records_before))
+        if trim.max_bytes is not None:
+            wanted_end = _first_within(db, trim.max_bytes, min(first, first_record))
+            size_end = min(trim.pinned, wanted_end)
+            messages_end, records_end = max(messages_end, size_end), max(records_end, size_end)
+            is_held = is_held or wanted_end > trim.pinned
+        dropped, first = _drop(db, "type <> 'record'", first, messages_end, trim.limit)
+        dropped_records, first_record = _drop(db, "type = 'record'", first_record, records_end, trim.limit)
+        if first > first_cold and dropped < trim.limit:  # the last of several transactions: it reads the whole table
+            _drop_cold(db, first)
+            first_cold = first
+        marks = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold}
+        if newest:
+            marks["trimmed_stamp"] = newest
+        put_meta(db, {key: str(mark) for key, mark in marks.items()})
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):  # a full disk has ended the transaction already
+            db.execute("ROLLBACK")
+        raise
+    return Trimmed(dropped=dropped + dropped_records, first_seq=first, is_held=is_held)
+
+
+def _read_mark(db: sqlite3.Connection, key: str) -> int:
+    found = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return int(found[0]) if found is not None else 1
+
+
+def newest_stamp(damage: Damage, db: sqlite3.Connection) -> int:
+    """The stamp of the newest row that is whole; 0 without any. A damaged one could lie in a far future, and nothing
+    goes back from there."""
+    newest = _find_whole(damage, db, "ORDER BY seq DESC")
+    return newest.at if newest is not None else 0
+
+
+def _next_whole(damage: Damage, db: sqlite3.Connection, seq: int) -> Row | None:
+    """The first row from a seq on that is whole: by the time of a damaged one, rows would go that are to be kept."""
+    return _find_whole(damage, db, "WHERE seq >= ? ORDER BY seq", seq)
+
+
+def _find_whole(damage: Damage, db: sqlite3.Connection, clause: str, *values: int) -> Row | None:
+    def take(rows: Iterator[Row]) -> Row | None:
+        return next((row for row in rows if not row.is_damaged), None)
+
+    return read_rows(damage, f"SELECT {ROW_COLUMNS} FROM log {clause}", values, take, db)
+
+
+def _first_not_before(damage: Damage, db: sqlite3.Connection, before_ms: int | None, pinned: int, low: int) -> int:
+    """The first seq not older than a time, by bisection: stamps never go back as seqs go up. ``low`` if nothing is to
+    go."""
+    if before_ms is None:
+        return low
+    high = max(low, pinned)
+    while low < high:
+        middle = (low + high) // 2
+        found = _next_whole(damage, db, middle)
+        if found is not None and found.seq < high and found.at < before_ms:
+            low = found.seq + 1
+        else:
+            high = middle
+    return low
+
+
+def _is_older(damage: Damage, db: sqlite3.Connection, seq: int, before_ms: int | None) -> bool:
+    """Whether what begins at a seq is older than a time."""
+    if before_ms is None:
+        return False
+    found = _next_whole(damage, db, seq)
+    return found is not None and found.at < before_ms
+
+
+def _first_within(db: sqlite3.Connection, max_bytes: int, low: int) -> int:
+    """The seq below which the oldest rows have to go for the size: their share of what is too much, and a little more.
+
+    The share is taken of the seqs, as if every row were as large. More, because a page is free when its last row is
+    gone, and so that the end is reached in some steps; the next call sees what this one came to.
+    """
+    used = _used_bytes(db)
+    lowest, highest = db.execute("SELECT min(seq), max(seq) FROM log WHERE seq >= ?", (low,)).fetchone()
+    if used <= max_bytes or lowest is None:
+        return low
+    share = (used - max_bytes) / used + 0.01
+    return int(lowest + math.ceil((highest - lowest + 1) * min(share, 1.0)))
+
+
+def _drop(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> tuple[int, int]:
+    """Drop rows of a kind in start <= seq < end, at most ``limit``; gives how many, and where the kept ones begin."""
+    if end <= start:
+        return 0, start
+    seqs = [
+        seq
+        for (seq,) in db.execute(
+            f"SELECT seq FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq LIMIT ?", (start, end, limit)
+        )
+    ]
+    db.executemany("DELETE FROM log WHERE seq = ?", [(seq,) for seq in seqs])
+    return len(seqs), end if len(seqs) < limit else seqs[-1] + 1
+
+
+def _drop_cold(db: sqlite3.Connection, first: int) -> None:
+    """Forget what is kept about dropped messages."""
+    for table, field in KEPT_WITH.items():
+        db.execute(f"DELETE FROM state WHERE tbl = ? AND {integer_in(field)} < ?", (table, first))
+    for table in KEYED_BY_SEQ:
+        sql = "DELETE FROM state WHERE tbl = ? AND CAST(substr(key, instr(key, '/') + 1) AS INTEGER) < ?"
+        db.execute(sql, (table, first))
+
+
+def _used_bytes(db: sqlite3.Connection) -> int:
+    pages, free, size = (
+        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
+
+
+def back_up(source: Path, target: Path) -> int:
+    """Copy a ledger, also one that a node is writing, into a new file; gives its newest seq.
+
+    The copy is complete and checked before it has its name. Opened as a ledger it begins a new epoch: it is a fork, and
+    clients must not take its seqs for those of the original. Raises `LedgerError`.
+    """
+    if target.exists():
+        raise LedgerError(f"{target} exists; a backup never overwrites, choose another name.")
+    try:
+        source.stat()
+    except OSError as error:
+        raise explain(error, source, "read") from error
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.unlink(missing_ok=True)
+        _make_private(draft)
+        with (
+            closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as db,
+            closing(sqlite3.connect(draft)) as copy,
+        ):
+            refuse_schema(db)
+            # In one step, a single reading transaction: between steps SQLite begins anew whenever the node has written.
+            db.backup(copy)
+            problems = check(copy)
+            if problems:
+                raise LedgerError(
+                    f"{source} is damaged: {problems[0]}; restore an earlier backup (docs/operations.md)."
+                )
+            copy.execute("PRAGMA journal_mode = DELETE")
+            copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
+            copy.commit()
+            head = read_head(copy)
+        give_name(draft, target)
+    except OSError as error:
+        raise explain(error, target) from error
+    except sqlite3.Error as error:  # it does not say at which of the two files
+        if find_errno(target, "write"):
+            raise explain(error, target) from error
+        raise explain(error, source, "read") from error
+    finally:
+        for leftover in (draft, Path(f"{draft}-journal")):
+            leftover.unlink(missing_ok=True)
+    return head
+
+
+def rescue(db: sqlite3.Connection, path: Path) -> bool:
+    """Save what a connection to a deleted database still reaches as ``FILE.rescued``; gives whether that was done.
+    Never raises: it is the last that can be done."""
+    target = Path(f"{path}.rescued")
+    # it has its name when it is whole: somebody waits to move it
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        _make_private(draft)
+        with closing(sqlite3.connect(draft)) as copy:
+            db.backup(copy)
+        sync(draft)
+        target = _link_free(draft, target)
+        sync(target.parent)
+    except (sqlite3.Error, OSError) as error:
+        log.critical("the database was deleted under the node, and could not be saved to %s: %s", target, error)
+        return False
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    way = "another file has its name now" if path.exists() else f"move that to {path}"
+    log.critical("the database was deleted under the node; all that it held is in %s: %s", target, way)
+    return True
+
+
+def _link_free(draft: Path, target: Path) -> Path:
+    """Give a file its name, or the next one with a number that is free: what an earlier deletion has left is nobody's
+    to overwrite."""
+    for number in itertools.count(1):
+        name = target.with_name(f"{target.name}.{number}") if number > 1 else target
+        try:
+            os.link(draft, name)
+        except FileExistsError:
+            continue
+        return name
+    raise AssertionError("numbers do not end")
+
+
+def _make_private(path: Path) -> None:
+    """Make a new database that its owner alone may read: it holds everybody's messages. Raises `OSError`, also if there
+    is one."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def read_head(db: sqlite3.Connection) -> int:
+    """The newest seq that was given out. Trimmed rows had theirs too."""
+    newest = int(db.execute("SELECT ifnull(max(seq), 0) FROM log").fetchone()[0])
+    return max(newest, _read_mark(db, "first_seq") - 1, _read_mark(db, "first_record_seq") - 1)
+
+
+def summarise(path: Path) -> LogSummary:
+    """What a ledger's file holds; a node may be using it. Raises `LedgerError`."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            oldest = db.execute("SELECT at FROM log ORDER BY seq LIMIT 1").fetchone()
+            held = db.execute(
+                "SELECT p.key, l.at FROM state AS r JOIN log AS l ON l.seq = r.value ->> 'oldest' "
+                "JOIN state AS p ON p.tbl = 'participant' AND p.key = r.value ->> 'agent_id' "
+                "WHERE r.tbl = 'reaction' AND p.value ->> 'removed_seq' IS NULL ORDER BY l.seq LIMIT 1"
+            ).fetchone()
+            has_checksums = db.execute("PRAGMA user_version").fetchone()[0] >= CHECKSUMS_SINCE
+            below = _read_mark(db, CHECKED_FROM) if has_checksums else 2**62
+            unchecked = db.execute("SELECT max(seq) FROM log WHERE seq < ?", (below,)).fetchone()[0]
+            return LogSummary(
+                unchecked=unchecked,
+                head=read_head(db),
+                used_bytes=_used_bytes(db),
+                oldest_at=oldest[0] if oldest is not None else None,
+                held_by=held[0] if held is not None else None,
+                held_at=held[1] if held is not None else None,
+            )
+    except sqlite3.Error as error:
+        raise explain(error, path, "read") from error
+
+
+def check(db: sqlite3.Connection) -> list[str]:
+    """What is wrong with a ledger's file: SQLite's own integrity check, and rows that do not fit their checksums. Empty
+    if nothing is.
+
+    It reads the whole file. Raises `LedgerError` where this Roundelay is not made for its schema; an older one is not
+    wrong.
+    """
+    version = refuse_schema(db)
+    found_by_pages = "\n".join(
+        text for (text,) in db.execute("PRAGMA integrity_check(10)")
+    )  # some rows have several lines
+    problems = [text for text in found_by_pages.splitlines() if text not in ("ok", "*** in database main ***")]
+    if version < CHECKSUMS_SINCE:
+        return problems
+    try:
+        return [*_check_rows(db), *problems]
+    except sqlite3.Error as error:  # pages that cannot be walked through
+        return [*problems, str(error)]
+
+
+SHOWN = 5
+
+
+def _check_rows(db: sqlite3.Connection) -> list[str]:
+    """Which rows are not what was stored."""
+    problems = []
+    if list_schema(db) != expected_schema():
+        problems.append("its tables or indexes are not declared as they were made")
+    for table, sql in (
+        ("meta", "SELECT key, value, crc FROM meta"),
+        ("state", "SELECT tbl, key, value, crc FROM state"),
+    ):
+        with reading_any_text(db):
+            bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
+        problems += _tell_rows(f"the table {table}", bad)
+    damage = Damage(lambda _: None, _read_mark(db, CHECKED_FROM))
+    damaged = [f"#{row.seq}" for row in walk_log(damage, db) if row.is_damaged]
+    return [*_tell_rows("the log", damaged), *problems]
+
+
+def _tell_rows(table: str, rows: list[str]) -> list[str]:
+    if not rows:
+        return []
+    shown = ", ".join(rows[:SHOWN]) + (f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
+    return [f"{len(rows)} row{'' if len(rows) == 1 else 's'} of {table} not as stored: {shown}"]
+
+
+def check_file(path: Path) -> list[str]:
+    """`check` on a file, which a node may be using. Raises `LedgerError` if it cannot be read at all."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            return check(db)
+    except sqlite3.Error as error:
+        raise explain(error, path, "read") from error

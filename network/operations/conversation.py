@@ -1,0 +1,310 @@
+"""The operations about who and what there is: participants, threads, what became of a message; and those by which a
+conversation is stopped and let go on.
+
+Changes run in `apply`; reads ask the state and the ledger, and never show more than the caller may read. Operators may
+read everything.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from roundelay.network.addresses import name_of
+from roundelay.network.core.change import ChangeSet, stopped_key
+from roundelay.network.core.entries import AskToStop
+from roundelay.network.core.sending import find_budget
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import (
+    Attempt,
+    Begun,
+    DeadLetter,
+    MessageHead,
+    OpenReaction,
+    Table,
+    Tried,
+    Triggered,
+    Wanted,
+)
+from roundelay.network.core.visibility import may_read, readable_spans, recipients, thread_readers
+from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage
+from roundelay.network.frames import Kind, Seq
+from roundelay.network.ledger import ThreadSummary, find_newest
+
+from .listing import ListPage, take_page
+from .reading import Reading, reads
+from .views import Limit, find_message
+
+PageLimit = Annotated[int, Meta(ge=1, le=1000)]
+FATES_AT_ONCE = 64
+"""For so many recipients of a message their ends are looked up together."""
+REACTIONS_SEARCHED = 256
+"""Among so many reactions that an agent began after a message is the one looked for whose prompt holds it."""
+
+
+# --- changes
+
+
+def cancel(change: ChangeSet, *, reaction: str | None = None, thread_id: str | None = None) -> dict[str, Any]:
+    """Ask the reactions of a thread, or one reaction, to stop, and those of the agents that these wrote to directly."""
+    if (reaction is None) == (thread_id is None):
+        raise InvalidArguments("network.cancel takes either reaction or thread_id.")
+    state = change.state
+    named = state.reactions_in(thread_id) if thread_id is not None else state.reactions_named(str(reaction))
+    chosen = {key: it for key, it in named.items() if _may_cancel(change, it)}
+    stopped = []
+    for key, found in _with_those_asked(state, chosen).items():
+        change.put_row("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
+        head, by = found.trigger_head, change.origin.agent_id
+        if change.origin.is_operator or found.agent_id == by or may_read(state, by, head):
+            stopped.append(found.reaction)
+        else:  # neither hears of the other: who asked for it takes it back
+            by = head.sender_id
+        change.effects.append(AskToStop(found.agent_id, found.reaction, head.thread_id, by))
+    return {"reactions": stopped}
+
+
+def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
+    origin = change.origin
+    if origin.is_operator or origin.agent_id == reaction.agent_id:
+        return True
+    return origin.kind == "human" and may_read(change.state, origin.agent_id, reaction.trigger_head)
+
+
+def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[str, OpenReaction]:
+    """Add the reactions to what these wrote to others directly, and so on: nobody needs their answers any more."""
+    found, more = dict(chosen), dict(chosen)
+    while more:
+        asked = [state.reactions_asked_by(it.agent_id, it.trigger) for it in more.values()]
+        more = {key: it for those in asked for key, it in those.items() if key not in found}
+        found |= more
+    return found
+
+
+def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
+    """Let a conversation that has used its budget go on, with as much again."""
+    if change.origin.is_operator:
+        head = change.facts.heads.get(root)
+    else:
+        head = change.head(root)
+        if change.origin.kind != "human":
+            raise Forbidden(
+                "Only people who may read its first message, and operators, let a stopped conversation go on."
+            )
+    if head is None or head.root != root:
+        raise UnknownMessage(f"There is no root message {root}; a loop_stopped notice names it.")
+    budget = find_budget(change.state, change.facts, root, head)
+    limits = change.rules.limits
+    change.write_row("budget", data=msgspec.json.encode({"root": root, "event": "resumed"}))
+    extended = msgspec.structs.replace(
+        budget,
+        extra_messages=budget.extra_messages + limits.max_root_messages,
+        extra_hops=budget.extra_hops + limits.max_hops,
+        stopped_in=(),
+        told=(),
+        resumed=budget.resumed + 1,
+    )
+    change.put_row("root", str(root), extended)
+    change.put_row("stopped", stopped_key(root), None)
+    return {}
+
+
+# --- what there is
+
+
+async def info(reading: Reading) -> dict[str, Any]:
+    """What this network is."""
+    hub = reading.hub
+    return {
+        "name": hub.name, "epoch": hub.epoch, "server": hub.server, "head": hub.state.head,
+        "participants": hub.state.count_participants(), "mods": hub.mod_ids,
+    }  # fmt: skip
+
+
+async def watch(reading: Reading, *, presence: bool | None = None, signals: bool | None = None) -> dict[str, Any]:
+    """Choose whether this session is sent presence and signals."""
+    reading.hub.watch(reading.origin.session_id, presence, signals)
+    return {}
+
+
+async def list_agents(
+    reading: Reading,
+    *,
+    kind: Kind | None = None,
+    online: bool | None = None,
+    after: str = "",
+    limit: PageLimit = 1000,
+) -> dict[str, Any]:
+    """Everyone who is registered, by id; those above `after`."""
+
+    def describe() -> Iterator[dict[str, Any]]:
+        for agent_id, participant in reading.hub.state.ascending("participant", after):
+            is_online = reading.hub.is_online(agent_id)
+            if participant.removed_seq is not None:
+                continue
+            if kind not in (None, participant.kind) or online not in (None, is_online):
+                continue
+            entry: dict[str, Any] = {"agent_id": agent_id, "kind": participant.kind}
+            entry["state"] = "online" if is_online else "offline"
+            if participant.card is not UNSET:
+                entry["card"] = participant.card
+            yield entry
+
+    agents, has_more = take_page(describe(), limit, reading.hub.limits.max_result_bytes)
+    return {"agents": agents, "has_more": has_more}
+
+
+async def list_threads(reading: Reading, *, before: Seq | None = None, limit: Limit = 50) -> dict[str, Any]:
+    """Threads that the caller may read, newest first; those whose last message is below `before`."""
+    page = ListPage(limit, reading.hub.limits.max_result_bytes)
+    is_at_end = False
+    while not (is_at_end or page.has_more):
+        asked = limit - len(page.entries) + 1
+        summaries = await _threads(reading, before, asked)
+        is_at_end = len(summaries) < asked
+        for summary in summaries:
+            before = summary.last_seq
+            entry = await _describe_thread(reading, summary)
+            if entry is not None and not page.take(entry):
+                break
+    return {"threads": page.entries, "has_more": page.has_more}
+
+
+async def _threads(reading: Reading, before: int | None, limit: int) -> list[ThreadSummary]:
+    hub, origin = reading.hub, reading.origin
+    if origin.is_operator:
+        return await hub.ledger.all_threads(before=before, limit=limit)
+    participant = hub.state.participant(origin.agent_id)
+    if participant is None:
+        return []
+    spans = readable_spans(hub.state, participant)
+    return await hub.ledger.threads(spans, origin.agent_id, before=before, limit=limit)
+
+
+async def _describe_thread(reading: Reading, summary: ThreadSummary) -> dict[str, Any] | None:
+    """A thread's entry; None for replies to what was said before this participant came."""
+    newest = await find_newest(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
+    if newest is None or newest.head is None:
+        return None
+    if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):
+        return None
+    return {
+        "thread_id": summary.thread_id,
+        "last_seq": summary.last_seq,
+        "messages": summary.messages,
+        "readers": sorted(_shown_readers(reading, newest.head)),
+    }
+
+
+def _shown_readers(reading: Reading, head: MessageHead) -> set[str]:
+    """The readers of a thread. Who is not in its channel is not told who came after: of its newest message, those
+    whom it was delivered to."""
+    state, origin = reading.hub.state, reading.origin
+    readers = thread_readers(state, head)
+    if origin.is_operator or head.kind != "channel" or state.member(name_of(head.to), origin.agent_id).is_in:
+        return readers
+    return readers & {head.sender_id, *recipients(state, head)}
+
+
+# --- what became of a message
+
+
+async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: Limit = 500) -> dict[str, Any]:
+    """How far a message has got with each of its recipients, by id; those above `after`."""
+    head = await find_message(reading, seq, "seq")
+    hub = reading.hub
+    named = heapq.nsmallest(limit + 1, (name for name in recipients(hub.state, head) if name > after))
+    page = ListPage(limit, hub.limits.max_result_bytes)
+    while named and not page.has_more:
+        chosen, named = named[:FATES_AT_ONCE], named[FATES_AT_ONCE:]
+        asked: set[tuple[Table, str]] = {("triggered", f"{name}/{seq}") for name in chosen}
+        asked |= {("dead", f"{name}/{seq:016d}") for name in chosen}
+        asked |= {("tried", f"{name}/{seq:016d}") for name in chosen}
+        now = {name: _look_at(reading, name, seq) for name in chosen}  # before the ledger, which is as new at least
+        cold = (await hub.ledger.lookup(Wanted(set(), set(), asked))).cold
+        for agent_id in chosen:
+            if not page.take(await _describe_fate(reading, agent_id, seq, now[agent_id], cold)):
+                break
+    return {"seq": seq, "recipients": page.entries, "has_more": page.has_more}
+
+
+class _Progress(NamedTuple):
+    """How far a message is with one of its recipients, by what the hub holds in memory."""
+
+    is_delivered: bool
+    is_handled: bool
+    attempts: int
+    is_over: bool
+    """It is handled, and its failures are forgotten: only how many attempts they were is kept, in the ledger."""
+
+
+def _look_at(reading: Reading, agent_id: str, seq: int) -> _Progress:
+    hub = reading.hub
+    attempt: Attempt | None = hub.state.get("attempt", f"{agent_id}/{seq}")
+    failures = attempt.failures if attempt is not None else 0
+    is_delivered, is_handled = hub.delivered_up_to(agent_id) >= seq, hub.is_handled(agent_id, seq)
+    is_here = (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
+    return _Progress(is_delivered, is_handled, failures + is_here, is_handled and attempt is None)
+
+
+async def _describe_fate(
+    reading: Reading, agent_id: str, seq: int, now: _Progress, cold: Mapping[tuple[str, str], Any]
+) -> dict[str, Any]:
+    """How far a message has got with one of its recipients."""
+    triggered: Triggered | None = cold.get(("triggered", f"{agent_id}/{seq}"))
+    letter: DeadLetter | None = cold.get(("dead", f"{agent_id}/{seq:016d}"))
+    tried: Tried | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
+    begun, is_in_prompt = triggered.first if triggered is not None else None, triggered is not None
+    if begun is None:
+        begun, is_in_prompt = await _reaction_with(reading, agent_id, seq)
+    attempts = now.attempts
+    if tried is not None and now.is_over:
+        attempts = tried.attempts
+    if letter is not None:
+        state, attempts = "dead", letter.failures
+    elif is_in_prompt:
+        state = "in_prompt"
+    else:
+        state = "handled" if now.is_handled else "delivered" if now.is_delivered else "queued"
+    if reading.hub.state.present(agent_id) is None:
+        state = "removed"  # whatever it had begun, it goes on with nothing
+    entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": attempts}
+    if begun is not None:
+        entry["reaction"] = begun.reaction
+        entry["reaction_status"] = await _reaction_status(reading, agent_id, begun)
+    return entry
+
+
+async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Begun | None, bool]:
+    """The first reaction of an agent whose manifest holds a message, among those that it began next after it, and
+    whether there is one: it is not named to who may not read what it is a reaction to."""
+    after = seq
+    for size in (4, REACTIONS_SEARCHED - 4):  # nearly always it is the next one, or there is none
+        page = await reading.hub.ledger.records(agent_id, "started", after, size)
+        for row in page.rows:
+            body = msgspec.json.decode(row.data) if not row.is_damaged else None
+            started = body if isinstance(body, dict) else {}
+            manifest, trigger = started.get("manifest"), started.get("trigger")
+            if isinstance(manifest, list) and seq in manifest and isinstance(trigger, int):
+                is_shown = reads(reading, (await reading.hub.ledger.heads([trigger])).get(trigger))
+                return (Begun(row.stream, row.seq) if is_shown else None), True
+        if not page.has_more:
+            break
+        after = page.rows[-1].seq
+    return None, False
+
+
+async def _reaction_status(reading: Reading, agent_id: str, begun: Begun) -> str:
+    """How a reaction ended, or that it is ``open``: all that readers of the message get to know of its records."""
+    if reading.hub.state.get("reaction", f"{agent_id}/{begun.reaction}") is not None:
+        return "open"
+    page = await reading.hub.ledger.records(agent_id, "finished", begun.seq, 1, reaction=begun.reaction)
+    for row in page.rows:
+        body = msgspec.json.decode(row.data) if not row.is_damaged else None
+        status = body.get("status") if isinstance(body, dict) else None
+        return status if status in ("stopped", "cancelled", "failed") else "finished"
+    return "finished"  # its records are no longer kept

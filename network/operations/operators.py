@@ -1,0 +1,302 @@
+"""What operators look after: participants and tokens, dead letters, quotas, what has stopped, the log, figures.
+
+Of dead letters and quotas everybody is shown its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import nsmallest
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw
+
+from roundelay.network.core.change import ChangeSet, stopped_key
+from roundelay.network.core.entries import Disconnect, Retry
+from roundelay.network.core.ids import IS_THE_HUB, NETWORK, describe_reserved
+from roundelay.network.core.joining import describe_look_alike
+from roundelay.network.core.limits import Quotas, stored_today
+from roundelay.network.core.shares import was_spoken_to
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import DAY_MS, Attempt, DeadLetter, Row, Stopped, Token, Tried, Uncaused
+from roundelay.network.errors import InvalidArguments, UnknownMessage, UnknownRecipient
+from roundelay.network.frames import Kind, Seq, is_id
+from roundelay.network.ledger.log_file import encode_row
+
+from .conversation import PageLimit
+from .listing import take_page
+from .reading import Reading, whose
+from .views import Limit
+
+
+def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
+    """Remove a participant for good."""
+    participant = change.state.present(agent_id)
+    if participant is None:
+        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+    for channel, member in list(change.state.memberships(agent_id).items()):
+        if member.is_in:
+            change.leave_channel(channel, agent_id)
+    row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
+    change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
+    change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))
+    return {}
+
+
+def create_token(
+    change: ChangeSet, *, agent_id: str, kind: Kind, token_hash: str, operator: bool = False
+) -> dict[str, Any]:
+    """Let the token with this hash (SHA-256, hex) join as an id. The token itself is never sent.
+
+    A `warning` says what a new id may be taken for: such an id is given out by nobody else.
+    """
+    if not is_id(agent_id):
+        raise InvalidArguments(f"{agent_id!r} is no id; use lower case letters, digits, '.', '_', '-'.")
+    if len(token_hash) != 64 or any(char not in "0123456789abcdef" for char in token_hash):
+        raise InvalidArguments("token_hash must be the SHA-256 of the token in 64 hex digits.")
+    participant = change.state.participant(agent_id)
+    if participant is not None and participant.kind != kind:
+        raise InvalidArguments(f"{agent_id} is registered as {participant.kind}; its kind never changes.")
+    if change.state.get("token", token_hash) is not None:
+        raise InvalidArguments("This token is in use; make another.")
+    is_new = participant is None and not change.state.has_token(agent_id)
+    if is_new and agent_id == NETWORK:
+        raise InvalidArguments(f"{NETWORK} {IS_THE_HUB}; choose another id.")
+    passes_for = describe_reserved(agent_id, change.rules.mods) or describe_look_alike(change.state, agent_id)
+    change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
+    change.put_row("token", token_hash, Token(agent_id, kind, change.stamp, operator))
+    if not is_new or passes_for is None:
+        return {}
+    return {"warning": f"{agent_id} {passes_for}: people and models may take its words for another's."}
+
+
+def revoke_token(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
+    """Revoke every token of an id and close its sessions."""
+    revoked = 0
+    for key, token in list(change.state.tokens(agent_id).items()):
+        if not token.revoked:
+            change.put_row("token", key, msgspec.structs.replace(token, revoked=True))
+            revoked += 1
+    if not revoked:
+        raise UnknownRecipient(f"{agent_id!r} has no token; network.list_tokens lists them.")
+    row = change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
+    participant = change.state.participant(agent_id)
+    if participant is not None:  # what its sessions sent and was not stored yet never is
+        change.put_row("participant", agent_id, msgspec.structs.replace(participant, cut_seq=row.seq))
+    change.effects.append(Disconnect(agent_id, f"The token of {agent_id} was revoked."))
+    return {"revoked": revoked}
+
+
+async def list_tokens(reading: Reading, *, after: str | None = None, limit: PageLimit = 1000) -> dict[str, Any]:
+    """Who has tokens, without the tokens, by id and age; those behind the one whose `hash` is `after`."""
+    table: list[tuple[str, Token]] = list(reading.hub.state.items("token"))
+    places = [_place_token(key, it) for key, it in table if after is not None and key[:12] == after]
+    if after is not None and not places:
+        raise InvalidArguments(f"There is no token {after[:20]!r}; after is the hash of the last one that was listed.")
+    behind = (item for item in table if not places or _place_token(*item) > places[0])
+    shown = (
+        {
+            "agent_id": t.agent_id,
+            "kind": t.kind,
+            "operator": t.operator,
+            "revoked": t.revoked,
+            "created_at": t.created_at,
+            "hash": key[:12],
+        }
+        for key, t in nsmallest(limit + 1, behind, key=lambda item: _place_token(*item))
+    )
+    tokens, has_more = take_page(shown, limit, reading.hub.limits.max_result_bytes)
+    return {"tokens": tokens, "has_more": has_more}
+
+
+def _place_token(key: str, token: Token) -> tuple[str, int, str]:
+    """Where a token stands in their list."""
+    return token.agent_id, token.created_at, key
+
+
+# --- dead letters
+
+
+_OTHERS_LETTERS = "The dead letters of others are for operators."
+
+
+async def dead_letters(
+    reading: Reading,
+    *,
+    agent_id: str | None = None,
+    after: Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,16}$")] | None = None,
+    limit: PageLimit = 100,
+) -> dict[str, Any]:
+    """Messages that failed too often at their recipient: the caller's own, or, for operators, anybody's or everybody's.
+    By recipient and seq; those behind `after`, which is AGENT/SEQ of the last one.
+    """
+    asked = whose(reading.origin, agent_id, _OTHERS_LETTERS)
+    owner, _, seq = after.rpartition("/") if after is not None else ("", "", "")
+    last = f"{owner}/{int(seq):016d}" if after is not None else ""
+    found = await reading.hub.ledger.cold("dead", f"{asked}/" if asked else "", limit + 1, after=last)
+    letters: list[DeadLetter] = [letter for _, letter in found]
+    shown = (
+        {
+            "agent_id": letter.agent_id,
+            "seq": letter.seq,
+            "reason": letter.reason,
+            "attempts": letter.failures,
+            "at": letter.at,
+        }
+        for letter in letters
+    )
+    page, has_more = take_page(shown, limit, reading.hub.limits.max_result_bytes)
+    return {"dead_letters": page, "has_more": has_more}
+
+
+def retry_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
+    """Deliver a dead letter again, with five attempts as at first."""
+    owner = _take_dead_letter(change, agent_id, seq).agent_id
+    change.put_row(
+        "attempt", f"{owner}/{seq}", Attempt(0, change.stamp, "taken back from the dead letters", is_revived=True)
+    )
+    change.effects.append(Retry(owner, seq, 1, change.stamp))
+    return {}
+
+
+def drop_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = None) -> dict[str, Any]:
+    """Forget a dead letter; the message itself stays in its thread."""
+    letter = _take_dead_letter(change, agent_id, seq)
+    change.put_row("tried", f"{letter.agent_id}/{seq:016d}", Tried(letter.failures))
+    return {}
+
+
+def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> DeadLetter:
+    owner = whose(change.origin, agent_id, _OTHERS_LETTERS) or change.origin.agent_id
+    key = f"{owner}/{seq:016d}"
+    letter: DeadLetter | None = change.find_cold("dead", key)
+    if letter is None:
+        raise UnknownMessage(f"{owner} has no dead letter {seq}; network.dead_letters lists them.")
+    change.put_row("dead", key, None)
+    for reaction in letter.reactions:
+        change.put_row("given_up", f"{owner}/{reaction}", None)
+    event = {"seq": seq, "agent_id": owner, "event": "taken"}
+    change.write_row("dead", data=msgspec.json.encode(event))
+    return letter
+
+
+# --- what has stopped
+
+
+async def stopped(reading: Reading, *, before: Seq | None = None, limit: Limit = 100) -> dict[str, Any]:
+    """Conversations that stopped at a limit and were not let go on, the newest first, of those whose root is
+    below `before`; and agents that answered without causes until they were stopped."""
+    hub = reading.hub
+    after = stopped_key(before) if before is not None else ""
+    found: list[tuple[str, Stopped]] = await hub.ledger.cold("stopped", "", limit + 1, after=after)
+    shown = (msgspec.structs.asdict(it) for _, it in found)
+    conversations, has_more = take_page(shown, limit, hub.limits.max_result_bytes)
+    agents = [
+        {"agent_id": agent_id, "limit": "limits.max_uncaused_answers", "used": bucket.uncaused.count}
+        for agent_id, bucket in hub.state.items("bucket")
+        if bucket.uncaused.is_told and not was_spoken_to(hub.state, agent_id, bucket.uncaused.since)
+    ]
+    return {"conversations": conversations, "has_more": has_more, "agents": agents[:limit]}
+
+
+def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
+    """Let an agent go on that has answered without causes until it was stopped."""
+    if change.state.present(agent_id) is None:
+        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+    bucket = change.state.bucket(agent_id)
+    change.write_row("budget", data=msgspec.json.encode({"agent_id": agent_id, "event": "resumed"}))
+    change.put_row("bucket", agent_id, msgspec.structs.replace(bucket, uncaused=Uncaused()))
+    return {}
+
+
+# --- quotas
+
+
+async def quotas(reading: Reading, *, agent_id: str | None = None, limit: Limit = 20) -> dict[str, Any]:
+    """What participants have stored today and may store, the fullest quota first: one's own; operators name anybody, or
+    nobody for all."""
+    hub = reading.hub
+    agent_id = whose(reading.origin, agent_id, "The quotas of others are for operators.")
+    if agent_id is not None and hub.state.participant(agent_id) is None:
+        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
+    names = [agent_id] if agent_id is not None else _who_stored(hub.state)
+    shares = [(_used(hub.state, hub.quotas, name), name) for name in names]
+    fullest = nsmallest(limit, ((-used, name) for used, name in shares if used > 0 or agent_id is not None))
+    found = [{**_describe(hub.state, hub.quotas, name), "used": round(-used, 4)} for used, name in fullest]
+    return {"quotas": found, "next_day_at": (hub.state.stamp // DAY_MS + 1) * DAY_MS}
+
+
+def count_near(state: State) -> int:
+    """How many participants have stored nearly all that they may today, or all of it."""
+    day = state.stamp // DAY_MS
+    return sum(stored.day == day for stored in state.near_quota().values())
+
+
+def _used(state: State, quotas: Quotas, agent_id: str) -> float:
+    """The share that is used of the quota of which the least is left."""
+    allowed = quotas.of(agent_id)
+    size, messages = stored_today(state, agent_id)
+    counts = (
+        (size, allowed.bytes_per_day),
+        (messages, allowed.messages_per_day),
+        (len(state.channels_by(agent_id)), allowed.max_created_channels),
+    )
+    return max(count / most if most else float(count > 0) for count, most in counts)
+
+
+def _describe(state: State, quotas: Quotas, agent_id: str) -> dict[str, Any]:
+    size, messages = stored_today(state, agent_id)
+    created = len(state.channels_by(agent_id))
+    return {"agent_id": agent_id, "bytes": size, "messages": messages, "channels": created, **quotas.describe(agent_id)}
+
+
+def _who_stored(state: State) -> list[str]:
+    """Participants of whom anything is known to be stored."""
+    names = {name for table in ("bucket", "stored") for name, _ in state.items(table)}
+    names.update(channel.created_by for _, channel in state.items("channel"))
+    return [name for name in names if state.participant(name) is not None]
+
+
+# --- the log, and figures
+
+
+async def log(
+    reading: Reading,
+    *,
+    after: Seq = 0,
+    limit: Limit = 100,
+    wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0,
+) -> dict[str, Any]:
+    """Every message with a seq above `after`, ascending; if there is none, the answer waits for up to `wait_ms`.
+
+    `next` is where to go on: rows that are no messages lie between.
+    """
+    hub = reading.hub
+    if wait_ms and hub.state.head <= after:
+        await reading.wait_beyond(after, wait_ms / 1000)
+    rows = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
+    messages = [Raw(row.data) for row in rows if row.type == "message"]
+    value = {"messages": messages, "next": rows[-1].seq if rows else after, "head": hub.state.head}
+    return value | _tell_damaged(rows)
+
+
+async def rows(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
+    """The log itself, every row above `after`, ascending, as lines of JSON, byte by byte what is stored."""
+    hub = reading.hub
+    found = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
+    return {
+        "rows": [encode_row(row).decode() for row in found if not row.is_damaged],
+        "next": found[-1].seq if found else after, "head": hub.state.head, "epoch": hub.epoch, "name": hub.name,
+        **_tell_damaged(found),
+    }  # fmt: skip
+
+
+async def status(reading: Reading) -> dict[str, Any]:
+    """The hub's figures."""
+    return dict(reading.hub.figures())
+
+
+def _tell_damaged(rows: Sequence[Row]) -> dict[str, Any]:
+    damaged = [row.seq for row in rows if row.is_damaged]
+    return {"damaged": damaged} if damaged else {}

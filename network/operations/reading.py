@@ -1,0 +1,107 @@
+"""What a reading operation is given: who asks, and what it may ask of the running hub; with the rules of who may read
+what."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Raw, Struct
+
+from roundelay.network.config import Limits
+from roundelay.network.core.entries import Origin
+from roundelay.network.core.limits import Quotas
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import MessageHead
+from roundelay.network.core.visibility import Visibility, may_read
+from roundelay.network.errors import Forbidden
+from roundelay.network.ledger import Ledger
+
+
+class Place(Protocol):
+    """The room of one read: taken, given back, and taken again after a wait."""
+
+    async def take(self) -> None: ...
+
+    def give_back(self) -> None: ...
+
+
+class HubView(Protocol):
+    """What a reading operation may ask of the running hub."""
+
+    server: str
+    ledger: Ledger
+    limits: Limits
+    quotas: Quotas
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def epoch(self) -> str: ...
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def mod_ids(self) -> list[str]: ...
+
+    @property
+    def network_visibility(self) -> Visibility: ...
+
+    def is_online(self, agent_id: str) -> bool: ...
+
+    def delivered_up_to(self, agent_id: str) -> int: ...
+
+    def is_handled(self, agent_id: str, seq: int) -> bool: ...
+
+    def is_waiting(self, agent_id: str, seq: int) -> bool: ...
+
+    def figures(self) -> dict[str, float]: ...
+
+    async def wait_beyond(self, seq: int, timeout_s: float) -> None: ...
+
+    def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None: ...
+
+
+class Reading(Struct, frozen=True):
+    """The first argument of a reading operation: who asks, and where to look."""
+
+    origin: Origin
+    hub: HubView
+    mod_id: str = ""
+    place: Place | None = None
+
+    async def wait_beyond(self, seq: int, timeout_s: float) -> None:
+        """Wait until something newer than ``seq`` is committed, or the time is over. Meanwhile others may have this
+        read's room."""
+        if self.place is not None:
+            self.place.give_back()
+        await self.hub.wait_beyond(seq, timeout_s)
+        if self.place is not None:
+            await self.place.take()
+
+    def get(self, key: str) -> Any:
+        """The mod's own JSON value under a key, or None."""
+        raw: Raw | None = self.hub.state.get("mod", f"{self.mod_id}/{key}")
+        return msgspec.json.decode(raw) if raw is not None else None
+
+
+def reads_as_itself(reading: Reading, head: MessageHead) -> bool:
+    """Whether the caller may read a message without being an operator."""
+    return may_read(reading.hub.state, reading.origin.agent_id, head)
+
+
+def reads(reading: Reading, head: MessageHead | None) -> bool:
+    """Whether the caller may read a message; operators may read all."""
+    return head is not None and (reading.origin.is_operator or reads_as_itself(reading, head))
+
+
+def whose(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
+    """Whose things are meant: one's own, unless an operator names somebody, or nobody for all (None). Raises
+    `Forbidden` with the refusal."""
+    if origin.is_operator:
+        return agent_id
+    if agent_id not in (None, origin.agent_id):
+        raise Forbidden(refusal)
+    return origin.agent_id

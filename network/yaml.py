@@ -1,0 +1,393 @@
+"""YAML files that users write: trees whose nodes know their line, bound strictly to pydantic models.
+
+Node and agent files pass through here before anything starts. `load_yaml` gives a tree whose nodes know their line;
+`bind` turns a tree into a model or says, with file and line, which key or value is wrong and what was probably meant.
+What a program gives is held to the same rules and refused by the same sentences: `bind_values`, and `Settings` for a
+model that it makes itself.
+
+Only the one file is opened that is given, and no Python object is ever built that a tag names. PyYAML is loaded with
+the first file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, to_jsonable_python
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    import yaml
+
+__all__ = ["Settings", "YamlNode", "bind", "bind_values", "describe_problem", "load_yaml", "show_value"]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+MAX_FILE_BYTES = 1024 * 1024
+MAX_NODES = 50_000  # counted after aliases are expanded, which is what bounds a bomb of them
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class YamlNode:
+    """A value of a YAML file that knows where it stands: the line of its key, or of its ``-`` in a list; the first is
+    1."""
+
+    value: bool | int | float | str | list[YamlNode] | dict[str, YamlNode] | None
+    path: Path
+    line: int
+
+    def plain(self) -> JsonValue:
+        """The value without places, as JSON would hold it."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def error(self, message: str) -> ConfigError:
+        """A `ConfigError` that names this place."""
+        return ConfigError(message, path=self.path, line=self.line)
+
+
+def bind(cls: type[ModelT], node: YamlNode) -> ModelT:
+    """Build a model from a mapping; raise a `ConfigError` at the first line that does not fit.
+
+    Types are strict (``"1"`` is no number) and unknown keys are refused at every depth, whatever the model's own
+    settings say.
+    """
+    if not isinstance(node.value, dict):
+        raise node.error(f"must be a mapping (`key: value` lines), not {show_value(node.plain())}")
+    try:
+        return _validate(cls, node)
+    except ValidationError as error:
+        problems = _list_problems(cls, node, error)
+    place, sentence = problems[0]
+    if len(problems) > 1:
+        lines = ", ".join(str(other.line) for other, _ in problems[1:6])
+        sentence += f" ({len(problems) - 1} more, on line {lines})"
+    raise place.error(sentence)
+
+
+def bind_values(cls: type[ModelT], whose: str, given: Mapping[str, object]) -> ModelT:
+    """Build a model of what a program gives as `bind` builds it of a file: by the same rules, refused by the same
+    sentences.
+
+    Models and dataclasses may stand for mappings. Raises `ConfigError`, which names ``whose`` options they are instead
+    of a place.
+    """
+    node = _tree_of(given)
+    try:
+        return _validate(cls, node)
+    except ValidationError as error:
+        raise ConfigError(f"{whose}: {_list_problems(cls, node, error)[0][1]}") from error
+
+
+def _validate(cls: type[ModelT], node: YamlNode) -> ModelT:
+    # By way of JSON, because only there strict mode still takes what a file can hold for a path, a tuple or an enum.
+    return cls.model_validate_json(json.dumps(node.plain()), strict=True, extra="forbid", context=PLACED)
+
+
+PLACED = "placed"
+"""The context of a validation of which whoever asks for it says what is wrong, and where."""
+
+
+class Settings(BaseModel):
+    """A frozen group of numbers of which a program that makes one is refused what a file is: by the same sentence, as a
+    `ConfigError`.
+
+    Not for lists and paths: of what passes a validator, strict mode no longer takes a JSON list for a tuple.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, given: Any, make: ModelWrapValidatorHandler[Any], info: ValidationInfo) -> Any:
+        try:
+            return make(given)
+        except ValidationError as error:
+            if info.context is PLACED:
+                raise
+            raise ConfigError(f"{cls.__name__}: {_list_problems(cls, _tree_of(given), error)[0][1]}") from error
+
+
+def _list_problems(cls: type[BaseModel], node: YamlNode, error: ValidationError) -> list[tuple[YamlNode, str]]:
+    """Give the places and the sentences of all that does not fit; the first says most."""
+    errors = error.errors(include_url=False)
+    # A list whose items do not fit is called too short as well.
+    wrong = [it for it in errors if it["type"] != "too_short" or not any(_is_inside(other, it) for other in errors)]
+    problems = [_place_problem(cls, node, details) for details in wrong]
+    # a misspelled key is unknown and its right name missing: the first says more ("did you mean")
+    return sorted(problems, key=lambda problem: (" is missing" in problem[1], problem[0].line))
+
+
+def _tree_of(given: object) -> YamlNode:
+    """The tree of a value that stands in no file."""
+
+    def convert(value: Any) -> YamlNode:
+        if isinstance(value, dict):
+            value = {key: convert(inner) for key, inner in value.items()}
+        elif isinstance(value, list):
+            value = [convert(inner) for inner in value]
+        return YamlNode(value, Path(), 1)
+
+    return convert(to_jsonable_python(given, fallback=repr))
+
+
+def describe_problem(details: ErrorDetails) -> str:
+    """What a value must be, as the end of a sentence: ``must be a whole number, not "abc"``."""
+    shown = show_value(details["input"])
+    kind = details["type"]
+    if kind in _MUST_BE:
+        advice = (
+            "; put it in quotes" if kind == "string_type" and isinstance(details["input"], bool | int | float) else ""
+        )
+        return f"must be {_MUST_BE[kind]}, not {shown}{advice}"
+    if kind == "missing":
+        return "is missing"
+    if kind == "too_short":
+        least: int = details["ctx"]["min_length"]
+        return f"must have at least {least} {'item' if least == 1 else 'items'}"
+    if kind in ("value_error", "assertion_error"):
+        return str(details["ctx"]["error"])
+    message = details["msg"].removeprefix("Input should be ")
+    return f"must be {message}, not {shown}" if message != details["msg"] else f"{message[:1].lower()}{message[1:]}"
+
+
+_MUST_BE = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list (`- item` lines)",
+    "tuple_type": "a list (`- item` lines)",
+    "set_type": "a list (`- item` lines)",
+    "dict_type": "a mapping (`key: value` lines)",
+    "model_type": "a mapping (`key: value` lines)",
+    "dataclass_type": "a mapping (`key: value` lines)",
+    "model_attributes_type": "a mapping (`key: value` lines)",
+}
+
+
+def _is_inside(details: ErrorDetails, outer: ErrorDetails) -> bool:
+    """Whether an error is of something inside of what another one is of."""
+    return len(details["loc"]) > len(outer["loc"]) and details["loc"][: len(outer["loc"])] == outer["loc"]
+
+
+def _place_problem(cls: type[BaseModel], root: YamlNode, details: ErrorDetails) -> tuple[YamlNode, str]:
+    """Where a validation error stands and the sentence for it."""
+    place, trail = _follow(root, details["loc"])
+    if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
+        unknown = str(details["loc"][-1])
+        return place, f"unknown key {show_value(unknown)}{_suggest(unknown, _known_keys(cls, details['loc'][:-1]))}"
+    if details["type"] == "missing":
+        trail += [str(details["loc"][-1])]
+    return place, f"{show_value('.'.join(trail))} {describe_problem(details)}" if trail else describe_problem(details)
+
+
+def _follow(node: YamlNode, loc: Sequence[int | str]) -> tuple[YamlNode, list[str]]:
+    """The deepest node on the way ``loc`` and the keys to it; a part that is no key here (a union's tag) is passed
+    over."""
+    trail: list[str] = []
+    for part in loc:
+        if isinstance(node.value, dict) and part in node.value:
+            node = node.value[str(part)]
+            trail.append(str(part))
+        elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            trail.append(str(part + 1))  # people count a list's items from 1
+    return node, trail
+
+
+def _known_keys(cls: type[Any], loc: Sequence[int | str]) -> list[str]:
+    models = [cls]
+    for part in loc:
+        found = [kinds[str(part)] for model in models if part in (kinds := _key_types(model))]
+        models = [inner for annotation in found for inner in _models_in(annotation)] or models
+    return [key for model in models for key in _key_types(model)]
+
+
+def _key_types(model: type[Any]) -> dict[str, Any]:
+    """The keys that a model or a dataclass takes, with their types."""
+    if is_dataclass(model):
+        hints = get_type_hints(model)
+        return {field.name: hints[field.name] for field in fields(model)}
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+
+
+def _models_in(annotation: Any) -> Iterable[type[Any]]:
+    """Every model or dataclass that an annotation mentions: `X | None`, `list[X]`, `Annotated[X, ...]`."""
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models_in(inner)]
+
+
+def _suggest(unknown: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
+    listed = ", ".join(sorted(set(known))) or "none, write {}"
+    return f"; did you mean {show_value(near[0])}?" if near else f"; known here: {listed}"
+
+
+def show_value(value: object) -> str:
+    """A value as a sentence names it."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- files
+
+
+def load_yaml(path: Path) -> YamlNode:
+    """Read one YAML document; an empty file gives a node whose value is None.
+
+    Scalars are those of YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema), so ``no`` and ``12:30``
+    are text. Anchors work. Duplicate keys, ``<<`` merges, tags that name types and what is larger, deeper or more than
+    the bounds of this module are a `ConfigError`.
+    """
+    import yaml
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot be read ({reason}); check the path and its permissions", path=path) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"is larger than {MAX_FILE_BYTES} bytes; split it into several files", path=path)
+    try:
+        root = yaml.compose(data.decode("utf-8-sig"), _core_loader())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError("is not UTF-8 text; save it in that encoding", path=path, line=line) from error
+    except yaml.MarkedYAMLError as error:
+        raise _syntax_error(path, error) from error
+    except yaml.YAMLError as error:  # a character that YAML forbids; it has a position, but no line
+        raise ConfigError(f"is not valid YAML: {error}".replace("\n", " "), path=path) from error
+    except RecursionError as error:  # PyYAML composes recursively; nothing of ours is half done here
+        raise ConfigError(f"is nested deeper than {MAX_DEPTH} levels", path=path) from error
+    if root is None:
+        return YamlNode(None, path, 1)
+    return _Conversion(path).convert(root, root.start_mark.line + 1, depth=1)
+
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("merge", r"<<", ["<"]),
+)
+"""Tag, form, and the characters that it may begin with."""
+
+
+@cache
+def _core_loader() -> type[yaml.SafeLoader]:
+    """PyYAML's parser with the scalars of YAML 1.2; YAML 1.1 would read ``no`` as false and ``12:30`` as 750."""
+    import yaml
+
+    class CoreLoader(yaml.SafeLoader):
+        # PyYAML's own registry
+        yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    for name, pattern, first in _SCALARS:
+        CoreLoader.add_implicit_resolver(_TAG + name, re.compile(rf"(?:{pattern})\Z"), first)
+    return CoreLoader
+
+
+class _Conversion:
+    """One file's PyYAML nodes on their way to ours, with the count that bounds the expansion of aliases."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._nodes_left = MAX_NODES
+
+    def convert(self, node: yaml.Node, line: int, depth: int) -> YamlNode:
+        if depth > MAX_DEPTH:  # also where an anchor that contains itself ends
+            raise self._error(node, f"nested deeper than {MAX_DEPTH} levels")
+        self._nodes_left -= 1
+        if self._nodes_left < 0:
+            raise self._error(node, f"holds more than {MAX_NODES} values, its aliases expanded; split the file")
+        import yaml
+
+        match node:
+            case yaml.MappingNode(tag="tag:yaml.org,2002:map"):
+                return YamlNode(dict(self._entries(node, depth)), self._path, line)
+            case yaml.SequenceNode(tag="tag:yaml.org,2002:seq"):
+                items = [self.convert(item, item.start_mark.line + 1, depth + 1) for item in node.value]
+                return YamlNode(items, self._path, line)
+            case yaml.ScalarNode():
+                return YamlNode(self._scalar(node), self._path, line)
+        raise self._error(node, f"the tag {node.tag!r} is not allowed; write plain text, numbers, lists and mappings")
+
+    def _entries(self, mapping: yaml.Node, depth: int) -> Iterator[tuple[str, YamlNode]]:
+        lines: dict[str, int] = {}
+        for key, value in mapping.value:
+            if key.tag == _TAG + "merge":
+                raise self._error(key, "merge keys (`<<`) are not supported; repeat the keys, or alias the whole value")
+            if not isinstance(key.value, str):
+                raise self._error(key, "a key must be text")
+            name, line = key.value, key.start_mark.line + 1
+            if name in lines:
+                raise self._error(
+                    key, f"the key {show_value(name)} stands on line {lines[name]} already; keep one of the two"
+                )
+            lines[name] = line
+            yield name, self.convert(value, line, depth + 1)
+
+    def _scalar(self, node: yaml.Node) -> bool | int | float | str | None:
+        text: str = node.value
+        try:
+            match node.tag.removeprefix(_TAG):
+                case "null":
+                    return None
+                case "bool" if text.lower() in ("true", "false"):
+                    return text.lower() == "true"
+                case "int":
+                    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+                case "float" if math.isfinite(number := float(text)):
+                    return number
+                case "str" | "merge":  # a `<<` that is no key is text
+                    return text
+        except ValueError as error:
+            raise self._error(node, f"{show_value(text)} is no number that can be read") from error
+        raise self._error(
+            node, f"{show_value(text)} with the tag {node.tag!r} is not allowed; write plain text or a number"
+        )
+
+    def _error(self, node: yaml.Node, message: str) -> ConfigError:
+        return ConfigError(message, path=self._path, line=node.start_mark.line + 1)
+
+
+def _syntax_error(path: Path, error: yaml.MarkedYAMLError) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    problem = error.problem or error.context or "unknown problem"
+    if r"'\t'" in problem:
+        problem += "; indent with spaces"
+    elif "mapping values are not allowed" in problem:
+        problem += "; put text that contains `: ` in quotes"
+    elif "single document" in (error.context or ""):
+        problem = "a second document (`---`) begins; write one document to a file"
+    return ConfigError(f"is not valid YAML: {problem}", path=path, line=mark.line + 1 if mark else None)

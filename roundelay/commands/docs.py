@@ -1,0 +1,65 @@
+"""The documents that come with the package, for whoever has installed it and has no clone beside."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+
+import click
+
+import roundelay
+from roundelay.commands.options import debug_option
+
+
+@click.command(short_help="Show the documents that come along.")
+@click.argument("page", required=False)
+@click.option("--path", is_flag=True, help="Only say where the page is, or the folder of all of them.")
+@debug_option
+def docs(page: str | None, path: bool) -> None:
+    """Show PAGE of the documents, in a pager at a terminal; without PAGE, list them."""
+    folder = find_folder()
+    if page is None:
+        pages = list_pages(folder)
+        width = max(map(len, pages))
+        click.echo(folder if path else "\n".join(f"{name:{width}}  {read_title(it)}" for name, it in pages.items()))
+        return
+    found = find_page(folder, page)
+    if path:
+        click.echo(found)
+    elif sys.stdout.isatty():
+        click.echo_via_pager(found.read_text(encoding="utf-8").rstrip("\n"))  # it ends the last line itself
+    else:
+        click.echo(found.read_text(encoding="utf-8"), nl=False)
+
+
+def find_folder() -> Path:
+    """Give the folder of the documents: in the package, or in a clone beside it."""
+    for place in roundelay.__path__:
+        if (folder := Path(place, "docs")).is_dir():
+            return folder
+    raise click.ClickException("The documents are not here: install Roundelay again, from a wheel or a clone.")
+
+
+def list_pages(folder: Path) -> dict[str, Path]:
+    """Give the pages by their names: ``agents``, and behind the others ``decisions/loops``."""
+    found = (*sorted(folder.glob("*.md")), *sorted(folder.glob("*/*.md")), *sorted(folder.glob("*.json")))
+    return {it.relative_to(folder).with_suffix("").as_posix(): it for it in found}
+
+
+def find_page(folder: Path, written: str) -> Path:
+    """Give a page, also by the name that a message of ours or a link has: ``docs/agents.md``. Raises `UsageError`."""
+    pages = list_pages(folder)
+    name = written.partition("#")[0].removeprefix("docs/").removesuffix(".md").removesuffix(".json")
+    if name in pages:
+        return pages[name]
+    near = difflib.get_close_matches(name, pages, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(pages)}."
+    raise click.UsageError(f"There is no page {written!r}; {advice}")
+
+
+def read_title(page: Path) -> str:
+    if page.suffix != ".md":
+        return "The wire protocol for programs (AsyncAPI)"
+    with page.open(encoding="utf-8") as lines:
+        return next((line[2:].strip() for line in lines if line.startswith("# ")), "")

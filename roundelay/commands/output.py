@@ -1,0 +1,85 @@
+"""How commands show what they found: in words or as a table for a reader, with ``--json`` for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundelay.terminal.text import clean_json
+
+if TYPE_CHECKING:
+    from roundelay.terminal.screen import Paint
+
+
+def print_json(value: object, indent: int | None = None) -> None:
+    """Print a value as JSON in which nothing drives a terminal, on one line unless it is indented."""
+    click.echo(clean_json(json.dumps(value, ensure_ascii=False, indent=indent)))
+
+
+def print_answer(value: object) -> None:
+    """Print what a hub answered: on one line, indented at a terminal. A number that no double holds is null, as in
+    every message."""
+    from pydantic_core import to_json  # not at the start of every command
+
+    click.echo(clean_json(to_json(value, indent=terminal_indent(), inf_nan_mode="null").decode()))
+
+
+def terminal_indent() -> int | None:
+    """How JSON is indented that a person looks at; not at all in a pipe."""
+    return 2 if sys.stdout.isatty() else None
+
+
+def show(
+    value: object,
+    describe: Callable[[Paint], Iterable[str]],
+    *,
+    as_json: bool,
+    print_value: Callable[[object], None] = print_json,
+) -> None:
+    """Show a value: as JSON, or by the lines that describe it."""
+    if as_json:
+        print_value(value)
+        return
+    from roundelay.terminal.screen import Screen
+
+    screen = Screen(sys.stdout)
+    for line in describe(screen.paint):
+        screen.write(line)
+
+
+def show_list(
+    listed: Mapping[str, Sequence[Any]],
+    columns: Mapping[str, Callable[[Any], object]],
+    *,
+    empty: str,
+    as_json: bool,
+    print_value: Callable[[object], None] = print_json,
+) -> None:
+    """Show a list, given under its name in JSON: as a table, each of the columns by its head; ``empty`` says that there
+    is nothing."""
+    [entries] = listed.values()
+    rows = [[read(it) for read in columns.values()] for it in entries]
+    describe = draw_table(list(columns), rows) if rows else lambda _: [empty]
+    show(listed, describe, as_json=as_json, print_value=print_value)
+
+
+def draw_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Callable[[Paint], Iterable[str]]:
+    """Give what draws a table, for `show`."""
+    from roundelay.terminal.screen import format_table
+
+    return lambda paint: [format_table(head, rows, paint=paint)]
+
+
+def format_day(at: int) -> str:
+    """The time of a stamp on this machine's clock, with its day."""
+    return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things in words: ``1 turn``, ``2 turns``."""
+    return f"{number} {what}{'s' if number != 1 else ''}"

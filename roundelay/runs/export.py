@@ -1,0 +1,181 @@
+"""Writes a run out: the log itself, line by line and losing nothing, or what was said as a document: a Markdown
+transcript, a Mermaid sequence diagram. What participants wrote cannot leave its place in a document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TextIO
+
+from roundelay.network.addresses import short_address
+from roundelay.network.core.tables import Row
+from roundelay.network.errors import UnknownMessage
+from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
+from roundelay.network.messages import BaseMessage
+from roundelay.runs.reading import read_body, read_trigger, shorten
+from roundelay.runs.source import Source
+from roundelay.terminal.text import clean, clean_lines
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>=$])")
+MAX_ARROW_CHARS = 120
+
+
+def write_markdown(messages: Iterable[BaseMessage], *, title: str) -> Iterator[str]:
+    """Give a transcript line by line: a heading for each day and thread, and each message quoted under who said it."""
+    yield f"# {_escape(title)}"
+    day = thread_id = ""
+    for message in messages:
+        at = datetime.fromtimestamp(message.sent_at / 1000, UTC)
+        if f"{at:%Y-%m-%d}" != day:
+            day, thread_id = f"{at:%Y-%m-%d}", ""
+            yield ""
+            yield f"## {day}"
+        if message.thread_id != thread_id:
+            thread_id = message.thread_id
+            yield ""
+            yield f"### {_escape(thread_id)}"
+        answered = f", answers \\#{message.reply_to}" if message.reply_to is not None else ""
+        followed = f", follows from \\#{message.cause}" if message.cause not in (None, message.reply_to) else ""
+        to = _escape(short_address(message.to))
+        yield ""
+        yield f"**{_escape(message.sender_id)}** to {to}, {at:%H:%M:%S} UTC (\\#{message.seq}{answered}{followed})"
+        yield ""
+        for line in clean_lines(message.text):
+            yield f"> {_escape(line)}".rstrip()
+
+
+def write_mermaid(messages: Iterable[BaseMessage]) -> Iterator[str]:
+    """Give a sequence diagram line by line: who said what to whom. Threads of many are participants of their own."""
+    found = list(messages)
+    names: dict[str, str] = {}
+    for message in found:
+        for name in (_name_sender(message), _name_target(message)):
+            names.setdefault(name, f"p{len(names) + 1}")
+    yield "sequenceDiagram"
+    for name, alias in names.items():
+        yield f"    participant {alias} as {_escape_mermaid(name)}"
+    for message in found:
+        arrow = "-->>" if message.reply_to is not None else "->>"
+        sender, target = names[_name_sender(message)], names[_name_target(message)]
+        said = _escape_mermaid(f"#{message.seq} {shorten(message.text, MAX_ARROW_CHARS)}")
+        yield f"    {sender}{arrow}{target}: {said}"
+
+
+def _name_sender(message: BaseMessage) -> str:
+    is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
+    return f"mod:{message.sender_id}" if is_from_mod else message.sender_id
+
+
+def _name_target(message: BaseMessage) -> str:
+    return short_address(message.to)
+
+
+def _escape(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", clean(text).replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _escape_mermaid(text: str) -> str:
+    """Nothing in it ends the line, begins a comment or is an entity of theirs
+    (https://mermaid.js.org/syntax/sequenceDiagram.html)."""
+    escaped = "".join(f"#{ord(char)};" if char in "#;<>{}%&$\"'`" else char for char in clean(text))
+    return escaped or " "
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a run is wanted: one thread, one root, a range of seqs; everything without them."""
+
+    thread_id: str | None = None
+    root: int | None = None
+    first: int = 1
+    last: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return (self.thread_id, self.root, self.first, self.last) == (None, None, 1, None)
+
+    def not_found(self) -> UnknownMessage:
+        """What to raise where nothing belongs to it."""
+        of = [f"thread {self.thread_id}"] if self.thread_id is not None else []
+        of += [f"root {self.root}"] if self.root is not None else []
+        to = f"to {self.last}" if self.last is not None else "on"
+        of += [f"the seqs from {self.first} {to}"] if (self.first, self.last) != (1, None) else []
+        return UnknownMessage(
+            f"Nothing that may be seen is of {' and '.join(of)}; roundelay threads lists the threads."
+        )
+
+    def holds(self, message: BaseMessage) -> bool:
+        return (
+            self.thread_id in (None, message.thread_id)
+            and self.root in (None, message.root)
+            and self._holds_seq(message.seq)
+        )
+
+    def holds_row(self, row: Row, reactions: set[str]) -> bool:
+        """Whether a row belongs to it. ``reactions`` are those to messages that did: their records do too."""
+        if not self._holds_seq(row.seq):
+            return False
+        if self.thread_id is None and self.root is None:
+            return True
+        if row.type == "record":
+            return row.stream in reactions
+        head = row.head
+        return head is not None and self.thread_id in (None, head.thread_id) and self.root in (None, head.root)
+
+    def _holds_seq(self, seq: int) -> bool:
+        return seq >= self.first and (self.last is None or seq <= self.last)
+
+
+async def write_log(source: Source, part: Part, write: Callable[[str], object]) -> None:
+    """Write the log as lines of JSON. Raises `Forbidden` for who is no operator, `UnknownMessage` if nothing is of that
+    thread or root."""
+    head, rows = await source.rows()
+    excerpt = LogHead(epoch=head.epoch, name=head.name, first_seq=head.first_seq, is_excerpt=not part.is_whole)
+    is_begun = False
+    triggers: set[int] = set()
+    reactions: set[str] = set()
+    async for row in rows:
+        if row.type == "record" and row.label == "started" and read_trigger(row.label, read_body(row)) in triggers:
+            reactions.add(row.stream)
+        if part.holds_row(row, reactions):
+            if row.type == "message":
+                triggers.add(row.seq)
+            if not is_begun:
+                write(encode_head(excerpt).decode() + "\n")
+                is_begun = True
+            write(encode_row(row).decode() + "\n")
+        if part.last is not None and row.seq >= part.last:
+            break
+    if not is_begun and not part.is_whole:
+        raise part.not_found()
+    if not is_begun:
+        write(encode_head(excerpt).decode() + "\n")
+
+
+async def write_messages(source: Source, part: Part, file: TextIO, *, as_markdown: bool) -> None:
+    """Write what was said as a Markdown transcript, or as a Mermaid sequence diagram."""
+    messages = [message async for message in _read_messages(source, part)]
+    if not messages and not part.is_whole:
+        raise part.not_found()
+    title = "A conversation" if part.thread_id is None else part.thread_id
+    lines = write_markdown(messages, title=title) if as_markdown else write_mermaid(messages)
+    for line in lines:
+        file.write(line + "\n")
+
+
+async def _read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage]:
+    if part.root is not None:
+        found = [*(await source.messages([part.root])).values(), *await source.following(part.root)]
+        if not found or found[0].seq != part.root:
+            raise UnknownMessage(f"There is no message {part.root} that may be seen.")
+        for message in found:
+            if part.holds(message):
+                yield message
+        return
+    async for message in source.all_messages(part.first - 1, part.thread_id):
+        if part.last is not None and message.seq > part.last:
+            return
+        if part.holds(message):
+            yield message

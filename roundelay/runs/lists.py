@@ -1,0 +1,77 @@
+"""Lists of the hub, all of their pages: who is registered (without the commands' own reader), threads, tokens, dead
+letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from roundelay.network.client import NetworkClient
+from roundelay.terminal.connection import READER_ID
+
+Entry = dict[str, Any]
+
+
+async def list_participants(client: NetworkClient, *, online: bool | None = None) -> list[Entry]:
+    """The participants by id; only those who are connected, or are not, if asked. Raises `RoundelayError`."""
+    args: dict[str, object] = {} if online is None else {"online": online}
+    found = await _read_pages(client, "network.list_agents", "agents", args, lambda last: {"after": last["agent_id"]})
+    return [agent for agent in found if agent["agent_id"] != READER_ID]
+
+
+async def list_threads(client: NetworkClient, *, most: int | None = None, above: int = 0) -> list[Entry]:
+    """Threads that the client may read, the newest first: at most so many, and all that go on above a seq. Raises
+    `RoundelayError`."""
+    return await _read_pages(
+        client,
+        "network.list_threads",
+        "threads",
+        {"limit": min(most or PAGE, PAGE)},
+        lambda last: {"before": last["last_seq"]} if last["last_seq"] > above else None,
+        most,
+    )
+
+
+async def list_dead_letters(client: NetworkClient, *, of: str | None = None, most: int | None = None) -> list[Entry]:
+    """Dead letters by recipient and seq, at most so many. Raises `RoundelayError`."""
+    args: dict[str, object] = {"limit": min(most or LETTERS, LETTERS)}
+    if of is not None:
+        args["agent_id"] = of
+    return await _read_pages(
+        client,
+        "network.dead_letters",
+        "dead_letters",
+        args,
+        lambda last: {"after": f"{last['agent_id']}/{last['seq']}"},
+        most,
+    )
+
+
+async def list_tokens(client: NetworkClient) -> list[Entry]:
+    """Who has tokens, for operators. Raises `RoundelayError`."""
+    return await _read_pages(client, "network.list_tokens", "tokens", {}, lambda last: {"after": last["hash"]})
+
+
+PAGE, LETTERS = 500, 1000
+"""What a hub gives at once."""
+
+
+async def _read_pages(
+    client: NetworkClient,
+    op: str,
+    name: str,
+    args: dict[str, object],
+    go_on: Callable[[Entry], dict[str, object] | None],
+    most: int | None = None,
+) -> list[Entry]:
+    """All entries of a list, or the first of them. ``go_on`` gives what asks for those behind the last one; None for
+    enough."""
+    page = await client.call(op, args)
+    found: list[Entry] = list(page[name])
+    while page.get("has_more") and found and (most is None or len(found) < most):  # an older hub says nothing of it
+        further = go_on(found[-1])
+        if further is None:
+            break
+        page = await client.call(op, {**args, **further})
+        found += page[name]
+    return found[:most]

@@ -1,0 +1,90 @@
+"""Reactions as a reader meets them: which ones are open, or the last messages are part of, and each record in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from roundelay.agents.text import cut
+from roundelay.network.client import NetworkClient
+from roundelay.runs.reading import Reaction, Record
+from roundelay.runs.source import LiveSource
+
+
+async def list_reactions(client: NetworkClient, last: int) -> list[Reaction]:
+    """Give the reactions whose prompts hold one of the last messages, and all that are open, as far as the caller may
+    see; by trigger and agent."""
+    source = LiveSource(client)
+    messages = await source.begin(last)
+    found = await source.reactions_with([message.seq for message in messages])
+    return await _read_all(source, found | await source.open_reactions())
+
+
+async def list_open_reactions(client: NetworkClient) -> list[Reaction]:
+    """Give the reactions that are open, as far as the caller may see, however long ago they began; by trigger and
+    agent."""
+    source = LiveSource(client)
+    return [it for it in await _read_all(source, await source.open_reactions()) if it.is_open]
+
+
+async def _read_all(source: LiveSource, named: Iterable[tuple[str, str]]) -> list[Reaction]:
+    found = [it for it in await source.read_reactions(named) if it.records]  # none may be read of the others
+    return sorted(found, key=lambda it: (it.trigger, it.agent_id))
+
+
+def describe_record(record: Record) -> str:
+    """What a record says, for a reader; one of another program's shape is shown as it is."""
+    kind, body = str(record["kind"]), record["body"]
+    try:
+        told = _describe(kind, body)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        told = None
+    if told is None:
+        return f"{kind} {json.dumps(body, ensure_ascii=False)}"
+    path = f"[{body['path']}] " if body.get("path") else ""
+    return f"{path}{told}"
+
+
+def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
+    place = f"{body.get('turn')}.{body.get('call')}"
+    match kind:
+        case "started":
+            seqs = ", ".join(f"#{seq}" for seq in body["manifest"])
+            return f"began for #{body['trigger']} in {body['thread_id']}; its prompt holds {seqs or 'nothing'}"
+        case "model_reply":
+            reply = body["reply"]
+            said = [f"says: {reply['text']}"] if reply["text"] else []
+            said += [f"calls {it['name']} {it['arguments'] or '{}'}" for it in reply["tool_calls"]]
+            return "\n".join([f"turn {body['turn']} of {body['agent']}, {_tell_tokens(reply['usage'])}", *said])
+        case "model_failed":
+            return f"turn {body['turn']}: the model failed ({body['failure']}): {body['reason']}"
+        case "note":
+            return (
+                f"turn {body['turn']} keeps {body['name']}: {cut(json.dumps(body['value'], ensure_ascii=False), 200)}"
+            )
+        case "new_messages":
+            return f"turn {body['turn']} reads {', '.join(f'#{seq}' for seq in body['seqs'])}"
+        case "tool_started":
+            return f"{place} runs {body['tool']} {body['args'] or '{}'}"
+        case "tool_result":
+            return f"{place} {body['tool']} {'gave' if body['ok'] else 'failed'}: {body['content']}"
+        case "asking":
+            return f"{place} asks {', '.join(body['messages'])}"
+        case "waiting":
+            asked = ", ".join(f"{who} (#{seq})" for who, seq in body["questions"].items())
+            return f"{place} waits for {'an approval by ' if body['is_approval'] else ''}{asked}"
+        case "approval":
+            reason = f": {body['reason']}" if body["reason"] else ""
+            changed = f", with {body['arguments']}" if body["arguments"] is not None else ""
+            decided = "approved" if body["is_approved"] else "denied"
+            return f"{place} was {decided} by {body['by']} in #{body['seq']}{changed}{reason}"
+        case "finished":
+            calls = f"{body['turns']} turns, {body['tool_calls']} tool calls"
+            return f"{body['status']} ({body['reason']}): {calls}, {_tell_tokens(body['usage'])}"
+        case _:
+            return None
+
+
+def _tell_tokens(usage: Mapping[str, Any]) -> str:
+    return f"{usage['prompt_tokens']} prompt + {usage['completion_tokens']} completion tokens"

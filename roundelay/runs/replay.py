@@ -1,0 +1,397 @@
+"""Runs the agents of a recorded network again, on their recorded replies, and tells the first thing that is not as it
+was: ``roundelay replay``.
+
+    load      what is given: a ledger, files of agents or of a node, a function that makes runners (here)
+    stage     a hub in memory on virtual time, and the ways to it (`replay_stage`)
+    hands     do again what people and programs did, and agents that nobody runs (`replay_stage`)
+    answers   of models, tools and reviewers, from the records: nothing outside is asked (`replay_answers`)
+    compare   each row that comes about with the one that was recorded (`replay_compare`)
+
+The rows of the log are brought about again in their order, each at its own seq and stamp. What agents did must come
+from their runners, whose writes wait at a gate until their row is next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from roundelay.agents.journal import derived_id
+from roundelay.agents.runner import AgentRunner
+from roundelay.agents.team import build_runner, name_model
+from roundelay.network.config import Limits, load_yaml, resolve_config
+from roundelay.network.core.tables import Row
+from roundelay.network.errors import ConfigError, LedgerError, RoundelayError
+from roundelay.network.ledger.log_file import read_log
+from roundelay.network.mod import Mod
+from roundelay.network.visibility import Visibility
+from roundelay.nodes.run_agents import is_node_file, read_agents
+from roundelay.runs.reading import Reaction, read_path, shorten
+from roundelay.runs.recording import Recording
+from roundelay.runs.replay_answers import RecordedAnswers
+from roundelay.runs.replay_compare import Difference, compare_rows, describe_frame, describe_row
+from roundelay.runs.replay_stage import Key, Stage
+from roundelay.simulation.virtual_time import SimulationLoop, run
+
+PATIENCE_S = 60.0
+"""Of virtual time, beside what had passed when a row was recorded: for that it comes after all."""
+NO_RATE = 1_000_000_000
+"""A replay is no flood: what was accepted is accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How to replay: under which limits, mods and visibility the network was, which tools are to be run again, and
+    whether another prompt is only told (``is_lenient``) and ends nothing."""
+
+    limits: Limits = field(default_factory=Limits)
+    mods: Sequence[str | Mod] = ("channels", "discovery")
+    visibility: Visibility = "people"
+    run_tools: frozenset[str] = frozenset()
+    is_lenient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What came of a replay. ``played`` are agents that were run again, ``recorded`` those whose part was taken from
+    the log as it is."""
+
+    rows: int
+    messages: int
+    turns: int
+    played: tuple[str, ...]
+    recorded: tuple[str, ...]
+    differences: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_same(self) -> bool:
+        return not self.differences
+
+    def to_json(self) -> dict[str, object]:
+        return {**asdict(self), "is_same": self.is_same}
+
+
+def load_replay(
+    ledger: Path, files: Sequence[Path], factory: str | None, run_tools: frozenset[str], *, is_lenient: bool
+) -> tuple[Recording, list[AgentRunner], ReplayOptions]:
+    """Give what `replay` takes. Models are named and never made: no key is asked for. Raises `ConfigError`,
+    `LedgerError`."""
+    if not files and factory is None:
+        raise ConfigError("a replay runs agents: give their files, the node's file, or --agents MODULE:FUNCTION")
+    recording = Recording(*read_log(ledger))
+    runners = {runner.agent_id: runner for runner in _call_factory(factory)} if factory is not None else {}
+    for spec in read_agents(files) if files else []:
+        runners[spec.id] = build_runner(spec, model=name_model(spec))
+    called = recording.list_tools()
+    for name in sorted(run_tools.difference(called)):
+        raise ConfigError(
+            f"--run-tool {name}: nobody called that in {ledger}; called were: {', '.join(called) or 'none'}"
+        )
+    options = ReplayOptions(run_tools=run_tools, is_lenient=is_lenient)
+    for file in files:
+        if is_node_file(load_yaml(file)):
+            config = resolve_config(file, {}, {})[0]
+            options = ReplayOptions(config.limits, config.mods, config.visibility, run_tools, is_lenient)
+    return recording, list(runners.values()), options
+
+
+def _call_factory(factory: str) -> list[AgentRunner]:
+    module, colon, name = factory.partition(":")
+    try:
+        if not colon:
+            raise ImportError("it has no colon")
+        made = getattr(import_module(module), name)()
+    except Exception as error:  # importing and calling runs the user's code, which may raise anything
+        raise ConfigError(
+            f"--agents {factory} gives no runners ({type(error).__name__}: {error}); write module:function, "
+            "importable from here"
+        ) from error
+    if not isinstance(made, list | tuple) or not all(isinstance(it, AgentRunner) for it in made):
+        raise ConfigError(f"--agents {factory} must give a list of runners; it gave a {type(made).__name__}")
+    return list(made)
+
+
+def replay(recording: Recording, runners: Sequence[AgentRunner], options: ReplayOptions | None = None) -> ReplayReport:
+    """Replay a recording, in an event loop of its own. Raises `LedgerError` for a log that has lost its beginning."""
+    if recording.head.is_excerpt:
+        raise LedgerError(
+            "This is a part of a log, and a replay needs all of it: export it without --thread, --root, --from and "
+            "--to."
+        )
+    if recording.head.first_seq > 1 or (recording.rows and recording.rows[0].seq != 1):
+        raise LedgerError(
+            "This log has lost its beginning to retention, and a replay needs all of it: take a backup or an export "
+            "of before."
+        )
+    # A tool that is run again takes real time, and may wait for something outside.
+    loop = SimulationLoop(is_virtual=not (options is not None and options.run_tools))
+
+    async def work() -> ReplayReport:
+        return await _Replay(recording, runners, options or ReplayOptions(), loop).run()
+
+    return run(work(), loop)
+
+
+class _Stop(Exception):
+    """The replay ends at a difference."""
+
+    def __init__(self, difference: Difference) -> None:
+        self.difference = difference
+
+
+class _Replay:
+    """One replay. ``_seen`` is the last seq that has come about."""
+
+    def __init__(
+        self, recording: Recording, runners: Sequence[AgentRunner], options: ReplayOptions, loop: SimulationLoop
+    ) -> None:
+        self._recording = recording
+        self._loop = loop
+        self._began_s = loop.time()
+        self._is_lenient = options.is_lenient
+        # Ids follow from the epoch: a reaction of another one, or of another program, cannot be brought about by a
+        # runner.
+        others = {it.agent_id for it in recording.reactions.values() if not recording.is_ours(it)} | recording.intruders
+        self._runners = {runner.agent_id: runner for runner in runners if runner.agent_id not in others}
+        self._notes = list(_find_left_out(recording, runners, others))
+        self._read_after = _find_read_after(recording)
+        self._stage = Stage(
+            recording, replace_limits(options.limits), options.mods, options.visibility, self._read_after.values()
+        )
+        self._answers = RecordedAnswers(recording, run_tools=options.run_tools, is_lenient=options.is_lenient)
+        self._answer_ids = {derived_id(name, "", 0, "answer") for name in recording.reactions}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._seen = 0
+        self._performed: set[int] = set()
+        self._cancelled: set[str] = set()
+
+    async def run(self) -> ReplayReport:
+        await self._stage.hub.start()
+        differences = []
+        try:
+            await self._reproduce()
+            await self._look_at_the_end()
+        except _Stop as stop:
+            differences = [stop.difference]
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self._stage.hub.close()
+        agents, drifts = self._recording.list_agents(), self._answers.drifts
+        come = [row for row in self._recording.rows if row.seq <= self._seen]
+        return ReplayReport(
+            rows=len(come),
+            messages=sum(row.type == "message" for row in come),
+            turns=self._answers.turns,
+            played=tuple(agent_id for agent_id in agents if agent_id in self._runners),
+            recorded=tuple(agent_id for agent_id in agents if agent_id not in self._runners),
+            differences=tuple([*drifts, *differences] if self._is_lenient else differences or drifts[:1]),
+            notes=tuple(dict.fromkeys((*self._answers.notes, *self._notes))),
+        )
+
+    # --- row by row
+
+    async def _reproduce(self) -> None:
+        rows, place = self._recording.rows, 0
+        while place < len(rows):
+            await self._settle()
+            come = await self._stage.ledger.rows(self._seen, 500)
+            for now in come:
+                if place == len(rows):
+                    self._stop(f"more is written than was recorded: {describe_row(now)}", now)
+                self._compare(rows[place], now)
+                self._saw(now.seq)
+                place += 1
+            self._look_at_requests()
+            if come:
+                continue
+            row = rows[place]
+            self._stage.go_to(row)
+            if row.type in ("token", "dead"):
+                self._notes.append(f"#{row.seq} ({row.type}) is not part of a replay")
+            elif self._bring_about(row):
+                continue
+            elif (
+                row.actor != "mod:network"
+            ):  # which tells of refusals: what stands in for a tool knows those from the log
+                await self._wait_for(row)
+                continue
+            self._stage.hub.state.head = row.seq
+            self._saw(row.seq)
+            place += 1
+
+    def _saw(self, seq: int) -> None:
+        self._seen = self._answers.seen = seq
+
+    def _bring_about(self, row: Row) -> bool:
+        """Do what makes a row come, or let it go; False if it has to come by itself and has not."""
+        if row.key and self._stage.gate.let_go((row.actor, row.key)):
+            return True
+        if row.type == "registered" and row.actor in self._runners:
+            self._start(self._runners[row.actor])
+            return True
+        if not self._is_awaited(row):
+            if row.seq in self._performed:
+                return False  # and the hub took it, or refuses it: time will tell
+            self._performed.add(row.seq)
+            return self._stage.hands.perform(row)
+        before = self._read_after.get(row.seq)
+        if before is not None and self._stage.gate.release_answer(before):
+            return True
+        reaction = self._recording.reactions.get(row.stream)
+        if row.label == "finished" and reaction is not None and self._cancel(reaction, row):
+            return True
+        return self._let_go_another()
+
+    def _let_go_another(self) -> bool:
+        """Let go what the log does not have: a write that was refused then, or that changed nothing, is so again."""
+        for held in self._stage.gate.held.values():
+            if held.key in self._recording.keys or self._is_over(str(held.frame.get("reaction", ""))):
+                continue
+            if not held.begins_reaction:  # one that was not begun then is judged at the end
+                return self._stage.gate.let_go(held.key)
+        return False
+
+    def _is_over(self, reaction: str) -> bool:
+        """Whether a reaction was left open, and nothing more of it is in the log."""
+        found = self._recording.reactions.get(reaction)
+        return found is not None and found.is_open and int(found.records[-1]["seq"]) <= self._seen
+
+    async def _wait_for(self, row: Row) -> None:
+        """Let time pass until a row's write is there: as much as had passed since the beginning. Raises `_Stop`."""
+        behind_s = (row.at - self._recording.rows[0].at) / 1000 - (self._loop.time() - self._began_s)
+        allowed_s = max(0.0, behind_s) + PATIENCE_S
+        passed_s = 0.0
+        head, held = self._stage.hub.state.head, self._stage.gate.held
+        while passed_s < allowed_s:
+            step_s = min(max(0.5, passed_s / 4), allowed_s - passed_s)
+            await asyncio.sleep(step_s)
+            passed_s += step_s
+            await self._settle()
+            self._look_at_requests()
+            if self._stage.hub.state.head > head or (row.actor, row.key) in held:
+                return
+        refused = self._stage.hands.take_error()
+        if refused is not None:
+            self._stop(f"{describe_row(row)}: the hub refuses it now ({refused})", row)
+        instead = next((it for it in held.values() if it.key[0] == row.actor), None)
+        also = f"; instead it wants to write: {describe_frame(instead.frame)}" if instead is not None else ""
+        self._stop(f"it does not come: {describe_row(row)}{also}", row, row.stream)
+
+    async def _settle(self) -> None:
+        """Wait until nothing more can happen by itself. Raises what ended a runner."""
+        await self._loop.when_quiet()
+        for agent_id, task in self._tasks.items():
+            if task.done():
+                error = task.exception() if not task.cancelled() else None
+                reason = f": {error}" if error is not None else "."
+                raise RoundelayError(
+                    f"The runner of {agent_id} has ended in the middle of the replay{reason}"
+                ) from error
+
+    def _look_at_requests(self) -> None:
+        """Raises `_Stop` when a model was asked something else. What was written before has been compared."""
+        if self._answers.drifts and not self._is_lenient:
+            raise _Stop(self._answers.drifts[0])
+
+    def _compare(self, recorded: Row, now: Row) -> None:
+        difference = compare_rows(recorded, now, is_input=not self._is_awaited(recorded))
+        if difference is not None:
+            self._stop(difference, recorded, recorded.stream if recorded.type == "record" else "")
+
+    def _stop(self, text: str, row: Row, reaction: str = "") -> NoReturn:
+        known = reaction if reaction in self._recording.reactions else ""
+        raise _Stop(Difference(text, row.seq, row.actor, known))
+
+    async def _look_at_the_end(self) -> None:
+        """What is there beyond the log: a reaction that nobody had is a difference, one for which the log ended too
+        early is not."""
+        await self._settle()
+        self._look_at_requests()
+        for held in self._stage.gate.held.values():
+            if held.key in self._recording.keys or not held.begins_reaction:
+                continue
+            agent_id, trigger = held.key[0], int(held.frame["body"]["trigger"])
+            message = self._recording.message(trigger)
+            said = f' ("{shorten(message.text)}" of {message.sender_id})' if message is not None else ""
+            if any(it.agent_id == agent_id and it.trigger > trigger for it in self._recording.reactions.values()):
+                text = f"{agent_id} reacts to #{trigger}{said} now, and did not then"
+                raise _Stop(Difference(text, trigger, agent_id))
+            self._notes.append(f"{agent_id} would go on and react to #{trigger}{said}; the recording ends before that")
+
+    # --- who does what
+
+    def _is_awaited(self, row: Row) -> bool:
+        """Whether a row has to come from a runner, or from a mod; everything else is done by a hand."""
+        if row.actor.startswith("mod:"):
+            return True
+        if row.actor not in self._runners:
+            return False
+        if row.type == "record":
+            reaction = self._recording.reactions.get(row.stream)
+            return reaction is not None and self._recording.is_ours(reaction)
+        client_id = row.key[2:]
+        place = self._recording.calls.get(client_id[:32])
+        if row.type == "message" and row.key.startswith("m:"):
+            return client_id in self._answer_ids or (
+                place is not None and (client_id.endswith("-approval") or self._answers.is_made(place))
+            )
+        return place is not None and row.key.startswith("c:")
+
+    def _start(self, runner: AgentRunner) -> None:
+        client = self._stage.make_client(runner)
+        # as many reactions at once as there were: which of them had a place is in the order of the log
+        runner.playback = self._answers
+        runner.policy = replace(runner.policy, max_parallel_reactions=1_000_000)
+
+        async def serve() -> None:
+            await client.connect()
+            await runner.run(client)
+
+        self._tasks[runner.agent_id] = asyncio.create_task(serve(), name=f"replay-{runner.agent_id}")
+
+    def _cancel(self, reaction: Reaction, row: Row) -> bool:
+        """Stop a reaction that a person stopped; True the first time."""
+        body: Mapping[str, Any] = self._recording.bodies[row.seq]
+        if body.get("status") != "cancelled" or reaction.reaction in self._cancelled:
+            return False
+        self._cancelled.add(reaction.reaction)
+        self._stage.hands.cancel(str(body.get("reason", "")).removeprefix("stopped by "), reaction.reaction)
+        return True
+
+
+def replace_limits(limits: Limits) -> Limits:
+    """Give the limits of a replay: those that conversations met, without rates."""
+    unbounded = ("sends_per_s", "root_messages_per_s", "bytes_per_day", "messages_per_day", "max_uncaused_answers")
+    return limits.model_copy(update=dict.fromkeys(unbounded, NO_RATE))
+
+
+def _find_left_out(recording: Recording, runners: Sequence[AgentRunner], others: set[str]) -> list[str]:
+    """What a replay of these agents leaves out, to be told."""
+    registered = {row.actor for row in recording.rows if row.type == "registered"}
+    told = []
+    for runner in runners:
+        if runner.agent_id not in registered:
+            told.append(f"{runner.agent_id} has no part in the recording")
+        elif runner.agent_id in others:
+            told.append(f"{runner.agent_id} is played from the log: another program wrote it, or under another epoch")
+    return told
+
+
+def _find_read_after(recording: Recording) -> dict[int, Key]:
+    """Messages that a reaction read while it ran had to arrive first: by the seq of the record that it read them, the
+    record before it, whose answer has to wait for them."""
+    found: dict[int, Key] = {}
+    for reaction in recording.reactions.values():
+        own = [it for it in reaction.records if not read_path(it)]
+        for before, record in pairwise(own):
+            if record["kind"] == "new_messages":
+                found[record["seq"]] = (reaction.agent_id, f"r:{before['record_id']}")
+    return found

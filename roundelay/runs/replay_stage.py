@@ -1,0 +1,285 @@
+"""The stage of a replay: a hub in memory with the clock of the log, and the ways to it.
+
+Agents' connections hold what they write at a gate, until its turn comes; a hand does again what the log says that
+somebody did whom nobody plays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from roundelay.agents.runner import AgentRunner
+from roundelay.app import OWN_MODS, server_name
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import Limits
+from roundelay.network.core.tables import Row
+from roundelay.network.frames import (
+    CallFrame,
+    HelloFrame,
+    Kind,
+    RecordFrame,
+    SendFrame,
+    WireMessage,
+    decode_json,
+    encode,
+)
+from roundelay.network.hub import Hub
+from roundelay.network.hub.local import LocalConnection
+from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.mod import Mod, load_mods
+from roundelay.network.operations import list_operations
+from roundelay.network.visibility import Visibility
+from roundelay.runs.recording import Recording
+
+Key = tuple[str, str]
+"""Who wrote it, and its id as the log has it: ``m:``, ``r:`` or ``c:`` and the client's."""
+
+_stored_message = msgspec.json.Decoder(WireMessage)
+
+
+class Stage:
+    """The network in which a recording is played again. ``held_answers``: the records whose answer waits, until
+    `Gate.release_answer`."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        limits: Limits,
+        mods: Sequence[str | Mod],
+        visibility: Visibility,
+        held_answers: Collection[Key],
+    ) -> None:
+        self._stamp = recording.rows[0].at if recording.rows else 0
+        self._ids = 0
+        loaded = load_mods(list(mods), OWN_MODS)
+        changes = frozenset(op for op, operation in list_operations(loaded).items() if operation.is_change)
+        self.gate = Gate(changes, frozenset(held_answers))
+        self.ledger = MemoryLedger(epoch=recording.head.epoch, name=recording.head.name)
+        self.hub = Hub(
+            self.ledger, limits=limits, mods=loaded, visibility=visibility, server=server_name(),
+            clock=lambda: self._stamp, new_id=self._new_id,
+        )  # fmt: skip
+        self.hands = Hands(self.hub, recording, self._new_id)
+
+    def go_to(self, row: Row) -> None:
+        """Let it be the time of a row; seqs before it that were never used stay so."""
+        self._stamp = max(self._stamp, row.at)
+        self.hub.state.head = max(self.hub.state.head, row.seq - 1)
+
+    def make_client(self, runner: AgentRunner) -> NetworkClient:
+        """Give an agent's client, whose writes wait at the gate."""
+        return NetworkClient(
+            runner.agent_id, kind="agent", role="reactor", card=runner.describe_card(), new_id=self._new_id,
+            jitter=lambda: 1.0, transport=_GatedTransport(self.hub, self.gate, runner.agent_id),
+        )  # fmt: skip
+
+    def _new_id(self) -> str:
+        self._ids += 1
+        return f"replay-{self._ids}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A frame that waits at the gate."""
+
+    key: Key
+    frame: dict[str, Any]
+    send: Callable[[], None]
+
+    @property
+    def begins_reaction(self) -> bool:
+        return (self.frame["type"], self.frame.get("kind")) == ("record", "started")
+
+
+class Gate:
+    """What agents want to write, in the order in which it came. ``changes`` are the operations that write."""
+
+    def __init__(self, changes: Collection[str], held_answers: Collection[Key]) -> None:
+        self.held: dict[Key, Held] = {}
+        self._changes = changes
+        self._held_answers = held_answers
+        self._answers: dict[Key, Callable[[], None]] = {}
+
+    def hold(self, agent_id: str, frame: dict[str, Any], send: Callable[[], None]) -> bool:
+        """Keep a frame until `let_go`; False for one that writes nothing."""
+        match frame["type"]:
+            case "send":
+                client_id = f"m:{frame['message_id']}"
+            case "record":
+                client_id = f"r:{frame['record_id']}"
+            case "call" if frame["op"] in self._changes:
+                client_id = f"c:{frame['call_id']}"
+            case _:
+                return False
+        key = (agent_id, client_id)
+        self.held[key] = Held(key, frame, send)
+        return True
+
+    def let_go(self, key: Key) -> bool:
+        """Let the frame of this key go, if it is there."""
+        held = self.held.pop(key, None)
+        if held is not None:
+            held.send()
+        return held is not None
+
+    def hold_answer(self, agent_id: str, payload: bytes, write: Callable[[], None]) -> bool:
+        """Keep the answer to a record that is to wait; False for anything else."""
+        if not payload.startswith(b'{"type":"stored"'):
+            return False
+        key = (agent_id, f"r:{msgspec.json.decode(payload).get('record_id')}")
+        if key not in self._held_answers:
+            return False
+        self._answers[key] = write
+        return True
+
+    def release_answer(self, key: Key) -> bool:
+        """Let the answer to a record go; False if none waits."""
+        write = self._answers.pop(key, None)
+        if write is not None:
+            write()
+        return write is not None
+
+
+class _GatedTransport:
+    """An agent's way to the hub."""
+
+    def __init__(self, hub: Hub, gate: Gate, agent_id: str) -> None:
+        self._hub, self._gate, self._agent_id = hub, gate, agent_id
+
+    async def connect(self) -> LocalConnection:
+        return _GatedConnection(self._hub, self._gate, self._agent_id)
+
+
+class _GatedConnection(LocalConnection):
+    def __init__(self, hub: Hub, gate: Gate, agent_id: str) -> None:
+        super().__init__(hub)
+        self._gate = gate
+        self._agent_id = agent_id
+
+    def send(self, data: bytes) -> None:
+        if not self._gate.hold(self._agent_id, decode_json(data), partial(super().send, data)):
+            super().send(data)
+
+    def write(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            if not self._gate.hold_answer(self._agent_id, payload, partial(super().write, [payload])):
+                super().write([payload])
+
+
+class _Hand(LocalConnection):
+    """Writes for a participant whom nobody plays: what it is told is thrown away, but for errors."""
+
+    def __init__(self, hub: Hub, agent_id: str, kind: Kind) -> None:
+        super().__init__(hub)
+        self.errors: list[str] = []
+        self.send(encode(HelloFrame(protocol=1, agent_id=agent_id, kind=kind)))
+
+    def write(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            if payload.startswith(b'{"type":"error"'):
+                error = msgspec.json.decode(payload)
+                self.errors.append(f"{error['code']}: {error['message']}")
+
+
+class Hands:
+    """Hands that do again what people and programs did, and agents that nobody runs: everybody's by id, from the
+    registration on."""
+
+    def __init__(self, hub: Hub, recording: Recording, new_id: Callable[[], str]) -> None:
+        self._hub = hub
+        self._recording = recording
+        self._new_id = new_id
+        self._hands: dict[str, _Hand] = {}
+        self._kinds: dict[str, Kind] = {
+            row.actor: recording.bodies[row.seq]["kind"] for row in recording.rows if row.type == "registered"
+        }
+
+    def perform(self, row: Row) -> bool:
+        """Bring a row about; False for one that is not to be brought about."""
+        body = self._recording.bodies[row.seq]
+        match row.type:
+            case "registered":
+                self._find(row.actor)
+            case "message":
+                self._find(row.actor).send(encode(_read_send(row)))
+            case "record":
+                frame = RecordFrame(record_id=row.key[2:], reaction=row.stream, kind=row.label, body=Raw(row.data))
+                self._find(row.actor).send(encode(frame))
+            case "removed":
+                self._call(row, "network.remove", {"agent_id": body["agent_id"]})
+            case "left" if body.get("event") == "removed":
+                self._call(row, "channels.remove", {"name": body["channel"], "agent_id": body["agent_id"]})
+            case "left" if body["agent_id"] != row.actor:
+                self._call(row, "network.remove", {"agent_id": body["agent_id"]})
+            case "left":
+                self._call(row, "channels.leave", {"name": body["channel"]})
+            case "joined":
+                self._call(row, "channels.join", {"name": body["channel"]})
+            case "channel":
+                self._change_channel(row, body)
+            case "budget" if "agent_id" in body:
+                self._call(row, "network.resume_agent", {"agent_id": body["agent_id"]})
+            case "budget":
+                self._call(row, "network.resume_root", {"root": body["root"]})
+            case _:
+                return False
+        return True
+
+    def cancel(self, by: str, reaction: str) -> None:
+        """Let somebody stop a reaction."""
+        person = by if by in self._kinds else next((it for it, kind in self._kinds.items() if kind != "agent"), by)
+        self._send_call(person, self._new_id(), "network.cancel", {"reaction": reaction})
+
+    def take_error(self) -> str | None:
+        """Give what the hub last refused to a hand, once."""
+        for hand in self._hands.values():
+            if hand.errors:
+                return hand.errors.pop()
+        return None
+
+    def _change_channel(self, row: Row, body: dict[str, Any]) -> None:
+        name, event = body["channel"], body["event"]
+        if event in ("invited", "removed"):
+            op = "channels.invite" if event == "invited" else "channels.remove"
+            self._call(row, op, {"name": name, "agent_id": body["agent_id"]})
+            return
+        then = {"access": "open", **body}
+        if event == "created":
+            self._call(
+                row, "channels.create", {"name": name, **{it: then[it] for it in ("topic", "history", "access")}}
+            )
+            return
+        channel = self._hub.state.channel(name)
+        changed = (
+            it
+            for it in ("topic", "access", "owner")
+            if then.get(it, getattr(channel, it, None)) != getattr(channel, it, None)
+        )
+        field = next(changed, "history")
+        self._call(row, f"channels.set_{field}", {"name": name, "agent_id" if field == "owner" else field: then[field]})
+
+    def _call(self, row: Row, op: str, args: dict[str, Any]) -> None:
+        call_id = row.key[2:] if row.key.startswith("c:") else self._new_id()
+        self._send_call(row.actor, call_id, op, args)
+
+    def _send_call(self, agent_id: str, call_id: str, op: str, args: dict[str, Any]) -> None:
+        self._find(agent_id).send(encode(CallFrame(call_id=call_id, op=op, args=Raw(encode(args)))))
+
+    def _find(self, agent_id: str) -> _Hand:
+        if agent_id not in self._hands:
+            self._hands[agent_id] = _Hand(self._hub, agent_id, self._kinds.get(agent_id, "agent"))
+        return self._hands[agent_id]
+
+
+def _read_send(row: Row) -> SendFrame:
+    """The ``send`` that a message came from."""
+    message = _stored_message.decode(row.data)
+    shared = (name for name in SendFrame.__struct_fields__ if name in WireMessage.__struct_fields__)
+    excluded = list(row.excluded) if row.excluded and message.to == "broadcast" else UNSET
+    return SendFrame(**{name: getattr(message, name) for name in shared}, exclude_agent_ids=excluded)

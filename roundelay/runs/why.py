@@ -1,0 +1,264 @@
+"""Why a message was said, step by step up to its root, and what followed from one: read from a `Source`, told in words
+or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from roundelay.agents.journal import derived_id
+from roundelay.agents.models.model import ModelReply, ToolCall
+from roundelay.network.addresses import short_address
+from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.runs.reading import Reaction, shorten
+from roundelay.runs.source import Source
+from roundelay.terminal.screen import PLAIN, Paint, format_message
+from roundelay.terminal.text import clean, clean_lines
+
+MAX_TEXT_CHARS = 300
+MAX_DEPTH = 50
+"""How deep a tree of effects is told: below, a line is all indent, and programs that read JSON give up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """How a reaction came to say something: by a tool call, or as its answer (``how``); and its model's reply."""
+
+    how: str
+    path: str = ""
+    turn: int = 0
+    call: int | None = None
+    tool_call: ToolCall | None = None
+    result: str | None = None
+    reply: ModelReply | None = None
+    agent_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One message of the way up, and the reaction that sent it, as far as there is one. ``prompt`` are those of its
+    messages that may be seen."""
+
+    message: BaseMessage
+    reaction: Reaction | None = None
+    trigger: int | None = None
+    sent: Sent | None = None
+    prompt: Mapping[int, BaseMessage] = field(default_factory=dict)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether its reaction recorded what the caller may not see."""
+        return self.reaction is not None and self.reaction.run is None
+
+    @property
+    def status(self) -> str:
+        return "" if self.reaction is None or self.is_hidden else self.reaction.status or "open"
+
+    @property
+    def manifest(self) -> Sequence[int]:
+        return () if self.reaction is None or self.is_hidden else self.reaction.manifest
+
+    def to_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = {"message": self.message.model_dump(mode="json", exclude_none=True)}
+        if self.reaction is not None:
+            value["reaction"] = {
+                "reaction": self.reaction.reaction, "agent_id": self.message.sender_id, "trigger": self.trigger,
+                "status": self.status, "manifest": list(self.manifest), "is_hidden": self.is_hidden,
+                "sent": asdict(self.sent) if self.sent else None,
+            }  # fmt: skip
+        return value
+
+
+async def explain(source: Source, seq: int) -> list[Step]:
+    """Give the way from a message up to its root, as far as it may be seen. Raises `UnknownMessage`."""
+    entries = await source.chain(seq)
+    steps = []
+    for entry, following in zip(entries, [*entries[1:], {}], strict=True):
+        if "message_id" not in entry:
+            continue
+        message = message_from_wire(entry)
+        if "reaction" not in following or following["agent_id"] != message.sender_id:
+            steps.append(Step(message))
+            continue
+        reaction = await source.reaction(message.sender_id, str(following["reaction"]))
+        sent = prompt = None
+        if reaction.run is not None:
+            sent, prompt = trace_message(reaction, message.message_id), await source.messages(reaction.manifest)
+        steps.append(Step(message, reaction, int(following["trigger"]), sent, prompt or {}))
+    return steps
+
+
+def trace_message(reaction: Reaction, message_id: str) -> Sent | None:
+    """Find what of a reaction sent a message: ids are derived from the call, or from the reaction alone."""
+    if message_id == derived_id(reaction.reaction, "", 0, "answer"):
+        turn = max(reaction.told.replies, default=0)
+        return Sent(
+            "its answer", turn=turn, reply=reaction.told.replies.get(turn), agent_id=_who_replied(reaction, "", turn)
+        )
+    for path, run in reaction.runs.items():
+        for turn, reply in run.replies.items():
+            for number, call in enumerate(reply.tool_calls):
+                call_id = derived_id(reaction.reaction, path, turn, number)
+                # an operation of a mod's that posts: the hub derives the message's id from the call's
+                if not message_id.removeprefix("call:").startswith(call_id):
+                    continue
+                how = "a request for approval of" if message_id.endswith("-approval") else "the call of"
+                result = run.results.get((turn, number))
+                told = result.content if result is not None else None
+                return Sent(how, path, turn, number, call, told, reply, _who_replied(reaction, path, turn))
+    return None
+
+
+def _who_replied(reaction: Reaction, path: str, turn: int) -> str:
+    record = reaction.find_reply(path, turn)
+    return str(record["body"].get("agent", "")) if record is not None else ""
+
+
+def describe_steps(steps: list[Step], *, paint: Paint = PLAIN) -> list[str]:
+    """Tell the way up in lines, each of which can go to a terminal."""
+    lines: list[str] = []
+    for place, step in enumerate(steps):
+        lines.append(format_message(step.message, paint=paint))
+        lines += [paint.dim("    ") + line for line in _describe_sent(step)]
+        if place + 1 == len(steps) and step.message.seq != step.message.root:
+            lines.append(f"    What it followed from, up to #{step.message.root}, may not be seen.")
+    return lines
+
+
+def _describe_sent(step: Step) -> list[str]:
+    message = step.message
+    if step.reaction is None:
+        return (
+            ["It begins the conversation."] if message.cause is None else [f"It names #{message.cause} as its cause."]
+        )
+    head = f"Sent in the reaction {clean(step.reaction.reaction)} of {clean(message.sender_id)} to #{step.trigger}"
+    if step.is_hidden:
+        return [f"{head}, whose records are its agent's and operators' to read."]
+    lines = [f"{head} ({step.status})" if step.status else head]
+    sent = step.sent
+    if sent is None:
+        lines.append("The records do not say by which call.")
+    elif sent.tool_call is None:
+        lines.append(f"It is {sent.how}, after turn {sent.turn}.")
+    else:
+        inside = f" inside of call {sent.path}" if sent.path else ""
+        called = f"{clean(sent.tool_call.name)} in turn {sent.turn}{inside}"
+        lines.append(f"It is {sent.how} {called}: {_tell(sent.tool_call.arguments)}")
+        if sent.result is not None:
+            lines.append(f"The call gave: {_tell(sent.result)}")
+    if sent is not None and sent.reply is not None:
+        reply, usage = sent.reply, sent.reply.usage
+        of = f" of {clean(sent.agent_id)}" if sent.agent_id and sent.agent_id != message.sender_id else ""
+        said = f", and said: {_tell(reply.text)}" if reply.text and sent.tool_call is not None else ""
+        called = (
+            ""
+            if sent.tool_call is None
+            else f" asked for {len(reply.tool_calls)} call{'s' if len(reply.tool_calls) != 1 else ''}"
+        )
+        lines.append(
+            f"The model{of} {clean(reply.model or 'unnamed')}{called or ' replied'} "
+            f"({usage.prompt_tokens} + {usage.completion_tokens} tokens){said}"
+        )
+    lines.append(f"Its prompt held {len(step.manifest)} message{'s' if len(step.manifest) != 1 else ''}:")
+    for seq in step.manifest:
+        held = step.prompt.get(seq)
+        told = f"{clean(held.sender_id)}: {_tell(held.text, 80)}" if held is not None else "(may not be seen)"
+        lines.append(f"  #{seq} {told}")
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A message and what followed from it: the reactions to it, each with the messages that it sent; and messages of
+    nobody's reaction."""
+
+    message: BaseMessage
+    reactions: tuple[tuple[str, str, str], ...]
+    """Agent, reaction and how that ended; empty where it may not be seen."""
+
+    followers: tuple[Effect, ...]
+    followed: int = 0
+    """How many messages followed, at any depth."""
+
+    def to_json(self, depth: int = 0) -> dict[str, Any]:
+        """Give it as JSON. At `MAX_DEPTH` ``more`` says how many messages follow: ask for what followed from it."""
+        value: dict[str, Any] = {
+            "message": self.message.model_dump(mode="json", exclude_none=True),
+            "reactions": [
+                {"agent_id": agent_id, "reaction": reaction, "status": status}
+                for agent_id, reaction, status in self.reactions
+            ],
+        }
+        if depth == MAX_DEPTH and self.followed:
+            return {**value, "followers": [], "more": self.followed}
+        return {**value, "followers": [it.to_json(depth + 1) for it in self.followers]}
+
+
+async def follow(source: Source, seq: int) -> Effect:
+    """Give what followed from a message, as far as it may be seen. Raises `UnknownMessage`."""
+    start = message_from_wire((await source.chain(seq))[0])
+    messages = await source.following(seq)
+    known = {start.seq, *(message.seq for message in messages)}
+    by_cause: dict[int, list[BaseMessage]] = {}
+    for message in messages:  # what followed from something hidden stands with the first
+        by_cause.setdefault(message.cause if message.cause in known and message.cause else seq, []).append(message)
+    reactions = {}
+    for message in (start, *messages):
+        found = await source.reactions_to(message)
+        reactions[message.seq] = tuple((it.agent_id, it.reaction, _tell_status(it)) for it in found)
+    made: dict[int, Effect] = {}
+    for message in sorted((start, *messages), key=lambda it: it.seq, reverse=True):
+        followers = tuple(made[it.seq] for it in by_cause.get(message.seq, ()))
+        followed = sum(1 + it.followed for it in followers)
+        made[message.seq] = Effect(message, reactions[message.seq], followers, followed)
+    return made[seq]
+
+
+def _tell_status(reaction: Reaction) -> str:
+    run = reaction.run
+    if run is None:
+        return ""
+    if run.finished is None:
+        return f"open after {len(run.replies)} turns"
+    return f"{run.finished.status} after {run.finished.turns} turn{'s' if run.finished.turns != 1 else ''}"
+
+
+def describe_effect(effect: Effect, *, paint: Paint = PLAIN) -> list[str]:
+    """Tell it as a tree, in lines that can go to a terminal."""
+    lines = [_describe_message(effect.message, paint)]
+    _add_branches(effect, "", lines, paint, 0)
+    return lines
+
+
+def _add_branches(effect: Effect, indent: str, lines: list[str], paint: Paint, depth: int) -> None:
+    if depth == MAX_DEPTH and effect.followed:
+        lines.append(f"{indent}└─ {effect.followed} more: roundelay impact {effect.message.seq}")
+        return
+    groups: list[tuple[str, list[Effect]]] = []
+    for agent_id, _, status in effect.reactions:
+        sent = [it for it in effect.followers if it.message.sender_id == agent_id]
+        groups.append((f"{paint.name(agent_id)} reacted{f' ({clean(status)})' if status else ''}", sent))
+    grouped = {id(it) for _, sent in groups for it in sent}
+    loose = [it for it in effect.followers if id(it) not in grouped]
+    branches: list[tuple[str, list[Effect], Effect | None]] = [(told, sent, None) for told, sent in groups]
+    branches += [(_describe_message(it.message, paint), [], it) for it in loose]
+    for number, (told, sent, leaf) in enumerate(branches):
+        is_last = number + 1 == len(branches)
+        lines.append(f"{indent}{'└─ ' if is_last else '├─ '}{told}")
+        below = indent + ("   " if is_last else "│  ")
+        if leaf is not None:
+            _add_branches(leaf, below, lines, paint, depth + 1)
+        for place, it in enumerate(sent):
+            ends = place + 1 == len(sent)
+            lines.append(f"{below}{'└─ ' if ends else '├─ '}{_describe_message(it.message, paint)}")
+            _add_branches(it, below + ("   " if ends else "│  "), lines, paint, depth + 1)
+
+
+def _describe_message(message: BaseMessage, paint: Paint) -> str:
+    to = clean(short_address(message.to))
+    return f"{paint.dim(f'#{message.seq}')} {paint.name(message.sender_id)} → {to}: {_tell(message.text, 100)}"
+
+
+def _tell(text: str | None, max_chars: int = MAX_TEXT_CHARS) -> str:
+    return " ".join(clean_lines(shorten(text or "", max_chars)))

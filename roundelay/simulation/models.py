@@ -1,0 +1,102 @@
+"""The models of a simulation's agents: what they were asked, how long they take, how often they fail, what they may
+spend."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+
+from roundelay.agents.agent import Agent, Handoff
+from roundelay.agents.models.model import Model, ModelError, ModelReply, ModelRequest, OnDelta, Usage
+from roundelay.agents.models.scripted import ScriptedModel
+from roundelay.agents.models.tape import TapeModel
+from roundelay.simulation.links import Delay
+from roundelay.simulation.virtual_time import SimulationLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request to a model, and what came of it: a reply, or None where it failed."""
+
+    agent_id: str
+    request: ModelRequest
+    reply: ModelReply | None = None
+    model_name: str = ""
+
+    @property
+    def text(self) -> str:
+        """Everything that the model read."""
+        return "\n".join(message.content or "" for message in self.request.messages)
+
+
+@dataclass
+class ModelWatch:
+    """What all models of one simulation share. ``asked`` is every request so far, in the order of the answers."""
+
+    delay: Delay
+    failure_rate: float = 0.0
+    max_tokens: int | None = None
+    under_way: int = 0
+    spent: Usage = field(default_factory=Usage)
+    asked: list[Asked] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were used."""
+        return self.spent.prompt_tokens + self.spent.completion_tokens
+
+    def watch(self, agent: Agent, agent_id: str, chance: random.Random) -> Agent:
+        """Give the agent with its models watched, and those of the agents that it hands over to."""
+        return self._watch(agent, agent_id, chance, {})
+
+    def _watch(self, agent: Agent, agent_id: str, chance: random.Random, models: dict[int, WatchedModel]) -> Agent:
+        model = models.setdefault(id(agent.model), WatchedModel(agent_id, agent.model, self, chance))
+        handoffs = [it if isinstance(it, Handoff) else Handoff(it) for it in agent.handoffs]
+        watched = tuple(replace(it, agent=self._watch(it.agent, agent_id, chance, models)) for it in handoffs)
+        return replace(agent, model=model, handoffs=watched)
+
+
+class WatchedModel:
+    """A model of a simulated agent. Virtual time stands still while one that is not scripted is asked."""
+
+    def __init__(self, agent_id: str, model: Model, watch: ModelWatch, chance: random.Random) -> None:
+        self.name = model.name
+        self._agent_id = agent_id
+        self._model = model
+        self._watch = watch
+        self._chance = chance
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        watch = self._watch
+        watch.under_way += 1
+        try:
+            if watch.delay:
+                await asyncio.sleep(watch.delay.draw_s(self._chance))
+            self._refuse()
+            loop = asyncio.get_running_loop()
+            is_scripted = isinstance(self._model, ScriptedModel | TapeModel)
+            still = loop.standing_still() if isinstance(loop, SimulationLoop) and not is_scripted else nullcontext()
+            with still:
+                reply = await self._model.complete(request, on_delta)
+        except Exception:  # noted, whatever it is, and raised again
+            watch.asked.append(Asked(self._agent_id, request, None, self.name))
+            raise
+        finally:
+            watch.under_way -= 1
+        watch.spent += reply.usage
+        watch.asked.append(Asked(self._agent_id, request, reply, self.name))
+        return reply
+
+    async def close(self) -> None:
+        close = getattr(self._model, "close", None)
+        if close is not None:
+            await close()
+
+    def _refuse(self) -> None:
+        watch = self._watch
+        if watch.max_tokens is not None and watch.tokens >= watch.max_tokens:
+            raise ModelError(f"The run may use {watch.max_tokens} tokens, and {watch.tokens} are used.", reason="quota")
+        if watch.failure_rate and self._chance.random() < watch.failure_rate:
+            raise ModelError("A failure that the simulation chose.", reason="server")

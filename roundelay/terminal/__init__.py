@@ -1,0 +1,1 @@
+"""How a conversation looks and is led at a terminal."""

@@ -1,0 +1,435 @@
+"""A person in the conversation: what a typed line does, and what is shown of what happens.
+
+`Chat` stands between a `NetworkClient` and a `Screen`; `converse` gives it its lines. It never decides who gets a
+message and keeps nothing that must survive: what was shown is acknowledged, what was not comes again next time. A line
+that begins with / is a command: those stand at the end, each with the usage and the meaning that ``/help`` lists and
+the tab key goes by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from roundelay.agents.inbox import read_decision
+from roundelay.network.client import (
+    AnyMessage,
+    NetworkClient,
+    Notice,
+    Presence,
+    Reconnected,
+    Reconnecting,
+    Signal,
+    Stored,
+)
+from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError
+from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.runs.lists import list_participants
+from roundelay.terminal.connection import READER_ID, Patience
+from roundelay.terminal.live import describe_news
+from roundelay.terminal.places import BROADCAST, Place, find_place
+from roundelay.terminal.screen import Screen, describe_place, format_line, format_participants, tell_person
+from roundelay.terminal.text import clean
+from roundelay.under_way import UnderWay, read_request
+
+HISTORY_MESSAGES = 20
+SENT_REMEMBERED = 500
+TYPING_SENT_EVERY_S = 3.0
+LOOKED_THROUGH = 200
+"""Messages, the newest of the request's thread, in which its decision is looked for."""
+
+Obey = Callable[["Chat", str], Awaitable[None]]
+"""Obeys a command, given what stands behind its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    usage: str
+    meaning: str
+    obey: Obey
+
+
+COMMANDS: dict[str, Command] = {}
+"""By their names, in the order of ``/help``."""
+
+
+def command(usage: str, meaning: str) -> Callable[[Obey], Obey]:
+    """Make a method of `Chat` the command of this usage."""
+
+    def keep(obey: Obey) -> Obey:
+        COMMANDS[usage.split()[0].removeprefix("/")] = Command(usage, meaning, obey)
+        return obey
+
+    return keep
+
+
+class Chat:
+    """One person's conversation. Run `show_messages`, `show_events` and `tell_typing` beside the lines that go to
+    `take_line`."""
+
+    def __init__(
+        self,
+        client: NetworkClient,
+        screen: Screen,
+        *,
+        errors: Screen | None = None,
+        shows_activity: bool = True,
+        patience: Patience | None = None,
+    ) -> None:
+        self.client = client
+        self.screen = screen
+        self.errors = errors or screen
+        self.place = BROADCAST
+        self.under_way = UnderWay()
+        self.has_failed = False
+        """Whether a line could not be obeyed."""
+        self.sent: deque[int] = deque(maxlen=SENT_REMEMBERED)
+        """The seqs of what was sent here, for `/cost`."""
+        self.typed = asyncio.Event()
+        """Set whenever the person has typed something."""
+        self._shows_activity = shows_activity
+        self._patience = patience or Patience(None)
+        self._watching: asyncio.Task[None] | None = None
+        self._proven = {BROADCAST.to}  # places that took a message: elsewhere nobody is told of typing
+        self._typing_sent_at = 0.0
+
+    # --- what is shown
+
+    async def begin(self, to: str | None = None) -> None:
+        """Say where one is and who is there; go to ``to`` if it is given."""
+        name, url = clean(self.client.welcome.network.name), clean(self.client.url)
+        await self._watch()
+        self.screen.note(f"You are {self.client.agent_id} in the network {name} at {url}.")
+        await self._show_participants()
+        if to is not None:
+            await self.go(to)
+
+    async def show_messages(self) -> None:
+        """Show what is delivered, for ever. Raises what ends the connection."""
+        async for delivery in self.client.deliveries():
+            async with delivery as message:
+                self.under_way.take_message(message)
+                self.screen.message(message)
+                if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
+                    self.place = Place(self.place.to, self.place.thread_id, message.seq)
+
+    async def show_events(self) -> None:
+        """Show what happens beside the messages, until the connection has ended. Raises `ConnectError` when patience
+        does."""
+        async for event in self.client.events():
+            news = self.under_way.take(event)
+            match event:
+                case Signal() if not self._shows_activity:
+                    continue  # the prompt shows it
+                case Signal(kind="delta" | "tool"):
+                    for it in news:
+                        self.screen.note(f"{describe_news(it)} ({clean(event.thread_id)})")
+                case Notice(kind="loop_stopped", body={"began_by": self.client.agent_id}):
+                    continue  # a message tells of it, here and to who was away
+                case Presence(agent_id=agent_id) if agent_id in (self.client.agent_id, READER_ID):
+                    continue
+                case Reconnecting() | Reconnected():
+                    if self._patience.take(event):
+                        self.errors.event(event)
+                    if isinstance(event, Reconnected):
+                        self._watching = asyncio.create_task(self._watch_again())  # beside: it may be lost again
+                case _:
+                    self.screen.event(event)
+
+    async def tell_typing(self) -> None:
+        """Let the readers of the current place know when a line is being written (`typed` is set); for ever."""
+        while True:
+            await self.typed.wait()
+            self.typed.clear()
+            now = time.monotonic()
+            if self.place.to not in self._proven or now - self._typing_sent_at < TYPING_SENT_EVERY_S:
+                continue
+            self._typing_sent_at = now
+            if self.place.reply_to is not None:
+                await self.client.signal("typing", {}, thread_id=self.place.thread_id)
+            else:
+                await self.client.signal("typing", {}, to=self.place.to)
+
+    async def _watch(self) -> None:
+        await self.client.call("network.watch", {"presence": True, "signals": True})
+
+    async def _watch_again(self) -> None:
+        with suppress(RoundelayError):
+            await self._watch()
+
+    async def _show_participants(self) -> None:
+        listed = await list_participants(self.client)
+        others = [agent for agent in listed if agent["agent_id"] != self.client.agent_id]
+        for state in ("online", "offline"):
+            ids = [clean(agent["agent_id"]) for agent in others if agent["state"] == state]
+            if ids:
+                self.screen.note(f"{state.title()}: {', '.join(ids)}.")
+        if not others:
+            self.screen.note("Nobody else is registered yet.")
+
+    def _show_sent(self, stored: Stored, to: str, text: str, reply_to: int | None) -> None:
+        self.sent.append(stored.seq)
+        self.under_way.happened()
+        now_ms, place = time.time_ns() // 1_000_000, describe_place(to, stored.thread_id)
+        paint, width = self.screen.paint, self.screen.width
+        me = self.client.agent_id
+        self.screen.write(format_line(now_ms, stored.seq, me, place, text, reply_to=reply_to, paint=paint, width=width))
+
+    def _show_place(self) -> None:
+        self.screen.note(f"Lines now go to {clean(self.place.describe())}.")
+
+    def _complain(self, sentence: str) -> None:
+        self.has_failed = True
+        self.errors.error(sentence)
+
+    # --- what a line does
+
+    async def take_line(self, line: str) -> bool:
+        """Obey one line: a command, or text for the current place. False when it says to leave.
+
+        What the hub refuses is shown; raises only when the connection has ended for good.
+        """
+        text = line.strip()
+        try:
+            if text.startswith("//"):
+                await self.say(line.lstrip()[1:])
+            elif text.startswith("/"):
+                return await self._obey(text)
+            elif text:
+                await self.say(line)
+        except ConnectError:
+            raise
+        except GiveUp as error:
+            self._complain(str(error))
+        except RoundelayError as error:
+            self._complain(tell_person(str(error), in_chat=True))
+        return True
+
+    async def say(self, text: str) -> None:
+        """Send text to the current place."""
+        place = self.place
+        stored = await self.client.send(place.to, text, reply_to=place.reply_to)
+        self._proven.add(place.to)
+        self._show_sent(stored, place.to, text, place.reply_to)
+        if self.place == place and place.reply_to is not None:
+            self.place = Place(place.to, place.thread_id, stored.seq)
+
+    async def go(self, to: str) -> None:
+        """Make an address or a thread the current place; a channel is joined. Raises `RoundelayError`."""
+        if to.startswith("channel:") and to != "channel:":
+            name = to.removeprefix("channel:")
+            if await self.client.join_channel(name):
+                self.screen.note(f"Created the channel {name}.")
+            self._proven.add(to)
+        self.place = await find_place(self.client, to)
+
+    async def _go_and_say(self, to: str, text: str = "") -> None:
+        before = self.place
+        await self.go(to)
+        if not text.strip():
+            self._show_place()
+            return
+        try:
+            await self.say(text.strip())
+        except RoundelayError:
+            self.place = before
+            raise
+
+    async def _answer(self, message: AnyMessage, text: str) -> None:
+        """Reply to a message where it is; the current place stays."""
+        stored = await self.client.reply(message, text)
+        to = f"agent:{message.sender_id}" if message.kind == "direct" else message.to
+        self._show_sent(stored, to, text, message.seq)
+
+    async def _decide(self, word: str, rest: str) -> None:
+        """Answer an agent that asks whether it may make a call: its decision counts only as a reply to the request."""
+        number, _, text = rest.partition(" ")
+        if not number.isdecimal():
+            raise InvalidArguments(f"Write /{word} SEQ with the number of the message that asks for it.")
+        request = await self._find(int(number))
+        if read_request(request) is None:
+            raise InvalidArguments(f"#{number} asks for no approval, so nothing was sent; /reply {number} answers it.")
+        if why := await find_settled(self.client, request):
+            raise InvalidArguments(f"#{number} {why}, so nothing was sent.")
+        await self._answer(request, f"/{word} {text.strip()}".strip())
+        self.under_way.decided(request.seq)
+
+    async def _find(self, seq: int) -> AnyMessage:
+        return message_from_wire((await self.client.call("network.why", {"seq": seq}))["chain"][0])
+
+    def _read_whom_and_where(self, word: str, rest: str) -> tuple[str, str]:
+        """Who is named, and the channel that is: the current one if none is."""
+        who, _, channel = rest.partition(" ")
+        place = channel.strip() or self.place.to
+        if not who or (not channel.strip() and not place.startswith("channel:")):
+            raise InvalidArguments(f"Write /{word} ID CHANNEL; without CHANNEL it is the one that you are in.")
+        return who.removeprefix("agent:"), place.removeprefix("channel:")
+
+    # --- commands
+
+    async def _obey(self, text: str) -> bool:
+        name, _, rest = text[1:].partition(" ")
+        if name in ("quit", "exit"):
+            return False
+        if name in COMMANDS:
+            await COMMANDS[name].obey(self, rest.strip())
+        else:
+            known = "/help lists them. A text that begins with / is sent as //..."
+            self._complain(f"There is no command /{clean(name)}; {known}")
+        return True
+
+    @command("/agents", "who is registered, and what they can do")
+    async def _agents(self, _rest: str) -> None:
+        self.screen.write(format_participants(await list_participants(self.client), paint=self.screen.paint))
+
+    @command("/dm ID [TEXT]", "write to one participant, and go on there")
+    async def _dm(self, rest: str) -> None:
+        target, _, text = rest.partition(" ")
+        if not target:
+            raise InvalidArguments("Write /dm ID with whom to write to; /agents lists who is there.")
+        await self._go_and_say(f"agent:{target.removeprefix('agent:')}", text)
+
+    @command("/broadcast [TEXT]", "write to everyone, and go on there")
+    async def _broadcast(self, rest: str) -> None:
+        await self._go_and_say("broadcast", rest)
+
+    @command("/join CHANNEL", "join a channel, or make it, and go on there")
+    async def _join(self, rest: str) -> None:
+        if not rest:
+            raise InvalidArguments("Write /join CHANNEL with the name of a channel; one that is not there is made.")
+        await self._go_and_say(f"channel:{rest.removeprefix('channel:')}")
+
+    @command("/create CHANNEL [ACCESS]", "make a channel; ACCESS: open (default), invite or closed")
+    async def _create(self, rest: str) -> None:
+        name, _, access = rest.removeprefix("channel:").partition(" ")
+        access = access.strip() or "open"
+        if not name or access not in ("open", "invite", "closed"):
+            raise InvalidArguments("Write /create CHANNEL ACCESS; ACCESS is open (anybody may join), invite or closed.")
+        await self.client.call("channels.create", {"name": name, "access": access})
+        await self._go_and_say(f"channel:{name}")
+
+    @command("/invite ID [CHANNEL]", "let somebody join the channel that you own")
+    async def _invite(self, rest: str) -> None:
+        who, name = self._read_whom_and_where("invite", rest)
+        await self.client.call("channels.invite", {"name": name, "agent_id": who})
+        self.screen.note(
+            f"{clean(who)} may join the channel {clean(name)} now. The network does not tell it: write to it."
+        )
+
+    @command("/remove ID [CHANNEL]", "take somebody out of it")
+    async def _remove(self, rest: str) -> None:
+        who, name = self._read_whom_and_where("remove", rest)
+        await self.client.call("channels.remove", {"name": name, "agent_id": who})
+        self.screen.note(f"{clean(who)} is out of the channel {clean(name)}, and comes back only if it is invited.")
+
+    @command("/leave [CHANNEL]", "leave a channel")
+    async def _leave(self, rest: str) -> None:
+        name = (rest or self.place.to).removeprefix("channel:")
+        if not rest and not self.place.to.startswith("channel:"):
+            raise InvalidArguments("You are in no channel now; write /leave CHANNEL.")
+        await self.client.call("channels.leave", {"name": name})
+        if self.place.to == f"channel:{name}":
+            self.place = BROADCAST
+        self.screen.note(f"You left the channel {clean(name)}.")
+        self._show_place()
+
+    @command("/thread THREAD", "go on in a thread, such as thread:15 or direct:ann~mia")
+    async def _thread(self, rest: str) -> None:
+        if rest:
+            await self._go_and_say(rest)
+        else:
+            self.screen.note(f"You are in {clean(self.place.thread_id)}.")
+
+    @command("/history [THREAD]", f"the last {HISTORY_MESSAGES} messages of this thread, or of another")
+    async def _history(self, rest: str) -> None:
+        thread_id = rest or self.place.thread_id
+        history = await self.client.history(thread_id, limit=HISTORY_MESSAGES)
+        more = f", the last {len(history.messages)}" if history.has_more else ""
+        self.screen.note(f"{clean(thread_id)}{more}:")
+        for message in history.messages:
+            self.screen.message(message)
+
+    @command("/reply SEQ TEXT", "answer one message, and stay here")
+    async def _reply(self, rest: str) -> None:
+        number, _, text = rest.partition(" ")
+        if not number.isdecimal() or not text.strip():
+            raise InvalidArguments("Write /reply SEQ TEXT with the number of the message that you answer.")
+        await self._answer(await self._find(int(number)), text.strip())
+
+    @command("/approve SEQ", "let an agent make the call that it asks for in this message")
+    async def _approve(self, rest: str) -> None:
+        await self._decide("approve", rest)
+
+    @command("/deny SEQ [REASON]", "do not let it")
+    async def _deny(self, rest: str) -> None:
+        await self._decide("deny", rest)
+
+    @command("/edit SEQ JSON", "let it, with these arguments instead")
+    async def _edit(self, rest: str) -> None:
+        try:
+            is_object = isinstance(json.loads(rest.partition(" ")[2]), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            wanted = "the arguments that the call is made with, as a JSON object"
+            raise InvalidArguments(f"Write /edit SEQ ARGUMENTS with {wanted}.")
+        await self._decide("edit", rest)
+
+    @command("/stop [THREAD]", "stop what agents do in this thread, or in another")
+    async def _stop(self, rest: str) -> None:
+        thread_id = rest or self.place.thread_id
+        stopped = (await self.client.call("network.cancel", {"thread_id": thread_id}))["reactions"]
+        if stopped:
+            count = "1 reaction" if len(stopped) == 1 else f"{len(stopped)} reactions"
+            self.screen.note(f"Asked {count} in {clean(thread_id)} to stop.")
+            return
+        elsewhere = sorted(self.under_way.list_busy_threads() - {thread_id})
+        hint = f" Agents are at work in {', '.join(map(clean, elsewhere))}: /stop THREAD." if elsewhere else ""
+        self.screen.note(f"Nobody is at work in {clean(thread_id)}.{hint}")
+
+    @command("/resume SEQ|AGENT", "let a conversation that stopped at its limit go on, or an agent")
+    async def _resume(self, rest: str) -> None:
+        if not rest:
+            raise InvalidArguments("Write /resume SEQ, or /resume AGENT, with what the notice names.")
+        if rest.isdecimal():
+            await self.client.call("network.resume_root", {"root": int(rest)})
+            self.screen.note(f"The conversation that began with #{rest} may go on.")
+        else:
+            await self.client.call("network.resume_agent", {"agent_id": rest})
+            self.screen.note(f"{clean(rest)} may go on.")
+
+    @command("/cost", "tokens that agents used on what was said since you joined")
+    async def _cost(self, _rest: str) -> None:
+        from roundelay.runs.cost import describe_usage, read_usage
+
+        usage = await read_usage(self.client, self.under_way.reactions, self.sent)
+        self.screen.write(describe_usage(usage, paint=self.screen.paint))
+
+    @command("/help", "this list")
+    async def _help(self, _rest: str) -> None:
+        for usage, meaning in [*((it.usage, it.meaning) for it in COMMANDS.values()), ("/quit", "leave")]:
+            self.screen.write(f"  {usage:<26} {self.screen.paint.dim(meaning)}")
+        self._show_place()
+
+
+async def find_settled(client: NetworkClient, request: BaseMessage) -> str | None:
+    """Why a request is not to be decided any more, to be put behind its number; None if it may be. Raises
+    `RoundelayError`."""
+    history = await client.history(request.thread_id, limit=LOOKED_THROUGH)
+    for message in history.messages:  # the first decision holds
+        if message.reply_to == request.seq and read_decision(message) is not None:
+            word = message.said.split(maxsplit=1)[0]
+            return f"was decided by {clean(message.sender_id)} in #{message.seq}: {clean(word)}"
+    if request.reply_to is None:
+        return None
+    status = await client.call("network.message_status", {"seq": request.reply_to})
+    for it in status["recipients"]:
+        is_it = it["agent_id"] == request.sender_id and it.get("reaction") == read_request(request)
+        if is_it and it["reaction_status"] != "open":
+            return f"waits no more: what {clean(request.sender_id)} was at is {clean(it['reaction_status'])}"
+    return None

@@ -1,0 +1,127 @@
+"""``roundelay chat``: a person's lines, from a prompt at a terminal or from a pipe, are obeyed one by one until they
+end.
+
+After the end of a pipe the chat waits for the answers to what was said, and leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+from roundelay.network.client import NetworkClient
+from roundelay.network.errors import RequestError
+from roundelay.terminal.chat import Chat
+from roundelay.terminal.connection import PIPE_PATIENCE_S, Patience
+from roundelay.terminal.screen import Screen
+from roundelay.terminal.text import clean
+
+QUIET_S = 2.0
+"""After the end of a pipe the chat leaves when nothing has happened for so long and nobody is at work."""
+MOST_QUIET_WAIT_S = 120.0
+
+
+async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: float | None = None) -> bool:
+    """Chat until the person leaves or the input ends; True if every line could be obeyed.
+
+    ``wait_s`` is how long to stay after the end of a pipe; without it, until it is quiet. Raises what ends the
+    connection.
+    """
+    is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if is_interactive:
+        from roundelay.terminal.prompt import PromptLine
+
+        async with PromptLine(sys.stdout).at_work() as prompt:
+            chat = Chat(client, Screen(prompt, paint=prompt.paint), shows_activity=False)
+            prompt.follow(chat)
+            await chat.begin(to)
+            chat.screen.note("Type a line to send it; /help tells more, Ctrl-D leaves.")
+            await _converse(chat, prompt.lines(), wait_s=0.0)
+    else:
+        chat = Chat(client, Screen(sys.stdout), errors=Screen(sys.stderr), patience=Patience(PIPE_PATIENCE_S))
+        await chat.begin(to)
+        open_before = await _count_open_reactions(client)
+        await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s, open_before=open_before)
+    return not chat.has_failed or is_interactive
+
+
+async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | None, open_before: int = 0) -> None:
+    async with asyncio.TaskGroup() as group:
+        beside = (chat.show_messages(), chat.show_events(), chat.tell_typing())
+        tasks = [group.create_task(work) for work in beside]
+        async for line in lines:
+            if not await chat.take_line(line):
+                break
+        else:
+            await _wait_for_answers(chat, wait_s, open_before)
+        for task in tasks:
+            task.cancel()
+
+
+async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) -> None:
+    """Wait until it is quiet and no more reactions are open than before: those may be of agents that never come
+    back."""
+    if wait_s is not None:
+        await asyncio.sleep(wait_s)
+        return
+    try:
+        async with asyncio.timeout(MOST_QUIET_WAIT_S):
+            await chat.under_way.wait_until_quiet(QUIET_S)
+            while await _count_open_reactions(chat.client) > open_before + len(chat.under_way.undecided):
+                await chat.under_way.wait_until_quiet(QUIET_S)
+        for (agent_id, _), seq in chat.under_way.undecided.items():
+            decide = f"/approve {seq} or /deny {seq} in: roundelay chat --as {chat.client.agent_id}"
+            chat.screen.note(f"{clean(agent_id)} waits for the decision of #{seq}: {decide}")
+    except TimeoutError:
+        chat.screen.note(f"Left after {MOST_QUIET_WAIT_S:g} s; to stay longer, give --wait SECONDS.")
+
+
+async def _count_open_reactions(client: NetworkClient) -> int:
+    """How many reactions agents are at; 0 for who may not know: then the agents' signals alone tell."""
+    try:
+        return int((await client.call("network.status"))["open_reactions"])
+    except RequestError:
+        return 0
+
+
+async def read_lines(descriptor: int) -> AsyncIterator[str]:
+    """The lines of a pipe, file or terminal, as they come.
+
+    A thread reads, since not every descriptor can be polled. It is a daemon and reads below Python's buffers, so that a
+    chat which ends early neither waits for it nor finds a lock of its.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[str | None] = asyncio.Queue(
+        maxsize=1
+    )  # full: the thread waits, and so does who writes the pipe
+
+    def read() -> None:
+        try:
+            for line in _split_lines(descriptor):
+                asyncio.run_coroutine_threadsafe(queue.put(line), loop).result()
+            asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
+        except (RuntimeError, asyncio.CancelledError):
+            return  # the loop has ended before the input
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    while (line := await queue.get()) is not None:
+        yield line
+
+
+def _split_lines(descriptor: int) -> Iterator[str]:
+    rest = b""
+    while data := _read(descriptor):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.removesuffix(b"\r").decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # closed, or a terminal that is gone: the input has ended
+        return b""

@@ -1,0 +1,78 @@
+"""How what is under way looks on a terminal: who is at work, in a few words, and below the messages the texts that
+grow.
+
+Drawn from an `UnderWay`. Everything in it is the writing of participants, so it goes through `clean`, and no line is
+wider than asked for: one that is would be broken by the terminal, and could not be drawn over. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roundelay.terminal.screen import CONTINUED, Paint
+from roundelay.terminal.text import break_lines, clean, clean_lines, display_width, fit, fit_end
+from roundelay.under_way import Call, News, Stream, UnderWay, Work
+
+
+def describe_busy(under_way: UnderWay) -> str:
+    """Who does what at the moment, for a prompt; empty when nobody does anything."""
+    if not under_way.is_connected:
+        return "not connected"
+    busy = under_way.list_busy()
+    parts = [f"{agent_id} {_describe_calls(calls)}" for agent_id, calls in busy.items() if calls]
+    thinking = [agent_id for agent_id, calls in busy.items() if not calls]
+    named = ((thinking, "thinking"), (under_way.typing, "typing"))
+    return clean("; ".join([*parts, *(f"{', '.join(names)} {verb}" for names, verb in named if names)]))
+
+
+def describe_news(news: News) -> str:
+    """What a signal tells, in a line: ``bob › ann uses search``."""
+    return clean(f"{' › '.join(news.who)}{': ' if news.does == 'reports' else f' {news.does} '}{news.what}")
+
+
+def draw_writing(under_way: UnderWay, thread_id: str, *, width: int, rows: int, paint: Paint) -> list[str]:
+    """What is being written in a thread, at most ``rows`` lines of at most ``width`` columns; the newest of each
+    agent."""
+    writing = under_way.list_writing(thread_id)
+    if not writing or rows < 1:
+        return []
+    each = max(rows // len(writing), 1)
+    return [line for work in writing for line in _draw_work(work, width, each, paint)][-rows:]
+
+
+def _describe_calls(calls: Sequence[Call]) -> str:
+    """What an agent is at, each thing once."""
+    used = ", ".join(dict.fromkeys(it.tool for it in calls if not it.asked))
+    awaited = ", ".join(dict.fromkeys(", ".join(it.asked) for it in calls if it.asked))
+    return " and ".join([*([f"uses {used}"] if used else []), *([f"waits for {awaited}"] if awaited else [])])
+
+
+def _draw_work(work: Work, width: int, rows: int, paint: Paint) -> list[str]:
+    """The agent's own text in full, as far as there is room; a line for each other thing that it is at."""
+    own = [it for it in work.streams.values() if it.kind == "text" and not it.path][-1:]
+    others = [it for it in work.streams.values() if it.kind != "text" or it.path]
+    if own:
+        others = others[-(rows // 3) :] if rows >= 3 else []
+    lines = [_draw_line(work, it, width, paint) for it in others[-rows:]]
+    if own:
+        name = fit(clean(work.agent_id), width // 2)
+        text = clean_lines(own[0].text[-2 * rows * width :])  # no more could be shown
+        first, *rest = break_lines(text, width - len(CONTINUED), first_width=width - display_width(f"{name} … "))
+        # As in a message, no line of it can look like one of ours.
+        drawn = [f"{paint.name(name)}{paint.dim(' … ')}{first}", *(paint.dim(CONTINUED) + it for it in rest)]
+        lines += drawn[-max(rows - len(lines), 1) :]
+    return lines
+
+
+def _draw_line(work: Work, stream: Stream, width: int, paint: Paint) -> str:
+    """Who it is and the end of what it writes; of a report of progress the beginning."""
+    label = {"reasoning": "thinks: ", "tool": f"{stream.tool or 'tool'}: ", "progress": "", "text": "writes: "}[
+        stream.kind
+    ]
+    is_report = stream.kind == "progress"
+    text = stream.text[: 2 * width] if is_report else stream.text[-2 * width :]  # no more could be shown
+    flat = clean(" ".join(text.split()))
+    head = clean(f"{' › '.join(work.who(stream.path))} · {label}")
+    head = fit_end(head, max(width * 2 // 3, width - display_width(flat)))
+    room = width - display_width(head)
+    return paint.dim(head + (fit(flat, room) if is_report else fit_end(flat, room)))

@@ -1,0 +1,337 @@
+"""The lowest lines of a terminal in `roundelay chat`: what agents are writing, the prompt, and what is being typed, by
+`prompt_toolkit`.
+
+The one module that imports `prompt_toolkit`, so it is loaded when a chat begins at a terminal. What arrives is written
+above; finished lines go to `PromptLine.lines`. A pasted text stays one line, whatever line breaks it has: each line is
+a message, and each may wake agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.layout import Dimension
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+from prompt_toolkit.layout.utils import explode_text_fragments
+from prompt_toolkit.output.vt100 import Vt100_Output
+from wcwidth import grapheme_boundary_before, iter_graphemes
+
+from roundelay.network.durable_files import make_folder, replace_file
+from roundelay.network.errors import RoundelayError
+from roundelay.network.home import home
+from roundelay.runs.lists import list_participants, list_threads
+from roundelay.terminal.chat import COMMANDS, Chat
+from roundelay.terminal.live import describe_busy, draw_writing
+from roundelay.terminal.screen import Paint, terminal_height, terminal_width, wants_color
+from roundelay.terminal.text import TAB, clean, display_width, fit
+
+MAX_LINES = 1000
+"""Entered and not yet obeyed; a further one stays in the prompt."""
+MAX_LIVE_ROWS, MAX_TYPED_ROWS, MENU_ROWS = 10, 8, 6
+"""Of what agents are writing and of what is typed, at most, so that the conversation stays in view; of what tab
+offers."""
+DRAW_EVERY_S = 0.05
+"""What others do is drawn that often at most; what is typed at once."""
+ESCAPE_S = 0.1
+"""What comes so soon after Esc is one key with it, such as Alt-b; what comes later is typed."""
+MAX_LABEL, MIN_STATE, MIN_TYPING = 40, 8, 20
+"""Columns of the prompt: of who is at work and of the place, each, at most; of the former, at least; what is left to
+type in."""
+LINE_BREAK = "⏎ "
+"""Begins each further line of a pasted text."""
+MAX_HISTORY, MAX_HISTORY_BYTES = 500, 1_000_000
+"""Of lines typed earlier: how many come back, and how large their file may get before its older half goes."""
+COMPLETE_WITHIN_S, MAX_THREADS = 2.0, 50
+
+
+class PromptLine:
+    """A prompt and what is typed in it. Its `write` puts text above it. Use inside ``async with prompt.at_work()``."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.paint = Paint(is_on=wants_color(stream))
+        self._stream = stream
+        self.chat: Chat | None = None
+        self._due: asyncio.TimerHandle | None = None  # the next time to draw
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue(maxsize=MAX_LINES + 1)  # None: the person leaves
+        # Nobody is asked where the cursor stands: not every terminal answers, and who types meanwhile would be in the
+        # answer.
+        output = Vt100_Output(
+            stream, Vt100_Output.from_pty(stream).get_size, term=os.environ.get("TERM"), enable_cpr=False
+        )
+        self._session: PromptSession[None] = PromptSession(
+            self._describe,
+            output=output,
+            history=_open_history(home() / "chat_history"),
+            completer=_Completer(self),
+            complete_while_typing=False,
+            input_processors=[_Clean()],
+            key_bindings=self._make_keys(),
+            prompt_continuation=lambda _width, _line, wraps: "" if wraps else LINE_BREAK,
+            erase_when_done=True,
+        )
+        self._session.layout.current_window.height = self._limit_rows
+        self._session.app.ttimeoutlen = self._session.app.timeoutlen = ESCAPE_S
+        self._session.default_buffer.accept_handler = self._accept
+        self._session.default_buffer.on_text_changed += self._tell_typing
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> None:
+        """Write whole lines above the prompt."""
+        app = self._session.app
+        if app.is_running:
+            app.renderer.erase()
+        self._stream.write(text)
+        self._stream.flush()  # what was written is acknowledged next
+        app.invalidate()
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def follow(self, chat: Chat) -> None:
+        """Show the chat's place and who is at work in the prompt."""
+        self.chat = chat
+        chat.under_way.on_change = self._draw_soon
+
+    async def lines(self) -> AsyncIterator[str]:
+        """What is entered, until the person leaves."""
+        self._session.app.invalidate()
+        while (line := await self._lines.get()) is not None:
+            yield line
+            self._session.app.invalidate()  # it may have changed the place
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[PromptLine]:
+        """The prompt, until the block ends; then the terminal is as it was."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        typing = asyncio.create_task(self._session.prompt_async(set_exception_handler=False, handle_sigint=False))
+        typing.add_done_callback(lambda _: self._leave())
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        try:
+            yield self
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+            if self._due is not None:
+                self._due.cancel()
+            typing.cancel()
+            await asyncio.wait([typing])
+        if not typing.cancelled() and (error := typing.exception()) is not None and not isinstance(error, EOFError):
+            raise error
+
+    def _accept(self, buffer: Buffer) -> bool:
+        """Take an entered line; gives whether it stays in the prompt."""
+        if self._lines.qsize() >= MAX_LINES:
+            return True
+        # What was no UTF-8 has come as lone surrogates.
+        self._lines.put_nowait(buffer.text.encode(errors="surrogateescape").decode(errors="replace"))
+        return False
+
+    def _leave(self) -> None:
+        if not self._lines.full():
+            self._lines.put_nowait(None)
+
+    def _limit_rows(self) -> Dimension:
+        is_completing = self._session.default_buffer.complete_state is not None
+        return Dimension(min=MENU_ROWS if is_completing else 1, max=MAX_TYPED_ROWS)
+
+    def _tell_typing(self, buffer: Buffer) -> None:
+        if self.chat is not None and buffer.text and not buffer.text.startswith("/"):
+            self.chat.typed.set()
+
+    def _make_keys(self) -> KeyBindings:
+        """The keys that differ from prompt_toolkit's: those that leave, and those that go by what a reader takes for
+        one character."""
+        keys = KeyBindings()
+        here = has_focus(DEFAULT_BUFFER)
+
+        @keys.add(Keys.Any, filter=here)
+        def _(event: KeyPressEvent) -> None:
+            if (
+                event.data >= "\xa0" or event.data.isprintable()
+            ):  # a key that has no meaning comes with what the terminal sent for it
+                event.current_buffer.insert_text(event.data)
+
+        @keys.add("escape", filter=here)
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.cancel_completion()
+
+        @keys.add("c-c", filter=here)
+        def _(event: KeyPressEvent) -> None:
+            if event.current_buffer.text:
+                event.current_buffer.reset()
+            else:
+                self._leave()
+
+        @keys.add("c-d", filter=here)
+        def _(event: KeyPressEvent) -> None:
+            if event.current_buffer.text:
+                event.current_buffer.delete(_count_after(event))
+            else:
+                self._leave()
+
+        @keys.add("delete", filter=here)
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.delete(_count_after(event))
+
+        @keys.add("backspace", filter=here)
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.delete_before_cursor(_count_before(event))
+
+        @keys.add("left", filter=here)
+        @keys.add("c-b", filter=here)
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.cursor_position -= _count_before(event)
+
+        @keys.add("right", filter=here)
+        @keys.add("c-f", filter=here)
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.cursor_position += _count_after(event)
+
+        return keys
+
+    def _draw_soon(self) -> None:
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(DRAW_EVERY_S, self._draw)
+
+    def _draw(self) -> None:
+        self._due = None
+        self._session.app.invalidate()
+
+    def _describe(self) -> ANSI:
+        """What is being written in the chat's place, never the most of the terminal, and the prompt, which leaves room
+        to type in."""
+        if self.chat is None:
+            return ANSI("")
+        width, height = terminal_width(self._stream) or 80, terminal_height(self._stream) or 24
+        rows = min(MAX_LIVE_ROWS, height // 2 - 1)
+        here, under_way = self.chat.place, self.chat.under_way
+        live = draw_writing(under_way, here.thread_id, width=width - 1, rows=rows, paint=self.paint)
+        place = f"{fit(clean(here.describe()), min(MAX_LABEL, width // 3))}> "
+        room = min(MAX_LABEL, width - display_width(place) - len("() ") - MIN_TYPING)
+        busy = fit(describe_busy(under_way), room) if room >= MIN_STATE else ""
+        state = f"({busy}) " if busy else ""
+        return ANSI("\n".join([*live, self.paint.dim(state) + self.paint.bold(place)]))
+
+
+async def _find_words(chat: Chat, before: list[str], word: str) -> list[tuple[str, str]]:
+    """What may stand where a word is, by the commands' usage; in a text the ids of participants."""
+    if not before and word.startswith("/") and not word.startswith("//"):
+        return [(f"/{name}", command.meaning) for name, command in COMMANDS.items()] + [("/quit", "leave")]
+    command = COMMANDS.get(before[0][1:]) if before and before[0].startswith("/") else None
+    usage = command.usage.split() if command is not None else []
+    match usage[len(before)].strip("[]") if len(before) < len(usage) else "TEXT":
+        case "CHANNEL":
+            channels = (await chat.client.call("channels.list"))["channels"]
+            return [(str(it["name"]), str(it.get("topic") or "")) for it in channels]
+        case "THREAD":
+            return [(str(it["thread_id"]), "") for it in await list_threads(chat.client, most=MAX_THREADS)]
+        case "ACCESS":
+            return [("open", ""), ("invite", ""), ("closed", "")]
+        case wanted if wanted in ("ID", "AGENT") or (wanted == "TEXT" and word):
+            others = [it for it in await list_participants(chat.client) if it["agent_id"] != chat.client.agent_id]
+            return [(str(it["agent_id"]), str(it["state"])) for it in others]
+    return []
+
+
+class _Completer(Completer):
+    """What the last word of a line may become, each with what it means. The hub is asked, which may take too long or
+    refuse."""
+
+    def __init__(self, prompt: PromptLine) -> None:
+        self._prompt = prompt
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        return []  # only those below: the hub is asked
+
+    async def get_completions_async(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> AsyncGenerator[Completion, None]:
+        *before, word = document.text_before_cursor.split(" ")
+        found: list[tuple[str, str]] = []
+        if self._prompt.chat is not None:
+            with suppress(RoundelayError, TimeoutError):
+                async with asyncio.timeout(COMPLETE_WITHIN_S):
+                    found = await _find_words(self._prompt.chat, before, word)
+        for it, meaning in found:
+            if it.casefold().startswith(word.casefold()) and clean(it) == it:
+                yield Completion(it, -len(word), display_meta=clean(meaning))
+
+
+class _Clean(Processor):
+    """Shows what was pasted, or was typed earlier, as messages are shown: what could drive the terminal is written
+    out."""
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        chars = explode_text_fragments(transformation_input.fragments)
+        if all(it[1].isascii() and it[1].isprintable() for it in chars):
+            return Transformation(chars)
+        shown: StyleAndTextTuples = [(style, TAB if char == "\t" else clean(char)) for style, char, *_ in chars]
+        starts = list(accumulate((len(it[1]) for it in shown), initial=0))
+        last = len(shown)
+        return Transformation(
+            shown,
+            source_to_display=lambda at: starts[min(at, last)] + max(at - last, 0),
+            display_to_source=lambda at: bisect_right(starts, at) - 1,
+        )
+
+
+class _History(FileHistory):
+    """Lines typed in this and earlier chats. A chat goes on without them where they cannot be written."""
+
+    def load_history_strings(self) -> Iterable[str]:
+        return islice(super().load_history_strings(), MAX_HISTORY)
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
+
+
+def _open_history(path: Path) -> History:
+    """The lines typed earlier, in a file for its user's eyes only: a person writes to participants what others are not
+    to read."""
+    try:
+        make_folder(path.parent)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)  # it may have been copied here
+        finally:
+            os.close(descriptor)
+        if path.stat().st_size > MAX_HISTORY_BYTES:
+            newest = path.read_bytes()[-MAX_HISTORY_BYTES // 2 :]
+            with replace_file(path) as file:
+                file.write(
+                    newest[max(newest.find(b"\n# "), 0) :].decode(errors="replace")
+                )  # from where an entry begins
+    except OSError:
+        return InMemoryHistory()
+    return _History(path)
+
+
+def _count_before(event: KeyPressEvent) -> int:
+    """Of how many code points the character before the cursor is: an emoji may be of seven."""
+    text = event.current_buffer.document.text_before_cursor
+    return len(text) - grapheme_boundary_before(text, len(text)) if text else 0
+
+
+def _count_after(event: KeyPressEvent) -> int:
+    return len(next(iter_graphemes(event.current_buffer.document.text_after_cursor), ""))

@@ -1,0 +1,358 @@
+"""How messages and events look on a terminal: used by every command that shows a conversation, and by the demo.
+
+`format_message` and `format_event` give plain lines, `Screen` writes them. Whatever a participant wrote goes through
+`clean`: it cannot move the cursor, change a title or pass for a line of ours. No input, no network.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol, assert_never
+
+from roundelay.network.addresses import short_address, thread_start
+from roundelay.network.client import Event, Notice, Presence, Reconnected, Reconnecting, Signal
+from roundelay.network.messages import BaseMessage
+from roundelay.terminal.connection import READER_ID
+from roundelay.terminal.text import break_lines, clean, clean_lines, display_width
+
+CONTINUED = "  | "
+"""Begins every line of a message but its first, so that no message can show a line that looks like another message."""
+
+MAX_BESIDE, MAX_BESIDE_CHARS = 50, 300
+"""Of what stands beside a message's text (sources, suggested questions): how many lines, and how long each may be."""
+
+_NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # no red: that is for errors
+
+
+_OPERATIONS = {
+    f"that {READER_ID} may read": ("that you may read", "that you may read"),
+    "network.list_agents lists": ("`roundelay agents` lists", "/agents lists"),
+    "network.info lists its mods": ("`roundelay status` lists its mods", "`roundelay status` lists its mods"),
+    "network.list_tokens lists": ("`roundelay token list` lists", "`roundelay token list` lists"),
+    "network.resume_root, root": ("`roundelay chat` and /resume", "/resume"),
+    "; seq is the seq of one.": (
+        "; `roundelay tail --last 20` shows their numbers.",
+        "; /history shows their numbers.",
+    ),
+}
+"""What a hub's sentence, which is for programs, names, and what a person types for it: as a command, and in chat."""
+
+
+def tell_person(sentence: str, *, in_chat: bool = False) -> str:
+    """A hub's sentence as a person reads it: with what one types in place of the operations that programs call."""
+    for operation, typed in _OPERATIONS.items():
+        sentence = sentence.replace(operation, typed[in_chat])
+    return sentence
+
+
+class Writable(Protocol):
+    """The part of a text stream that is used here."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+def wants_color(stream: object) -> bool:
+    """Whether to colour what goes to this stream: a terminal that can, and no NO_COLOR (https://no-color.org)."""
+    isatty = getattr(stream, "isatty", None)
+    is_terminal = bool(isatty is not None and isatty())
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Paint:
+    """Colours, or nothing at all."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+
+    def dim(self, text: str) -> str:
+        return self._wrap("2", text)
+
+    def bold(self, text: str) -> str:
+        return self._wrap("1", text)
+
+    def green(self, text: str) -> str:
+        return self._wrap("32", text)
+
+    def yellow(self, text: str) -> str:
+        return self._wrap("33", text)
+
+    def red(self, text: str) -> str:
+        return self._wrap("31", text)
+
+    def name(self, agent_id: str) -> str:
+        """A participant's id, always in the same colour."""
+        color = _NAME_COLORS[zlib.crc32(agent_id.encode()) % len(_NAME_COLORS)]
+        return self._wrap(f"1;{color}", clean(agent_id))
+
+    def _wrap(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.is_on else text
+
+
+PLAIN = Paint(is_on=False)
+
+
+def format_time(at_ms: int) -> str:
+    """The time of day here."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC).astimezone():%H:%M:%S}"
+
+
+def describe_place(to: str, thread_id: str) -> str:
+    """Where a message goes, for a reader: ``bob``, ``broadcast``, ``channel:dev``; the reply thread beside it."""
+    place = short_address(to)
+    return f"{place} in {thread_id}" if thread_start(thread_id) is not None else place
+
+
+def format_line(
+    at_ms: int,
+    seq: int,
+    sender_id: str,
+    place: str,
+    text: str,
+    *,
+    reply_to: int | None = None,
+    paint: Paint = PLAIN,
+    width: int | None = None,
+) -> str:
+    """A message as ``12:03:05 #15 bob → mia (re #14): text``, further lines of its text below.
+
+    With ``width`` the text is broken here instead of by the terminal, whose own breaks a message could use to forge a
+    line.
+    """
+    stamp, sender = f"{format_time(at_ms)} #{seq}", clean(sender_id)
+    aim = f"→ {clean(place)}{f' (re #{reply_to})' if reply_to is not None else ''}:"
+    lines = clean_lines(text)
+    if width is not None:
+        room = max(width - display_width(f"{stamp} {sender} {aim} "), 8)
+        lines = break_lines(lines, width - len(CONTINUED), first_width=room)
+    first, *others = lines
+    head = f"{paint.dim(stamp)} {paint.name(sender_id)} {paint.dim(aim)} {first}"
+    return "\n".join([head, *(paint.dim(CONTINUED) + line for line in others)])
+
+
+def format_message(message: BaseMessage, *, paint: Paint = PLAIN, width: int | None = None) -> str:
+    """A message with its place and what it answers; see `format_line`."""
+    place = describe_place(message.to, message.thread_id)
+    failed = [_one_line(it) for it in _read_list(message, "failed_checks") if isinstance(it, str)]
+    beside = [*_list_sources(message), *([f"! did not pass: {', '.join(failed)}"] if failed else [])]
+    beside += [f"? {_one_line(it)}" for it in _read_list(message, "follow_ups") if isinstance(it, str)]
+    is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
+    sender = f"mod:{message.sender_id}" if is_from_mod else message.sender_id
+    return format_line(
+        message.sent_at,
+        message.seq,
+        sender,
+        place,
+        "\n".join([message.text, *beside]),
+        reply_to=message.reply_to,
+        paint=paint,
+        width=width,
+    )
+
+
+def _list_sources(message: BaseMessage) -> list[str]:
+    """What an agent's answer cites, a line each: anybody may write such metadata, so only the right shape is shown."""
+    return [
+        " ".join([f"[{it['n']}]", *(_one_line(it[key]) for key in ("title", "url") if isinstance(it.get(key), str))])
+        for it in _read_list(message, "sources")
+        if isinstance(it, dict) and isinstance(it.get("n"), int)
+    ]
+
+
+def _read_list(message: BaseMessage, key: str) -> list[object]:
+    found = (message.metadata or {}).get(key)
+    return found[:MAX_BESIDE] if isinstance(found, list) else []
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:MAX_BESIDE_CHARS]
+
+
+def format_event(event: Event) -> str | None:
+    """What happened, in one line without colours; None for what a reader need not know (the end of thinking), or
+    `UnderWay` tells (calls, texts that grow)."""
+    match event:
+        case Presence():
+            return f"{clean(event.agent_id)} is {event.state}"
+        case Signal():
+            return _describe_signal(event)
+        case Notice():
+            return _describe_notice(event)
+        case Reconnecting():
+            return f"The connection is lost ({clean(event.reason).rstrip(': ')}); trying again"
+        case Reconnected():
+            return "Connected again"
+        case _:
+            assert_never(event)
+
+
+def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint: Paint = PLAIN) -> str:
+    """Columns as wide as they need to be; the last one is not padded."""
+    cells = [[clean(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(display_width, column)) for column in zip(head, *cells, strict=True)]
+    lines = [_pad(row, widths) for row in (list(head), *cells)]
+    return "\n".join([paint.bold(lines[0]), *lines[1:]])
+
+
+def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint = PLAIN) -> str:
+    """A table of what `network.list_agents` gave."""
+    rows = []
+    for agent in agents:
+        card = agent.get("card")
+        description = card.get("description", "") if isinstance(card, dict) else ""
+        rows.append((agent["agent_id"], agent["kind"], agent["state"], " ".join(str(description).split())[:100]))
+    return format_table(("ID", "KIND", "STATE", "DESCRIPTION"), rows, paint=paint)
+
+
+def terminal_width(stream: object) -> int | None:
+    """The columns of the terminal that a stream is; None for anything else."""
+    size = _terminal_size(stream)
+    return size.columns if size is not None and size.columns >= 20 else None
+
+
+def terminal_height(stream: object) -> int | None:
+    """Its lines, likewise."""
+    size = _terminal_size(stream)
+    return size.lines if size is not None and size.lines >= 4 else None
+
+
+def _terminal_size(stream: object) -> os.terminal_size | None:
+    fileno = getattr(stream, "fileno", None)
+    try:
+        return os.get_terminal_size(fileno()) if fileno is not None else None
+    except (OSError, ValueError):
+        return None
+
+
+class StreamedText:
+    """A text that comes in pieces, as lines of at most ``width`` columns, each begun by `CONTINUED`; None for lines of
+    any length.
+
+    A word that has begun is held back until it is known whether it fits, but for a line's first one.
+    """
+
+    def __init__(self, width: int | None) -> None:
+        self._width = None if width is None else width - len(CONTINUED)
+        self._line = ""
+        self._shown = 0  # of the line
+        self._has_begun = False
+
+    def add(self, text: str) -> str:
+        """Give what to write for a further piece."""
+        out = "" if self._has_begun else CONTINUED
+        self._has_begun = True
+        first, *others = clean_lines(text)
+        out += self._extend(first)
+        for line in others:
+            out += self.end() + f"\n{CONTINUED}"
+            self._line, self._shown = "", 0
+            out += self._extend(line)
+        return out
+
+    def end(self) -> str:
+        """Give what was held back."""
+        held, self._shown = self._line[self._shown :], len(self._line)
+        return held
+
+    def _extend(self, more: str) -> str:
+        self._line += more
+        if self._width is None:
+            return self.end()
+        *full, self._line = break_lines([self._line], self._width)
+        out = ""
+        for line in full:
+            out += f"{line[self._shown :]}\n{CONTINUED}"
+            self._shown = 0
+        known = self._line.rfind(" ") + 1
+        sure = known if known > 1 else len(self._line)
+        held_from = max(self._shown, sure)
+        out += self._line[self._shown : held_from]
+        self._shown = held_from
+        return out
+
+
+class Screen:
+    """Writes lines for a reader, each flushed; on a terminal in colours and broken at its width."""
+
+    def __init__(self, stream: Writable, *, paint: Paint | None = None) -> None:
+        self.stream = stream
+        self.paint = paint if paint is not None else Paint(is_on=wants_color(stream))
+
+    @property
+    def width(self) -> int | None:
+        """The terminal's columns; None where lines are not to be broken."""
+        return terminal_width(self.stream)
+
+    def write(self, line: str) -> None:
+        """Write a finished line as it is; what participants wrote has been cleaned before."""
+        self.stream.write(f"{line}\n")
+        self.stream.flush()
+
+    def message(self, message: BaseMessage) -> None:
+        self.write(format_message(message, paint=self.paint, width=self.width))
+
+    def note(self, text: str) -> None:
+        """A line of ours: what happened beside the messages."""
+        self.write("\n".join(map(self.paint.dim, self.fold([f"* {text}"]))))
+
+    def error(self, text: str) -> None:
+        """What went wrong, in a sentence."""
+        self.write("\n".join(map(self.paint.red, self.fold([f"! {clean(text)}"]))))
+
+    def fold(self, lines: Sequence[str]) -> list[str]:
+        """Break clean lines at the terminal's width; each but the first is marked, so that none can look like one of
+        ours."""
+        width = self.width
+        if width is not None:
+            lines = break_lines(lines, width - len(CONTINUED), first_width=width)
+        first, *others = lines
+        return [first, *(CONTINUED + it for it in others)]
+
+    def event(self, event: Event) -> None:
+        line = format_event(event)
+        if line is not None:
+            self.note(line)
+
+
+def _pad(row: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell + " " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def _describe_signal(signal: Signal) -> str | None:
+    if signal.kind not in ("thinking", "typing") or (
+        isinstance(signal.body, dict) and signal.body.get("active") is False
+    ):
+        return None
+    return f"{clean(signal.sender_id)} is {signal.kind} ({clean(signal.thread_id)})"
+
+
+def _describe_notice(notice: Notice) -> str | None:
+    body: Mapping[str, object] = notice.body if isinstance(notice.body, dict) else {}
+    where = clean(notice.thread_id or "")
+    match notice.kind:
+        case "behind":
+            return "Many messages are waiting; they come one after the other"
+        case "loop_stopped" | "budget_exhausted":
+            reason = clean(str(body.get("reason", notice.kind)))
+            if "root" not in body:
+                return f"{clean(str(body.get('agent_id')))} was stopped in {where}: {reason}"
+            reason = tell_person(reason, in_chat=True)
+            return f"The conversation that began with #{body.get('root')} was stopped in {where}: {reason}"
+        case "dead_letter":
+            reason = f": {clean(str(body['reason']))}" if "reason" in body else ""
+            return f"{clean(str(body.get('agent_id')))} could not handle #{body.get('seq')} and gave up{reason}"
+        case "dead_letter_withdrawn":
+            return f"{clean(str(body.get('agent_id')))} has handled #{body.get('seq')} after all"
+        case "damaged":
+            return f"#{body.get('seq')} can no longer be read: the hub's ledger is damaged there"
+        case "draining":
+            return "The hub is stopping"
+        case "superseded":
+            return "Another session has taken over"
+        case _:
+            return clean(notice.kind)

@@ -1,0 +1,151 @@
+"""Text that may be shown on a terminal: what could drive it is written out, and it is measured and broken in columns.
+Pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+TAB = "    "
+
+# What a reader does not see, or sees elsewhere than it stands: bidi marks, overrides and isolates, zero-width and
+# blank fillers, invisible operators, annotation, tags, supplementary variation selectors, noncharacters. All that
+# prompts leave out (agents/text.py), and more: a person copies what is shown. Kept, because languages and emoji are
+# written with them: ZWNJ, ZWJ, variation selectors 1-16.
+# https://www.unicode.org/reports/tr9/#Directional_Formatting_Codes, https://www.unicode.org/reports/tr36/
+_UNSEEN_CHARS = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufdd0-\ufdef\ufeff\uffa0"
+    "\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    + "".join(chr(plane * 0x10000 + low) for plane in range(1, 17) for low in (0xFFFE, 0xFFFF))
+)
+_UNSEEN = re.compile(f"[{_UNSEEN_CHARS}]")
+_UNSAFE_IN_JSON = re.compile(f"[\x7f-\x9f\u2028\u2029\ud800-\udfff{_UNSEEN_CHARS}]")
+"""JSON escapes the controls below by itself."""
+_ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+
+
+def clean(text: str) -> str:
+    """Give the text on one line, what could drive a terminal or mislead its reader written out: ``\\x1b``,
+    ``\\u202e``."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(char) for char in text)
+
+
+def clean_json(text: str) -> str:
+    """Give JSON as the same JSON, what could drive a terminal or mislead its reader escaped: by itself JSON leaves
+    all above ASCII as it is."""
+    return text if text.isascii() and "\x7f" not in text else _UNSAFE_IN_JSON.sub(_escape_in_json, text)
+
+
+def _escape_in_json(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    high, low = divmod(code - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+
+
+def clean_lines(text: str) -> list[str]:
+    """Give the lines of a text, each `clean`; tabs become spaces."""
+    return [clean(line) for line in text.replace("\r\n", "\n").replace("\t", TAB).split("\n")]
+
+
+def break_lines(lines: Sequence[str], width: int, *, first_width: int | None = None) -> list[str]:
+    """Break clean lines into pieces that fit into ``width`` columns, the first one into ``first_width``."""
+    first = width if first_width is None else first_width
+    return [
+        piece for number, line in enumerate(lines) for piece in _break_line(line, width if number else first, width)
+    ]
+
+
+def fit(text: str, width: int) -> str:
+    """Give as much of a clean text as ``width`` columns hold, with a sign if that is not all."""
+    if display_width(text) <= width:
+        return text
+    return f"{text[: _find_end(text, 0, width - 1)]}…" if width > 1 else ""
+
+
+def fit_end(text: str, width: int) -> str:
+    """Give as much of the end of a clean text as ``width`` columns hold, with a sign if that is not all; from the
+    beginning of a word where there is one near."""
+    if display_width(text) <= width:
+        return text
+    start, room = len(text), width - 1
+    for character in reversed(list(split_characters(text))):
+        room -= display_width(character)
+        if room < 0:
+            break
+        start -= len(character)
+    space = text.find(" ", start)
+    return f"…{text[space + 1 if start <= space < (start + len(text)) // 2 else start :]}"
+
+
+def display_width(text: str) -> int:
+    """How many columns a clean text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_count_columns, split_characters(text)))
+
+
+def split_characters(text: str, start: int = 0) -> Iterable[str]:
+    """What a reader takes for one character, one after the other: a letter with its marks, an emoji of several code
+    points."""
+    from wcwidth import iter_graphemes  # only where there is more than ASCII: it costs time to import
+
+    return iter_graphemes(text, start)
+
+
+def _escape(char: str) -> str:
+    if unicodedata.category(char) not in _ESCAPED_CATEGORIES and not _UNSEEN.match(char):
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _break_line(line: str, first_width: int, width: int) -> list[str]:
+    """Break a clean line into pieces that fit, after a space where there is one."""
+    pieces, start, room = [], 0, first_width
+    while (end := _find_end(line, start, room)) < len(line):
+        space = line.rfind(" ", start + 1, end)
+        cut = space + 1 if space >= 0 else end
+        pieces.append(line[start:cut].rstrip())
+        start, room = cut, width
+    return [*pieces, line[start:]]
+
+
+def _find_end(line: str, start: int, room: int) -> int:
+    """The index up to which a line fits into ``room`` columns, but at least one code point."""
+    if line.isascii():
+        return min(start + max(room, 1), len(line))
+    end, left = start, room
+    for character in split_characters(line, start):
+        left -= _count_columns(character)
+        if left < 0:
+            break
+        end += len(character)
+    if end == start:  # a character may be wider than any line: joiners make one of a thousand emoji
+        while end < len(line) and (room := room - _count_columns(line[end])) >= 0:
+            end += 1
+    return max(end, start + 1)
+
+
+def _count_columns(character: str) -> int:
+    """How many columns a character takes at most: terminals disagree on whether they join code points into one picture.
+
+    Too many only leave a line short. Too few would have the terminal break it, where a message could then begin a line.
+    """
+    if len(character) == 1:
+        return _code_point_columns(character)
+    from wcwidth import wcswidth
+
+    return max(wcswidth(character), sum(map(_code_point_columns, character)))
+
+
+@lru_cache(maxsize=4096)
+def _code_point_columns(char: str) -> int:
+    from wcwidth import wcwidth
+
+    return max(wcwidth(char), 0)

@@ -1,0 +1,118 @@
+"""Plans the agents of a test: out of agent files, with another model where the scenario says so, or by a script.
+
+A plan builds its agent's runner anew for each start. A model that really asks somebody is refused unless that is
+allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from roundelay.agents.models.model import ModelError
+from roundelay.agents.models.tape import TapeModel
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import AgentSpec, ModelChoice, build_runner, load_agents
+from roundelay.network.config import YamlNode
+from roundelay.simulation.network import MakeAgent
+from roundelay.testing.file import Scenario
+from roundelay.testing.form import AgentChoice
+
+
+@dataclass(frozen=True)
+class AgentPlan:
+    """How one agent is built. ``tape`` is the file that its model is read from, if it is one; ``choice`` is what it was
+    made of, and stands at ``node``."""
+
+    agent_id: str
+    make: MakeAgent
+    choice: AgentChoice | None = None
+    node: YamlNode | None = None
+    tape: Path | None = None
+    tape_model: TapeModel | None = None
+
+
+def plan_agents(
+    scenario: Scenario, *, allows_real_models: bool = False, ignores_tapes: bool = False, is_live: bool = False
+) -> dict[str, AgentPlan]:
+    """Plan the agents. ``ignores_tapes``: each asks the model of its own file, to be taped anew. ``is_live``: one that
+    asks a real model is refused only when it is started, since it may be online already. Raises `ConfigError`."""
+    plans = {}
+    for agent_id, choice in scenario.head.agents.items():
+        node = scenario.find_node("agents", agent_id)
+        plan = plan_agent(
+            agent_id, choice, node, allows_real_models=allows_real_models, ignores_tapes=ignores_tapes, is_live=is_live
+        )
+        plans[agent_id] = plan
+    return plans
+
+
+def plan_agent(
+    agent_id: str,
+    choice: AgentChoice,
+    node: YamlNode,
+    *,
+    allows_real_models: bool = False,
+    ignores_tapes: bool = False,
+    is_live: bool = False,
+) -> AgentPlan:
+    """Plan one agent; as in `plan_agents`. ``node`` is where it stands: files that it names are looked for there."""
+    spec = _read_spec(agent_id, choice, node)
+    tape: Path | None = None
+    model: TapeModel | None = None
+    if choice.model is not None and choice.model.replay is not None:
+        tape = node.path.parent / choice.model.replay
+        if not ignores_tapes:
+            model = _open_tape(tape, node)
+    elif choice.model is not None:
+        spec = spec.model_copy(update={"model": choice.model})
+    elif spec.model.replay is not None:  # its own file's: one tape for all its restarts
+        model = _open_tape(spec.path.parent / spec.model.replay, node)
+    is_refused = model is None and _is_real(spec.model) and not allows_real_models
+
+    def make() -> SimpleAgentRunner:
+        if is_refused:
+            raise node.error(
+                f"the agent {agent_id} would ask a real model; give it another one here "
+                "(model: {rules: ...} or model: {replay: TAPE}), or allow it with --real-models "
+                "(in pytest: the mark roundelay_real_models)"
+            )
+        return build_runner(spec, model=model)
+
+    if is_refused and not is_live:
+        make()
+    return AgentPlan(agent_id, make, choice, node, tape, model)
+
+
+def _read_spec(agent_id: str, choice: AgentChoice, node: YamlNode) -> AgentSpec:
+    if choice.file is not None:
+        path = node.path.parent / choice.file
+        if not path.is_file():
+            raise node.error(f"the agent file {path} does not exist")
+        specs = {spec.id: spec for spec in load_agents(path)}
+        if agent_id not in specs:
+            raise node.error(f'{path} has no agent "{agent_id}"; it has {", ".join(specs)}')
+        found = specs[agent_id]
+        return found.model_copy(update={"visibility": choice.visibility}) if choice.visibility else found
+    script = choice.script
+    spec = AgentSpec(
+        id=agent_id,
+        model=ModelChoice(script=script) if isinstance(script, str) else ModelChoice(rules=script),
+        visibility=choice.visibility or "people",
+        **{name: getattr(choice, name) for name in AgentChoice.SCRIPTED},
+    )
+    spec._node = node
+    return spec
+
+
+def _open_tape(path: Path, node: YamlNode) -> TapeModel:
+    try:
+        return TapeModel(path)
+    except ModelError as error:
+        raise node.error(str(error)) from error
+
+
+def _is_real(choice: ModelChoice) -> bool:
+    if choice.fallback is not None and _is_real(choice.fallback):
+        return True
+    return choice.openai is not None or choice.local is not None

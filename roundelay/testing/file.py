@@ -1,0 +1,235 @@
+"""Reads scenario files strictly: every step and expectation knows its line, every name is somebody's.
+
+`load_scenario` reads a file, `make_scenario` a mapping of Python's. An unknown key, a wrong value or the name of nobody
+is a `ConfigError` with file, line and the nearest known one. It runs nothing: `run` does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from roundelay.agents.options import Strict
+from roundelay.network.addresses import BROADCAST
+from roundelay.network.config import YamlNode, bind, load_yaml
+from roundelay.testing.form import (
+    ACTIONS,
+    HUB,
+    Expectation,
+    MembershipStep,
+    MessageFilter,
+    ScenarioHead,
+    Step,
+)
+
+
+@dataclass(frozen=True)
+class PlacedStep:
+    """A step, where it stands, and the steps inside of it: one list for `repeat`, one for each branch of `parallel`."""
+
+    step: Step
+    place: YamlNode
+    inner: tuple[tuple[PlacedStep, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class PlacedExpectation:
+    expectation: Expectation
+    place: YamlNode
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario as it was read. ``node`` is its file's root."""
+
+    head: ScenarioHead
+    steps: tuple[PlacedStep, ...]
+    expectations: tuple[PlacedExpectation, ...]
+    node: YamlNode = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.head.scenario
+
+    @property
+    def path(self) -> Path:
+        return self.node.path
+
+    @property
+    def participants(self) -> list[str]:
+        return [*self.head.agents, *self.head.people]
+
+    def find_node(self, key: Literal["agents", "threads"], name: str) -> YamlNode:
+        """Where an agent or a thread stands in the file."""
+        named = self.node.value[key] if isinstance(self.node.value, dict) else self.node
+        return named.value[name] if isinstance(named.value, dict) else named
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario file. Raises `ConfigError`."""
+    return read_scenario(load_yaml(path))
+
+
+def make_scenario(value: Mapping[str, Any], path: Path = Path("scenario.yaml")) -> Scenario:
+    """Make a scenario of plain values, in the form of the file; files that it names are looked for beside ``path``.
+    Raises `ConfigError`."""
+    return read_scenario(as_node(value, path))
+
+
+def read_scenario(root: YamlNode) -> Scenario:
+    """Read a scenario from a node. Raises `ConfigError`."""
+    if not isinstance(root.value, dict):
+        raise root.error("a scenario is a mapping: `scenario: its name`, agents, people, steps, expect")
+    rest = {key: node for key, node in root.value.items() if key not in ("steps", "expect")}
+    head = bind(ScenarioHead, YamlNode(rest, root.path, root.line))
+    steps = tuple(_read_steps(root.value["steps"])) if "steps" in root.value else ()
+    expected = _list_of(root.value["expect"], "expect") if "expect" in root.value else []
+    expectations = tuple(PlacedExpectation(bind(Expectation, node), node) for node in expected)
+    if not steps:
+        raise root.error('a scenario has "steps": at least one, or nothing happens')
+    if not expectations:
+        raise root.error('a scenario has "expect": without an expectation it could not fail')
+    scenario = Scenario(head, steps, expectations, root)
+    _check_names(scenario)
+    return scenario
+
+
+def _list_of(node: YamlNode, key: str) -> list[YamlNode]:
+    if not isinstance(node.value, list):
+        raise node.error(f'"{key}" must be a list (`- item` lines)')
+    return node.value
+
+
+def _read_steps(node: YamlNode) -> Iterator[PlacedStep]:
+    for item in _list_of(node, "steps"):
+        yield _read_step(item)
+
+
+def _read_step(node: YamlNode) -> PlacedStep:
+    if not isinstance(node.value, dict):
+        raise node.error(f"a step is a mapping with one of {', '.join(ACTIONS)}")
+    keys = dict(node.value)
+    inner: tuple[tuple[PlacedStep, ...], ...] = ()
+    if "parallel" in keys:
+        branches = _list_of(keys["parallel"], "parallel")
+        inner = tuple(
+            tuple(_read_steps(branch)) if isinstance(branch.value, list) else (_read_step(branch),)
+            for branch in branches
+        )
+        keys["parallel"] = YamlNode(True, node.path, node.line)
+    elif "repeat" in keys and isinstance(keys["repeat"].value, dict):
+        repeat = dict(keys["repeat"].value)
+        if "steps" not in repeat:
+            raise keys["repeat"].error('"repeat" has "steps": what is repeated')
+        inner = (tuple(_read_steps(repeat.pop("steps"))),)
+        keys["repeat"] = YamlNode(repeat, node.path, keys["repeat"].line)
+    return PlacedStep(bind(Step, YamlNode(keys, node.path, node.line)), node, inner)
+
+
+def as_node(value: Any, path: Path) -> YamlNode:
+    """Plain values as a node, for what is read from nodes."""
+    if isinstance(value, Mapping):
+        return YamlNode({str(key): as_node(item, path) for key, item in value.items()}, path, 1)
+    if isinstance(value, list | tuple):
+        return YamlNode([as_node(item, path) for item in value], path, 1)
+    return YamlNode(str(value) if isinstance(value, Path) else value, path, 1)
+
+
+# --- names
+
+
+def _check_names(scenario: Scenario) -> None:
+    for agent_id in (HUB, *scenario.head.people):
+        if agent_id in scenario.head.agents:
+            raise scenario.find_node("agents", agent_id).error(
+                f'"{agent_id}" means the hub itself; give the agent another id'
+                if agent_id == HUB
+                else f'"{agent_id}" is an agent and one of the people; give one of them another id'
+            )
+    names = _Names(scenario)
+    for name, thread in scenario.head.threads.items():
+        names.need_participants(scenario.find_node("threads", name), *thread.members)
+    for placed in _all_steps(scenario.steps):
+        names.check_step(placed.step, placed.place)
+    for expected in scenario.expectations:
+        names.check_expectation(expected.expectation, expected.place)
+
+
+def _all_steps(steps: Iterable[PlacedStep]) -> Iterator[PlacedStep]:
+    for placed in steps:
+        yield placed
+        for branch in placed.inner:
+            yield from _all_steps(branch)
+
+
+def _all_models(value: object) -> Iterator[Strict]:
+    """The models in a value, itself too."""
+    if isinstance(value, Strict):
+        yield value
+        for name in type(value).model_fields:
+            yield from _all_models(getattr(value, name))
+
+
+class _Names:
+    """Who and what there is in a scenario. A name that nobody has is a `ConfigError` at its place; one with ``{{`` is
+    known when it is filled in."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._agents = list(scenario.head.agents)
+        self._participants = scenario.participants
+        self._threads = list(scenario.head.threads)
+
+    def check_step(self, step: Step, place: YamlNode) -> None:
+        self.need_participants(place, step.sender, step.disconnect)
+        for agent_id in (step.kill, step.restart):
+            self._need(agent_id, [*self._agents, HUB], place, "agent")
+        for moved in (step.join, step.leave):
+            if isinstance(moved, MembershipStep):
+                self.need_participants(place, moved.who)
+                self._need(moved.thread, self._threads, place, "thread")
+            else:
+                self.need_participants(place, moved)
+        self._need_places(place, step.to, step.place)
+        self._check_filters(step.wait, place)
+
+    def check_expectation(self, expected: Expectation, place: YamlNode) -> None:
+        self._check_filters(expected, place)
+        for part in _all_models(expected):
+            self._need(getattr(part, "agent", None), self._agents, place, "agent")
+        if expected.caused_by is not None and isinstance(expected.caused_by.root, str):
+            self.need_participants(place, expected.caused_by.root)
+        if expected.mod is not None:
+            self.need_participants(place, expected.mod.asker)
+        for hop in expected.order or ():
+            sender, _, rest = hop.partition(" -> ")
+            self.need_participants(place, sender)
+            self._need_places(place, rest.partition(": ")[0])
+        if expected.thread is not None:
+            if expected.thread.id != BROADCAST and ":" not in expected.thread.id:
+                self._need(expected.thread.id, self._threads, place, "thread")
+            self.need_participants(place, *expected.thread.members)
+
+    def need_participants(self, place: YamlNode, *names: str | None) -> None:
+        for name in names:
+            self._need(name, self._participants, place, "participant")
+
+    def _check_filters(self, value: object, place: YamlNode) -> None:
+        for wanted in _all_models(value):
+            if isinstance(wanted, MessageFilter):
+                self.need_participants(place, wanted.sender)
+                self._need_places(place, wanted.to, wanted.place)
+
+    def _need_places(self, place: YamlNode, *names: str | None) -> None:
+        for name in names:
+            if name != BROADCAST and ":" not in (name or ""):
+                self._need(name, [*self._participants, *self._threads], place, "participant or thread")
+
+    def _need(self, name: str | None, known: list[str], place: YamlNode, what: str) -> None:
+        if name is None or name in known or "{{" in name:
+            return
+        near = difflib.get_close_matches(name, known, n=1)
+        told = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known) or 'nobody'}"
+        raise place.error(f'no {what} "{name}" in this scenario; {told}')

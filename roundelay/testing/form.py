@@ -1,0 +1,410 @@
+"""What a scenario may say, as strict models: who takes part, what is done (`Step`), what is expected (`Expectation`).
+docs/scenarios.md shows every key.
+
+Plain data. `file` reads it from YAML, `steps` performs it, `judge` looks whether what is expected holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    model_validator,
+)
+
+from roundelay.agents.inbox import ReactTo, Visibility
+from roundelay.agents.models.scripted import Pattern, Rule
+from roundelay.agents.options import Strict, Text
+from roundelay.agents.policy import AgentLimits, OnNewMessage, OnText
+from roundelay.agents.team import ModelChoice
+
+MAX_SECONDS = 366 * 86_400
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_UNITS_S = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def read_duration(value: object) -> object:
+    """Seconds of a number, or of a text like ``5m``; what is neither stays as it is."""
+    seconds = value
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        if found is None:
+            raise ValueError(f'must be a time like "500ms", "60s" or "5m", not "{value}"')
+        seconds = float(found[1]) * _UNITS_S[found[2]]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        seconds = float(value)
+    if isinstance(seconds, int | float) and not 0 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"must be a time from 0 to {MAX_SECONDS // 86_400} days, not {value}")
+    return seconds
+
+
+Seconds = Annotated[float, BeforeValidator(read_duration), Field(ge=0, le=MAX_SECONDS)]
+Id = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Count = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _which_form(value: object) -> str:
+    return "short" if isinstance(value, str | int | float) else "long"
+
+
+Short = TypeVar("Short")
+Long = TypeVar("Long")
+Either = Annotated[Annotated[Short, Tag("short")] | Annotated[Long, Tag("long")], Discriminator(_which_form)]
+"""A short form, a text or a number, or a long one. An error speaks of the one that was written alone."""
+
+HUB = "hub"
+"""In `kill` and `restart`: not a participant, the hub itself."""
+
+
+def need_one(value: BaseModel, names: Iterable[str]) -> None:
+    """Raise `ValueError` unless exactly one of these fields is set."""
+    given = [name for name in names if getattr(value, name) is not None]
+    if len(given) != 1:
+        shown = ", ".join(type(value).model_fields[name].alias or name for name in names)
+        raise ValueError(f"must have exactly one of {shown}" + (f", not {len(given)}" if given else ""))
+
+
+class MessageFilter(Strict):
+    """Messages that fit all of what is said. ``to`` and ``in`` take a participant, a thread of the scenario or an
+    address."""
+
+    sender: Text | None = Field(None, alias="from")
+    to: Text | None = None
+    place: Text | None = Field(None, alias="in")
+    contains: str | None = None
+    regex: Pattern | None = None
+
+
+class Bound(Strict):
+    """How many; says itself in words."""
+
+    exactly: Count | None = None
+    at_least: Count | None = None
+    at_most: Count | None = None
+
+    def holds(self, count: int) -> bool:
+        return (
+            self.exactly in (None, count)
+            and (self.at_least is None or count >= self.at_least)
+            and (self.at_most is None or count <= self.at_most)
+        )
+
+    def __str__(self) -> str:
+        names = ((self.exactly, ""), (self.at_least, "at least "), (self.at_most, "at most "))
+        return " and ".join(f"{name}{count}" for count, name in names if count is not None)
+
+
+Counted = Either[Count, Bound]
+
+
+class MessageExpectation(MessageFilter):
+    """How often; at least once if nothing is said."""
+
+    count: Counted | None = None
+
+
+class CountExpectation(MessageFilter, Bound):
+    of: Literal["messages", "reactions", "turns", "tool_calls"] = "messages"
+    agent: Id | None = None
+
+
+class WithinExpectation(Strict):
+    """The first message that fits comes at most so long after the first that fits ``after``, or after the beginning."""
+
+    at_most: Seconds
+    message: MessageFilter
+    after: MessageFilter | None = None
+
+
+class ThreadExpectation(Strict):
+    id: Text
+    members: list[Id]
+
+
+class ToolExpectation(Strict):
+    name: Text
+    agent: Id | None = None
+    arguments: dict[str, JsonValue] | None = Field(None, alias="with")
+    result: Text | None = None
+    ok: bool | None = None
+    count: Counted | None = None
+
+
+class InPrompts(Strict):
+    """``when``: only the prompts of reactions to messages that fit."""
+
+    agent: Id | None = None
+    when: MessageFilter | None = None
+
+
+class PromptExpectation(InPrompts):
+    contains: Text
+
+
+class NeverInPrompt(InPrompts):
+    text: Text
+
+
+class CausedBy(Strict):
+    """Every message that fits goes back to a message of ``root`` (a participant, or what that message is like)."""
+
+    message: MessageFilter
+    root: Either[Text, MessageFilter]
+
+
+class CostExpectation(Strict):
+    agent: Id | None = None
+    tokens: Bound | None = None
+    model_calls: Bound | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tokens is None and self.model_calls is None:
+            raise ValueError("must have tokens or model_calls")
+        return self
+
+
+class ReactionExpectation(Strict):
+    agent: Id
+    status: Literal["finished", "stopped", "cancelled", "failed"] | None = None
+    reason: Text | None = None
+    count: Counted | None = None
+
+
+class ModExpectation(Strict):
+    """What a reading operation gives at the end, asked by ``as`` (else by an operator)."""
+
+    op: Text
+    asker: Id | None = Field(None, alias="as")
+    args: dict[str, JsonValue] = Field({})
+    equals: JsonValue = None
+    contains: JsonValue = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({"equals", "contains"} & self.model_fields_set) != 1:
+            raise ValueError("must have exactly one of equals, contains")
+        return self
+
+
+class Expectation(Strict):
+    """One expectation: exactly one of its keys."""
+
+    message: MessageExpectation | None = None
+    never: MessageFilter | None = None
+    count: CountExpectation | None = None
+    order: list[Text] | None = None
+    within: WithinExpectation | None = None
+    thread: ThreadExpectation | None = None
+    tool: ToolExpectation | None = None
+    prompt: PromptExpectation | None = None
+    never_in_prompt: NeverInPrompt | None = None
+    caused_by: CausedBy | None = None
+    cost: CostExpectation | None = None
+    hops: Bound | None = None
+    reaction: ReactionExpectation | None = None
+    mod: ModExpectation | None = None
+    no_dead_letters: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, type(self).model_fields)
+        for hop in self.order or ():
+            if not re.fullmatch(r"\S+ -> \S+(: .+)?", hop):
+                raise ValueError(f'has "{hop}"; write "sender -> receiver", and ": text" behind it if that is meant')
+        return self
+
+
+# --- who takes part
+
+
+class AgentChoice(Strict):
+    """One agent: out of an agent `file`, perhaps with another `model`, or by a `script` of rules (inline, a file of
+    rules, ``module:function``)."""
+
+    SCRIPTED: ClassVar = ("instruction", "description", "tools", "react_to", "on_text", "on_new_message", "limits")
+    """What an agent file says in its own way."""
+
+    file: Path | None = None
+    script: Either[Text, list[Rule]] | None = None
+    model: ModelChoice | None = None
+    starts: bool = True
+    """False: it is not there before a step `join`."""
+    instruction: Text = "You act by a script."
+    description: str = ""
+    tools: tuple[Text, ...] = ()
+    react_to: ReactTo = "mentions"
+    visibility: Visibility | None = None
+    """With a `file` too, in the place of what it says."""
+
+    on_text: OnText = "auto"
+    on_new_message: OnNewMessage = "queue"
+    limits: AgentLimits = AgentLimits()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, ("file", "script"))
+        if self.file is not None and (wrong := sorted(self.model_fields_set.intersection(self.SCRIPTED))):
+            raise ValueError(f"has {wrong[0]}, which the agent file says")
+        if self.script is not None and self.model is not None:
+            raise ValueError("has a model beside its script; the script is its model")
+        return self
+
+
+class ThreadChoice(Strict):
+    """A thread with members of its own: a channel of that name."""
+
+    members: list[Id] = Field(min_length=1)
+    history: Literal["since_join", "members"] = "since_join"
+
+
+class ScenarioLimits(Strict):
+    """``hops`` and ``messages`` are the hub's, for each root; ``tokens`` are all that the models may use in the whole
+    run."""
+
+    hops: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[int, Field(ge=1)] | None = None
+    tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class FaultChoice(Strict):
+    """Faults by seed, over the first ``within``; ``model_failures`` is the share of model calls that fail."""
+
+    drops: Count = 0
+    agent_kills: Count = 0
+    hub_restarts: Count = 0
+    model_failures: Annotated[float, Field(ge=0, le=0.9)] = 0.0
+    within: Seconds = 10.0
+    away: Seconds = 2.0
+
+
+_Span = Either[Seconds, tuple[Seconds, Seconds]]
+
+
+class DelayChoice(Strict):
+    """How long messages on a link and model calls take: from 0, or from the first, to this much."""
+
+    link: _Span | None = None
+    model: _Span | None = None
+
+
+# --- what is done
+
+
+class WaitStep(Strict):
+    """Until nothing is in flight (``until: idle``), until a message, or ``for`` a time."""
+
+    until: Literal["idle"] | None = None
+    message: MessageFilter | None = None
+    duration: Seconds | None = Field(None, alias="for")
+    at_most: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, ("until", "message", "duration"))
+        return self
+
+
+class RepeatStep(Strict):
+    """``times``, or once for ``each`` of these; ``var`` names what counts them, or holds each one."""
+
+    times: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    each: list[JsonValue] | None = None
+    var: Name | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, ("times", "each"))
+        return self
+
+
+class MembershipStep(Strict):
+    who: Id
+    thread: Text
+
+
+Moved = Either[Id, MembershipStep]
+
+_Moment = Annotated[Literal["idle"] | float, BeforeValidator(lambda it: it if it == "idle" else read_duration(it))]
+
+ACTIONS = ("send", "wait", "kill", "restart", "disconnect", "join", "leave", "parallel", "repeat", "set", "call")
+_BELONGS = {
+    "send": {"sender", "to", "place", "reply_to", "requires_response", "save", "refused"},
+    "call": {"sender", "args", "save", "refused"},
+}
+
+
+class Step(Strict):
+    """One step: exactly one of `ACTIONS`, and what belongs to it."""
+
+    sender: Text | None = Field(None, alias="as")
+    to: Text | None = None
+    place: Text | None = Field(None, alias="in")
+    send: JsonValue = None
+    reply_to: Name | None = None
+    requires_response: Literal[True] | list[Id] | None = None
+    save: Name | None = None
+    refused: Text | None = None
+    wait: Either[_Moment, WaitStep] | None = None
+    kill: Id | None = None
+    restart: Id | None = None
+    disconnect: Id | None = None
+    join: Moved | None = None
+    leave: Moved | None = None
+    parallel: Literal[True] | None = None
+    repeat: RepeatStep | None = None
+    variables: dict[Name, JsonValue] | None = Field(None, alias="set")
+    call: Text | None = None
+    args: dict[str, JsonValue] | None = None
+
+    @property
+    def action(self) -> str:
+        given = [name for name in ACTIONS if getattr(self, "variables" if name == "set" else name) is not None]
+        return given[0] if len(given) == 1 else ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        action = self.action
+        if not action:
+            raise ValueError(f"must be exactly one of {', '.join(ACTIONS)}")
+        foreign = self.model_fields_set - {action, "variables"} - _BELONGS.get(action, set())
+        if foreign:
+            wrong = min(type(self).model_fields[name].alias or name for name in foreign)
+            raise ValueError(f"has {wrong}, which does not belong to {action}")
+        if action in ("send", "call") and self.sender is None:
+            raise ValueError(f'has no "as": who {action}s it?')
+        if action == "send" and (self.to is None) == (self.place is None) and self.reply_to is None:
+            raise ValueError('must have exactly one of "to", "in"')
+        return self
+
+
+class ScenarioHead(Strict):
+    """Everything but the steps and the expectations."""
+
+    scenario: Text
+    description: str = ""
+    seed: int = 0
+    clock: Literal["virtual", "real"] = "virtual"
+    visibility: Visibility = "people"
+    mods: tuple[Text, ...] = ("channels", "discovery")
+    agents: dict[Id, AgentChoice] = Field({})
+    people: tuple[Id, ...] = ()
+    threads: dict[Id, ThreadChoice] = Field({})
+    limits: ScenarioLimits = ScenarioLimits()
+    delays: DelayChoice = DelayChoice()
+    faults: FaultChoice | None = None
+    vars: dict[Name, JsonValue] = Field({})
+    steps: None = None
+    """Read apart (`file`), as is `expect`: each item has its line."""
+
+    expect: None = None

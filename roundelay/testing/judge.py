@@ -1,0 +1,347 @@
+"""Looks at what a run left behind for what a scenario expects: each expectation holds, or says what was found instead.
+Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roundelay.agents.models.model import Usage
+from roundelay.network.addresses import channel_address, short_address
+from roundelay.network.client import AnyMessage
+from roundelay.network.config import YamlNode
+from roundelay.runs.reading import Reaction, RecordedCall
+from roundelay.testing.file import PlacedExpectation
+from roundelay.testing.form import (
+    Bound,
+    CausedBy,
+    CostExpectation,
+    CountExpectation,
+    MessageExpectation,
+    MessageFilter,
+    ModExpectation,
+    NeverInPrompt,
+    PromptExpectation,
+    ReactionExpectation,
+    ThreadExpectation,
+    ToolExpectation,
+    WithinExpectation,
+)
+from roundelay.testing.record import RunRecord, describe_message
+
+Render = Callable[[str], str]
+"""Fills in the variables of a text."""
+
+MAX_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one expectation. ``found`` says what there was instead, ``seqs`` are the messages that tell
+    why."""
+
+    place: YamlNode
+    name: str
+    holds: bool
+    found: str = ""
+    seqs: tuple[int, ...] = ()
+
+
+class _Wrong(Exception):
+    """An expectation does not hold: what there was instead, and the messages that tell why."""
+
+    def __init__(self, found: str, *seqs: int) -> None:
+        super().__init__(found)
+        self.found = found
+        self.seqs = seqs
+
+
+class Matcher:
+    """Says whether messages are as they are wanted. ``threads`` are the names of a scenario's own threads."""
+
+    def __init__(self, threads: Iterable[str] = (), render: Render = str) -> None:
+        self.threads = frozenset(threads)
+        self.render = render
+
+    def fits(self, wanted: MessageFilter, message: AnyMessage) -> bool:
+        if wanted.sender is not None and message.sender_id != self.render(wanted.sender):
+            return False
+        if any(not self._is_at(message, self.render(name)) for name in (wanted.to, wanted.place) if name is not None):
+            return False
+        if wanted.contains is not None and self.render(wanted.contains).casefold() not in message.text.casefold():
+            return False
+        return wanted.regex is None or re.search(wanted.regex, message.text) is not None
+
+    def _is_at(self, message: AnyMessage, name: str) -> bool:
+        if name in self.threads:
+            return message.to == channel_address(name)
+        return name in (message.to, short_address(message.to), message.thread_id)
+
+
+class Judge:
+    """Judges the expectations of one scenario by one run: for each key of an expectation there is a method of that
+    name."""
+
+    def __init__(self, run: RunRecord, matcher: Matcher | None = None) -> None:
+        self._run = run
+        self._matcher = matcher or Matcher()
+        self._render = self._matcher.render
+        self._values = iter(run.values)
+
+    def judge(self, placed: PlacedExpectation) -> Verdict:
+        """Say whether an expectation holds. Those of `mod` must come in the scenario's order."""
+        it = placed.expectation
+        [name] = [name for name in type(it).model_fields if getattr(it, name) is not None]
+        described = describe_plain(placed.place)
+        try:
+            getattr(self, f"_{name}")(getattr(it, name))
+        except _Wrong as wrong:
+            return Verdict(placed.place, described, False, wrong.found, wrong.seqs)
+        except ValueError as error:  # it names a variable that there is not
+            return Verdict(placed.place, described, False, str(error))
+        return Verdict(placed.place, described, True)
+
+    # --- messages
+
+    def _matching(self, wanted: MessageFilter) -> list[AnyMessage]:
+        return [message for message in self._run.messages if self._matcher.fits(wanted, message)]
+
+    def _near(self, wanted: MessageFilter) -> list[AnyMessage]:
+        """What comes nearest to a message that is missing: the same sender and place; else the same sender or text."""
+        loose = [
+            {"contains": None, "regex": None},
+            {"to": None, "place": None},
+            {"sender": None},
+            {"sender": None, "to": None, "place": None},
+            {"to": None, "place": None, "contains": None, "regex": None},
+        ]
+        for left_out in loose:
+            relaxed = wanted.model_copy(update=left_out)
+            if any(getattr(relaxed, name) is not None for name in ("sender", "to", "place", "contains", "regex")):
+                near = self._matching(relaxed)
+                if near:
+                    return near
+        return []
+
+    def _need_messages(self, wanted: MessageFilter, bound: Bound) -> None:
+        matching = self._matching(wanted)
+        if bound.holds(len(matching)):
+            return
+        shown, label = (matching, "these") if matching else (self._near(wanted), "nearest")
+        told = _with_messages(_times(len(matching), bound), label, shown)
+        raise _Wrong(told, *(message.seq for message in shown[:MAX_SHOWN]))
+
+    def _message(self, it: MessageExpectation) -> None:
+        self._need_messages(it, _bound(it.count))
+
+    def _never(self, it: MessageFilter) -> None:
+        self._need_messages(it, Bound(exactly=0))
+
+    def _count(self, it: CountExpectation) -> None:
+        bound = _bound(Bound(exactly=it.exactly, at_least=it.at_least, at_most=it.at_most))
+        if it.of == "messages":
+            self._need_messages(it if it.agent is None else it.model_copy(update={"sender": it.agent}), bound)
+            return
+        reactions = self._reactions(it.agent)
+        count = {
+            "reactions": len(reactions),
+            "turns": sum(found.turns for found in reactions),
+            "tool_calls": sum(len(found.calls) for found in reactions),
+        }[it.of]
+        if not bound.holds(count):
+            raise _Wrong(f"{count} {it.of}, expected {bound}")
+
+    def _order(self, hops: Sequence[str]) -> None:
+        """Each hop has a message of its own, later than that of the one before; others may lie between."""
+        messages, last = iter(self._run.messages), None
+        for number, hop in enumerate(hops, 1):
+            sender, _, rest = hop.partition(" -> ")
+            to, _, text = rest.partition(": ")
+            wanted = MessageFilter.model_validate({"from": sender, "to": to, "contains": text or None})
+            found = next((message for message in messages if self._matcher.fits(wanted, message)), None)
+            if found is None:
+                after = f" after {describe_message(last)}" if last is not None else ""
+                earlier = [it for it in self._matching(wanted) if last is not None and it.seq <= last.seq]
+                told = _with_messages(f'no "{hop}" (number {number}){after}', "earlier", earlier)
+                raise _Wrong(told, *([last.seq] if last is not None else []))
+            last = found
+
+    def _within(self, it: WithinExpectation) -> None:
+        start, begin = self._run.began_at, 0
+        if it.after is not None:
+            after = self._matching(it.after)
+            if not after:
+                raise _Wrong(_with_messages('nothing fits "after"', "nearest", self._near(it.after)))
+            start, begin = after[0].sent_at, after[0].seq
+        found = next((message for message in self._matching(it.message) if message.seq > begin), None)
+        if found is None:
+            raise _Wrong(_with_messages("it never came", "nearest", self._near(it.message)))
+        took_s = (found.sent_at - start) / 1000
+        if took_s > it.at_most:
+            raise _Wrong(f"it took {took_s:.3f} s, more than {it.at_most:g} s: {describe_message(found)}", found.seq)
+
+    def _thread(self, it: ThreadExpectation) -> None:
+        thread_id = channel_address(it.id) if it.id in self._matcher.threads else self._render(it.id)
+        members = sorted(self._run.readers.get(thread_id, ()))
+        if members != sorted(it.members):
+            extra, missing = sorted(set(members) - set(it.members)), sorted(set(it.members) - set(members))
+            parts = [f"{', '.join(ids)} {what}" for ids, what in ((extra, "too much"), (missing, "missing")) if ids]
+            raise _Wrong(f"in {thread_id} are {', '.join(members) or 'nobody'}: {'; '.join(parts)}")
+
+    def _caused_by(self, it: CausedBy) -> None:
+        matching = self._matching(it.message)
+        if not matching:
+            raise _Wrong(_with_messages("there is no such message", "nearest", self._near(it.message)))
+        wanted = MessageFilter.model_validate({"from": it.root}) if isinstance(it.root, str) else it.root
+        for message in matching:
+            root = self._run.path_to_root(message)[-1]
+            if not self._matcher.fits(wanted, root):
+                raise _Wrong(f"{describe_message(message)} goes back to {describe_message(root)}", message.seq)
+
+    def _hops(self, bound: Bound) -> None:
+        deepest = max(self._run.messages, key=lambda message: message.hops, default=None)
+        hops, seqs = (deepest.hops, [deepest.seq]) if deepest is not None else (0, [])
+        if not bound.holds(hops):
+            raise _Wrong(f"the longest chain has {hops} hops, expected {bound}", *seqs)
+
+    # --- agents
+
+    def _reactions(self, agent_id: str | None) -> list[Reaction]:
+        return [found for found in self._run.reactions if agent_id in (None, found.agent_id)]
+
+    def _tool(self, it: ToolExpectation) -> None:
+        made = [(found, call) for found in self._reactions(it.agent) for call in found.calls]
+        named = [(found, call) for found, call in made if call.tool == it.name]
+        count, bound = sum(self._fits_call(it, call) for _, call in named), _bound(it.count)
+        if not bound.holds(count):
+            shown = named or made
+            lines = [f"  nearest: {found.agent_id}: {_describe_call(call)}" for found, call in shown[:MAX_SHOWN]]
+            raise _Wrong("\n".join([_times(count, bound), *lines]), *(found.trigger for found, _ in shown[:1]))
+
+    def _fits_call(self, it: ToolExpectation, call: RecordedCall) -> bool:
+        if it.ok is not None and call.is_ok is not it.ok:
+            return False
+        if it.result is not None and self._render(it.result) not in (call.result or ""):
+            return False
+        return it.arguments is None or _contains(call.parsed(), map_texts(it.arguments, self._render))
+
+    def _readings(self, text: str, agent_id: str | None, when: MessageFilter | None) -> list[tuple[str, AnyMessage]]:
+        """Who read a text, and the messages that they reacted to then."""
+        triggers = {found.reaction: found.trigger for found in self._run.reactions}
+        found = []
+        for reader, reaction in self._run.prompts_with(text, agent_id):
+            trigger = self._run.find(triggers.get(reaction, 0))
+            if trigger is not None and (when is None or self._matcher.fits(when, trigger)):
+                found.append((reader, trigger))
+        return found
+
+    def _prompt(self, it: PromptExpectation) -> None:
+        text = self._render(it.contains)
+        if not self._readings(text, it.agent, it.when):
+            lines = _describe_readings(self._readings(text, None, None))
+            raise _Wrong("\n  ".join(["no such prompt holds it", *lines]))
+
+    def _never_in_prompt(self, it: NeverInPrompt) -> None:
+        text = self._render(it.text)
+        read = self._readings(text, it.agent, it.when)
+        if read:
+            said = next((found for found in self._run.messages if text in found.text), None)
+            lines = _describe_readings(read) + ([f"said in {describe_message(said)}"] if said is not None else [])
+            raise _Wrong("\n  ".join(lines), *(found.seq for found in (said, read[0][1]) if found is not None))
+
+    def _cost(self, it: CostExpectation) -> None:
+        reactions = self._reactions(it.agent)
+        usage = sum((found.usage for found in reactions), Usage())
+        tokens, calls = usage.prompt_tokens + usage.completion_tokens, sum(len(found.replies) for found in reactions)
+        for count, bound, what in ((tokens, it.tokens, "tokens"), (calls, it.model_calls, "model calls")):
+            if bound is not None and not bound.holds(count):
+                most = max(reactions, key=lambda found: found.usage.prompt_tokens, default=None)
+                whose = f"; the most in a reaction of {most.agent_id}" if most is not None else ""
+                seqs = [most.trigger] if most is not None else []
+                raise _Wrong(f"{count} {what}, expected {bound}{whose}", *seqs)
+
+    def _reaction(self, it: ReactionExpectation) -> None:
+        own = self._reactions(it.agent)
+        reason = self._render(it.reason or "")
+        count = sum(it.status in (None, found.status) and reason in found.reason for found in own)
+        bound = _bound(it.count)
+        if not bound.holds(count):
+            lines = [f"  of #{found.trigger}: {found.status or 'open'} ({found.reason})" for found in own[:MAX_SHOWN]]
+            raise _Wrong("\n".join([_times(count, bound), *lines]), *(found.trigger for found in own[:1]))
+
+    # --- the rest
+
+    def _mod(self, it: ModExpectation) -> None:
+        value = next(self._values)
+        is_exact = "equals" in it.model_fields_set
+        wanted = map_texts(it.equals if is_exact else it.contains, self._render)
+        if not (value == wanted if is_exact else _contains(value, wanted)):
+            raise _Wrong(f"it gives {json.dumps(value, ensure_ascii=False, default=str)}")
+
+    def _no_dead_letters(self, _: object) -> None:
+        letters = self._run.dead_letters
+        if letters:
+            lines = [f"  #{it['seq']} at {it['agent_id']}: {it['reason']}" for it in letters[:MAX_SHOWN]]
+            told = "\n".join([f"{len(letters)} dead letters:", *lines])
+            raise _Wrong(told, *(it["seq"] for it in letters[:MAX_SHOWN]))
+
+
+def describe_plain(node: YamlNode) -> str:
+    """An item of the file in one line, as it stands there."""
+    return re.sub(r'"([A-Za-z_]\w*)": ', r"\1: ", json.dumps(node.plain(), ensure_ascii=False, default=str))[1:-1]
+
+
+def map_texts(value: Any, change: Render) -> Any:
+    """A JSON value with each text in it changed; keys stay."""
+    match value:
+        case str():
+            return change(value)
+        case list():
+            return [map_texts(item, change) for item in value]
+        case dict():
+            return {key: map_texts(item, change) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _bound(count: int | Bound | None) -> Bound:
+    """How often something is expected: at least once, where nothing is said."""
+    if count is None or count == Bound():
+        return Bound(at_least=1)
+    return Bound(exactly=count) if isinstance(count, int) else count
+
+
+def _times(count: int, bound: Bound) -> str:
+    return (f"{count} time{'' if count == 1 else 's'}" if count else "not once") + f", expected {bound}"
+
+
+def _with_messages(told: str, label: str, messages: Sequence[AnyMessage]) -> str:
+    lines = [f"  {label}: {describe_message(message)}" for message in messages[:MAX_SHOWN]]
+    more = [f"  and {len(messages) - MAX_SHOWN} more"] if len(messages) > MAX_SHOWN else []
+    return "\n".join([told, *lines, *more])
+
+
+def _describe_readings(read: Sequence[tuple[str, AnyMessage]]) -> list[str]:
+    return [f"read by {reader} at {describe_message(trigger)}" for reader, trigger in read[:MAX_SHOWN]]
+
+
+def _describe_call(call: RecordedCall) -> str:
+    result = call.result if call.result is not None else "no result"
+    return f"{call.tool}({call.arguments}) -> {'' if call.is_ok else 'failed: '}{result[:100]}"
+
+
+def _contains(value: Any, wanted: Any) -> bool:
+    """Whether a JSON value holds what is wanted: of mappings these keys, of lists such an item for each, of texts a
+    part."""
+    match wanted, value:
+        case Mapping(), Mapping():
+            return all(key in value and _contains(value[key], item) for key, item in wanted.items())
+        case list(), list():
+            return all(any(_contains(found, item) for found in value) for item in wanted)
+        case str(), str():
+            return wanted in value
+        case _:
+            return bool(value == wanted)

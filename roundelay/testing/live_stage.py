@@ -1,0 +1,192 @@
+"""The stage on a network that is up: people join it by WebSocket, and its ledger is read as an operator reads it.
+
+Agents that are online there are used as they are; those that are not are started here. What needs a simulation (killing
+the hub, an agent that runs elsewhere, a lost connection) is refused. Only what was said since the beginning counts, and
+prompts are known by their manifests.
+
+Follows the hub's log (`network.log` waits for what comes). Whether everything is settled is asked of the hub anew
+whenever something was stored, and a few times a second, since acknowledgements stand in no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from roundelay.agents.journal import fetch_fates
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.clock import system_clock
+from roundelay.network.errors import Forbidden
+from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
+from roundelay.runs.reading import Reaction
+from roundelay.runs.source import HubLog, LiveSource
+from roundelay.simulation.network import SimulationError
+from roundelay.simulation.participants import Member, Person
+from roundelay.testing.agents import AgentPlan
+from roundelay.testing.record import RunRecord
+from roundelay.testing.stage import READER_ID
+
+WAIT_MS = 250
+"""How long the hub holds a look at its log back when there is nothing new."""
+_DONE = ("handled", "in_prompt", "dead")
+
+
+class LiveStage:
+    """The network at ``url``, from where it stands now. ``token`` is an operator's; without it this machine's owner
+    joins."""
+
+    def __init__(self, url: str, token: str | None = None, plans: Mapping[str, AgentPlan] | None = None) -> None:
+        self.url = url
+        self.token = token
+        self.plans = dict(plans or {})
+        self.people: dict[str, Person] = {}
+        self.members: dict[str, Member] = {}
+        self.messages: list[AnyMessage] = []
+        self._settled: set[int] = set()
+        self._moved = asyncio.Condition()
+
+    async def __aenter__(self) -> Self:
+        self._client = NetworkClient(READER_ID, self.url, kind="service", token=self.token)
+        await self._client.connect()
+        try:
+            self._source, self._log = LiveSource(self._client), HubLog(self._client, await self._read_head())
+            await self._follow_once(0)
+        except BaseException as error:
+            await self._client.close()
+            if isinstance(error, Forbidden):
+                raise Forbidden(f"To follow the log is an operator's: give an operator's token. ({error})") from error
+            raise
+        self._following = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for name in (*self.members, *self.people):
+            await self.leave(name)
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        await self._client.close()
+
+    def clock(self) -> int:
+        return system_clock()
+
+    async def reader(self) -> NetworkClient:
+        return self._client
+
+    # --- coming and going
+
+    async def join(self, participant: str) -> None:
+        if participant in self.plans:
+            if not await self._is_online(participant):
+                await self._start(participant)
+            return
+        if participant in self.people:
+            raise SimulationError(f"{participant} is there already.")
+        client = NetworkClient(participant, self.url, kind="human", token=self.token)
+        await client.connect()
+        self.people[participant] = Person(client)
+
+    async def leave(self, participant: str) -> None:
+        if participant in self.people:
+            await self.people.pop(participant).leave()
+        elif participant in self.members:
+            await self.members.pop(participant).stop()
+        else:
+            raise SimulationError(f"{participant} is not here.")
+
+    async def kill(self, name: str) -> None:
+        if name not in self.members:
+            raise SimulationError(f"{name} does not run here; a running network's hub and agents are not killed.")
+        await self.members.pop(name).kill()
+
+    async def restart(self, name: str) -> None:
+        if name in self.members:
+            await self.kill(name)
+        elif name not in self.plans or await self._is_online(name):
+            raise SimulationError(f"{name} runs elsewhere; a running network's hub and agents are not restarted.")
+        await self._start(name)
+
+    async def disconnect(self, participant: str) -> None:
+        raise SimulationError("Connections are cut in a simulation only; run it without --live.")
+
+    async def _is_online(self, agent_id: str) -> bool:
+        return any(it["agent_id"] == agent_id for it in await list_participants(self._client, online=True))
+
+    async def _start(self, agent_id: str) -> None:
+        runner = self.plans[agent_id].make()
+        client = NetworkClient(agent_id, self.url, role="reactor", card=runner.describe_card())
+        self.members[agent_id] = await Member.start(runner, client)
+        await runner.ready()
+
+    # --- waiting
+
+    async def idle(self, at_most_s: float) -> None:
+        async with asyncio.timeout(at_most_s):
+            while not await self._is_idle():
+                async with self._moved:
+                    await self._moved.wait()
+
+    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
+        async with asyncio.timeout(at_most_s), self._moved:
+            while True:
+                for message in filter(wanted, self.messages):
+                    return message
+                await self._moved.wait()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._follow_once(WAIT_MS)
+
+    async def _follow_once(self, wait_ms: int) -> None:
+        found = await self._log.read(wait_ms)
+        async with self._moved:
+            self.messages += found
+            self._moved.notify_all()  # also without anything new: acknowledgements stand in no log
+
+    async def _is_idle(self) -> bool:
+        head = await self._read_head()
+        if self._log.position < head:
+            return False
+        for message in list(self.messages):
+            if message.seq in self._settled:
+                continue
+            for recipient in await fetch_fates(self._client.call, message.seq):
+                takes_part = recipient["agent_id"] in self.plans or recipient["agent_id"] in self.people
+                if takes_part and not await self._is_done(recipient):
+                    return False
+            self._settled.add(message.seq)
+        return await self._read_head() == head  # else something was stored while it looked
+
+    async def _read_head(self) -> int:
+        head: int = (await self._client.call("network.info"))["head"]
+        return head
+
+    async def _is_done(self, recipient: Mapping[str, Any]) -> bool:
+        if recipient["state"] not in _DONE:
+            return False
+        reaction = recipient.get("reaction")
+        if reaction is None:
+            return True
+        found = await self._source.reaction(recipient["agent_id"], reaction)
+        return not found.is_open or found.is_waiting
+
+    # --- what is left
+
+    async def read_record(self) -> RunRecord:
+        reactions: dict[str, Reaction] = {}
+        for message in self.messages:
+            for recipient in await fetch_fates(self._client.call, message.seq):
+                reaction = recipient.get("reaction")
+                if reaction is not None and reaction not in reactions:
+                    reactions[reaction] = await self._source.reaction(recipient["agent_id"], reaction)
+        first = self.messages[0].seq if self.messages else 0
+        letters = [it for it in await list_dead_letters(self._client) if it["seq"] >= first > 0]
+        readers = {thread["thread_id"]: thread["readers"] for thread in await list_threads(self._client)}
+        return RunRecord(list(self.messages), list(reactions.values()), (), letters, readers, ended_at=system_clock())
+
+    def problems(self) -> list[str]:
+        return [
+            f"the agent {agent_id} broke down: {member.work.exception()!r}"
+            for agent_id, member in self.members.items()
+            if member.work.done() and not member.work.cancelled() and member.work.exception() is not None
+        ]

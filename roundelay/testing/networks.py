@@ -1,0 +1,314 @@
+"""Networks in tests, without `async`: agents by scripts, people who write and hear, and what was said to be looked at.
+
+`NetworkUnderTest` is what the pytest fixture `network` gives; it works without pytest too. In-process it is a
+simulation, in which time passes only while the test waits; with ``in_processes`` the hub and each agent are real
+processes. docs/scenarios.md shows it in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from roundelay.agents.models.scripted import Script, ScriptedModel
+from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.network.addresses import channel_address, complete_address
+from roundelay.network.client import AnyMessage
+from roundelay.network.config import bind
+from roundelay.network.errors import ConfigError
+from roundelay.network.frames import is_id
+from roundelay.runs.reading import Reaction
+from roundelay.simulation.network import MakeAgent, Setting, Simulation, SimulationError
+from roundelay.simulation.participants import Person
+from roundelay.simulation.virtual_time import SimulationLoop
+from roundelay.terminal.text import clean_lines
+from roundelay.testing.agents import AgentPlan, plan_agent
+from roundelay.testing.file import PlacedExpectation, as_node
+from roundelay.testing.form import HUB, AgentChoice, Expectation, MessageFilter
+from roundelay.testing.judge import Judge, Matcher
+from roundelay.testing.processes import NEEDS_SIMULATION, ProcessStage
+from roundelay.testing.record import RunRecord, describe_message
+from roundelay.testing.stage import SimulatedStage, Stage
+
+T = TypeVar("T")
+
+
+class Transcript(list[str]):
+    """What was said, a line for each message: ``mia -> desk: hello``."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """Stands for any message that fits: ``said("desk", "mia", "40 EUR") in network.messages``."""
+
+    sender: str | None = None
+    to: str | None = None
+    text: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AnyMessage):
+            return NotImplemented
+        wanted = MessageFilter.model_validate({"from": self.sender, "to": self.to, "contains": self.text})
+        return Matcher().fits(wanted, other)
+
+    def __hash__(self) -> int:
+        return hash((self.sender, self.to, self.text))
+
+    def __str__(self) -> str:
+        return f"{self.sender or 'anybody'} -> {self.to or 'anywhere'}: {self.text or 'anything'}"
+
+
+def said(sender: str | None = None, to: str | None = None, text: str | None = None) -> Said:
+    """Any message from this sender, to this participant or place, with this in its text; what is left out does not
+    count."""
+    return Said(sender, to, text)
+
+
+class Messages(list[AnyMessage]):
+    """Every message that was stored, in order."""
+
+    def matching(self, wanted: Said) -> Messages:
+        """Those that fit."""
+        return Messages(message for message in self if wanted == message)
+
+    def __str__(self) -> str:
+        return "\n".join(map(describe_message, self))
+
+
+class PersonUnderTest:
+    """A person of a test: writes, and hears what is delivered."""
+
+    def __init__(self, network: NetworkUnderTest, person: Person) -> None:
+        self.id = person.client.agent_id
+        self._network = network
+        self._person = person
+
+    @property
+    def messages(self) -> Messages:
+        """What was delivered, in order."""
+        return Messages(self._person.heard)
+
+    @property
+    def heard(self) -> list[str]:
+        """The texts of what was delivered."""
+        return [message.text for message in self._person.heard]
+
+    def send(self, to: str, content: Any, **options: Any) -> int:
+        """Write to a participant or an address (``broadcast``, ``channel:NAME``); gives the message's seq. Options as
+        in `NetworkClient.send`."""
+        return self._network.run(self._person.client.send(complete_address(to), content, **options)).seq
+
+    def reply(self, message: AnyMessage, text: str) -> int:
+        """Answer a message where it is."""
+        return self._network.run(self._person.client.reply(message, text)).seq
+
+    def call(self, op: str, **args: Any) -> Any:
+        """Call an operation of the hub or of a mod."""
+        return self._network.run(self._person.client.call(op, args))
+
+
+class NetworkUnderTest:
+    """A network for one test. Use as ``with``; the fixture does.
+
+    ``folder`` is where agent files are looked for. ``setting`` says what the simulation is like, its seed above all.
+    """
+
+    def __init__(
+        self,
+        setting: Setting | None = None,
+        *,
+        folder: Path | None = None,
+        in_processes: Path | None = None,
+        allows_real_models: bool = False,
+    ) -> None:
+        self.setting = setting or Setting()
+        self._beside = (folder or Path.cwd()) / "test"
+        self._folder = in_processes
+        self._allows_real_models = allows_real_models
+        is_virtual = self.setting.is_virtual and in_processes is None
+        self._runner = asyncio.Runner(loop_factory=lambda: SimulationLoop(is_virtual=is_virtual))
+        self._stack = AsyncExitStack()
+        self._began_at = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self.run(self._open())
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    async def _open(self) -> None:
+        stage: Stage = SimulatedStage(self.setting) if self._folder is None else ProcessStage(self._folder)
+        self._stage = await self._stack.enter_async_context(stage)
+        self._began_at = stage.clock()
+
+    def _close(self) -> None:
+        try:
+            self.run(self._stack.aclose())
+        finally:
+            self._runner.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the network's own loop: for what this class has no method for."""
+        try:
+            return self._runner.run(work)
+        except RuntimeError as error:
+            if "running event loop" not in str(error):
+                raise
+            work.close()
+            raise SimulationError(
+                'A network under test runs in a loop of its own: write the test as a plain "def", not "async def".'
+            ) from error
+
+    @property
+    def simulation(self) -> Simulation:
+        """The simulation underneath. Raises `SimulationError` where there are processes instead."""
+        if not isinstance(self._stage, SimulatedStage):
+            raise SimulationError(NEEDS_SIMULATION)
+        return self._stage
+
+    # --- who takes part
+
+    def agent(
+        self,
+        agent_id: str,
+        *rules: Mapping[str, Any],
+        file: str | Path | None = None,
+        script: Script | str | None = None,
+        runner: MakeAgent | None = None,
+        **options: Any,
+    ) -> None:
+        """Start an agent: by ``rules`` (as in a scenario's script), a ``script`` (a function of the request, a file of
+        rules, ``module:function``), out of an agent ``file``, or with a ``runner`` of one's own. Options as in a
+        scenario: ``model``, ``tools``, ``visibility``, ...
+        """
+        if not is_id(agent_id):
+            raise ConfigError(
+                f"{agent_id!r} is no id of an agent; one is like desk-2: "
+                "lower case letters, digits, '.', '_' and '-', at most 64."
+            )
+        if callable(script):
+            runner = _script_runner(agent_id, script, options)
+        if runner is not None:
+            plan = AgentPlan(agent_id, runner)
+        else:
+            given = {
+                "file": str(file) if file is not None else None,
+                "script": script or list(rules) or None,
+                **options,
+            }
+            node = as_node({name: value for name, value in given.items() if value is not None}, self._beside)
+            # Also for a process of its own, which would ask a real model unasked too.
+            plan = plan_agent(agent_id, bind(AgentChoice, node), node, allows_real_models=self._allows_real_models)
+        self._stage.plans[agent_id] = plan
+        self.run(self._stage.join(agent_id))
+
+    def person(self, agent_id: str) -> PersonUnderTest:
+        """Let a person join, or give the one that is there."""
+        if agent_id not in self._stage.people:
+            self.run(self._stage.join(agent_id))
+        return PersonUnderTest(self, self._stage.people[agent_id])
+
+    def thread(self, name: str, *members: str) -> str:
+        """Make a channel with these people in it, in the order given; agents join by a tool or ``channels``. Gives its
+        address."""
+        for member in members:
+            op = "channels.create" if member == members[0] else "channels.join"
+            self.person(member).call(op, name=name)
+        return channel_address(name)
+
+    # --- what happens
+
+    def idle(self, at_most_s: float = 60.0) -> None:
+        """Wait until nothing is in flight: every message handled, every reaction ended or waiting for somebody. Raises
+        `TimeoutError`."""
+        self.run(self._stage.idle(at_most_s))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass: virtual, where it is."""
+        self.run(asyncio.sleep(seconds))
+
+    def wait_for(self, wanted: Said, at_most_s: float = 60.0) -> AnyMessage:
+        """Wait for a message, from the beginning. Raises `TimeoutError`."""
+        return self.run(self._stage.wait_for(lambda message: wanted == message, at_most_s))
+
+    def kill(self, agent_id: str) -> None:
+        """End an agent as ``kill -9`` does."""
+        self.run(self._stage.kill(agent_id))
+
+    def restart(self, agent_id: str) -> None:
+        """Start an agent again."""
+        self.run(self._stage.restart(agent_id))
+
+    def disconnect(self, agent_id: str) -> None:
+        """Cut a participant's connection; it comes back by itself. In-process only."""
+        self.run(self._stage.disconnect(agent_id))
+
+    def restart_hub(self) -> None:
+        """Kill the hub and start it again over its ledger."""
+        self.run(self._stage.restart(HUB))
+
+    # --- what is left
+
+    @property
+    def messages(self) -> Messages:
+        """Every message that was stored."""
+        return Messages(self._stage.messages)
+
+    @property
+    def transcript(self) -> Transcript:
+        """What was said, a line for each message."""
+        return Transcript(map(_tell, self.messages))
+
+    @property
+    def record(self) -> RunRecord:
+        """Messages, reactions, tool calls and prompts, as expectations look at them."""
+        return replace(self.run(self._stage.read_record()), began_at=self._began_at)
+
+    @property
+    def reactions(self) -> Sequence[Reaction]:
+        """What the agents did, with their tool calls."""
+        return self.record.reactions
+
+    def prompts(self, agent_id: str | None = None) -> list[str]:
+        """Everything that models read, a text for each call. In-process only."""
+        return [asked.text for asked in self.simulation.asked if agent_id in (None, asked.agent_id)]
+
+    def why(self, message: AnyMessage | int) -> Transcript:
+        """How a message came about, from its root to it."""
+        record = self.record
+        found = record.find(message) if isinstance(message, int) else message
+        if found is None:
+            raise SimulationError(f"There is no message {message}.")
+        return Transcript(map(_tell, reversed(record.path_to_root(found))))
+
+    def expect(self, *expected: Mapping[str, Any]) -> None:
+        """Expectations in the form of a scenario's. Raises `AssertionError` with what was found instead."""
+        record = self.record
+        judge = Judge(record)
+        for value in expected:
+            node = as_node(value, self._beside)
+            verdict = judge.judge(PlacedExpectation(bind(Expectation, node), node))
+            if not verdict.holds:
+                lines = [verdict.name, verdict.found, "", "what was said:", *map(describe_message, record.messages)]
+                raise AssertionError("\n".join(clean_lines("\n".join(lines))))
+
+
+def _script_runner(agent_id: str, script: Script, options: Mapping[str, Any]) -> MakeAgent:
+    given = {"instruction": "You act by a script.", **options}
+    return lambda: SimpleAgentRunner(agent_id, model=ScriptedModel(script), **given)
+
+
+def _tell(message: AnyMessage) -> str:
+    return describe_message(message).partition(" ")[2]

@@ -1,0 +1,137 @@
+"""The stage of real processes, for tests that ask for them: `roundelay up` and each agent as a process of its own, in a
+folder.
+
+What each prints is kept in a file beside its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from roundelay.network.config import load_yaml
+from roundelay.nodes.processes import NotReady, Process, ready_line
+from roundelay.simulation.network import SimulationError
+from roundelay.testing.agents import AgentPlan
+from roundelay.testing.form import HUB
+from roundelay.testing.live_stage import LiveStage
+
+NEEDS_SIMULATION = "The network runs in real processes; leave out the mark roundelay_processes for this."
+
+
+class ProcessStage(LiveStage):
+    """A hub and agents in processes of their own, whose files and database are in ``folder``. The hub's is named
+    `HUB`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("")
+        self._folder = folder
+        self._processes: dict[str, Process] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start_hub()
+            self.token = (self._folder / "network.db.owner").read_text(encoding="ascii").strip()
+            return await super().__aenter__()
+        except BaseException:
+            await self._kill_all()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await super().__aexit__()
+        finally:
+            await self._kill_all()
+
+    async def join(self, participant: str) -> None:
+        if participant not in self.plans:
+            await super().join(participant)
+        elif participant in self._processes and self._processes[participant].is_up:
+            raise SimulationError(f"The agent {participant} is up already.")
+        else:
+            await self._start(participant)
+
+    async def kill(self, name: str) -> None:
+        if name not in self._processes or not self._processes[name].is_up:
+            raise SimulationError(f"No agent {name} is up.")
+        await _kill(self._processes[name])
+
+    async def restart(self, name: str) -> None:
+        if name not in self._processes:
+            raise SimulationError(f"No agent {name} has been started.")
+        await _kill(self._processes[name])
+        await (self._start_hub() if name == HUB else self._start(name))
+
+    async def disconnect(self, participant: str) -> None:
+        raise SimulationError(NEEDS_SIMULATION)
+
+    async def _start_hub(self) -> None:
+        """Start the hub, on the port that it had."""
+        port = self.url.rpartition(":")[2].strip("/") or "0"
+        command = ("up", "--port", port, "--db", "network.db", "--no-agents")
+        self.url = (await self._run(HUB, command, ready="Roundelay is ready at ")).split()[0]
+
+    async def _start(self, agent_id: str) -> None:
+        """Write the agent's file, and start a process that runs it."""
+        value, python_path = _write_agent(self.plans[agent_id])
+        file = self._folder / f"{agent_id}.yaml"
+        file.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        command = ("agent", "run", str(file), "--url", self.url)
+        await self._run(agent_id, command, ready=ready_line(agent_id, ""), python_path=python_path)
+
+    async def _run(self, name: str, command: Sequence[str], *, ready: str, python_path: Path | None = None) -> str:
+        """Start a process; gives what stands behind the beginning of its ready line. Raises `SimulationError`."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("ROUNDELAY_")}
+        environment["ROUNDELAY_HOME"] = str(self._folder / "home")
+        if python_path is not None:
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(python_path), environment.get("PYTHONPATH"))))
+        log = self._folder / f"{name}.log"
+
+        def write_log(line: str) -> None:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+        arguments = ("-m", "roundelay", *command, "--until-input-ends")
+        process = self._processes[name] = Process(
+            name, arguments, ready=ready, take_line=write_log, folder=self._folder, environment=environment
+        )
+        try:
+            return await process.start()
+        except NotReady as error:
+            raise SimulationError(str(error)) from error
+
+    async def _kill_all(self) -> None:
+        await asyncio.gather(*map(_kill, self._processes.values()))
+
+
+async def _kill(process: Process) -> None:
+    process.kill()
+    await process.stop()
+
+
+def _write_agent(plan: AgentPlan) -> tuple[dict[str, object], Path]:
+    """The agent as its file would say it, and the folder that its tools are beside."""
+    agent_id, choice, node = plan.agent_id, plan.choice, plan.node
+    if choice is None or node is None:
+        raise SimulationError(NEEDS_SIMULATION)
+    if choice.model is not None and choice.model.replay is not None:
+        raise SimulationError(f"{agent_id}: tapes are played in-process; leave out the mark roundelay_processes.")
+    if choice.file is not None:
+        path = node.path.parent / choice.file
+        value = load_yaml(path).plain()
+        if not isinstance(value, dict) or value.get("id") != agent_id:
+            raise SimulationError(f"{path} is not the file of one agent {agent_id}.")
+        made: dict[str, object] = dict(value)
+        if choice.model is not None:
+            made["model"] = choice.model.model_dump(mode="json", exclude_none=True, by_alias=True)
+        if choice.visibility is not None:
+            made["visibility"] = choice.visibility
+        return made, path.parent
+    said = choice.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, exclude={"starts"})
+    script = said.pop("script")
+    model = {"script": script} if isinstance(script, str) else {"rules": script}
+    return {"id": agent_id, "instruction": choice.instruction, **said, "model": model}, node.path.parent

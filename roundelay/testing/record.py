@@ -1,0 +1,79 @@
+"""What happened in a run, as expectations look at it: messages, reactions with their tool calls and usage, prompts.
+Plain data, no IO.
+
+Built from the rows of a simulation's ledger, or from what a live hub tells an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from roundelay.network.addresses import short_address
+from roundelay.network.client import AnyMessage
+from roundelay.runs.reading import Reaction
+from roundelay.simulation.models import Asked
+from roundelay.terminal.text import clean
+
+MAX_SHOWN_CHARS = 100
+
+
+@dataclass
+class RunRecord:
+    """Everything that a run left behind. ``asked`` is empty where the models were not here; ``ended_at`` is the time of
+    the end, in ms."""
+
+    messages: Sequence[AnyMessage]
+    reactions: Sequence[Reaction]
+    asked: Sequence[Asked] = ()
+    dead_letters: Sequence[Mapping[str, Any]] = ()
+    readers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Who is in which thread at the end, by thread id."""
+
+    values: Sequence[Any] = ()
+    """What the operations gave that `mod` expectations name, in their order."""
+
+    began_at: int = 0
+    ended_at: int = 0
+
+    @property
+    def lasted_s(self) -> float:
+        """How long it took, in the time of the run."""
+        return (self.ended_at - self.began_at) / 1000
+
+    def find(self, seq: int) -> AnyMessage | None:
+        return next((message for message in self.messages if message.seq == seq), None)
+
+    def path_to_root(self, message: AnyMessage) -> list[AnyMessage]:
+        """The message, what caused it, what caused that, up to the root."""
+        path = [message]
+        while path[-1].cause is not None and (cause := self.find(path[-1].cause)) is not None:
+            path.append(cause)
+        return path
+
+    def prompts_with(self, text: str, agent_id: str | None) -> list[tuple[str, str]]:
+        """Who read a text in which reaction. A prompt escapes what stands in it; where prompts are unknown, the
+        manifest tells."""
+        forms = {text, escape(text, quote=False), escape(text)}
+        found = [
+            (asked.agent_id, asked.request.reaction)
+            for asked in self.asked
+            if agent_id in (None, asked.agent_id) and any(form in asked.text for form in forms)
+        ]
+        if not self.asked:
+            holding = {message.seq for message in self.messages if text in message.text}
+            found = [
+                (it.agent_id, it.reaction)
+                for it in self.reactions
+                if agent_id in (None, it.agent_id) and holding.intersection(it.manifest)
+            ]
+        return list(dict.fromkeys(found))
+
+
+def describe_message(message: AnyMessage) -> str:
+    """One message as one line: ``#12 mia -> desk: Refund order 12``."""
+    text = clean(" ".join(message.text.split()))
+    shown = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+    return f"#{message.seq} {message.sender_id} -> {short_address(message.to)}: {shown}"

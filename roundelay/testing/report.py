@@ -1,0 +1,154 @@
+"""Tells what became of scenarios: to a person, as JSON, and as JUnit XML for a CI.
+
+A failure shows where it stands, what was found instead, what was said, how the message in question came about, and the
+command that runs it again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from xml.etree import ElementTree  # nosec B405  # it writes, and parses nothing
+
+from roundelay.terminal.text import clean_lines
+from roundelay.testing.record import describe_message
+from roundelay.testing.run import ScenarioResult
+
+MAX_TRANSCRIPT = 40
+MAX_PATHS = 2
+_NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that is wrong: where, what was to be, what was found, and the messages that tell why."""
+
+    file: str
+    line: int
+    what: str
+    found: str
+    messages: tuple[int, ...] = ()
+
+
+def list_failures(result: ScenarioResult) -> list[Failure]:
+    """What is wrong with a run, in the order of the file; the step that could not be done comes alone."""
+    scenario = result.scenario
+    if result.failure is not None:
+        it = result.failure
+        last = tuple(message.seq for message in result.record.messages[-1:])
+        return [Failure(str(it.place.path), it.place.line, f"step {it.step}", it.reason, last)]
+    failures = [
+        Failure(str(it.place.path), it.place.line, f"expect {it.name}", it.found, it.seqs)
+        for it in result.verdicts
+        if not it.holds
+    ]
+    return [*failures, *(Failure(str(scenario.path), 1, "scenario", problem) for problem in result.problems)]
+
+
+def describe_command(result: ScenarioResult) -> str:
+    """The command that runs exactly this again."""
+    live = f" --live {shlex.quote(result.url)}" if result.url is not None else f" --seed {result.seed}"
+    return f"roundelay scenario run {shlex.quote(str(result.scenario.path))}{live}"
+
+
+def describe_result(result: ScenarioResult) -> str:
+    """What a person reads: a line for what passed, everything that helps for what failed."""
+    word = "PASS" if result.passed else "FAIL"
+    lines = [f"{word}  {result.scenario.name}  ({_describe_run(result)})"]
+    if not result.passed:
+        for failure in list_failures(result):
+            lines += ["", f"  {failure.file}:{failure.line}: {failure.what}", *_indent(failure.found, 6)]
+            lines += _indent("\n".join(describe_causes(result, failure)), 6)
+        lines += ["", "  What was said:", *_indent(_transcript(result), 4)]
+        lines += [f"  Faults: {'; '.join(result.faults)}"] if result.faults else []
+        lines += [f"  Again: {describe_command(result)}"]
+    lines += [f"  Note: {note}" for note in result.notes]
+    return "\n".join(clean_lines("\n".join(lines)))
+
+
+def describe_causes(result: ScenarioResult, failure: Failure) -> list[str]:
+    """How the messages of a failure came about, each back to its root."""
+    lines: list[str] = []
+    for seq in list(dict.fromkeys(failure.messages))[:MAX_PATHS]:
+        message = result.record.find(seq)
+        if message is None:
+            continue
+        path = result.record.path_to_root(message)
+        lines += [f"how #{seq} came about:", *(f"  {describe_message(it)}" for it in reversed(path))]
+    return lines
+
+
+def _describe_run(result: ScenarioResult) -> str:
+    record, place = result.record, f"seed {result.seed}" if result.url is None else result.url
+    return f"{place}, {len(record.messages)} messages in {record.lasted_s:.1f} s, took {result.took_s:.2f} s"
+
+
+def _transcript(result: ScenarioResult) -> str:
+    messages = result.record.messages
+    left_out = len(messages) - MAX_TRANSCRIPT
+    lines = [f"... {left_out} before"] if left_out > 0 else []
+    return "\n".join([*lines, *map(describe_message, messages[-MAX_TRANSCRIPT:])]) or "nothing"
+
+
+def _indent(text: str, by: int) -> list[str]:
+    return [" " * by + line for line in text.split("\n") if line]
+
+
+def to_json(results: Sequence[ScenarioResult]) -> dict[str, Any]:
+    """The results for programs."""
+    return {"passed": all(result.passed for result in results), "runs": [_run_to_json(result) for result in results]}
+
+
+def _run_to_json(result: ScenarioResult) -> dict[str, Any]:
+    failures = [asdict(failure) for failure in list_failures(result)]
+    value: dict[str, Any] = {
+        "scenario": result.scenario.name,
+        "file": str(result.scenario.path),
+        "seed": result.seed,
+        "passed": result.passed,
+        "messages": len(result.record.messages),
+        "took_s": round(result.took_s, 4),
+        "virtual_s": result.record.lasted_s,
+        "failures": failures,
+        "notes": list(result.notes),
+        "faults": list(result.faults),
+        "command": describe_command(result),
+    }
+    if failures:
+        value["transcript"] = [it.model_dump(mode="json", exclude_none=True) for it in result.record.messages]
+    return value
+
+
+def to_junit(results: Sequence[ScenarioResult]) -> str:
+    """The results as JUnit XML: a suite for each file, a case for each run."""
+    root = ElementTree.Element("testsuites")
+    suites: dict[str, list[ScenarioResult]] = {}
+    for result in results:
+        suites.setdefault(_xml(str(result.scenario.path)), []).append(result)
+    for file, runs in suites.items():
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            name=file,
+            tests=str(len(runs)),
+            failures=str(sum(not run.passed for run in runs)),
+            time=f"{sum(run.took_s for run in runs):.3f}",
+        )
+        for run in runs:
+            name = f"{run.scenario.name} [seed {run.seed}]" if len(runs) > 1 else run.scenario.name
+            case = ElementTree.SubElement(suite, "testcase", classname=file, name=_xml(name), time=f"{run.took_s:.3f}")
+            if not run.passed:
+                first = list_failures(run)[0]
+                told = f"{first.file}:{first.line}: {first.what}: {first.found}".split("\n")[0]
+                failure = ElementTree.SubElement(case, "failure", message=_xml(told))
+                failure.text = _xml(describe_result(run))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _xml(text: str) -> str:
+    """Leave out what XML 1.0 has no place for (https://www.w3.org/TR/xml/#charsets)."""
+    return _NO_XML.sub("\ufffd", text)

@@ -1,0 +1,251 @@
+"""Runs scenarios: the network of one, its steps, and the verdict on each expectation.
+
+`run_scenario` runs it in this process, in a simulation of its own; `run_live_scenario` runs the same against a hub that
+is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from roundelay.agents.models.tape import NamedModel, TapedTurn, print_request, write_tape
+from roundelay.network.client import NetworkClient
+from roundelay.network.config import Limits
+from roundelay.network.errors import InvalidArguments, RoundelayError
+from roundelay.simulation.faults import FaultPlan, inject_faults
+from roundelay.simulation.links import Delay
+from roundelay.simulation.network import LINK_DELAY, MODEL_DELAY, MakeAgent, Setting, run_simulated
+from roundelay.simulation.virtual_time import Stalled
+from roundelay.testing.agents import AgentPlan, plan_agents
+from roundelay.testing.file import Scenario
+from roundelay.testing.form import ThreadChoice
+from roundelay.testing.judge import Judge, Matcher, Verdict
+from roundelay.testing.live_stage import LiveStage
+from roundelay.testing.record import RunRecord
+from roundelay.testing.stage import SimulatedStage, Stage, client_of
+from roundelay.testing.steps import ANSWER_S, StepFailed, Steps, Variables, explain_failure
+
+
+@dataclass(frozen=True)
+class ScenarioResult:
+    """What became of one run. ``failure`` is the step that could not be done; then nothing was judged."""
+
+    scenario: Scenario
+    seed: int
+    record: RunRecord
+    verdicts: Sequence[Verdict] = ()
+    failure: StepFailed | None = None
+    problems: Sequence[str] = ()
+    """What makes it fail beside its expectations: a tape that does not fit, an agent that broke down."""
+
+    notes: Sequence[str] = ()
+    """What fails nothing and is worth knowing: turns of a tape that nobody asked for."""
+
+    faults: Sequence[str] = ()
+    ledger: bytes = field(default=b"", repr=False)
+    """The ledger as JSON lines."""
+
+    took_s: float = 0.0
+    url: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.failure is None and not self.problems and all(verdict.holds for verdict in self.verdicts)
+
+
+def run_scenario(
+    scenario: Scenario,
+    *,
+    seed: int | None = None,
+    agents: Mapping[str, MakeAgent] | None = None,
+    allows_real_models: bool = False,
+    updates_tapes: bool = False,
+) -> ScenarioResult:
+    """Run a scenario in this process. ``agents`` replaces some of its agents by runners of one's own.
+
+    Has an event loop of its own, so it is not called from inside of one. Raises `ConfigError` when the scenario cannot
+    begin.
+    """
+    chosen = scenario.head.seed if seed is None else seed
+    plans = plan_agents(scenario, allows_real_models=allows_real_models or updates_tapes, ignores_tapes=updates_tapes)
+    for agent_id, make in (agents or {}).items():
+        plans[agent_id] = replace(plans[agent_id], make=make) if agent_id in plans else AgentPlan(agent_id, make)
+    setting = _make_setting(scenario, chosen)
+
+    async def enter() -> ScenarioResult:
+        async with SimulatedStage(setting, plans) as stage:
+            return replace(await play(scenario, stage), seed=chosen, ledger=stage.export())
+
+    try:
+        result = run_simulated(enter, setting)
+    except Stalled as error:
+        failure = StepFailed(scenario.steps[-1].place, str(error))
+        return ScenarioResult(scenario, chosen, RunRecord((), ()), failure=failure)
+    if updates_tapes and result.failure is None:
+        _write_tapes(plans, result.record)
+    return result
+
+
+async def run_live_scenario(
+    scenario: Scenario, url: str, *, token: str | None = None, allows_real_models: bool = False
+) -> ScenarioResult:
+    """Run a scenario against the network at ``url``, in real time. ``token`` is an operator's; without it this
+    machine's owner joins.
+
+    Raises `ConfigError` when the scenario cannot begin, `ConnectError` and `NotAuthenticated` when the network cannot
+    be joined.
+    """
+    plans = plan_agents(scenario, allows_real_models=allows_real_models, is_live=True)
+    async with LiveStage(url, token, plans) as stage:
+        return replace(await play(scenario, stage), url=url)
+
+
+async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
+    """Act a scenario out on a stage, and judge."""
+    began_s, began_at = time.perf_counter(), stage.clock()
+    variables = Variables(scenario.head.vars)
+    matcher = Matcher(scenario.head.threads, variables.render)
+    steps = Steps(scenario, stage, variables, matcher)
+    faulting: asyncio.Task[list[str]] | None = None
+    failure: StepFailed | None = None
+    values: list[Any] = []
+    faults: list[str] = []
+    try:
+        faulting = await _begin(scenario, stage, steps)
+        began_at = stage.clock()
+        await steps.perform(scenario.steps)
+        faults = await _end_faults(scenario, stage, faulting)
+        values = await _ask_mods(scenario, stage, variables)
+    except StepFailed as error:
+        failure = error
+    if faulting is not None:
+        faulting.cancel()
+    record = replace(await stage.read_record(), began_at=began_at, values=values)
+    judge = Judge(record, matcher)
+    verdicts = [judge.judge(expected) for expected in scenario.expectations] if failure is None else []
+    tapes = [(plan.agent_id, plan.tape_model) for plan in stage.plans.values() if plan.tape_model is not None]
+    broken = {f"the model of {it.agent_id}: {it.misconfigured}": None for it in record.reactions if it.misconfigured}
+    problems = [*(problem for _, tape in tapes for problem in tape.problems), *stage.problems(), *broken]
+    notes = [
+        f"{agent_id} did not ask for all of its tape {tape.name}; turns left: {tape.unplayed}"
+        for agent_id, tape in tapes
+        # An agent that was online already asks a tape of this run for nothing.
+        if tape.unplayed and (tape.is_begun or isinstance(stage, SimulatedStage))
+    ]
+    took_s = time.perf_counter() - began_s
+    return ScenarioResult(
+        scenario, scenario.head.seed, record, verdicts, failure, problems, notes, faults, took_s=took_s
+    )
+
+
+async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task[list[str]] | None:
+    """Let everybody join who is there from the beginning, and the threads have their members; then the faults begin.
+    Raises `StepFailed`."""
+    head, place = scenario.head, scenario.node
+    if head.faults is not None and not isinstance(stage, SimulatedStage):
+        raise StepFailed(place, "faults need a simulation; run it without --live")
+    try:
+        for participant in (*head.people, *(agent_id for agent_id, choice in head.agents.items() if choice.starts)):
+            await stage.join(participant)
+        present = [name for name in scenario.participants if name in stage.people or name in stage.members]
+        for name, thread in head.threads.items():
+            for first in [who for who in thread.members if who in present][:1]:
+                await _make_thread(client_of(stage, first), name, thread)
+        for participant in present:
+            await steps.join_threads(participant)
+        if isinstance(stage, SimulatedStage):
+            await stage.idle()
+    except RoundelayError as error:
+        raise StepFailed(place, f"the network could not begin: {error.code}: {error}") from error
+    except TimeoutError as error:
+        raise StepFailed(place, "the network was not ready within 60 s") from error
+    if head.faults is None or not isinstance(stage, SimulatedStage):
+        return None
+    it = head.faults
+    plan = FaultPlan(it.drops, it.agent_kills, it.hub_restarts, it.within, it.away)
+    return asyncio.create_task(inject_faults(stage, plan))
+
+
+async def _make_thread(client: NetworkClient, name: str, thread: ThreadChoice) -> None:
+    """Make a channel; one that is there already on a network that is up stays as it is."""
+    try:
+        await client.call("channels.create", {"name": name, "history": thread.history})
+    except InvalidArguments:
+        await client.join_channel(name)
+
+
+async def _end_faults(scenario: Scenario, stage: Stage, faulting: asyncio.Task[list[str]] | None) -> list[str]:
+    """Wait for the faults that are left, and for what they leave to be done; gives what was done. Raises
+    `StepFailed`."""
+    faults = await faulting if faulting is not None else []
+    if faults:
+        try:
+            await stage.idle(60)
+        except TimeoutError as error:
+            place = scenario.steps[-1].place
+            raise StepFailed(place, "it was not idle within 60 s of the last fault") from error
+    return faults
+
+
+async def _ask_mods(scenario: Scenario, stage: Stage, variables: Variables) -> list[Any]:
+    """What the operations give that expectations name, in their order. Raises `StepFailed`."""
+    values = []
+    for expected in scenario.expectations:
+        asked = expected.expectation.mod
+        if asked is None:
+            continue
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                client = await stage.reader() if asked.asker is None else client_of(stage, asked.asker)
+                values.append(await client.call(variables.render(asked.op), variables.render_all(asked.args)))
+        except TimeoutError as error:
+            raise StepFailed(expected.place, f"the hub did not answer within {ANSWER_S:g} s; is it down?") from error
+        except (RoundelayError, ValueError) as error:
+            raise explain_failure(expected.place, error) from error
+    return values
+
+
+def _make_setting(scenario: Scenario, seed: int) -> Setting:
+    head, faults = scenario.head, scenario.head.faults
+    limits = {"max_hops": head.limits.hops, "max_root_messages": head.limits.messages}
+    is_virtual = head.clock == "virtual"
+    return Setting(
+        seed=seed,
+        is_virtual=is_virtual,
+        mods=head.mods,
+        limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
+        visibility=head.visibility,
+        link_delay=_make_delay(head.delays.link, LINK_DELAY if is_virtual else Delay()),
+        model_delay=_make_delay(head.delays.model, MODEL_DELAY if is_virtual else Delay()),
+        model_failure_rate=faults.model_failures if faults is not None else 0.0,
+        max_tokens=head.limits.tokens,
+    )
+
+
+def _make_delay(value: float | tuple[float, float] | None, default: Delay) -> Delay:
+    if value is None:
+        return default
+    low_s, high_s = value if isinstance(value, tuple) else (0.0, value)
+    return Delay(low_s * 1000, high_s * 1000)
+
+
+def _write_tapes(plans: Mapping[str, AgentPlan], record: RunRecord) -> None:
+    """Write what each taped agent's model answered in this run."""
+    for plan in plans.values():
+        if plan.tape is None:
+            continue
+        turns = [
+            TapedTurn.of(
+                asked.reply,
+                run=asked.request.reaction,
+                turn=asked.request.turn,
+                request=print_request(NamedModel(asked.model_name), asked.request),
+            )
+            for asked in record.asked
+            if asked.agent_id == plan.agent_id and asked.reply is not None
+        ]
+        write_tape(plan.tape, plan.agent_id, turns)

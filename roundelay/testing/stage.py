@@ -1,0 +1,152 @@
+"""The network that a test acts on: one protocol, and its stage in a simulation.
+
+The other two are in `live_stage` (a network that is up, over WebSocket) and `processes` (a hub and agents started for
+the test, each a process). Steps, scenarios and the fixture `network` know the protocol alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+from roundelay.network.addresses import channel_address, thread_parties
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.runs.reading import read_reactions
+from roundelay.simulation.network import Setting, Simulation, SimulationError
+from roundelay.simulation.participants import Member, Person
+from roundelay.testing.agents import AgentPlan
+from roundelay.testing.form import HUB
+from roundelay.testing.record import RunRecord
+
+READER_ID = "scenario-reader"
+
+
+class Stage(Protocol):
+    """A network, from its beginning to the end of an ``async with``.
+
+    ``plans`` are the agents that may take part, ``people`` and ``members`` those who are there from here. Methods raise
+    `RoundelayError` for what cannot be done, `TimeoutError` when the time is over.
+    """
+
+    plans: dict[str, AgentPlan]
+    people: dict[str, Person]
+    members: dict[str, Member]
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def clock(self) -> int:
+        """The time in ms."""
+        ...
+
+    @property
+    def messages(self) -> Sequence[AnyMessage]:
+        """Every message since the beginning, in order."""
+        ...
+
+    async def reader(self) -> NetworkClient:
+        """An operator's connection."""
+        ...
+
+    async def join(self, participant: str) -> None:
+        """Start the agent that is planned under that id, once it is ready, or let a person come."""
+        ...
+
+    async def leave(self, participant: str) -> None: ...
+
+    async def kill(self, name: str) -> None:
+        """End an agent, or the hub (`HUB`), as ``kill -9`` does."""
+        ...
+
+    async def restart(self, name: str) -> None:
+        """Start an agent, or the hub, again, after killing it if it is up."""
+        ...
+
+    async def disconnect(self, participant: str) -> None:
+        """Cut a connection, which comes back by itself."""
+        ...
+
+    async def idle(self, at_most_s: float) -> None:
+        """Wait until nothing is in flight for those who take part."""
+        ...
+
+    async def wait_for(self, wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
+        """Wait for the first message, from the beginning, that is ``wanted``."""
+        ...
+
+    async def read_record(self) -> RunRecord:
+        """What has happened so far."""
+        ...
+
+    def problems(self) -> list[str]:
+        """What went wrong beside the steps."""
+        ...
+
+
+def client_of(stage: Stage, participant: str) -> NetworkClient:
+    """The connection of somebody who is there from here. Raises `SimulationError`."""
+    found = stage.people.get(participant) or stage.members.get(participant)
+    if found is None:
+        raise SimulationError(
+            f"{participant} is not there; a step `join` or `restart` brings it, unless it runs elsewhere."
+        )
+    return found.client
+
+
+class SimulatedStage(Simulation):
+    """A simulation as a stage."""
+
+    def __init__(self, setting: Setting, plans: Mapping[str, AgentPlan] | None = None) -> None:
+        super().__init__(setting)
+        self.plans = dict(plans or {})
+        self._is_killed_by_step = False  # the faults may kill the hub, and start it, meanwhile
+
+    async def reader(self) -> NetworkClient:
+        return await self.network.join(READER_ID, kind="service")
+
+    async def join(self, participant: str) -> None:
+        if participant in self.plans:
+            await self.start_agent(self.plans[participant].make)
+        else:
+            await self.join_person(participant)
+
+    async def kill(self, name: str) -> None:
+        if name != HUB:
+            await super().kill(name)
+            return
+        if self._is_killed_by_step and self.hub is None:
+            raise SimulationError("The hub is killed already; a step `restart: hub` brings it back.")
+        self._is_killed_by_step = True
+        await self.kill_hub()
+
+    async def restart(self, name: str) -> None:
+        if name != HUB:
+            await super().restart(name)
+            return
+        self._is_killed_by_step = False
+        await self.kill_hub()
+        await self.restart_hub()
+
+    async def read_record(self) -> RunRecord:
+        readers: dict[str, list[str]] = {}
+        letters: list[dict[str, Any]] = []
+        if self.hub is not None:
+            state = self.hub.state
+            for name, _ in state.items("channel"):
+                members = state.members(name).items()
+                readers[channel_address(name)] = [agent_id for agent_id, member in members if member.is_in]
+            found = await self.hub.ledger.cold("dead", "", 1000)
+            letters = [{"agent_id": it.agent_id, "seq": it.seq, "reason": it.reason} for _, it in found]
+        for message in self.messages:
+            if message.kind == "direct":
+                readers.setdefault(message.thread_id, list(thread_parties(message.thread_id)))
+        reactions = read_reactions(self.rows)
+        return RunRecord(list(self.messages), reactions, list(self.asked), letters, readers, ended_at=self.clock())
+
+    def problems(self) -> list[str]:
+        found = [f"the agent {agent_id} broke down: {error!r}" for agent_id, error in self.broken.items()]
+        most, used = self.setting.max_tokens, self.models.tokens
+        if most is not None and used >= most:
+            found.append(f"limits.tokens: the models used {used} tokens of {most}; from then on they were refused")
+        return found

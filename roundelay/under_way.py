@@ -1,0 +1,339 @@
+"""What is under way in a network: who thinks or types, which calls run, what is being written. Nothing here is drawn.
+
+`UnderWay` takes what a client is told (messages, and beside them signals, presence, the connection's loss) and keeps
+what a screen shows meanwhile: `roundelay.terminal.live` draws it for the chat, and any other screen may read the same.
+No IO; its clock is the event loop's.
+
+Signals may be lost: a text of which a piece is missing has a gap, and an agent that goes offline is at nothing any
+more. Signals are anybody's to send: an agent is known by its own id whatever it claims, what is malformed is passed
+over, and all that is kept is bounded; where there is too much, whoever has the most of it loses some. Every text is a
+participant's own writing: whoever shows it cleans it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from roundelay.agents.events import PieceKind
+from roundelay.agents.journal import is_inside, is_path, outer_paths, path_of_call
+from roundelay.network.client import Presence, Reconnected, Reconnecting, Signal
+from roundelay.network.messages import BaseMessage
+
+TYPING_SHOWN_S = 6.0
+MAX_HEARD = 1000
+"""Reactions that are remembered by their ids alone."""
+MAX_WORKS, MAX_WRITING = 256, 32
+"""Reactions under way, and those of them that write."""
+MAX_CALLS, MAX_DONE, MAX_STREAMS = 32, 256, 64
+"""Of one reaction: calls under way, calls that are done, texts that grow."""
+MAX_CHARS, MAX_REPORT_CHARS, MAX_NAME_CHARS = 8000, 500, 64
+MAX_ID_CHARS = 128
+"""Of a reaction's id, as on the wire."""
+GAP = " … "
+_Reaction = tuple[str, str]  # its agent and its id
+_StreamKey = tuple[str, int, PieceKind, int | None]  # path, turn, kind, call
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call under way: its tool, and the agents whose answers it waits for."""
+
+    tool: str
+    asked: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Stream:
+    """A text that grows, at a path of a reaction; of progress only the newest report. ``tool`` is that of its call."""
+
+    path: str
+    kind: PieceKind
+    tool: str = ""
+    text: str = ""
+    end: int = 0
+    """Where in the whole text the next piece belongs."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a signal tells to who sees no text grow. ``who`` is the agent, and what it called, or asked, on the way
+    there."""
+
+    who: tuple[str, ...]
+    does: Literal["uses", "waits for", "reports"]
+    what: str
+
+
+@dataclass(slots=True)
+class Work:
+    """One reaction under way."""
+
+    agent_id: str
+    thread_id: str
+    is_thinking: bool = False
+    """Whether its agent has said so: some stream, or tell of calls, and never say that they think."""
+    calls: dict[str, Call] = field(default_factory=dict)
+    """By path."""
+    streams: dict[_StreamKey, Stream] = field(default_factory=dict)
+    """The one that was written last stands last."""
+    _done: deque[str] = field(
+        default_factory=lambda: deque(maxlen=MAX_DONE)
+    )  # paths: what still comes of these is too late
+
+    def who(self, path: str) -> tuple[str, ...]:
+        """Who is at work at a path: the agent, and what it called, or asked, on the way there; … for what was not heard
+        of."""
+        return (self.agent_id, *map(self._name_run, outer_paths(path)))
+
+    def list_innermost(self) -> list[Call]:
+        """The calls under way that have no other one inside of them."""
+        return [
+            call
+            for path, call in self.calls.items()
+            if not any(other != path and is_inside(other, path) for other in self.calls)
+        ]
+
+    def take_call(self, path: str, body: Mapping[str, object]) -> News | None:
+        """A call begins, or waits for agents now; or it is done, and what was at work inside of it too."""
+        if body.get("active") is True:
+            tool, asked = _read_name(body.get("tool", "a tool")), body.get("asked")
+            names = tuple(map(_read_name, asked[:MAX_CALLS])) if isinstance(asked, list) else ()
+            if path in self.calls or len(self.calls) < MAX_CALLS:
+                self.calls[path] = Call(tool, names)
+            if names == (tool,):
+                return None  # a tool that is an agent elsewhere: it has been told
+            who = self.who(path.rpartition("/")[0])
+            return News(who, "waits for", ", ".join(names)) if names else News(who, "uses", tool)
+        self.calls = {other: call for other, call in self.calls.items() if not is_inside(other, path)}
+        self._done.append(path)
+        self.streams = {key: it for key, it in self.streams.items() if not self._is_over(key)}
+        return None
+
+    def take_piece(self, piece: Mapping[str, object]) -> News | None:
+        """A text grows by a piece; what came before it in the same run has then come to its end."""
+        match piece:
+            case {
+                "turn": int(turn),
+                "kind": "text" | "reasoning" | "tool" | "progress" as kind,
+                "at": int(at),
+                "text": str(text),
+            } if (place := read_place(piece)) is not None:
+                call = piece.get("call")
+                path = place.rpartition("/")[0]
+                key: _StreamKey = (path, turn, kind, call if isinstance(call, int) else None)
+            case _:
+                return None
+        if self._is_over(key):
+            return None
+        known = self.streams.pop(key, None)
+        if kind == "progress":
+            if piece.get("is_done") is True:
+                return None
+            self._keep(key, Stream(path, kind, text=text[:MAX_REPORT_CHARS]))
+            return News(self.who(path), "reports", text[:MAX_REPORT_CHARS])
+        if known is None:
+            known = Stream(path, kind, _read_name(piece.get("tool", "")))
+            self.streams = {other: it for other, it in self.streams.items() if not _is_past(other, key)}
+        if at < known.end:
+            known.text = ""  # it starts over: the first attempt was given up
+        elif at > known.end:
+            known.text += GAP
+        known.text = (known.text + text)[-MAX_CHARS:]
+        known.end = at + len(text)
+        self._keep(key, known)
+        return None
+
+    def _keep(self, key: _StreamKey, stream: Stream) -> None:
+        self.streams[key] = stream
+        if len(self.streams) > MAX_STREAMS:
+            del self.streams[next(iter(self.streams))]
+
+    def _is_over(self, key: _StreamKey) -> bool:
+        """Whether the call that a text is of, or one around it, is done."""
+        path, turn, _, call = key
+        paths = outer_paths(path if call is None else path_of_call(path, turn, call))
+        return any(it in self._done or it.rpartition(".")[0] in self._done for it in paths)  # 1.0.1 is in 1.0 too
+
+    def _name_run(self, path: str) -> str:
+        """What runs in a call: at 1.0 its first run, at 1.0.2 the third."""
+        number = 0
+        if path not in self.calls:
+            path, _, run = path.rpartition(".")
+            number = int(run)
+        call = self.calls.get(path)
+        names = (call.asked or (call.tool,)) if call is not None else ()
+        return names[number] if number < len(names) else "…"
+
+
+class UnderWay:
+    """What is under way, from what a client is told. A reaction is there from the first that is heard of it until it
+    ends."""
+
+    def __init__(self) -> None:
+        self.reactions: set[tuple[str, str]] = set()
+        """Every reaction that was heard of: its id and its agent's."""
+        self.undecided: dict[_Reaction, int] = {}
+        """The reactions that wait for a person's decision, and the seq of the request."""
+        self.is_connected = True
+        self.on_change: Callable[[], None] = lambda: None
+        self._works: dict[_Reaction, Work] = {}
+        self._ended: deque[_Reaction] = deque(maxlen=MAX_WORKS)  # what still comes of these is too late
+        self._typing: dict[str, asyncio.TimerHandle] = {}  # a person -> when that is over
+        self._news = asyncio.Event()
+
+    # --- what is told
+
+    def take(self, event: object) -> list[News]:
+        """Take what a client is told beside the messages; gives what to tell of calls and their reports."""
+        news: list[News] = []
+        match event:
+            case Signal(kind="typing"):
+                self._stop_typing(event.sender_id)
+                loop = asyncio.get_running_loop()
+                self._typing[event.sender_id] = loop.call_later(TYPING_SHOWN_S, self._stop_typing, event.sender_id)
+            case Signal(body={"reaction": str(name)}) if len(name) <= MAX_ID_CHARS:
+                news = [it for it in self._take_signal((event.sender_id, name), event) if it is not None]
+            case Presence(state="offline"):
+                self._works = {key: it for key, it in self._works.items() if it.agent_id != event.agent_id}
+            case Reconnecting() | Reconnected():
+                self.is_connected = isinstance(event, Reconnected)
+                self._works.clear()  # the signals that end them may be lost with the connection
+        self.happened()
+        return news
+
+    def take_message(self, message: BaseMessage) -> None:
+        """What its sender was writing there is a message now; and it may ask for a person's decision."""
+        for work in self._works.values():
+            if (work.agent_id, work.thread_id) == (message.sender_id, message.thread_id):
+                work.streams = {key: it for key, it in work.streams.items() if it.kind != "text" or it.path}
+        reaction = read_request(message)
+        if reaction is not None and len(self.undecided) < MAX_HEARD:
+            self.undecided[message.sender_id, reaction] = message.seq
+        self.happened()
+
+    def decided(self, seq: int) -> None:
+        """A person has decided the request with this seq."""
+        self.undecided = {key: request for key, request in self.undecided.items() if request != seq}
+
+    def happened(self) -> None:
+        """Something was said or done; whoever waits for quiet waits on."""
+        self._news.set()
+        self.on_change()
+
+    # --- what there is
+
+    @property
+    def typing(self) -> list[str]:
+        """Who is typing, by their ids."""
+        return sorted(self._typing)
+
+    def list_busy(self) -> dict[str, list[Call]]:
+        """Who thinks, by their ids, each with its innermost calls."""
+        busy: dict[str, list[Call]] = {it: [] for it in sorted({it.agent_id for it in self._list_thinking().values()})}
+        for work in self._works.values():
+            if work.agent_id in busy:
+                busy[work.agent_id] += work.list_innermost()
+        return busy
+
+    def list_busy_threads(self) -> set[str]:
+        """The threads in which somebody thinks."""
+        return {it.thread_id for it in self._list_thinking().values()}
+
+    def list_writing(self, thread_id: str) -> list[Work]:
+        """The reactions in a thread that have texts which grow."""
+        return [it for it in self._works.values() if it.thread_id == thread_id and it.streams]
+
+    async def wait_until_quiet(self, quiet_s: float) -> None:
+        """Wait until the hub is there, nobody thinks who is not waiting for a decision, and nothing has happened for
+        ``quiet_s``."""
+        while True:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(quiet_s):
+                    await self._news.wait()
+            except TimeoutError:
+                if self._list_thinking().keys() <= self.undecided.keys() and self.is_connected:
+                    return
+
+    def _list_thinking(self) -> dict[_Reaction, Work]:
+        return {key: it for key, it in self._works.items() if it.is_thinking}
+
+    def _stop_typing(self, person: str) -> None:
+        timer = self._typing.pop(person, None)
+        if timer is not None:
+            timer.cancel()
+        self.on_change()
+
+    def _take_signal(self, reaction: _Reaction, signal: Signal) -> Iterable[News | None]:
+        if signal.kind in ("thinking", "tool") and len(self.reactions) < MAX_HEARD:
+            self.reactions.add((reaction[1], reaction[0]))
+        match signal:
+            case Signal(kind="thinking", body={"active": False}):
+                self._works.pop(reaction, None)  # its message, if there is one, says the rest
+                self.undecided.pop(reaction, None)
+                if reaction not in self._ended:
+                    self._ended.append(reaction)
+            case Signal(kind="thinking", body={"active": True}):
+                if reaction in self._ended:
+                    self._ended.remove(reaction)  # it is taken up again
+                self._find(reaction, signal.thread_id).is_thinking = True
+            case Signal() if reaction in self._ended:
+                pass
+            case Signal(kind="tool", body={"active": bool()} as body) if (place := read_place(body)) is not None:
+                return [self._find(reaction, signal.thread_id).take_call(place, body)]
+            case Signal(kind="delta", body={"pieces": list(pieces)}):
+                work = self._find(reaction, signal.thread_id)
+                if not work.streams:
+                    self._make_room_to_write()
+                return [work.take_piece(it) for it in pieces[:MAX_STREAMS] if isinstance(it, dict)]
+        return []
+
+    def _find(self, reaction: _Reaction, thread_id: str) -> Work:
+        if reaction not in self._works:
+            if len(self._works) >= MAX_WORKS:
+                del self._works[_choose_one(self._works)]
+            self._works[reaction] = Work(reaction[0], thread_id)
+        return self._works[reaction]
+
+    def _make_room_to_write(self) -> None:
+        writing = [key for key, it in self._works.items() if it.streams]
+        if len(writing) >= MAX_WRITING:
+            self._works[_choose_one(writing)].streams.clear()
+
+
+def read_request(message: BaseMessage) -> str | None:
+    """The reaction that waits for a person's decision on this message; None if it asks for none."""
+    approval = (message.metadata or {}).get("approval")
+    reaction = approval.get("reaction") if isinstance(approval, dict) else None
+    return reaction if isinstance(reaction, str) else None
+
+
+def read_place(body: Mapping[str, object]) -> str | None:
+    """The path of the call that a signal is about; None if that can be none. An agent that numbers no calls has one at
+    a time."""
+    match body.get("path") or "", body.get("turn") or 0, body.get("call") or 0:
+        case str(path), int(turn), int(call) if is_path(place := path_of_call(path, turn, call)):
+            return place
+    return None
+
+
+def _read_name(given: object) -> str:
+    return given[:MAX_NAME_CHARS] if isinstance(given, str) else "…"
+
+
+def _choose_one(reactions: Iterable[_Reaction]) -> _Reaction:
+    """The oldest reaction of whoever has the most: nobody's flood takes another one's away."""
+    listed = list(reactions)
+    [(most, _)] = Counter(agent_id for agent_id, _ in listed).most_common(1)
+    return next(it for it in listed if it[0] == most)
+
+
+def _is_past(stream: _StreamKey, begun: _StreamKey) -> bool:
+    """Whether a text has come to its end since another one of its run has begun: it is of an earlier turn, or was
+    thought before what is written."""
+    (path, turn, kind, _), (new_path, new_turn, new_kind, _) = stream, begun
+    return path == new_path and (turn < new_turn or (turn == new_turn and (kind, new_kind) == ("reasoning", "text")))

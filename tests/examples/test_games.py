@@ -1,0 +1,92 @@
+"""The games of the examples: each prompt holds what its role may know and nothing else, by an oracle of the roles, under each visibility."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.games import auction, foxes
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Answer, ScriptedModel
+from roundelay.network.visibility import VISIBILITIES, Visibility
+
+GAMES = Path(foxes.__file__).parent
+
+
+def read_words(request: ModelRequest) -> set[str]:
+    """What of the game a prompt holds: whose roles, words of the night, words of the day."""
+    text = "\n".join(message.content or "" for message in request.messages)
+    found = {f"the role of {name}" for name in re.findall(r"You are a \w+\. [\w ]+, (\w+)\.", text)}
+    return found | {kind for kind in ("Night", "Day") if re.search(rf"{kind} \d", text)}
+
+
+def list_known(request: ModelRequest, visibility: Visibility) -> set[str]:
+    """What the rules of the game and the visibility let this player know in this prompt."""
+    view, role, is_fox = read_prompt(request), f"the role of {request.agent_id}", request.agent_id in foxes.FOXES
+    before = {"Day"} if "Night 1" not in view.incoming_text else set()
+    match view.incoming_text.split()[0], visibility:
+        case "You", _:
+            return {role}
+        case "Day", "all":
+            return {role, "Day"} | ({"Night"} if is_fox else set())
+        case "Day", _:
+            return {"Day"}
+        case "Night", "current":
+            return {"Night"}
+        case "Night", "strict":
+            return {"Night"} | before  # the other fox, who reads it too, was not told this one's role
+        case _:
+            return {"Night", role} | before
+
+
+@pytest.mark.parametrize("visibility", VISIBILITIES)
+async def test_every_prompt_of_the_foxes_game_holds_what_the_role_may_know(visibility: Visibility) -> None:
+    asked: list[ModelRequest] = []
+    told: list[str] = []
+
+    def play(request: ModelRequest) -> Answer:
+        asked.append(request)
+        return foxes.play(request)
+
+    end = await foxes.run_game(lambda: ScriptedModel(play), told.append, visibility)
+    assert end.endswith("have won")
+    assert len(told) > 5
+    assert told[0].startswith("bea: I tried the den: unknown_recipient: There is no channel 'den'")
+    for request in asked:
+        assert read_words(request) == list_known(request, visibility), request.agent_id
+        if request.agent_id not in foxes.FOXES:
+            assert "Night" not in read_words(request)
+    assert {"Night", "Day"} == {word for it in asked for word in read_words(it) if " " not in word}
+
+
+@pytest.mark.parametrize("visibility", VISIBILITIES)
+async def test_every_prompt_of_the_auction_holds_the_bid_of_who_asks(visibility: Visibility) -> None:
+    asked: list[ModelRequest] = []
+    told: list[str] = []
+
+    def sell(request: ModelRequest) -> Answer:
+        asked.append(request)
+        return auction.sell(request)
+
+    await auction.run_auction(ScriptedModel(sell), told.append, visibility)
+    assert told[-1] == "everybody hears: Sold to cat for 570"
+    seen: set[tuple[str, str]] = set()
+    for request in asked:
+        text = "\n".join(message.content or "" for message in request.messages)
+        bids = {name for name, amount in auction.BIDS.items() if f"I bid {amount}" in text}
+        seen |= {(read_prompt(request).incoming_sender, name) for name in bids}
+    own = {(name, name) for name in auction.BIDS}
+    assert seen == own if visibility != "all" else seen > own
+
+
+@pytest.mark.parametrize(("game", "last"), [("foxes", "have won"), ("auction", "everybody hears: Sold to cat for 570")])
+def test_the_games_run(game: str, last: str, tmp_path: Path) -> None:
+    command = [sys.executable, GAMES / f"{game}.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].endswith(last)

@@ -1,0 +1,96 @@
+"""One reaction as its records tell it, also of a program that keeps records of its own kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from roundelay.runs.reading import Reaction, choose_author
+
+STARTED = {"trigger": 3, "thread_id": "direct:ann~mia", "as_of": 3, "manifest": [1, 3], "config_hash": "c"}
+USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
+REPLY = {
+    "turn": 1, "agent": "ann", "is_last": False,
+    "reply": {"text": None, "tool_calls": [{"id": "c1", "name": "pay", "arguments": "{}"}], "usage": USAGE},
+}  # fmt: skip
+AT = {"turn": 1, "call": 0}
+APPROVAL = {"kind": "approval", "questions": {"mia": 4}, "until": 99, "is_approval": True}
+END = {"status": "failed", "reason": "limit", "turns": 1, "usage": USAGE}
+
+
+def read(*records: tuple[str, Any]) -> Reaction:
+    return Reaction(
+        "r1",
+        "ann",
+        [
+            {"seq": 10 + place, "agent_id": "ann", "record_id": f"id{place}", "kind": kind, "body": body, "at": 0}
+            for place, (kind, body) in enumerate(records)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        ({"status": "failed"}, "failed"),
+        ({"status": "happy"}, "finished"),
+        ({"status": ["x"]}, "finished"),
+        ([], "finished"),
+    ],
+)
+def test_how_another_programs_reaction_ended_is_told(end: object, state: str) -> None:
+    found = read(("started", {"trigger": 3}), ("finished", end))
+    assert (found.run, found.trigger, found.state) == (None, 3, state)
+
+
+def test_what_can_be_read_of_another_programs_records_is_told() -> None:
+    strange = ("model_reply", {"turn": "first"})
+    result = ("tool_result", {**AT, "tool": "pay", "content": "paid", "ok": True})
+    found = read(("started", {"trigger": 3}), strange, ("tool_started", {**AT, "tool": "pay", "args": "{}"}), result)
+    assert found.run is None
+    assert [(call.tool, call.parsed(), call.result, call.is_ok) for call in found.calls] == [("pay", {}, "paid", True)]
+    assert (found.state, found.turns) == ("open", 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("tool_started", {"tool": "pay", "args": "{}"}),
+        ("tool_started", {"turn": 1, "tool": "pay", "args": "{}"}),
+        ("tool_result", {"call": 0, "tool": "pay", "content": "paid", "ok": True}),
+        ("model_reply", {"agent": "ann", "reply": REPLY["reply"]}),
+        ("note", {"name": "plan", "value": 1}),
+    ],
+)
+def test_a_record_that_does_not_say_where_it_stands_is_another_programs(kind: str, body: dict[str, Any]) -> None:
+    found = read(("started", STARTED), (kind, body))
+    assert found.run is None
+    assert (found.calls, found.turns, found.find_reply("", 1)) == ([], 0, None)
+
+
+def test_a_call_that_was_approved_waits_for_nobody() -> None:
+    records: list[tuple[str, Any]] = [("started", STARTED), ("model_reply", REPLY), ("waiting", {**AT, **APPROVAL})]
+    assert read(*records).state == "waiting"
+    records.append(("approval", {**AT, "is_approved": True, "by": "mia", "seq": 5, "at": 1}))
+    assert read(*records).state == "open"
+    records.append(("finished", END))
+    assert (read(*records).state, read(*records).reason) == ("failed", "limit")
+
+
+def test_replies_of_runs_inside_count_and_their_turns_do_not() -> None:
+    found = read(("started", STARTED), ("model_reply", REPLY), ("model_reply", {**REPLY, "path": "1.0"}))
+    assert (found.turns, len(found.replies), found.usage.prompt_tokens) == (1, 2, 20)
+    assert list(found.manifest) == [1, 3]
+
+
+def test_the_author_of_a_reaction_is_who_it_was_derived_for_else_who_wrote_first() -> None:
+    from roundelay.agents.journal import reaction_id
+
+    name = reaction_id("bob", 3, "epoch")
+    records = [
+        {"seq": seq, "agent_id": agent_id, "record_id": "x", "kind": "started", "body": {"trigger": 3}, "at": 0}
+        for seq, agent_id in enumerate(("eve", "bob"))
+    ]
+    assert choose_author(name, records, "epoch") == "bob"
+    assert choose_author("other", records, "epoch") == "eve"
