@@ -58,7 +58,8 @@ async def main(question: str, options: list[str]) -> None:
             pumps = [asyncio.create_task(pump(process.stdout)) for process in team]
             async with NetworkClient("zoe", node.url, kind="human", token=node.owner_token) as zoe:
                 await zoe.send_text("guide", question)
-                answer = await anext(aiter(zoe))
+                async with zoe.receive() as message:
+                    answer = message
             for process in team:
                 process.terminate()
                 await process.wait()

@@ -72,14 +72,19 @@ async def run_auction(model: Model, say: Callable[[str], None], visibility: Visi
         for name in (*BIDS, "seller"):
             say(f"{name} hears: {await ask(people[name], 'What have the others bid?')}")
         await people["seller"].send_text("hammer", "Close it.")
-        say(f"everybody hears: {(await anext(aiter(people['amy']))).text}")
+        say(f"everybody hears: {await hear(people['amy'])}")
         await hammer.stop()
         await running
 
 
 async def ask(person: NetworkClient, text: str) -> str:
     await person.send_text("hammer", text)
-    return (await anext(aiter(person))).text
+    return await hear(person)
+
+
+async def hear(person: NetworkClient) -> str:
+    async with person.receive() as message:
+        return message.text
 
 
 if __name__ == "__main__":

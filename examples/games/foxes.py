@@ -48,7 +48,6 @@ class Keeper:
 
     def __init__(self, client: NetworkClient, say: Callable[[str], None]) -> None:
         self._client = client
-        self._messages = aiter(client)
         self._heard: list[AnyMessage] = []
         self._say = say
         self.inside = list(PLAYERS)
@@ -105,7 +104,8 @@ class Keeper:
 
     async def _hear(self, wanted: Callable[[AnyMessage], bool]) -> AnyMessage:
         while not (found := [it for it in self._heard if wanted(it)]):
-            self._heard.append(await anext(self._messages))
+            async with self._client.receive() as message:
+                self._heard.append(message)
         return found[0]
 
 

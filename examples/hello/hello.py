@@ -9,9 +9,8 @@ async def main() -> None:
     async with Network.open() as network:  # a path keeps it in a file
         ann, bob = await network.join("ann"), await network.join("bob")
         await ann.send_text("bob", "Hello, Bob!")
-        async for message in bob:
+        async with bob.receive() as message:
             await bob.reply(message, f"Hello yourself, {message.sender_id}!")
-            break
         for message in (await ann.history("direct:ann~bob")).messages:
             print(f"#{message.seq} {message.sender_id}: {message.text}")
 

@@ -58,8 +58,8 @@ async def main() -> None:
                 first.kill()
                 print("first process: killed")
                 second = await start(node.url, "quick")
-                answer = await anext(aiter(zoe))
-                second.terminate()
+                async with zoe.receive() as answer:
+                    second.terminate()
                 for line in (await second.stdout.read()).decode().splitlines():
                     print("second process:", line)
                 print(f"{answer.sender_id}: {answer.text}")

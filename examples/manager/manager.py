@@ -44,9 +44,8 @@ async def main() -> None:
         running = asyncio.create_task(manager.run(client))
         zoe = await network.join("zoe", kind="human")
         await zoe.send_text("manager", "Tell me about bees.")
-        async for message in zoe:
+        async with zoe.receive() as message:
             print(f"{message.sender_id}: {message.text}")
-            break
         await manager.stop()
         await running
 

@@ -44,9 +44,8 @@ async def main() -> None:
         running = asyncio.create_task(desk.run(await network.join("desk", role="reactor", card=desk.describe_card())))
         zoe = await network.join("zoe", kind="human")
         await zoe.send_text("desk", "I paid order 7 twice!")
-        async for message in zoe:
+        async with zoe.receive() as message:
             print(f"{message.sender_id}: {message.text}")
-            break
         await desk.stop()
         await running
 

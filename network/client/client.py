@@ -11,6 +11,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Literal, Self
 
 import msgspec
@@ -51,6 +52,10 @@ from .values import (
 log = logging.getLogger(__name__)
 
 MAX_EVENTS = 1000
+_LEFT = (
+    "The loop over messages was left at #%d, which is not acknowledged: %s gets it again in its next session. To take one "
+    "message, write: async with client.receive() as message"
+)
 
 
 class NetworkClient:
@@ -343,20 +348,42 @@ class NetworkClient:
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
         """What is delivered, in order, each to be acknowledged; ends by raising what ended the connection for good."""
-        while True:
-            delivery = await self._deliveries.get()
-            if delivery is None:
-                self._deliveries.put_nowait(None)  # for the other iterators
-                if self._link.is_closing:
-                    return
-                raise self._link.failure or ConnectError("The connection is closed.")
+        while (delivery := await self._next_delivery()) is not None:
             yield delivery
 
+    @asynccontextmanager
+    async def receive(self) -> AsyncIterator[AnyMessage]:
+        """The next message, for an ``async with`` block: acknowledged when the block ends, given back when it raises
+        (`Delivery.nack`), and left open when it is cancelled: then it comes again in a later session.
+
+        Raises what ended the connection, `ConnectError` once this client is closed."""
+        delivery = await self._next_delivery()
+        if delivery is None:
+            raise ConnectError("This client is closed, so no further message comes.")
+        async with delivery as message:
+            yield message
+
     async def __aiter__(self) -> AsyncIterator[AnyMessage]:
-        """Messages in order; each is acknowledged when the next one is asked for."""
+        """Messages in order, for ever; each is acknowledged when the next one is asked for.
+
+        Who leaves the loop leaves its message open: a `break` cannot be told from an error in the loop's body, and what
+        was not handled must come again. To take one message, or some, use `receive`."""
         async for delivery in self.deliveries():
-            yield delivery.message
+            try:
+                yield delivery.message
+            except GeneratorExit:
+                log.warning(_LEFT, delivery.message.seq, self.agent_id, extra={"agent_id": self.agent_id})
+                raise
             await delivery.ack()
+
+    async def _next_delivery(self) -> Delivery | None:
+        """The next delivery; None once this client is closed. Raises what ended the connection for good."""
+        delivery = await self._deliveries.get()
+        if delivery is None:
+            self._deliveries.put_nowait(None)  # for the others who wait
+            if not self._link.is_closing:
+                raise self._link.failure or ConnectError("The connection is closed.")
+        return delivery
 
     async def handle(self, handler: Callable[[AnyMessage], Awaitable[None]]) -> None:
         """Call a handler for each message, for ever: ack when it returns, nack when it raises."""

@@ -81,6 +81,14 @@ def test_readme_program_has_at_most_ten_lines_of_its_own() -> None:
     assert len(lines) <= 10
 
 
+def test_readme_program_run_again_with_another_text_prints_the_other_text(tmp_path: Path) -> None:
+    [block] = [param.values[0] for param in find_blocks("python") if param.id.startswith("README.md")]
+    for text in ("Shall we sing?", "Shall we dance?"):
+        program = block.text.replace("Shall we sing?", text)
+        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == (f"ann said: {text}\n", "")
+
+
 @pytest.mark.parametrize("block", find_blocks("yaml"))
 def test_yaml_block_is_an_agent(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "not asked")
