@@ -11,7 +11,7 @@
     ├── RetryLater          the same call again, after ``retry_after_ms``
     │   └── RateLimited, Overloaded
     ├── GiveUp              no retry helps; a person or an operator decides
-    │   └── LoopStopped, BudgetExhausted, Superseded, InternalError
+    │   └── LoopStopped, BudgetExhausted, ThreadHeld, Superseded, InternalError
     ├── ConnectError        the hub cannot be reached, or was lost for good
     ├── ConfigError         a file of the user's is wrong; names file and line
     ├── LedgerError         the database is unusable; nothing was acknowledged
@@ -116,6 +116,13 @@ class BudgetExhausted(GiveUp):
     def __init__(self, message: str, retry_after_ms: int | None = None) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+
+
+class ThreadHeld(GiveUp):
+    """A person has taken the thread over, or had when this work on it began: agents do not answer there. The notice
+    ``given`` says when they may again, in work that they begin then."""
+
+    code = "held"
 
 
 class Superseded(GiveUp):

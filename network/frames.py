@@ -108,10 +108,12 @@ class NetworkInfo(Struct, frozen=True):
     epoch: str
 
 
-class OpenReactionInfo(Struct, frozen=True):
+class OpenReactionInfo(Struct, frozen=True, omit_defaults=True):
     reaction: str
     trigger: int
     seq: int
+    overtaken: bool = False
+    """A person has taken over what it was to answer, since it was begun."""
 
 
 class OperationInfo(Struct, frozen=True):
@@ -212,6 +214,8 @@ class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=T
         "budget_exhausted",
         "dead_letter",
         "dead_letter_withdrawn",
+        "taken",
+        "given",
         "damaged",
         "superseded",
         "draining",

@@ -212,7 +212,7 @@ class Notify(Struct, frozen=True):
     but the reason."""
 
     agent_ids: frozenset[str]
-    kind: Literal["loop_stopped", "budget_exhausted", "dead_letter", "dead_letter_withdrawn"]
+    kind: Literal["loop_stopped", "budget_exhausted", "dead_letter", "dead_letter_withdrawn", "taken", "given"]
     thread_id: str | None
     body: dict[str, Any]
     operators: bool = False

@@ -25,6 +25,7 @@ from roundelay.network.frames import StoredFrame, encode
 
 from .change import ChangeSet, answer_error
 from .entries import NOTHING, Answer, Lost, Nack, Notify, Outcome, Record, Retry, Settle
+from .holds import check_begin
 from .limits import MINUTE_MS, due_next
 from .sending import Rules, check_session, find_budget, repeat_error
 from .state import State
@@ -174,6 +175,7 @@ def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
         raise UnknownMessage(
             f"There is no message {trigger} for {agent_id}; body.trigger of a started record is the seq of one."
         )
+    check_begin(state, head)
     most = change.rules.limits.max_reactions_per_message
     key = f"{agent_id}/{reaction}"
     if state.get("reaction", key) is None and len(state.reactions_to(agent_id, trigger)) >= most:

@@ -37,6 +37,7 @@ from roundelay.network.frames import SendFrame, StoredFrame, WireMessage, encode
 
 from .access import check_right_to_send, find_channel
 from .entries import Answer, Origin, Outcome, Send, body_digest
+from .holds import check_answer
 from .limits import ROW_BYTES, Quotas, count_stored, next_rates
 from .mod import Mod, Operation
 from .shares import begin_root, charge_root, count_answer, is_program, was_told
@@ -162,6 +163,9 @@ def write_message(
     if state.rights is not None:
         check_right_to_send(state, origin, address_kind, name)
     place = _find_place(rules, state, origin, address_kind, name, parent, frame)
+    if origin.kind == "agent":
+        for thread_id in {place.thread_id, parent.thread_id} if parent is not None else (place.thread_id,):
+            check_answer(state, origin, thread_id, None if cause is None else cause.seq)
     seq = state.head + 1
     root, hops = (seq, 0) if cause is None else (cause.root, cause.hops + 1)
     head = MessageHead(

@@ -29,6 +29,7 @@ from .tables import (
     DayStored,
     Floor,
     Heard,
+    Hold,
     Member,
     OpenReaction,
     Participant,
@@ -174,6 +175,11 @@ class State:
     def attempts(self, agent_id: str) -> Mapping[int, Attempt]:
         """The failures of a participant's messages that are not settled, by seq."""
         return self._group("attempts", agent_id)
+
+    def hold(self, thread_id: str) -> Hold | None:
+        """The last time that a person took a thread over, given back or not; None if nobody ever has."""
+        found: Hold | None = self.get("hold", thread_id)
+        return found
 
     # --- reading: channels
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from roundelay.network.frames import Kind
 
 LoadedTable: TypeAlias = Literal[
-    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day", "stored"
+    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day", "stored", "hold"
 ]
 """Loaded at the start, and held in memory."""
 ColdTable: TypeAlias = Literal["root", "call", "dead", "tried", "triggered", "given_up", "stopped"]
@@ -269,6 +269,17 @@ class OpenReaction(Struct, frozen=True):
     """The calls that were begun and have no result (`reactions.follow`), and whether each waits for somebody else."""
 
 
+class Hold(Struct, frozen=True):
+    """A thread (the key) that a person took, ``by`` whom (empty: it was given back), the seqs of its last ``taken``
+    and ``given`` rows, and when it was taken. ``head`` says where a message of it would go (`holds`)."""
+
+    by: str
+    taken: int
+    at: int
+    head: MessageHead
+    given: int = 0
+
+
 class RootBudget(Struct, frozen=True, omit_defaults=True):
     """How much of its budget the conversation that a root message began has used, and who has (`shares`)."""
 
@@ -405,6 +416,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "day": DaySpent,
     "stored": DayStored,
     "stopped": Stopped,
+    "hold": Hold,
 }
 
 
@@ -481,6 +493,7 @@ RowType: TypeAlias = Literal[
     "left",
     "dead",
     "budget",
+    "hold",
     "damaged",
 ]
 

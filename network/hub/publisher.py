@@ -37,6 +37,7 @@ from roundelay.network.core.entries import (
     Welcome,
     error_bytes,
 )
+from roundelay.network.core.holds import is_overtaken
 from roundelay.network.core.mod import AfterContext, Mod
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.shares import note, note_person
@@ -531,7 +532,9 @@ class Publisher:
             return
         cursor, resume, missing_before = self._where_to_start(effect)
         reactions = [
-            OpenReactionInfo(reaction.reaction, reaction.trigger, reaction.seq)
+            OpenReactionInfo(
+                reaction.reaction, reaction.trigger, reaction.seq, is_overtaken(self._board.state, reaction)
+            )
             for reaction in self._board.state.reactions_of(participant.agent_id).values()
         ]
         frame = WelcomeFrame(

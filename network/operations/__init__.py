@@ -19,11 +19,13 @@ from . import conversation, operators, reactions, views
 
 FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.cancel,
+    conversation.give,
     conversation.info,
     conversation.list_agents,
     conversation.list_threads,
     conversation.message_status,
     conversation.resume_root,
+    conversation.take,
     conversation.watch,
     operators.dead_letters,
     operators.drop_dead_letter,

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta
 
 from roundelay.network.addresses import name_of
 from roundelay.network.core.change import ChangeSet, stopped_key
-from roundelay.network.core.entries import AskToStop
+from roundelay.network.core.entries import AskToStop, Notify
+from roundelay.network.core.holds import describe_hold, find_thread, is_overtaken, readers_of
 from roundelay.network.core.sending import find_budget
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import (
     Attempt,
     Begun,
     DeadLetter,
+    Hold,
     MessageHead,
     OpenReaction,
     Table,
@@ -31,7 +33,7 @@ from roundelay.network.core.tables import (
     Wanted,
 )
 from roundelay.network.core.visibility import may_read, readable_spans, recipients, thread_readers
-from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage
+from roundelay.network.errors import Forbidden, InvalidArguments, ThreadHeld, UnknownMessage
 from roundelay.network.frames import Kind, Seq
 from roundelay.network.ledger import ThreadSummary, find_newest
 
@@ -56,16 +58,21 @@ def cancel(change: ChangeSet, *, reaction: str | None = None, thread_id: str | N
     state = change.state
     named = state.reactions_in(thread_id) if thread_id is not None else state.reactions_named(str(reaction))
     chosen = {key: it for key, it in named.items() if _may_cancel(change, it)}
+    return {"reactions": _ask_to_stop(change, _with_those_asked(state, chosen))}
+
+
+def _ask_to_stop(change: ChangeSet, reactions: Mapping[str, OpenReaction]) -> list[str]:
+    """Cancel reactions, by their keys; gives the ids of those that the caller may know of."""
     stopped = []
-    for key, found in _with_those_asked(state, chosen).items():
+    for key, found in reactions.items():
         change.put_row("reaction", key, msgspec.structs.replace(found, is_cancelled=True))
         head, by = found.trigger_head, change.origin.agent_id
-        if change.origin.is_operator or found.agent_id == by or may_read(state, by, head):
+        if change.origin.is_operator or found.agent_id == by or may_read(change.state, by, head):
             stopped.append(found.reaction)
         else:  # neither hears of the other: who asked for it takes it back
             by = head.sender_id
         change.effects.append(AskToStop(found.agent_id, found.reaction, head.thread_id, by))
-    return {"reactions": stopped}
+    return stopped
 
 
 def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
@@ -83,6 +90,55 @@ def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[
         more = {key: it for those in asked for key, it in those.items() if key not in found}
         found |= more
     return found
+
+
+def take(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
+    """Take a thread over: agents answer there no more until it is given back. People in it do, and operators."""
+    state, by = change.state, change.origin.agent_id
+    head = find_thread(state, change.facts, change.origin, thread_id)
+    known = state.hold(thread_id)
+    if known is not None and known.by:
+        if known.by != by:
+            raise ThreadHeld(
+                f"{known.by} has taken over {thread_id} already (#{known.taken}); network.give gives it back, which "
+                "anybody may who may take it."
+            )
+        return {"thread_id": thread_id, "seq": known.taken}
+    row = change.write_row("hold", data=_describe_turn("taken", thread_id, by))
+    hold = Hold(by, row.seq, change.stamp, head, known.given if known is not None else 0)
+    change.put_row("hold", thread_id, hold)
+    under_way = state.reactions_in(thread_id)
+    asked = _with_those_asked(state, under_way)
+    _ask_to_stop(change, {key: it for key, it in asked.items() if key not in under_way})
+    _tell_readers(change, "taken", hold, row.seq)
+    return {"thread_id": thread_id, "seq": row.seq}
+
+
+def give(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
+    """Give a thread back that was taken over, by whomever: its agents answer there again."""
+    find_thread(change.state, change.facts, change.origin, thread_id)
+    hold = change.state.hold(thread_id)
+    if hold is None or not hold.by:
+        raise InvalidArguments(f"Nobody has taken {thread_id} over, so it is not given back; network.take takes it.")
+    return {"thread_id": thread_id, "seq": give_back(change, hold), "taken": hold.taken, "by": hold.by}
+
+
+def give_back(change: ChangeSet, hold: Hold) -> int:
+    """Let agents answer in a held thread again; gives the seq of that."""
+    thread_id = hold.head.thread_id
+    row = change.write_row("hold", data=_describe_turn("given", thread_id, hold.by))
+    change.put_row("hold", thread_id, msgspec.structs.replace(hold, by="", given=row.seq))
+    _tell_readers(change, "given", hold, row.seq)
+    return row.seq
+
+
+def _describe_turn(event: str, thread_id: str, by: str) -> bytes:
+    return msgspec.json.encode({"event": event, "thread_id": thread_id, "agent_id": by})
+
+
+def _tell_readers(change: ChangeSet, kind: Literal["taken", "given"], hold: Hold, seq: int) -> None:
+    body = {"seq": seq, "agent_id": change.origin.agent_id, **({"by": hold.by} if kind == "given" else {})}
+    change.effects.append(Notify(readers_of(change.state, hold), kind, hold.head.thread_id, body))
 
 
 def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
@@ -192,11 +248,13 @@ async def _describe_thread(reading: Reading, summary: ThreadSummary) -> dict[str
         return None
     if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):
         return None
+    hold = describe_hold(reading.hub.state, summary.thread_id)
     return {
         "thread_id": summary.thread_id,
         "last_seq": summary.last_seq,
         "messages": summary.messages,
         "readers": sorted(_shown_readers(reading, newest.head)),
+        **({"held": hold} if hold is not None else {}),
     }
 
 
@@ -300,8 +358,9 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Beg
 
 async def _reaction_status(reading: Reading, agent_id: str, begun: Begun) -> str:
     """How a reaction ended, or that it is ``open``: all that readers of the message get to know of its records."""
-    if reading.hub.state.get("reaction", f"{agent_id}/{begun.reaction}") is not None:
-        return "open"
+    opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{begun.reaction}")
+    if opened is not None:
+        return "cancelled" if is_overtaken(reading.hub.state, opened) else "open"
     page = await reading.hub.ledger.records(agent_id, "finished", begun.seq, 1, reaction=begun.reaction)
     for row in page.rows:
         body = msgspec.json.decode(row.data) if not row.is_damaged else None

@@ -24,7 +24,7 @@ from roundelay.network.errors import InvalidArguments, UnknownMessage, UnknownRe
 from roundelay.network.frames import Kind, Seq, is_id
 from roundelay.network.ledger.log_file import encode_row
 
-from .conversation import PageLimit
+from .conversation import PageLimit, give_back
 from .listing import take_page
 from .reading import Reading, whose
 from .views import Limit
@@ -38,6 +38,8 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     for channel, member in list(change.state.memberships(agent_id).items()):
         if member.is_in:
             change.leave_channel(channel, agent_id)
+    for _, hold in [it for it in change.state.items("hold") if it[1].by == agent_id]:
+        give_back(change, hold)
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
     change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))

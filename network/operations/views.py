@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from roundelay.network.addresses import BROADCAST, thread_parties
+from roundelay.network.core.holds import describe_hold
 from roundelay.network.core.tables import Begun, MessageHead, RootBudget, Row, Triggered
 from roundelay.network.core.visibility import VISIBILITIES, PromptFilter, Visibility, audience, readable_spans
 from roundelay.network.errors import UnknownMessage
@@ -178,7 +179,12 @@ async def history(
     value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}
     # whose they are is unknown: they are told of as far as this answer reaches, to who reads what is around them
     missing = [seq for seq in damaged if not is_cut or (shown and seq > shown[0].seq)]
-    return {**value, "damaged": missing} if missing else value
+    hold = describe_hold(reading.hub.state, thread_id) if trigger is None else None
+    return {
+        **value,
+        **({"damaged": missing} if missing else {}),
+        **({"held": hold} if hold is not None else {}),
+    }
 
 
 async def _is_open_thread(reading: Reading, thread_id: str) -> bool:

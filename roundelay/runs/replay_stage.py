@@ -223,6 +223,10 @@ class Hands:
                 self._call(row, "channels.join", {"name": body["channel"]})
             case "channel":
                 self._change_channel(row, body)
+            case "hold":
+                self._call(
+                    row, f"network.{'take' if body['event'] == 'taken' else 'give'}", {"thread_id": body["thread_id"]}
+                )
             case "budget" if "agent_id" in body:
                 self._call(row, "network.resume_agent", {"agent_id": body["agent_id"]})
             case "budget":

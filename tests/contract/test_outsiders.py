@@ -199,6 +199,8 @@ GUESSES: dict[str, list[Make]] = {
         lambda it, who, public: {"reaction": it.reaction},
         lambda it, who, public: {"thread_id": it.thread_id},
     ],
+    "network.take": [lambda it, who, public: {"thread_id": it.thread_id}],
+    "network.give": [lambda it, who, public: {"thread_id": it.thread_id}],
     "network.resume_root": [lambda it, who, public: {"root": it.seq}],
     "network.stopped": [lambda it, who, public: {"before": it.seq}],
     "network.resume_agent": [lambda it, who, public: {"agent_id": it.agent_id}],

@@ -130,6 +130,15 @@ def for_readers(reader: str = "ok", verb: str = "") -> Expected:
     return expect
 
 
+def for_who_is_in(reader: str) -> Expected:
+    """What is done in the thread by who would be given its next message."""
+
+    def expect(role: str, relation: str) -> str:
+        return reader if relation in INSIDE and "read" in ROLES[role] else "unknown_message"
+
+    return expect
+
+
 def by_verb(verb: str) -> Expected:
     return lambda role, relation: "ok" if verb in ROLES[role] else "forbidden"
 
@@ -156,6 +165,8 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.watch": (always("ok"), lambda seq: {}),
     "network.open_reactions": (always("ok"), lambda seq: {}),
     "network.cancel": (always("ok"), lambda seq: {"thread_id": "channel:room"}),
+    "network.take": (for_who_is_in("forbidden"), lambda seq: {"thread_id": "channel:room"}),
+    "network.give": (for_who_is_in("forbidden"), lambda seq: {"thread_id": "channel:room"}),
     "network.resume_root": (for_readers("forbidden"), lambda seq: {"root": seq}),
     "network.stopped": (OPERATORS, lambda seq: {}),
     "network.resume_agent": (OPERATORS, lambda seq: {"agent_id": "ann"}),

@@ -1,0 +1,204 @@
+"""A person takes a thread over and gives it back: docs/protocol.md, "Taking a thread over"."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.node import Node, running_node
+from tests.support.wire import Frame, WireSession, expect_error, make_token
+
+DIRECT = "direct:bob~mia"
+
+
+async def person(node: Node, host: WireSession, agent_id: str) -> WireSession:
+    """A person who is no operator."""
+    token = make_token()
+    args = {"agent_id": agent_id, "kind": "human", "token_hash": hashlib.sha256(token.encode()).hexdigest()}
+    await host.call("network.create_token", args)
+    return await node.join(agent_id, kind="human", token=token)
+
+
+async def begin(bob: WireSession, reaction: str, seq: int) -> Frame:
+    return await bob.record(reaction, "started", {"trigger": seq, "manifest": [seq]})
+
+
+async def test_an_agent_answers_neither_in_a_held_thread_nor_afterwards_from_before(node: Node) -> None:
+    mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
+    question = (await mia.send("agent:bob", "question"))["seq"]
+    await begin(bob, "before", question)
+    taken = await mia.call("network.take", {"thread_id": DIRECT})
+    again = await mia.call("network.take", {"thread_id": DIRECT})
+    assert again == taken, "to take what one holds changes nothing"
+    note = (await mia.send("agent:bob", "note"))["seq"]
+
+    refused = await bob.refused("held", "agent:mia", "an answer", reply_to=question, cause=question)
+    assert "mia has taken over direct:bob~mia" in refused["message"]
+    await bob.refused("held", "agent:mia", "a word without a cause")
+    expect_error(await bob.submit_record("during", "started", {"trigger": note}), "held")
+    await bob.send("broadcast", "elsewhere it may speak", cause=question)
+
+    given = await mia.call("network.give", {"thread_id": DIRECT})
+    assert given == {"thread_id": DIRECT, "seq": given["seq"], "taken": taken["seq"], "by": "mia"}
+    await bob.refused("held", "agent:mia", "an old answer", cause=question)
+    assert (await mia.submit_call("network.give", {"thread_id": DIRECT}))["code"] == "invalid_arguments"
+    await begin(bob, "after", note)
+    await bob.send("agent:mia", "an answer to what was said", reply_to=note, cause=note)
+    await begin(bob, "anew", question)
+    await bob.send("agent:mia", "an answer that knows of it", cause=question)
+    assert [it["message"]["content"] for it in await mia.deliveries_until("an answer that knows of it")] == [
+        "elsewhere it may speak", "an answer to what was said",
+    ]  # fmt: skip
+
+
+async def test_a_reaction_begun_while_the_thread_was_held_does_not_answer_afterwards(node: Node) -> None:
+    mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
+    await mia.send("agent:bob", "hello")
+    await mia.call("network.take", {"thread_id": DIRECT})
+    elsewhere = (await mia.send("broadcast", "tell me about it"))["seq"]
+    await begin(bob, "elsewhere", elsewhere)
+    await mia.call("network.give", {"thread_id": DIRECT})
+    await bob.refused("held", "agent:mia", cause=elsewhere)
+    await bob.send("broadcast", "an answer where nobody held anything", cause=elsewhere)
+
+
+async def test_who_keeps_no_records_may_answer_what_was_said_meanwhile_and_not_what_was_before(node: Node) -> None:
+    mia, bob = await node.person("mia"), await node.agent("bob")
+    before = (await mia.send("agent:bob", "before"))["seq"]
+    await mia.call("network.take", {"thread_id": DIRECT})
+    during = (await mia.send("agent:bob", "during"))["seq"]
+    await mia.call("network.give", {"thread_id": DIRECT})
+    await bob.refused("held", "agent:mia", cause=before)
+    await bob.send("agent:mia", "of the time between", cause=during)
+
+
+@pytest.mark.parametrize("held", ["channel:dev", "thread:SEQ"])
+async def test_a_reply_to_what_stands_in_a_held_place_is_refused_too(node: Node, held: str) -> None:
+    mia, bob = await node.person("mia"), await node.agent("bob")
+    await mia.call("channels.create", {"name": "dev"})
+    await bob.call("channels.join", {"name": "dev"})
+    question = (await mia.send("channel:dev", "question"))["seq"]
+    await mia.call("network.take", {"thread_id": held.replace("SEQ", str(question))})
+    await bob.refused("held", "channel:dev", reply_to=question, cause=question)
+    await bob.call_refused("held", "channels.reply", {"reply_to": question, "text": "by an operation"})
+    expect_error(await bob.submit_record("r", "started", {"trigger": question}), "held")
+    other = await bob.submit("channel:dev", "beside it")
+    assert (other["type"] == "stored") is (held != "channel:dev")
+
+
+RIGHTS = {
+    "mia": ("ok", "ok"),
+    "zoe": ("held", "ok"),
+    "host": ("held", "ok"),
+    "outsider": ("unknown_message", "unknown_message"),
+    "bob": ("forbidden", "forbidden"),
+    "stranger": ("unknown_message", "unknown_message"),
+}
+"""In a channel that mia holds, what taking and giving back come to: people in it, an operator who is not, a person and
+agents who are (bob) and are not."""
+
+
+@pytest.mark.parametrize("who", RIGHTS)
+async def test_people_in_a_thread_and_operators_take_it_and_give_it_back(node: Node, who: str) -> None:
+    host = await node.person("host")
+    sessions = {name: await person(node, host, name) for name in ("mia", "zoe", "outsider")}
+    sessions |= {"host": host, "bob": await node.agent("bob"), "stranger": await node.agent("stranger")}
+    await sessions["mia"].call("channels.create", {"name": "dev", "access": "closed"})
+    for name in ("zoe", "bob"):
+        await sessions["mia"].call("channels.invite", {"name": "dev", "agent_id": name})
+        await sessions[name].call("channels.join", {"name": "dev"})
+    await sessions["mia"].call("network.take", {"thread_id": "channel:dev"})
+    for op, expected in zip(("network.take", "network.give"), RIGHTS[who], strict=True):
+        answer = await sessions[who].submit_call(op, {"thread_id": "channel:dev"})
+        assert answer.get("code", "ok") == expected, answer
+        if expected == "unknown_message":
+            nothing = await sessions[who].submit_call(op, {"thread_id": "channel:none"})
+            assert nothing["message"].replace("none", "dev") == answer["message"]
+
+
+@pytest.mark.parametrize(
+    "thread_id",
+    [
+        "direct:bob~nobody",
+        "direct:mia~bob",
+        "thread:1",
+        "thread:x",
+        "thread:99999999999999999999",
+        "mod:channels~mia",
+        "x",
+    ],
+)
+async def test_what_is_no_thread_is_not_taken(node: Node, thread_id: str) -> None:
+    mia = await node.person("mia")
+    await node.agent("bob")
+    for op in ("network.take", "network.give"):
+        await mia.call_refused("unknown_message", op, {"thread_id": thread_id})
+
+
+async def test_readers_are_told_and_read_who_holds_it(node: Node) -> None:
+    host = await node.person("host")
+    mia, zoe, bob = await person(node, host, "mia"), await person(node, host, "zoe"), await node.agent("bob")
+    await mia.send("agent:bob", "hello")
+    taken = (await mia.call("network.take", {"thread_id": DIRECT}))["seq"]
+    for reader in (mia, bob):
+        notice = await reader.expect("notice", kind="taken")
+        assert (notice["thread_id"], notice["body"]) == (DIRECT, {"seq": taken, "agent_id": "mia"})
+        shown = (await reader.call("network.history", {"thread_id": DIRECT}))["held"]
+        assert shown == {"by": "mia", "seq": taken, "at": shown["at"]}
+        assert [it["held"] for it in (await reader.call("network.list_threads"))["threads"]] == [shown]
+    given = (await host.call("network.give", {"thread_id": DIRECT}))["seq"]
+    notice = await bob.expect("notice", kind="given")
+    assert notice["body"] == {"seq": given, "agent_id": "host", "by": "mia"}
+    assert "held" not in await mia.call("network.history", {"thread_id": DIRECT})
+    await zoe.settle()
+    assert not [frame for frame in zoe.unread if frame["type"] == "notice"], "who does not read it is told nothing"
+
+
+async def test_what_was_asked_for_a_held_thread_stops_and_work_there_counts_as_cancelled(node: Node) -> None:
+    mia = await node.person("mia")
+    bob, ann = await node.agent("bob", role="reactor"), await node.agent("ann", role="reactor")
+    question = (await mia.send("agent:bob", "question"))["seq"]
+    await begin(bob, "of-bob", question)
+    asked = (await bob.send("agent:ann", "asked", cause=question))["seq"]
+    await begin(ann, "of-ann", asked)
+    await mia.call("network.take", {"thread_id": DIRECT})
+    assert (await ann.expect("signal", kind="cancel"))["body"] == {"reaction": "of-ann"}
+    [status] = (await mia.call("network.message_status", {"seq": question}))["recipients"]
+    assert status["reaction_status"] == "cancelled"
+
+
+async def test_whoever_is_removed_holds_nothing(node: Node) -> None:
+    host = await node.person("host")
+    mia, bob = await person(node, host, "mia"), await node.agent("bob")
+    await mia.call("network.take", {"thread_id": "broadcast"})
+    await host.call("network.remove", {"agent_id": "mia"})
+    assert (await bob.expect("notice", kind="given"))["body"]["by"] == "mia"
+    await bob.send("broadcast", "again")
+
+
+async def test_a_hold_outlives_the_hub_and_stands_in_the_log(tmp_path: Path) -> None:
+    db = tmp_path / "held.db"
+    async with running_node(db=db, durability="full") as node:
+        mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
+        before = (await mia.send("agent:bob", "before"))["seq"]
+        await begin(bob, "old", before)
+        await mia.call("network.take", {"thread_id": DIRECT}, call_id="take-1")
+        tokens = node.tokens
+    async with running_node(db=db, durability="full") as node:
+        node.tokens = tokens
+        mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
+        [opened] = bob.welcome["open_reactions"]
+        assert opened["overtaken"] is True
+        await bob.refused("held", "agent:mia")
+        await mia.call("network.give", {"thread_id": DIRECT})
+        await bob.refused("held", "agent:mia", cause=before)
+    async with running_node(db=db, durability="full") as node:
+        node.tokens = tokens
+        mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
+        await bob.refused("held", "agent:mia", cause=before)
+        rows: list[Any] = (await mia.call("network.rows"))["rows"]
+        held = [row for row in rows if '"type":"hold"' in row]
+        assert ['"event":"taken"' in row for row in held] == [True, False]
