@@ -9,15 +9,17 @@ is still told. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_args
 
 import msgspec
 
-from roundelay.agents.journal import Recorded, reaction_id, read_records
+from roundelay.agents.agent import handoff_name
+from roundelay.agents.history import read_argument
+from roundelay.agents.journal import Approval, Recorded, reaction_id, read_records
 from roundelay.agents.models.model import ModelReply, Usage
-from roundelay.agents.values import Status
+from roundelay.agents.values import Reviewed, Status
 from roundelay.network.core.tables import Row
 from roundelay.network.errors import LedgerError, RoundelayError
 from roundelay.network.frames import decode_json
@@ -31,14 +33,25 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One tool call of a reaction. ``result`` is None while it has none."""
+    """One tool call of a reaction. ``seq`` is that of its first record; ``result`` is None while it has none.
 
+    ``questions`` are the messages by which it asked others, by whom they are to, and ``replies`` those that it had for
+    them; ``request`` is the message that asked people to approve it, ``approval`` what one of them decided.
+    """
+
+    seq: int
     turn: int
     call: int
     tool: str
     arguments: str
     result: str | None = None
     is_ok: bool = False
+    path: str = ""
+    is_begun: bool = False
+    questions: Mapping[str, int] = field(default_factory=dict)
+    replies: tuple[int, ...] = ()
+    request: int | None = None
+    approval: Approval | None = None
 
     def parsed(self) -> Any:
         """Give the arguments as JSON; the text itself if it is none."""
@@ -46,6 +59,33 @@ class RecordedCall:
             return msgspec.json.decode(self.arguments)
         except msgspec.DecodeError:
             return self.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedReview:
+    """What reviewers made of an answer in a turn. ``seq`` is that of its record."""
+
+    seq: int
+    turn: int
+    reviewed: Reviewed
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedHandoff:
+    """After this turn another agent went on. ``is_return``: it had the conversation before, and has it back; ``seq`` is
+    that of the first record of the other's."""
+
+    seq: int
+    turn: int
+    from_id: str
+    to_id: str
+    note: str = ""
+    is_return: bool = False
+    path: str = ""
+
+
+RecordedWork = RecordedCall | RecordedReview | RecordedHandoff
 
 
 class Reaction:
@@ -132,23 +172,70 @@ class Reaction:
         failures = [it for run in self.runs.values() for it in run.failures.values()]
         return next((it.reason for it in reversed(failures) if it.failure == "misconfigured"), "")
 
-    @cached_property
+    @property
     def calls(self) -> list[RecordedCall]:
         """The tool calls that were begun, or refused before, in their order, those of the runs inside of it too."""
-        found: dict[tuple[str, int, int], RecordedCall] = {}
+        return [it for it in self.work if isinstance(it, RecordedCall) and it.is_begun]
+
+    @cached_property
+    def work(self) -> list[RecordedWork]:
+        """What was done in it, the runs inside included, in the order in which that began: calls, those that only wait
+        for an approval too, reviews of the answer, and handoffs."""
+        found: dict[tuple[object, ...], RecordedWork | list[Record]] = {}  # of a call, its records
+        speakers: dict[str, tuple[int, str]] = {}  # who replied last in each run, and in which turn
         for record in self._readable:
-            if record["kind"] not in ("tool_started", "tool_result"):
-                continue
             path, body = read_path(record), record["body"]
-            turn, call = int(body["turn"]), int(body["call"])
-            begun = found.get((path, turn, call))
-            if begun is None:
-                begun = RecordedCall(turn, call, str(body.get("tool", "")), str(body.get("args", "")))
-            result = self.runs[path].results.get((turn, call))
-            if result is not None:
-                begun = replace(begun, result=result.content, is_ok=result.ok)
-            found[path, turn, call] = begun
-        return list(found.values())
+            match record["kind"]:
+                case "asking" | "waiting" | "approval" | "tool_started" | "tool_result":
+                    of_call = found.setdefault((path, int(body["turn"]), int(body["call"])), [])
+                    assert isinstance(of_call, list)
+                    of_call.append(record)
+                case "review":
+                    turn = int(body["turn"])
+                    reviewed = self.runs[path].reviews[turn]
+                    found[path, "review", turn] = RecordedReview(record["seq"], turn, reviewed, path)
+                case "model_reply":
+                    speaker = (int(body["turn"]), str(body.get("agent", "")))
+                    before = speakers.get(path, speaker)
+                    if speaker[1] != before[1]:
+                        found[path, "handoff", before[0]] = self._read_handoff(record, *before)
+                    speakers[path] = speaker
+        return [self._read_call(it) if isinstance(it, list) else it for it in found.values()]
+
+    def _read_call(self, records: Sequence[Record]) -> RecordedCall:
+        """Read a call from its records."""
+        path, bodies = read_path(records[0]), [it["body"] for it in records]
+        place = turn, number = int(bodies[0]["turn"]), int(bodies[0]["call"])
+        run = self.runs[path]
+        planned = run.replies[turn].tool_calls[number : number + 1] if turn in run.replies else ()
+        name, arguments = (planned[0].name, planned[0].arguments) if planned else ("", "")
+        result, wait, request = run.results.get(place), run.waits.get(place), run.approval_waits.get(place)
+        approval = run.approvals.get(place)
+        replies = [int(seq) for body in bodies for seq in body.get("replies", ())]
+        return RecordedCall(
+            records[0]["seq"],
+            turn,
+            number,
+            next((str(body["tool"]) for body in bodies if "tool" in body), name),
+            next((str(body["args"]) for body in bodies if "args" in body), arguments),
+            result=result.content if result is not None else None,
+            is_ok=result is not None and result.ok,
+            path=path,
+            is_begun=place in run.begun_calls or result is not None,
+            questions=wait.questions if wait is not None else {},
+            replies=tuple(seq for seq in replies if approval is None or seq != approval.seq),
+            request=next(iter(request.questions.values()), None) if request is not None else None,
+            approval=approval,
+        )
+
+    def _read_handoff(self, record: Record, turn: int, from_id: str) -> RecordedHandoff:
+        """Read from whom to whom the conversation went before a reply."""
+        path, to_id = read_path(record), str(record["body"]["agent"])
+        reply = self.runs[path].replies.get(turn)
+        calls = reply.tool_calls if reply is not None else ()
+        call = next((it for it in calls if it.name == handoff_name(to_id)), None)
+        note = read_argument(call, "note") if call is not None else ""
+        return RecordedHandoff(int(record["seq"]), turn, from_id, to_id, note, call is None, path)
 
     def find_reply(self, path: str, turn: int) -> Record | None:
         """Give the record of what a model replied in a turn."""

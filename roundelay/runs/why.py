@@ -3,20 +3,28 @@ or as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from roundelay.agents.journal import derived_id
 from roundelay.agents.models.model import ModelReply, ToolCall
 from roundelay.network.addresses import short_address
 from roundelay.network.messages import BaseMessage, message_from_wire
-from roundelay.runs.reading import Reaction, shorten
+from roundelay.runs.reading import Reaction, RecordedCall, RecordedWork
 from roundelay.runs.source import Source
+from roundelay.runs.work import (
+    choose_earlier,
+    describe_exchange,
+    describe_work,
+    exchange_to_json,
+    list_messages,
+    tell,
+    work_to_json,
+)
 from roundelay.terminal.screen import PLAIN, Paint, format_message
-from roundelay.terminal.text import clean, clean_lines
+from roundelay.terminal.text import clean
 
-MAX_TEXT_CHARS = 300
 MAX_DEPTH = 50
 """How deep a tree of effects is told: below, a line is all indent, and programs that read JSON give up."""
 
@@ -37,14 +45,14 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One message of the way up, and the reaction that sent it, as far as there is one. ``prompt`` are those of its
-    messages that may be seen."""
+    """One message of the way up, and the reaction that sent it, as far as there is one. ``messages`` are those of its
+    prompt and of its work that may be seen."""
 
     message: BaseMessage
     reaction: Reaction | None = None
     trigger: int | None = None
     sent: Sent | None = None
-    prompt: Mapping[int, BaseMessage] = field(default_factory=dict)
+    messages: Mapping[int, BaseMessage] = field(default_factory=dict)
 
     @property
     def is_hidden(self) -> bool:
@@ -59,15 +67,39 @@ class Step:
     def manifest(self) -> Sequence[int]:
         return () if self.reaction is None or self.is_hidden else self.reaction.manifest
 
+    @property
+    def work(self) -> Sequence[RecordedWork]:
+        """What its reaction had done before, which it rests on beside the prompt."""
+        if self.reaction is None or self.is_hidden:
+            return ()
+        if self.sent is None:
+            return [it for it in self.reaction.work if it.seq < self.message.seq]
+        is_answer = self.sent.tool_call is None  # it comes after the calls of its turn, and may be the result of one
+        return choose_earlier(self.reaction.work, self.sent.path, self.sent.turn + is_answer)
+
+    @property
+    def sending_call(self) -> RecordedCall | None:
+        """The call that sent it, or was to be approved by it, as recorded."""
+        if self.reaction is None or self.sent is None:
+            return None
+        place = (self.sent.path, self.sent.turn, self.sent.call)
+        calls = (it for it in self.reaction.work if isinstance(it, RecordedCall))
+        return next((it for it in calls if (it.path, it.turn, it.call) == place), None)
+
     def to_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {"message": self.message.model_dump(mode="json", exclude_none=True)}
         if self.reaction is not None:
             value["reaction"] = {
                 "reaction": self.reaction.reaction, "agent_id": self.message.sender_id, "trigger": self.trigger,
                 "status": self.status, "manifest": list(self.manifest), "is_hidden": self.is_hidden,
-                "sent": asdict(self.sent) if self.sent else None,
+                "sent": self._sent_to_json(), "work": [work_to_json(it, self.messages) for it in self.work],
             }  # fmt: skip
         return value
+
+    def _sent_to_json(self) -> dict[str, Any] | None:
+        call = self.sending_call
+        exchange = exchange_to_json(call, self.messages) if call is not None else {}
+        return {**asdict(self.sent), **exchange} if self.sent is not None else None
 
 
 async def explain(source: Source, seq: int) -> list[Step]:
@@ -82,10 +114,13 @@ async def explain(source: Source, seq: int) -> list[Step]:
             steps.append(Step(message))
             continue
         reaction = await source.reaction(message.sender_id, str(following["reaction"]))
-        sent = prompt = None
+        step = Step(message, reaction, int(following["trigger"]))
         if reaction.run is not None:
-            sent, prompt = trace_message(reaction, message.message_id), await source.messages(reaction.manifest)
-        steps.append(Step(message, reaction, int(following["trigger"]), sent, prompt or {}))
+            step = replace(step, sent=trace_message(reaction, message.message_id))
+            call = step.sending_call
+            seqs = list_messages([*step.work, *([call] if call is not None else [])])
+            step = replace(step, messages=await source.messages(sorted({*reaction.manifest, *seqs})))
+        steps.append(step)
     return steps
 
 
@@ -144,13 +179,15 @@ def _describe_sent(step: Step) -> list[str]:
     else:
         inside = f" inside of call {sent.path}" if sent.path else ""
         called = f"{clean(sent.tool_call.name)} in turn {sent.turn}{inside}"
-        lines.append(f"It is {sent.how} {called}: {_tell(sent.tool_call.arguments)}")
+        lines.append(f"It is {sent.how} {called}: {tell(sent.tool_call.arguments)}")
         if sent.result is not None:
-            lines.append(f"The call gave: {_tell(sent.result)}")
+            lines.append(f"The call gave: {tell(sent.result)}")
+        if step.sending_call is not None:
+            lines += describe_exchange(step.sending_call, step.messages)
     if sent is not None and sent.reply is not None:
         reply, usage = sent.reply, sent.reply.usage
         of = f" of {clean(sent.agent_id)}" if sent.agent_id and sent.agent_id != message.sender_id else ""
-        said = f", and said: {_tell(reply.text)}" if reply.text and sent.tool_call is not None else ""
+        said = f", and said: {tell(reply.text)}" if reply.text and sent.tool_call is not None else ""
         called = (
             ""
             if sent.tool_call is None
@@ -160,12 +197,41 @@ def _describe_sent(step: Step) -> list[str]:
             f"The model{of} {clean(reply.model or 'unnamed')}{called or ' replied'} "
             f"({usage.prompt_tokens} + {usage.completion_tokens} tokens){said}"
         )
+    if step.work:
+        lines.append("Before that:")
+        lines += [f"  {line}" for it in step.work for line in describe_work(it, step.messages)]
     lines.append(f"Its prompt held {len(step.manifest)} message{'s' if len(step.manifest) != 1 else ''}:")
     for seq in step.manifest:
-        held = step.prompt.get(seq)
-        told = f"{clean(held.sender_id)}: {_tell(held.text, 80)}" if held is not None else "(may not be seen)"
+        held = step.messages.get(seq)
+        told = f"{clean(held.sender_id)}: {tell(held.text, 80)}" if held is not None else "(may not be seen)"
         lines.append(f"  #{seq} {told}")
     return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Reacted:
+    """One reaction to a message: how it ended and what was done in it, empty where that may not be seen. ``messages``
+    are those that tell of its work, as far as they may be seen."""
+
+    agent_id: str
+    reaction: str
+    status: str = ""
+    work: Sequence[RecordedWork] = ()
+    messages: Mapping[int, BaseMessage] = field(default_factory=dict)
+    sent: frozenset[tuple[str, int, int | None]] = frozenset()
+    """The calls, each by its place, that sent messages which followed."""
+
+    def to_json(self) -> dict[str, Any]:
+        work = [work_to_json(it, self.messages) for it in self.work]
+        return {"agent_id": self.agent_id, "reaction": self.reaction, "status": self.status, "work": work}
+
+    def describe(self) -> list[list[str]]:
+        """Tell its work, without the calls of which a message that followed says all."""
+        return [
+            describe_work(it, self.messages) for it in self.work
+            if not isinstance(it, RecordedCall) or it.questions or it.request or it.approval
+            or (it.path, it.turn, it.call) not in self.sent
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +240,7 @@ class Effect:
     nobody's reaction."""
 
     message: BaseMessage
-    reactions: tuple[tuple[str, str, str], ...]
-    """Agent, reaction and how that ended; empty where it may not be seen."""
+    reactions: tuple[Reacted, ...]
 
     followers: tuple[Effect, ...]
     followed: int = 0
@@ -185,10 +250,7 @@ class Effect:
         """Give it as JSON. At `MAX_DEPTH` ``more`` says how many messages follow: ask for what followed from it."""
         value: dict[str, Any] = {
             "message": self.message.model_dump(mode="json", exclude_none=True),
-            "reactions": [
-                {"agent_id": agent_id, "reaction": reaction, "status": status}
-                for agent_id, reaction, status in self.reactions
-            ],
+            "reactions": [it.to_json() for it in self.reactions],
         }
         if depth == MAX_DEPTH and self.followed:
             return {**value, "followers": [], "more": self.followed}
@@ -205,14 +267,30 @@ async def follow(source: Source, seq: int) -> Effect:
         by_cause.setdefault(message.cause if message.cause in known and message.cause else seq, []).append(message)
     reactions = {}
     for message in (start, *messages):
+        caused = by_cause.get(message.seq, [])
         found = await source.reactions_to(message)
-        reactions[message.seq] = tuple((it.agent_id, it.reaction, _tell_status(it)) for it in found)
+        reactions[message.seq] = tuple([await _look_into(source, it, caused) for it in found])
     made: dict[int, Effect] = {}
     for message in sorted((start, *messages), key=lambda it: it.seq, reverse=True):
         followers = tuple(made[it.seq] for it in by_cause.get(message.seq, ()))
         followed = sum(1 + it.followed for it in followers)
         made[message.seq] = Effect(message, reactions[message.seq], followers, followed)
     return made[seq]
+
+
+async def _look_into(source: Source, reaction: Reaction, caused: Sequence[BaseMessage]) -> Reacted:
+    if reaction.run is None:
+        return Reacted(reaction.agent_id, reaction.reaction)
+    work = reaction.work
+    traced = (trace_message(reaction, it.message_id) for it in caused if it.sender_id == reaction.agent_id)
+    return Reacted(
+        reaction.agent_id,
+        reaction.reaction,
+        _tell_status(reaction),
+        work,
+        await source.messages(sorted(list_messages(work))),
+        frozenset((it.path, it.turn, it.call) for it in traced if it is not None),
+    )
 
 
 def _tell_status(reaction: Reaction) -> str:
@@ -224,41 +302,44 @@ def _tell_status(reaction: Reaction) -> str:
     return f"{run.finished.status} after {run.finished.turns} turn{'s' if run.finished.turns != 1 else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """Lines of the tree, and what stands below them."""
+
+    lines: list[str]
+    below: list[_Branch] = field(default_factory=list)
+
+
 def describe_effect(effect: Effect, *, paint: Paint = PLAIN) -> list[str]:
     """Tell it as a tree, in lines that can go to a terminal."""
-    lines = [_describe_message(effect.message, paint)]
-    _add_branches(effect, "", lines, paint, 0)
-    return lines
+    return [_describe_message(effect.message, paint), *_draw(_grow(effect, paint, 0), "")]
 
 
-def _add_branches(effect: Effect, indent: str, lines: list[str], paint: Paint, depth: int) -> None:
+def _grow(effect: Effect, paint: Paint, depth: int) -> list[_Branch]:
     if depth == MAX_DEPTH and effect.followed:
-        lines.append(f"{indent}└─ {effect.followed} more: roundelay impact {effect.message.seq}")
-        return
-    groups: list[tuple[str, list[Effect]]] = []
-    for agent_id, _, status in effect.reactions:
-        sent = [it for it in effect.followers if it.message.sender_id == agent_id]
-        groups.append((f"{paint.name(agent_id)} reacted{f' ({clean(status)})' if status else ''}", sent))
-    grouped = {id(it) for _, sent in groups for it in sent}
-    loose = [it for it in effect.followers if id(it) not in grouped]
-    branches: list[tuple[str, list[Effect], Effect | None]] = [(told, sent, None) for told, sent in groups]
-    branches += [(_describe_message(it.message, paint), [], it) for it in loose]
-    for number, (told, sent, leaf) in enumerate(branches):
-        is_last = number + 1 == len(branches)
-        lines.append(f"{indent}{'└─ ' if is_last else '├─ '}{told}")
-        below = indent + ("   " if is_last else "│  ")
-        if leaf is not None:
-            _add_branches(leaf, below, lines, paint, depth + 1)
-        for place, it in enumerate(sent):
-            ends = place + 1 == len(sent)
-            lines.append(f"{below}{'└─ ' if ends else '├─ '}{_describe_message(it.message, paint)}")
-            _add_branches(it, below + ("   " if ends else "│  "), lines, paint, depth + 1)
+        return [_Branch([f"{effect.followed} more: roundelay impact {effect.message.seq}"])]
+
+    def grow_one(follower: Effect) -> _Branch:
+        return _Branch([_describe_message(follower.message, paint)], _grow(follower, paint, depth + 1))
+
+    branches: list[_Branch] = []
+    grouped: set[int] = set()
+    for it in effect.reactions:
+        sent = [follower for follower in effect.followers if follower.message.sender_id == it.agent_id]
+        grouped |= set(map(id, sent))
+        head = f"{paint.name(it.agent_id)} reacted{f' ({clean(it.status)})' if it.status else ''}"
+        branches.append(_Branch([head], [*map(_Branch, it.describe()), *map(grow_one, sent)]))
+    return branches + [grow_one(it) for it in effect.followers if id(it) not in grouped]
+
+
+def _draw(branches: Sequence[_Branch], indent: str) -> Iterator[str]:
+    for number, branch in enumerate(branches, 1):
+        first, below = ("└─ ", "   ") if number == len(branches) else ("├─ ", "│  ")
+        yield f"{indent}{first}{branch.lines[0]}"
+        yield from (f"{indent}{below}{line}" for line in branch.lines[1:])
+        yield from _draw(branch.below, indent + below)
 
 
 def _describe_message(message: BaseMessage, paint: Paint) -> str:
     to = clean(short_address(message.to))
-    return f"{paint.dim(f'#{message.seq}')} {paint.name(message.sender_id)} → {to}: {_tell(message.text, 100)}"
-
-
-def _tell(text: str | None, max_chars: int = MAX_TEXT_CHARS) -> str:
-    return " ".join(clean_lines(shorten(text or "", max_chars)))
+    return f"{paint.dim(f'#{message.seq}')} {paint.name(message.sender_id)} → {to}: {tell(message.text, 100)}"

@@ -320,7 +320,7 @@ async def test_what_another_program_records_hides_no_reaction() -> None:
             await bob._link.ask(f"r:n{number}", encode(frame))
             await bob.record(f"r{number}", "started", {"trigger": asked.seq}, record_id=f"s{number}")
             effect = await follow(LiveSource(reader), asked.seq)
-            assert [(agent_id, reaction) for agent_id, reaction, _ in effect.reactions] == [("bob", f"r{number}")]
+            assert [(it.agent_id, it.reaction) for it in effect.reactions] == [("bob", f"r{number}")]
         found = await reaction_list.list_reactions(reader, 10)
         assert sorted(it.reaction for it in found) == ["r0", "r1", "r2", "r3"]
         assert all(it.state == "open" for it in found)

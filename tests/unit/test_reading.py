@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.runs.reading import Reaction, choose_author
+from roundelay.runs.work import choose_earlier, describe_work
 
 STARTED = {"trigger": 3, "thread_id": "direct:ann~mia", "as_of": 3, "manifest": [1, 3], "config_hash": "c"}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
@@ -17,6 +19,28 @@ REPLY = {
 AT = {"turn": 1, "call": 0}
 APPROVAL = {"kind": "approval", "questions": {"mia": 4}, "until": 99, "is_approval": True}
 END = {"status": "failed", "reason": "limit", "turns": 1, "usage": USAGE}
+
+
+def said(seq: int, sender_id: str, text: str, **more: Any) -> BaseMessage:
+    common = {
+        "kind": "direct",
+        "sender_kind": "agent",
+        "thread_id": "direct:ann~bob",
+        "root": 1,
+        "hops": 0,
+        "sent_at": 1,
+    }
+    return message_from_wire(
+        {
+            **common,
+            "seq": seq,
+            "sender_id": sender_id,
+            "to": "agent:x",
+            "message_id": f"{seq:032x}",
+            "content": text,
+            **more,
+        }
+    )
 
 
 def read(*records: tuple[str, Any]) -> Reaction:
@@ -76,6 +100,58 @@ def test_a_call_that_was_approved_waits_for_nobody() -> None:
     assert read(*records).state == "open"
     records.append(("finished", END))
     assert (read(*records).state, read(*records).reason) == ("failed", "limit")
+
+
+ASKED = ("waiting", {**AT, "questions": {"bob": 4}, "until": 99})
+GAVE = {**AT, "tool": "pay", "content": "paid", "ok": True}
+
+
+@pytest.mark.parametrize(
+    ("records", "lines"),
+    [
+        ([("waiting", {**AT, **APPROVAL})], ["turn 1 called pay {}, and has no result", "  It was to be approved (#4), and nobody has decided"]),
+        (
+            [("waiting", {**AT, **APPROVAL}), ("tool_result", {**GAVE, "content": "Not run.", "ok": False})],
+            ["turn 1 called pay {}, which failed: Not run.", "  It was to be approved (#4), and nobody did"],
+        ),
+        (
+            [("waiting", {**AT, **APPROVAL}), ("approval", {**AT, "is_approved": False, "by": "mia", "seq": 5, "at": 1, "reason": "no"})],
+            ["turn 1 called pay {}, and has no result", "  It was to be approved (#4), and mia denied it (#5): no"],
+        ),
+        ([ASKED], ["turn 1 called pay {}, and has no result", "  It asked bob (#4): May I?", "  No answer to that is there yet"]),
+        ([ASKED, ("tool_result", GAVE)], ["turn 1 called pay {}, which gave: paid", "  It asked bob (#4): May I?", "  No answer to that was had"]),
+        ([ASKED, ("tool_result", {**GAVE, "replies": [6]})], ["turn 1 called pay {}, which gave: paid", "  It asked bob (#4): May I?", "  bob declined (#6)"]),
+        (
+            [("model_reply", {**REPLY, "turn": 2, "agent": "bob"}), ("model_reply", {**REPLY, "turn": 3})],
+            ["turn 1: ann handed the conversation back to bob", "turn 2: bob handed the conversation back to ann"],
+        ),
+        ([("review", {"turn": 1, "answer": "a", "notes": ["rude"]})], ["turn 1: the answer went out although it was not found good (rude)"]),
+    ],
+)  # fmt: skip
+def test_work_is_told_in_words(records: list[tuple[str, Any]], lines: list[str]) -> None:
+    found = read(("started", STARTED), ("model_reply", REPLY), *records)
+    messages = {4: said(4, "ann", "May I?"), 6: said(6, "bob", "", reply_to=4, metadata={"declined": True})}
+    assert [line for it in found.work for line in describe_work(it, messages)] == lines
+    assert [it.tool for it in found.calls] == (["pay"] if any(kind == "tool_result" for kind, _ in records) else [])
+
+
+@pytest.mark.parametrize(
+    ("path", "turn", "earlier"),
+    [
+        ("", 1, []),
+        ("", 2, ["", "1.0", "1.0.1", "1.1/3.0"]),
+        ("1.0", 1, []),
+        ("1.0", 2, ["1.0"]),
+        ("1.0.1", 1, ["1.0"]),
+        ("1.1/3.0", 2, ["1.1/3.0"]),
+        ("not a path", 1, []),
+    ],
+)
+def test_what_was_over_before_a_turn(path: str, turn: int, earlier: list[str]) -> None:
+    """Calls of one turn go on at once, whichever is recorded first."""
+    calls = [("tool_started", {**GAVE, "path": it, "args": "{}"}) for it in ("", "1.0", "1.0.1", "1.1/3.0")]
+    found = read(("started", STARTED), *calls)
+    assert [it.path for it in choose_earlier(found.work, path, turn)] == earlier
 
 
 def test_replies_of_runs_inside_count_and_their_turns_do_not() -> None:

@@ -1,0 +1,206 @@
+"""What `why` and `impact` tell of the work behind an answer: calls and results, agents asked, approvals, checks, handoffs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from roundelay.agents.agent import Agent, Handoff
+from roundelay.agents.compose import agent_tool
+from roundelay.agents.features.evaluations import Evaluations
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import ScriptedModel, call, say
+from roundelay.agents.tools import tool
+from roundelay.app import Network
+from roundelay.cli import cli
+from roundelay.runs.source import LiveSource
+from roundelay.runs.why import describe_effect, describe_steps, explain, follow
+from tests.support.agents import Heard, Person, make_runner, running
+
+EDITED = '{"to": "ann", "amount": 4}'
+LAST = "Refunded.\x1b[2J"
+
+
+@tool
+def look(what: str) -> str:
+    """Look."""
+    return f"{what}: 40 EUR"
+
+
+@tool(needs_approval=True)
+def pay(to: str, amount: int) -> str:
+    """Pay."""
+    return f"{amount} paid to {to}"
+
+
+def no_promises(answer: str, *_: object) -> str | None:
+    return "Promise nothing." if "guarantee" in answer else None
+
+
+def by_turn(*turns: Any) -> Any:
+    return lambda request: turns[min(request.turn, len(turns)) - 1]
+
+
+def work(request: ModelRequest) -> Any:
+    if read_prompt(request).incoming_text != "Refund order 12":
+        return say("hello")
+    turns = [
+        [
+            call("look", what="order 12"),
+            call("ask", agent_ids=["finance"], text="May I?"),
+            call("auditor", task="Check"),
+        ],
+        call("pay", to="ann", amount=5),
+        call("hand_over_to_billing", note="It is paid."),
+    ]
+    return turns[request.turn - 1]
+
+
+@dataclass
+class Run:
+    """A run that is over on a network which is up: who looks at it, and its messages by their texts."""
+
+    network: Network
+    db: Path
+    seqs: dict[str, int]
+
+    def seq(self, text: str) -> int:
+        return next(seq for said, seq in self.seqs.items() if said.startswith(text))
+
+
+@asynccontextmanager
+async def refund(db: Path) -> AsyncIterator[Run]:
+    inner = Agent("auditor", "", ScriptedModel(by_turn(call("look", what="books"), say("Sound."))), [look])
+    billing = ScriptedModel(lambda request: say("I guarantee it." if request.turn == 4 else LAST))
+    checks = [Evaluations(always=[no_promises])]
+    heard = Heard()
+    desk = make_runner(
+        "desk", work, tools=[look, pay, agent_tool(inner)], on_event=heard,
+        handoffs=[Handoff(Agent("billing", "", billing, middleware=checks))],
+    )  # fmt: skip
+    finance = make_runner("finance", lambda request: say("Yes, 40 EUR"))
+    async with Network.open(db) as network:
+        mia = await Person.join(network, "mia")
+        async with running(network, desk, finance):
+            asked = await mia.ask("desk", "Refund order 12")
+            await mia.client.reply(asked, f"/edit {EDITED} ")  # type: ignore[arg-type]
+            answer = await mia.hear()
+            await heard.finished()
+        boss = await network.join("boss", kind="human")
+        page = await boss.call("network.log", {"limit": 500})
+        seqs = {str(it["content"]): int(it["seq"]) for it in page["messages"]}
+        assert seqs[LAST] == answer.seq
+        yield Run(network, db, seqs)
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    async with refund(tmp_path / "team.db") as told:
+        yield told
+
+
+def without_seqs(lines: Sequence[str]) -> list[str]:
+    return [re.sub(r"#\d+", "#", line) for line in lines]
+
+
+async def test_why_tells_what_an_answer_rests_on(run: Run) -> None:
+    boss = await run.network.join("boss", kind="human")
+    steps = await explain(LiveSource(boss), run.seq(LAST))
+    lines = without_seqs(describe_steps(steps))
+    assert lines[lines.index("    Before that:") + 1 : -4] == [
+        '      turn 1 called look {"what": "order 12"}, which gave: order 12: 40 EUR',
+        '      turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, which gave: finance answered: Yes, 40 EUR',
+        "        It asked finance (#): May I?",
+        "        finance answered (#): Yes, 40 EUR",
+        '      turn 1 called auditor {"task": "Check"}, which gave: Sound.',
+        '      [1.2] turn 1 called look {"what": "books"}, which gave: books: 40 EUR',
+        f"      turn 2 called pay {EDITED}, which gave: 4 paid to ann",
+        f"        It was to be approved (#), and mia approved it (#), with {EDITED}",
+        "      turn 3: desk handed the conversation to billing: It is paid.",
+        "      turn 4: the answer was sent back: no_promises: Promise nothing.",
+        "        It was: I guarantee it.",
+        "      turn 5: the answer was found good",
+    ]
+    told = steps[0].to_json()["reaction"]["work"]
+    assert [it["type"] for it in told] == ["call"] * 5 + ["handoff", "review", "review"]
+    question, answer = run.seq("May I?"), run.seq("Yes, 40 EUR")
+    assert told[1]["asked"] == [
+        {"agent_id": "finance", "seq": question, "text": "May I?",
+         "answer": {"seq": answer, "text": "Yes, 40 EUR", "is_declined": False}},
+    ]  # fmt: skip
+    assert told[4]["approval"] == {
+        "request": run.seq("May I call pay"), "is_approved": True, "by": "mia", "seq": run.seq("/edit"),
+        "arguments": EDITED, "reason": "",
+    }  # fmt: skip
+    assert (told[5]["from"], told[5]["to"], told[5]["note"]) == ("desk", "billing", "It is paid.")
+    assert (told[6]["is_accepted"], told[6]["correction"]) == (False, "Promise nothing.")
+    assert json.loads(json.dumps(told)) == told
+
+
+async def test_a_message_rests_on_no_call_of_its_own_turn_or_of_a_later_one(run: Run) -> None:
+    live = LiveSource(await run.network.join("boss", kind="human"))
+    [question, _] = await explain(live, run.seq("May I?"))
+    assert question.to_json()["reaction"]["work"] == []
+    request = (await explain(live, run.seq("May I call pay")))[0]
+    assert [it["tool"] for it in request.to_json()["reaction"]["work"]] == ["look", "ask", "auditor", "look"]
+    assert request.to_json()["reaction"]["sent"]["approval"]["by"] == "mia"
+    assert any("mia approved it" in line for line in describe_steps([request]))
+
+
+async def test_impact_tells_what_was_done_in_each_reaction(run: Run) -> None:
+    live = LiveSource(await run.network.join("boss", kind="human"))
+    effect = await follow(live, run.seq("Refund order 12"))
+    assert without_seqs(describe_effect(effect))[:8] == [
+        "# mia → desk: Refund order 12",
+        "└─ desk reacted (finished after 5 turns)",
+        '   ├─ turn 1 called look {"what": "order 12"}, which gave: order 12: 40 EUR',
+        '   ├─ turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, which gave: finance answered: Yes, 40 EUR',
+        "   │    It asked finance (#): May I?",
+        "   │    finance answered (#): Yes, 40 EUR",
+        '   ├─ turn 1 called auditor {"task": "Check"}, which gave: Sound.',
+        '   ├─ [1.2] turn 1 called look {"what": "books"}, which gave: books: 40 EUR',
+    ]
+    [step] = [it for it in await explain(live, run.seq(LAST)) if it.reaction is not None]
+    assert effect.to_json()["reactions"][0]["work"] == step.to_json()["reaction"]["work"]
+
+
+@pytest.mark.parametrize("command", ["why", "impact"])
+async def test_a_file_tells_the_same_as_its_node(run: Run, command: str) -> None:
+    live = LiveSource(await run.network.join("boss", kind="human"))
+    seq = run.seq(LAST if command == "why" else "Refund order 12")
+    expected = (
+        {"chain": [it.to_json() for it in await explain(live, seq)]}
+        if command == "why"
+        else (await follow(live, seq)).to_json()
+    )
+    done = await asyncio.to_thread(CliRunner().invoke, cli, [command, str(seq), "--db", str(run.db), "--json"])
+    assert json.loads(done.output) == json.loads(json.dumps(expected))
+    assert "\x1b" not in done.output
+
+
+async def test_who_may_not_read_the_records_is_told_nothing_of_the_work(run: Run) -> None:
+    """An agent that was asked sees what it did itself, and of who asked it the question alone."""
+    own = LiveSource(await run.network.join("finance"))
+    [answer, question] = await explain(own, run.seq("Yes, 40 EUR"))
+    assert (answer.status, question.reaction, question.work) == ("finished", None, ())
+    effect = await follow(own, run.seq("May I?"))
+    told = json.dumps([answer.to_json(), question.to_json(), effect.to_json()]) + str(
+        describe_steps([answer, question])
+    )
+    assert not any(hidden in told for hidden in ("order 12", "paid", "books", "I guarantee"))
+
+
+async def test_an_agent_is_told_of_its_own_work(run: Run) -> None:
+    own, boss = await run.network.join("desk"), await run.network.join("boss", kind="human")
+    [step, *_] = await explain(LiveSource(own), run.seq(LAST))
+    assert step.to_json() == (await explain(LiveSource(boss), run.seq(LAST)))[0].to_json()
