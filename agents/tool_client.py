@@ -41,6 +41,7 @@ _UNFILTERED = frozenset(
         "network.list_threads",
         "network.message_status",
         "network.open_reactions",
+        "network.approvals",
         "network.records",
         "network.usage",
         "network.dead_letters",

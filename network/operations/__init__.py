@@ -31,6 +31,7 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     operators.drop_dead_letter,
     operators.quotas,
     operators.retry_dead_letter,
+    reactions.approvals,
     reactions.open_reactions,
     reactions.records,
     reactions.spent,

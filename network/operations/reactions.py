@@ -3,23 +3,24 @@ the records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from heapq import nsmallest
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
-from roundelay.network.core.reactions import CHARGED, spent_on
+from roundelay.network.core.reactions import CHARGED, read_call, spent_on
 from roundelay.network.core.tables import DAY_MS, MessageHead, OpenReaction, RootBudget, Row, Spent
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import InternalError
 from roundelay.network.frames import Seq
 
 from .listing import ListPage, take_page
-from .reading import Reading, reads, whose
-from .views import Limit, find_message
+from .reading import Reading, reads, reads_as_itself, whose
+from .views import PAGE, Limit, find_message
 
 
 async def open_reactions(
@@ -50,6 +51,63 @@ async def open_reactions(
     )
     reactions, has_more = take_page(shown, limit, reading.hub.limits.max_result_bytes)
     return {"reactions": reactions, "has_more": has_more}
+
+
+async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
+    """Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`: those whose
+    message the caller may read. `may_decide` says whether a reply of the caller's would decide."""
+    claimed: dict[tuple[int, str], dict[str, Any]] = {}
+    for _, opened in reading.hub.state.items("reaction"):
+        if any(opened.calls.values()) and not opened.is_cancelled and reads(reading, opened.trigger_head):
+            async for it in _find_requests(reading, opened):
+                claimed[it["seq"], opened.agent_id] = it
+    heads = await reading.hub.ledger.heads({seq for seq, _ in claimed if seq > after})
+    own = [key for key in sorted(claimed) if key[0] in heads and heads[key[0]].sender_id == key[1]]
+    shown = [key for key in own if reads(reading, heads[key[0]])][: limit + 1]
+    rows = await reading.hub.ledger.messages([seq for seq, _ in shown])
+    page = ListPage(limit, reading.hub.limits.max_result_bytes)
+    for key in shown:
+        row, is_person = rows.get(key[0]), reading.origin.kind == "human"
+        if row is None or row.is_damaged:
+            continue
+        may_decide = is_person and reads_as_itself(reading, heads[key[0]])
+        if not page.take({**claimed[key], "may_decide": may_decide, "message": Raw(row.data)}):
+            break
+    return {"approvals": page.entries, "has_more": page.has_more}
+
+
+async def _find_requests(reading: Reading, opened: OpenReaction) -> AsyncIterator[dict[str, Any]]:
+    """What a reaction says that it waits for from a person: the newest wait of each call that waits now."""
+    waits: dict[str, _Wait] = {}
+    after, has_more = opened.seq, True
+    while has_more:
+        page = await reading.hub.ledger.records(opened.agent_id, "waiting", after, PAGE, reaction=opened.reaction)
+        has_more = page.has_more
+        for row in page.rows:
+            after = row.seq
+            if not row.is_damaged and (place := read_call(row.data)):
+                with suppress(msgspec.DecodeError):
+                    waits[place] = msgspec.json.decode(row.data, type=_Wait)
+    for place, wait in waits.items():
+        if wait.is_approval and opened.calls.get(place):
+            for seq in wait.questions.values():
+                yield {
+                    "seq": seq,
+                    "agent_id": opened.agent_id,
+                    "reaction": opened.reaction,
+                    "call": place,
+                    "trigger": opened.trigger,
+                    "thread_id": opened.trigger_head.thread_id,
+                    "until": wait.until,
+                }
+
+
+class _Wait(Struct):
+    """What is read of a record ``waiting``."""
+
+    questions: dict[str, Seq] = {}
+    until: int = 0
+    is_approval: bool = False
 
 
 async def records(

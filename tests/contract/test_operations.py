@@ -471,6 +471,43 @@ async def test_removing_nobody_is_an_error(operator: WireSession) -> None:
     assert answer["type"] == "error"
 
 
+async def test_calls_that_wait_for_a_decision_are_listed_for_who_may_read_the_request(node: Node) -> None:
+    """By what agents record; one that claims another's message as its request shows nobody anything."""
+    mia, zoe, eve = await node.person("mia"), await node.person("zoe"), await node.agent("eve", role="reactor")
+    bot = await node.agent("bot", role="reactor")
+    triggers = [(await mia.send("agent:bot", text))["seq"] for text in ("one", "two", "three")]
+    eves = (await mia.send("agent:eve", "four"))["seq"]
+    asked = []
+    for number, trigger in enumerate(triggers):
+        await bot.record(f"r{number}", "started", {"trigger": trigger})
+        asked.append((await bot.send("agent:mia", "May I?", reply_to=trigger))["seq"])
+        wait = {"turn": 1, "call": 0, "questions": {"a person": asked[-1]}, "until": 9, "is_approval": True}
+        await bot.record(f"r{number}", "waiting", wait)
+    await eve.record("r", "started", {"trigger": eves})
+    claimed = {"turn": 1, "call": 0, "questions": {"a person": asked[0]}, "until": 9, "is_approval": True}
+    await eve.record("r", "waiting", claimed)
+
+    async def listed(session: WireSession, **args: object) -> list[tuple[int, bool]]:
+        page = await session.call("network.approvals", args)
+        return [(it["seq"], it["may_decide"]) for it in page["approvals"]]
+
+    assert await listed(mia) == [(seq, True) for seq in asked]
+    assert await listed(mia, after=asked[0], limit=1) == [(asked[1], True)]
+    assert await listed(eve) == []
+    assert await listed(bot) == [(seq, False) for seq in asked]
+    assert await listed(zoe) == [(seq, False) for seq in asked], "an operator, who is in none of these threads"
+    await bot.record("r0", "approval", {"turn": 1, "call": 0})
+    await bot.record("r1", "tool_result", {"turn": 1, "call": 0})
+    [left] = (await mia.call("network.approvals"))["approvals"]
+    assert {name: left[name] for name in ("agent_id", "reaction", "call", "trigger", "thread_id", "until")} == {
+        "agent_id": "bot", "reaction": "r2", "call": "1.0", "trigger": triggers[2], "thread_id": "direct:bot~mia",
+        "until": 9,
+    }  # fmt: skip
+    assert left["message"]["content"] == "May I?"
+    await mia.call("network.cancel", {"reaction": "r2"})
+    assert await listed(mia) == []
+
+
 async def test_open_reactions_are_ones_own_and_all_for_operators(node: Node, alice: WireSession) -> None:
     bot, other = await node.agent("bot", role="reactor"), await node.agent("other", role="reactor")
     mia = await node.person("mia")

@@ -195,6 +195,7 @@ GUESSES: dict[str, list[Make]] = {
     "network.quotas": [lambda it, who, public: {"agent_id": it.agent_id}],
     "network.watch": [],
     "network.open_reactions": [lambda it, who, public: {"agent_id": it.agent_id}],
+    "network.approvals": [lambda it, who, public: {"after": it.seq - 1}],
     "network.cancel": [
         lambda it, who, public: {"reaction": it.reaction},
         lambda it, who, public: {"thread_id": it.thread_id},
@@ -261,6 +262,7 @@ LISTS: dict[str, list[Ask]] = {
     "network.quotas": [lambda it, who, public: {}],
     "network.watch": [lambda it, who, public: {"presence": True, "signals": True}],
     "network.open_reactions": [lambda it, who, public: {}],
+    "network.approvals": [lambda it, who, public: {}],
     "network.cancel": [lambda it, who, public: {"thread_id": "broadcast"}],
     "network.list_tokens": [lambda it, who, public: {}],
     "network.dead_letters": [lambda it, who, public: {}],

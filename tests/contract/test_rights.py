@@ -164,6 +164,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.quotas": (always("ok"), lambda seq: {}),
     "network.watch": (always("ok"), lambda seq: {}),
     "network.open_reactions": (always("ok"), lambda seq: {}),
+    "network.approvals": (always("ok"), lambda seq: {}),
     "network.cancel": (always("ok"), lambda seq: {"thread_id": "channel:room"}),
     "network.take": (for_who_is_in("forbidden"), lambda seq: {"thread_id": "channel:room"}),
     "network.give": (for_who_is_in("forbidden"), lambda seq: {"thread_id": "channel:room"}),
