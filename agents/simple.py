@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from roundelay.network.client import NetworkClient, Welcome
 from roundelay.network.messages import BaseMessage, MessageThread
@@ -38,7 +38,8 @@ class SimpleAgentRunner(AgentRunner):
 
     Beside ``tools`` it has those of every agent (`communication_tools`) and the operations of the hub's mods; so have
     the agents in ``handoffs``, to which it may hand a conversation over. ``template`` is the path of a conversation
-    template of one's own. ``owns_model`` closes the model at the end of every `run`.
+    template of one's own. ``state`` is what its tools share, as `ToolContext.state`: a connection, a store, what a test
+    looks at. ``owns_model`` closes the model at the end of every `run`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class SimpleAgentRunner(AgentRunner):
         handoffs: Sequence[Handoff | Agent] = (),
         middleware: Sequence[Middleware] = (),
         template: str | Path | None = None,
+        state: Any = None,
         owns_model: bool = False,
         **options: Unpack[RunnerOptions],
     ) -> None:
@@ -67,6 +69,7 @@ class SimpleAgentRunner(AgentRunner):
             middleware,
         )
         _equip(self.agent, communication_tools(), ())  # a name taken twice is refused here, not at the first message
+        self.state = state
         self._prompt = ConversationPrompt(template)
         self._owns_model = owns_model
         self._equipped: tuple[Welcome, Agent] | None = None
@@ -185,7 +188,8 @@ class SimpleAgentRunner(AgentRunner):
             visibility=self.visibility,
             reply_metadata={KEEPER: keeper} if keeper is not None else {},
         )
-        return ToolContext(self.agent_id, begun.journal.reaction, turn, call_id, trigger, client)
+        journal = begun.journal
+        return ToolContext(self.agent_id, journal.reaction, turn, call_id, trigger, client, state=self.state)
 
     def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
         """Give the agent that the thread stays with, after a handoff for good: the last one that a message of this
@@ -228,6 +232,7 @@ class SimpleOptions(RunnerOptions, total=False):
     handoffs: Sequence[Handoff | Agent]
     middleware: Sequence[Middleware]
     template: str | Path | None
+    state: Any
 
 
 class SimpleOpenAIAgentRunner(SimpleAgentRunner):

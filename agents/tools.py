@@ -92,6 +92,7 @@ class ToolContext:
     ``call_id`` is the same when the call is repeated after a restart: use it as the key of an effect that must happen
     once. What is sent by ``client`` has ids derived from it. ``run_agent`` runs another agent on a text, as part of
     this call (`compose.agent_tool`), ``waiter`` waits for replies (`ask`); both are there inside of a reaction only.
+    ``state`` is what the runner was made with for its tools, in a scenario its ``state``.
     """
 
     agent_id: str
@@ -104,6 +105,7 @@ class ToolContext:
     waiter: Waiter | None = None
 
     tell: Callable[[Literal["progress", "piece"], str], None] | None = None
+    state: Any = None
 
     def report(self, text: str) -> None:
         """Tell people what the call is at, until the next report or its end. Not for the model."""

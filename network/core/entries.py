@@ -33,12 +33,14 @@ class Peer(Struct, frozen=True):
     """What the transport knows of the other end.
 
     ``is_local``: it is on this machine, and nothing tells of a proxy between. ``is_page``: a page in a browser opened
-    the connection. ``is_trusted``: it runs in the hub's own process and needs no token.
+    the connection. ``is_trusted``: it runs in the hub's own process and needs no token;
+    ``administers``: what such a one joins as a person or a service is an operator.
     """
 
     is_local: bool = False
     is_page: bool = False
     is_trusted: bool = False
+    administers: bool = True
 
 
 # --- entries ----------------------------------------------------------------------------------------------------------

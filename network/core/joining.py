@@ -169,7 +169,7 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
             )
         return Identity(is_operator=True, binds=False)
     if join.peer.is_trusted:
-        return Identity(is_operator=hello.kind != "agent", binds=False)
+        return Identity(is_operator=join.peer.administers and hello.kind != "agent", binds=False)
     if join.token_hash is None:
         raise NotAuthenticated(f"{hello.agent_id} needs its token in hello; see docs/protocol.md, Identity.")
     token: Token | None = state.get("token", join.token_hash)

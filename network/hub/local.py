@@ -31,8 +31,8 @@ class LocalTransport:
 class LocalConnection:
     """Both ends of one in-process connection: the hub's `Connection` and the client's `Wire`."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.peer = Peer(is_trusted=True)
+    def __init__(self, hub: Hub, *, administers: bool = True) -> None:
+        self.peer = Peer(is_trusted=True, administers=administers)
         self.is_paused = False
         self._hub = hub
         self._frames: asyncio.Queue[bytes | Closed] = asyncio.Queue()

@@ -83,8 +83,8 @@ class Lane:
 class SlowConnection(LocalConnection):
     """A connection whose frames take their time, both ways."""
 
-    def __init__(self, hub: Hub, delay: Delay, chance: random.Random, traffic: Traffic) -> None:
-        super().__init__(hub)
+    def __init__(self, hub: Hub, delay: Delay, chance: random.Random, traffic: Traffic, *, administers: bool) -> None:
+        super().__init__(hub, administers=administers)
         up, down = (random.Random(chance.random()) for _ in range(2))  # nosec B311  # repeatable on purpose
         self._up = Lane(self._arrive_at_hub, delay, up, traffic)
         self._down = Lane(self._arrive_at_client, delay, down, traffic)
@@ -119,10 +119,19 @@ class SlowConnection(LocalConnection):
 
 class SimulatedTransport:
     """One participant's way to the hub of a simulation, over whichever hub there is. ``hub`` gives it, None while it is
-    down."""
+    down; ``administers``: a person or a service that comes this way is an operator."""
 
-    def __init__(self, hub: Callable[[], Hub | None], traffic: Traffic, chance: random.Random, delay: Delay) -> None:
+    def __init__(
+        self,
+        hub: Callable[[], Hub | None],
+        traffic: Traffic,
+        chance: random.Random,
+        delay: Delay,
+        *,
+        administers: bool = False,
+    ) -> None:
         self._delay = delay
+        self._administers = administers
         self._is_dead = False
         self._hub = hub
         self._traffic = traffic
@@ -138,8 +147,12 @@ class SimulatedTransport:
             self._seek(True)
             raise ConnectError("The simulated hub is down.")
         self._seek(False)
-        slow = SlowConnection(hub, self._delay, self._chance, self._traffic) if self._delay else None
-        self._connection = connection = slow or LocalConnection(hub)
+        connection = (
+            SlowConnection(hub, self._delay, self._chance, self._traffic, administers=self._administers)
+            if self._delay
+            else LocalConnection(hub, administers=self._administers)
+        )
+        self._connection = connection
         return connection
 
     async def cut(self) -> None:

@@ -8,23 +8,24 @@ every other network.
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from roundelay.agents import containment
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.app import OWN_MODS, Network, server_name
+from roundelay.app import OWN_MODS, Network, make_rights, server_name
 from roundelay.network.client import AnyMessage
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import system_clock
-from roundelay.network.config import Limits
+from roundelay.network.config import Limits, NodeConfig, Quota, Role
 from roundelay.network.core.tables import Put, Row
 from roundelay.network.errors import RoundelayError
-from roundelay.network.frames import decode_json
+from roundelay.network.frames import Kind, decode_json
 from roundelay.network.hub import Hub
 from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
 from roundelay.network.ledger.memory import MemoryLedger
@@ -45,13 +46,20 @@ MakeAgent = Callable[[], AgentRunner]
 @dataclass(frozen=True)
 class Setting:
     """What a simulation is like. ``link_delay`` and ``model_delay`` are drawn anew each time; they are what makes seeds
-    differ in order."""
+    differ in order. ``operators`` are the people and services who join as operators; all others have the rights of
+    participants. ``rights`` and ``quotas`` are as in a node's file."""
 
     seed: int = 0
     is_virtual: bool = True
     mods: Sequence[str | Mod] = ("channels", "discovery")
     limits: Limits = field(default_factory=Limits)
     visibility: Visibility = "people"
+    operators: Sequence[str] = ()
+    rights: Mapping[str, Role] | None = None
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the tools of all agents share, as `ToolContext.state`: each run begins with a copy of it."""
+
     link_delay: Delay = LINK_DELAY
     model_delay: Delay = MODEL_DELAY
     model_failure_rate: float = 0.0
@@ -114,6 +122,7 @@ class Simulation:
         self.broken: dict[str, BaseException] = {}
         """Agents whose runner ended by an error, unasked."""
 
+        self.state = copy.deepcopy(dict(setting.state))
         self.hub: Hub | None = None
         self.models = ModelWatch(setting.model_delay, setting.model_failure_rate, setting.max_tokens)
         self._loop = loop
@@ -125,6 +134,8 @@ class Simulation:
         self._traffic = Traffic()
         self._ids = self.chance("ids")
         self._mods = load_mods(list(setting.mods), OWN_MODS)
+        page = NodeConfig(rights=dict(setting.rights)) if setting.rights is not None else NodeConfig()
+        self._rights = make_rights(page, self._mods)
         self._epoch = self.new_id()
         self._ledger = WatchedLedger(self, self._epoch)
         self._awaited: list[tuple[Callable[[AnyMessage], bool], asyncio.Future[AnyMessage]]] = []
@@ -187,6 +198,8 @@ class Simulation:
         hub = Hub(
             self._ledger,
             limits=self.setting.limits,
+            quotas=self.setting.quotas,
+            rights=self._rights,
             mods=self._mods,
             visibility=self.setting.visibility,
             server=server_name(),
@@ -215,15 +228,21 @@ class Simulation:
         """A link of a participant's own, with delays and a chance of its own in each of its lives."""
         self._lives[agent_id] = self._lives.get(agent_id, 0) + 1
         chance = self.chance(f"link/{agent_id}/{self._lives[agent_id]}")
-        transport = SimulatedTransport(lambda: self.hub, self._traffic, chance, self.setting.link_delay)
+        transport = SimulatedTransport(
+            lambda: self.hub,
+            self._traffic,
+            chance,
+            self.setting.link_delay,
+            administers=agent_id in self.setting.operators,
+        )
         self._transports[agent_id] = transport
         return transport, chance.random
 
-    async def join_person(self, agent_id: str) -> Person:
-        """A person joins, or comes back."""
+    async def join_person(self, agent_id: str, kind: Kind = "human") -> Person:
+        """A person joins, or comes back; or, of another ``kind``, a program that is no runner's agent."""
         if agent_id in self.people:
             raise SimulationError(f"{agent_id} is there already.")
-        client = self.network.client(agent_id, kind="human")
+        client = self.network.client(agent_id, kind=kind)
         await client.connect()
         person = self.people[agent_id] = Person(client)
         return person
@@ -241,6 +260,7 @@ class Simulation:
         if isinstance(runner, SimpleAgentRunner):
             chance = self.chance(f"model/{agent_id}/{self._lives.get(agent_id, 0)}")
             runner.agent = self.models.watch(runner.agent, agent_id, chance)
+            runner.state = self.state if runner.state is None else runner.state
         client = self.network.client(agent_id, role="reactor", card=runner.describe_card())
         member = self.members[agent_id] = await Member.start(runner, client, self._transports[agent_id])
         member.work.add_done_callback(lambda task: self._note_end(agent_id, member, task))

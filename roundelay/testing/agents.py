@@ -39,9 +39,14 @@ def plan_agents(
     asks a real model is refused only when it is started, since it may be online already. Raises `ConfigError`."""
     plans = {}
     for agent_id, choice in scenario.head.agents.items():
-        node = scenario.find_node("agents", agent_id)
         plan = plan_agent(
-            agent_id, choice, node, allows_real_models=allows_real_models, ignores_tapes=ignores_tapes, is_live=is_live
+            agent_id,
+            choice,
+            scenario.find_node("agents", agent_id),
+            spec=scenario.specs.get(agent_id),
+            allows_real_models=allows_real_models,
+            ignores_tapes=ignores_tapes,
+            is_live=is_live,
         )
         plans[agent_id] = plan
     return plans
@@ -52,12 +57,14 @@ def plan_agent(
     choice: AgentChoice,
     node: YamlNode,
     *,
+    spec: AgentSpec | None = None,
     allows_real_models: bool = False,
     ignores_tapes: bool = False,
     is_live: bool = False,
 ) -> AgentPlan:
-    """Plan one agent; as in `plan_agents`. ``node`` is where it stands: files that it names are looked for there."""
-    spec = _read_spec(agent_id, choice, node)
+    """Plan one agent; as in `plan_agents`. ``node`` is where it stands: files that it names are looked for there.
+    ``spec`` is what a node's file says of it, for a choice that names neither a file nor a script."""
+    spec = _read_spec(agent_id, choice, node, spec)
     tape: Path | None = None
     model: TapeModel | None = None
     if choice.model is not None and choice.model.replay is not None:
@@ -84,7 +91,7 @@ def plan_agent(
     return AgentPlan(agent_id, make, choice, node, tape, model)
 
 
-def _read_spec(agent_id: str, choice: AgentChoice, node: YamlNode) -> AgentSpec:
+def _read_spec(agent_id: str, choice: AgentChoice, node: YamlNode, of_node: AgentSpec | None) -> AgentSpec:
     if choice.file is not None:
         path = node.path.parent / choice.file
         if not path.is_file():
@@ -92,9 +99,12 @@ def _read_spec(agent_id: str, choice: AgentChoice, node: YamlNode) -> AgentSpec:
         specs = {spec.id: spec for spec in load_agents(path)}
         if agent_id not in specs:
             raise node.error(f'{path} has no agent "{agent_id}"; it has {", ".join(specs)}')
-        found = specs[agent_id]
-        return found.model_copy(update={"visibility": choice.visibility}) if choice.visibility else found
+        of_node = specs[agent_id]
     script = choice.script
+    if script is None:
+        if of_node is None:
+            raise node.error("must have exactly one of file, script")
+        return of_node.model_copy(update={"visibility": choice.visibility}) if choice.visibility else of_node
     spec = AgentSpec(
         id=agent_id,
         model=ModelChoice(script=script) if isinstance(script, str) else ModelChoice(rules=script),

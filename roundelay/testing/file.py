@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from roundelay.agents.options import Strict
+from roundelay.agents.team import AgentSpec, load_agents
 from roundelay.network.addresses import BROADCAST
-from roundelay.network.config import YamlNode, bind, load_yaml
+from roundelay.network.config import NodeConfig, YamlNode, bind, load_yaml, resolve_config
+from roundelay.network.frames import Kind
 from roundelay.testing.form import (
     ACTIONS,
     HUB,
+    AgentChoice,
+    DecideStep,
     Expectation,
     MembershipStep,
     MessageFilter,
@@ -28,7 +32,8 @@ from roundelay.testing.form import (
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A step, where it stands, and the steps inside of it: one list for `repeat`, one for each branch of `parallel`."""
+    """A step, where it stands, and the steps inside of it: one list for `repeat`, two for `if`, one for each branch of
+    `parallel`."""
 
     step: Step
     place: YamlNode
@@ -43,12 +48,15 @@ class PlacedExpectation:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario as it was read. ``node`` is its file's root."""
+    """A scenario as it was read. ``node`` is its file's root. ``config`` is its node's file, if it names one, whose
+    agents are ``specs``."""
 
     head: ScenarioHead
     steps: tuple[PlacedStep, ...]
     expectations: tuple[PlacedExpectation, ...]
     node: YamlNode = field(repr=False)
+    config: NodeConfig | None = None
+    specs: Mapping[str, AgentSpec] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -60,12 +68,26 @@ class Scenario:
 
     @property
     def participants(self) -> list[str]:
-        return [*self.head.agents, *self.head.people]
+        return [*self.head.agents, *self.programs]
+
+    @property
+    def programs(self) -> dict[str, Kind]:
+        """Who speaks by steps, and the kind of each."""
+        head = self.head
+        groups: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+            ("human", head.people),
+            ("service", head.services),
+            ("agent", head.programs),
+        )
+        return {name: kind for kind, names in groups for name in names}
 
     def find_node(self, key: Literal["agents", "threads"], name: str) -> YamlNode:
-        """Where an agent or a thread stands in the file."""
-        named = self.node.value[key] if isinstance(self.node.value, dict) else self.node
-        return named.value[name] if isinstance(named.value, dict) else named
+        """Where an agent or a thread stands in the file; an agent of the node alone, where the node does."""
+        root = self.node.value if isinstance(self.node.value, dict) else {}
+        named = root[key].value if key in root else None
+        if isinstance(named, dict) and name in named:
+            return named[name]
+        return root.get("node", self.node)
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -92,9 +114,20 @@ def read_scenario(root: YamlNode) -> Scenario:
         raise root.error('a scenario has "steps": at least one, or nothing happens')
     if not expectations:
         raise root.error('a scenario has "expect": without an expectation it could not fail')
-    scenario = Scenario(head, steps, expectations, root)
+    config, specs = _read_node(head.node, root.value["node"]) if head.node is not None else (None, {})
+    agents = {**{agent_id: AgentChoice() for agent_id in specs}, **head.agents}
+    head = head.model_copy(update={"agents": agents})
+    scenario = Scenario(head, steps, expectations, root, config, specs)
     _check_names(scenario)
     return scenario
+
+
+def _read_node(file: Path, node: YamlNode) -> tuple[NodeConfig, dict[str, AgentSpec]]:
+    path = node.path.parent / file
+    if not path.is_file():
+        raise node.error(f"the node's file {path} does not exist")
+    config, _ = resolve_config(path, {}, {})
+    return config, {spec.id: spec for spec in load_agents(config.agents)}
 
 
 def _list_of(node: YamlNode, key: str) -> list[YamlNode]:
@@ -126,6 +159,11 @@ def _read_step(node: YamlNode) -> PlacedStep:
             raise keys["repeat"].error('"repeat" has "steps": what is repeated')
         inner = (tuple(_read_steps(repeat.pop("steps"))),)
         keys["repeat"] = YamlNode(repeat, node.path, keys["repeat"].line)
+    elif "if" in keys:
+        if "then" not in keys:
+            raise node.error('"if" has "then": the steps that are done if it is so')
+        branches = [keys.pop(name) for name in ("then", "else") if name in keys]
+        inner = tuple(tuple(_read_steps(branch)) for branch in branches)
     return PlacedStep(bind(Step, YamlNode(keys, node.path, node.line)), node, inner)
 
 
@@ -142,13 +180,25 @@ def as_node(value: Any, path: Path) -> YamlNode:
 
 
 def _check_names(scenario: Scenario) -> None:
-    for agent_id in (HUB, *scenario.head.people):
-        if agent_id in scenario.head.agents:
+    head = scenario.head
+    speakers = [*head.people, *head.services, *head.programs]
+    for agent_id in (HUB, *speakers):
+        if agent_id in head.agents:
             raise scenario.find_node("agents", agent_id).error(
                 f'"{agent_id}" means the hub itself; give the agent another id'
                 if agent_id == HUB
-                else f'"{agent_id}" is an agent and one of the people; give one of them another id'
+                else f'"{agent_id}" is an agent and one of {_group_of(scenario, agent_id)}; give one of them another id'
             )
+    for agent_id in speakers:
+        if speakers.count(agent_id) > 1:
+            raise scenario.node.error(f'"{agent_id}" stands twice among people, services and programs; once is enough')
+    for agent_id in head.operators:
+        if agent_id not in (*head.people, *head.services):
+            raise scenario.node.error(f'the operator "{agent_id}" is none of the people and services')
+    for agent_id, choice in head.agents.items():
+        if choice.file is None and choice.script is None and agent_id not in scenario.specs:
+            at_node = f", or be an agent of {head.node}" if head.node is not None else ""
+            raise scenario.find_node("agents", agent_id).error(f"must have exactly one of file, script{at_node}")
     names = _Names(scenario)
     for name, thread in scenario.head.threads.items():
         names.need_participants(scenario.find_node("threads", name), *thread.members)
@@ -156,6 +206,10 @@ def _check_names(scenario: Scenario) -> None:
         names.check_step(placed.step, placed.place)
     for expected in scenario.expectations:
         names.check_expectation(expected.expectation, expected.place)
+
+
+def _group_of(scenario: Scenario, agent_id: str) -> str:
+    return {"human": "the people", "service": "the services", "agent": "the programs"}[scenario.programs[agent_id]]
 
 
 def _all_steps(steps: Iterable[PlacedStep]) -> Iterator[PlacedStep]:
@@ -192,13 +246,25 @@ class _Names:
                 self._need(moved.thread, self._threads, place, "thread")
             else:
                 self.need_participants(place, moved)
-        self._need_places(place, step.to, step.place)
+        self._need_places(place, *([step.to] if isinstance(step.to, str) else step.to or ()), step.place)
+        self.need_participants(place, *(step.exclude or ()))
+        if isinstance(step.requires_response, list):
+            self.need_participants(place, *step.requires_response)
         self._check_filters(step.wait, place)
+        for part in (step.condition, step.repeat.until if step.repeat is not None else None):
+            if isinstance(part, Expectation):
+                self.check_expectation(part, place)
+        if isinstance(step.decide, DecideStep):
+            self._need(step.decide.agent, self._agents, place, "agent")
 
     def check_expectation(self, expected: Expectation, place: YamlNode) -> None:
         self._check_filters(expected, place)
         for part in _all_models(expected):
-            self._need(getattr(part, "agent", None), self._agents, place, "agent")
+            named = getattr(part, "agent", None)
+            for agent_id in named if isinstance(named, list) else [named]:
+                self._need(agent_id, self._agents, place, "agent")
+        for agent_id in expected.prompts.hold if expected.prompts is not None else ():
+            self._need(agent_id, self._agents, place, "agent")
         if expected.caused_by is not None and isinstance(expected.caused_by.root, str):
             self.need_participants(place, expected.caused_by.root)
         if expected.mod is not None:

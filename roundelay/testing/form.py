@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Discriminator,
@@ -26,6 +29,9 @@ from roundelay.agents.models.scripted import Pattern, Rule
 from roundelay.agents.options import Strict, Text
 from roundelay.agents.policy import AgentLimits, OnNewMessage, OnText
 from roundelay.agents.team import ModelChoice
+
+ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+"""Of the texts and expressions of a scenario."""
 
 MAX_SECONDS = 366 * 86_400
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
@@ -61,6 +67,9 @@ Short = TypeVar("Short")
 Long = TypeVar("Long")
 Either = Annotated[Annotated[Short, Tag("short")] | Annotated[Long, Tag("long")], Discriminator(_which_form)]
 """A short form, a text or a number, or a long one. An error speaks of the one that was written alone."""
+
+Agents = Either[Id, list[Id]]
+"""One agent, or several: then what is expected holds for each of them."""
 
 HUB = "hub"
 """In `kill` and `restart`: not a participant, the hub itself."""
@@ -115,7 +124,7 @@ class MessageExpectation(MessageFilter):
 
 class CountExpectation(MessageFilter, Bound):
     of: Literal["messages", "reactions", "turns", "tool_calls"] = "messages"
-    agent: Id | None = None
+    agent: Agents | None = None
 
 
 class WithinExpectation(Strict):
@@ -133,7 +142,7 @@ class ThreadExpectation(Strict):
 
 class ToolExpectation(Strict):
     name: Text
-    agent: Id | None = None
+    agent: Agents | None = None
     arguments: dict[str, JsonValue] | None = Field(None, alias="with")
     result: Text | None = None
     ok: bool | None = None
@@ -143,8 +152,25 @@ class ToolExpectation(Strict):
 class InPrompts(Strict):
     """``when``: only the prompts of reactions to messages that fit."""
 
-    agent: Id | None = None
+    agent: Agents | None = None
     when: MessageFilter | None = None
+
+
+class PromptsExpectation(Strict):
+    """Of these ``marks`` the prompts of each agent, taken together, hold exactly those that are said here; ``when`` as
+    in `InPrompts`."""
+
+    marks: list[Text] = Field(min_length=1)
+    hold: dict[Id, list[Text]] = Field(min_length=1)
+    when: MessageFilter | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for agent_id, held in self.hold.items():
+            for mark in held:
+                if mark not in self.marks:
+                    raise ValueError(f'lets {agent_id} hold "{mark}", which is none of the marks')
+        return self
 
 
 class PromptExpectation(InPrompts):
@@ -163,7 +189,7 @@ class CausedBy(Strict):
 
 
 class CostExpectation(Strict):
-    agent: Id | None = None
+    agent: Agents | None = None
     tokens: Bound | None = None
     model_calls: Bound | None = None
 
@@ -175,7 +201,7 @@ class CostExpectation(Strict):
 
 
 class ReactionExpectation(Strict):
-    agent: Id
+    agent: Agents
     status: Literal["finished", "stopped", "cancelled", "failed"] | None = None
     reason: Text | None = None
     count: Counted | None = None
@@ -197,6 +223,25 @@ class ModExpectation(Strict):
         return self
 
 
+class StateExpectation(Strict):
+    """What the tools' state is at the end, all of it or at a ``path`` like ``orders.12.status``; or what ``changed``:
+    exactly these paths."""
+
+    path: Text | None = None
+    equals: JsonValue = None
+    contains: JsonValue = None
+    changed: list[Text] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = {"equals", "contains", "changed"} & self.model_fields_set
+        if len(given) != 1:
+            raise ValueError("must have exactly one of equals, contains, changed")
+        if self.path is not None and "changed" in given:
+            raise ValueError("has a path beside changed, whose paths begin at the state")
+        return self
+
+
 class Expectation(Strict):
     """One expectation: exactly one of its keys."""
 
@@ -208,12 +253,14 @@ class Expectation(Strict):
     thread: ThreadExpectation | None = None
     tool: ToolExpectation | None = None
     prompt: PromptExpectation | None = None
+    prompts: PromptsExpectation | None = None
     never_in_prompt: NeverInPrompt | None = None
     caused_by: CausedBy | None = None
     cost: CostExpectation | None = None
     hops: Bound | None = None
     reaction: ReactionExpectation | None = None
     mod: ModExpectation | None = None
+    state: StateExpectation | None = None
     no_dead_letters: Literal[True] | None = None
 
     @model_validator(mode="after")
@@ -229,8 +276,8 @@ class Expectation(Strict):
 
 
 class AgentChoice(Strict):
-    """One agent: out of an agent `file`, perhaps with another `model`, or by a `script` of rules (inline, a file of
-    rules, ``module:function``)."""
+    """One agent: out of an agent `file`, or of the scenario's node (then neither is said), perhaps with another
+    `model`; or by a `script` of rules (inline, a file of rules, ``module:function``)."""
 
     SCRIPTED: ClassVar = ("instruction", "description", "tools", "react_to", "on_text", "on_new_message", "limits")
     """What an agent file says in its own way."""
@@ -253,8 +300,9 @@ class AgentChoice(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        need_one(self, ("file", "script"))
-        if self.file is not None and (wrong := sorted(self.model_fields_set.intersection(self.SCRIPTED))):
+        if self.file is not None:
+            need_one(self, ("file", "script"))
+        if self.script is None and (wrong := sorted(self.model_fields_set.intersection(self.SCRIPTED))):
             raise ValueError(f"has {wrong[0]}, which the agent file says")
         if self.script is not None and self.model is not None:
             raise ValueError("has a model beside its script; the script is its model")
@@ -301,6 +349,20 @@ class DelayChoice(Strict):
 # --- what is done
 
 
+def _check_expression(text: str) -> str:
+    if "{{" in text or "{%" in text:
+        raise ValueError(f"is an expression already; write it without braces, not {text!r}")
+    try:
+        ENVIRONMENT.compile_expression(text)
+    except TemplateError as error:
+        raise ValueError(f"is no valid expression: {error}") from error
+    return text
+
+
+Condition = Either[Annotated[Text, AfterValidator(_check_expression)], Expectation]
+"""Whether something is so by now: an expression over the variables, or an expectation, which holds or does not."""
+
+
 class WaitStep(Strict):
     """Until nothing is in flight (``until: idle``), until a message, or ``for`` a time."""
 
@@ -316,15 +378,36 @@ class WaitStep(Strict):
 
 
 class RepeatStep(Strict):
-    """``times``, or once for ``each`` of these; ``var`` names what counts them, or holds each one."""
+    """``times``, or once for ``each`` of these; ``var`` names what counts them, or holds each one. With ``until`` it ends
+    after the first time that leaves that so, and fails if none of ``times`` does."""
 
     times: Annotated[int, Field(ge=0, le=100_000)] | None = None
     each: list[JsonValue] | None = None
     var: Name | None = None
+    until: Condition | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.until is not None and self.times is None:
+            raise ValueError("has until, and needs times: after how many the run fails if it is still not so")
         need_one(self, ("times", "each"))
+        return self
+
+
+class DecideStep(Strict):
+    """The first request for approval, of this agent and for this tool, that no step has decided: wait for it, and
+    decide it."""
+
+    approve: Literal[True] | None = None
+    deny: Text | None = None
+    edit: dict[str, JsonValue] | None = None
+    agent: Id | None = None
+    tool: Text | None = None
+    at_most: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        need_one(self, ("approve", "deny", "edit"))
         return self
 
 
@@ -337,10 +420,27 @@ Moved = Either[Id, MembershipStep]
 
 _Moment = Annotated[Literal["idle"] | float, BeforeValidator(lambda it: it if it == "idle" else read_duration(it))]
 
-ACTIONS = ("send", "wait", "kill", "restart", "disconnect", "join", "leave", "parallel", "repeat", "set", "call")
+ACTIONS = (
+    "send",
+    "wait",
+    "decide",
+    "kill",
+    "restart",
+    "disconnect",
+    "join",
+    "leave",
+    "parallel",
+    "repeat",
+    "if",
+    "set",
+    "call",
+)
+_FIELDS = {"if": "condition", "set": "variables"}
 _BELONGS = {
-    "send": {"sender", "to", "place", "reply_to", "requires_response", "save", "refused"},
+    "send": {"sender", "to", "place", "reply_to", "requires_response", "exclude", "save", "refused"},
     "call": {"sender", "args", "save", "refused"},
+    "decide": {"sender", "refused"},
+    "wait": {"save"},
 }
 
 
@@ -348,14 +448,16 @@ class Step(Strict):
     """One step: exactly one of `ACTIONS`, and what belongs to it."""
 
     sender: Text | None = Field(None, alias="as")
-    to: Text | None = None
+    to: Either[Text, list[Text]] | None = None
     place: Text | None = Field(None, alias="in")
     send: JsonValue = None
     reply_to: Name | None = None
-    requires_response: Literal[True] | list[Id] | None = None
+    requires_response: Literal[True] | list[Text] | None = None
+    exclude: list[Text] | None = None
     save: Name | None = None
     refused: Text | None = None
     wait: Either[_Moment, WaitStep] | None = None
+    decide: Either[Literal["approve"], DecideStep] | None = None
     kill: Id | None = None
     restart: Id | None = None
     disconnect: Id | None = None
@@ -363,13 +465,14 @@ class Step(Strict):
     leave: Moved | None = None
     parallel: Literal[True] | None = None
     repeat: RepeatStep | None = None
+    condition: Condition | None = Field(None, alias="if")
     variables: dict[Name, JsonValue] | None = Field(None, alias="set")
     call: Text | None = None
     args: dict[str, JsonValue] | None = None
 
     @property
     def action(self) -> str:
-        given = [name for name in ACTIONS if getattr(self, "variables" if name == "set" else name) is not None]
+        given = [name for name in ACTIONS if getattr(self, _FIELDS.get(name, name)) is not None]
         return given[0] if len(given) == 1 else ""
 
     @model_validator(mode="after")
@@ -377,19 +480,27 @@ class Step(Strict):
         action = self.action
         if not action:
             raise ValueError(f"must be exactly one of {', '.join(ACTIONS)}")
-        foreign = self.model_fields_set - {action, "variables"} - _BELONGS.get(action, set())
+        foreign = self.model_fields_set - {_FIELDS.get(action, action)} - _BELONGS.get(action, set())
         if foreign:
             wrong = min(type(self).model_fields[name].alias or name for name in foreign)
             raise ValueError(f"has {wrong}, which does not belong to {action}")
-        if action in ("send", "call") and self.sender is None:
+        if action in ("send", "call", "decide") and self.sender is None:
             raise ValueError(f'has no "as": who {action}s it?')
+        if action == "wait" and self.save is not None and not (isinstance(self.wait, WaitStep) and self.wait.message):
+            raise ValueError("has save, and waits for no message that could be saved")
         if action == "send" and (self.to is None) == (self.place is None) and self.reply_to is None:
             raise ValueError('must have exactly one of "to", "in"')
         return self
 
 
 class ScenarioHead(Strict):
-    """Everything but the steps and the expectations."""
+    """Everything but the steps and the expectations. ``services`` and ``programs`` are there from the beginning as
+    `people` are, and do what steps say: as a service, and as an agent that nobody runs. ``operators`` of these and the
+    people have an operator's rights. With a ``node`` (a node's file) its limits, mods, visibility, rights and agents
+    are those of the run; ``state`` is what tools share."""
+
+    OF_NODE: ClassVar = ("visibility", "mods")
+    """What a node's file says in its own way."""
 
     scenario: Text
     description: str = ""
@@ -398,13 +509,26 @@ class ScenarioHead(Strict):
     visibility: Visibility = "people"
     mods: tuple[Text, ...] = ("channels", "discovery")
     agents: dict[Id, AgentChoice] = Field({})
+    node: Path | None = None
     people: tuple[Id, ...] = ()
+    services: tuple[Id, ...] = ()
+    programs: tuple[Id, ...] = ()
+    operators: tuple[Id, ...] = ()
     threads: dict[Id, ThreadChoice] = Field({})
     limits: ScenarioLimits = ScenarioLimits()
     delays: DelayChoice = DelayChoice()
     faults: FaultChoice | None = None
     vars: dict[Name, JsonValue] = Field({})
+    state: dict[str, JsonValue] | None = None
     steps: None = None
     """Read apart (`file`), as is `expect`: each item has its line."""
 
     expect: None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.node is not None and (wrong := sorted(self.model_fields_set.intersection(self.OF_NODE))):
+            raise ValueError(f"has {wrong[0]}, which the node's file says")
+        if self.state is not None and "state" in self.vars:
+            raise ValueError("has a variable state, which is what the state is called in texts")
+        return self

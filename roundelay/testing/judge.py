@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,9 @@ from roundelay.testing.form import (
     ModExpectation,
     NeverInPrompt,
     PromptExpectation,
+    PromptsExpectation,
     ReactionExpectation,
+    StateExpectation,
     ThreadExpectation,
     ToolExpectation,
     WithinExpectation,
@@ -97,7 +99,8 @@ class Judge:
         [name] = [name for name in type(it).model_fields if getattr(it, name) is not None]
         described = describe_plain(placed.place)
         try:
-            getattr(self, f"_{name}")(getattr(it, name))
+            for one in _each_agent(getattr(it, name)):
+                getattr(self, f"_{name}")(one)
         except _Wrong as wrong:
             return Verdict(placed.place, described, False, wrong.found, wrong.seqs)
         except ValueError as error:  # it names a variable that there is not
@@ -145,7 +148,7 @@ class Judge:
         if it.of == "messages":
             self._need_messages(it if it.agent is None else it.model_copy(update={"sender": it.agent}), bound)
             return
-        reactions = self._reactions(it.agent)
+        reactions = self._reactions(_one(it.agent))
         count = {
             "reactions": len(reactions),
             "turns": sum(found.turns for found in reactions),
@@ -213,7 +216,7 @@ class Judge:
         return [found for found in self._run.reactions if agent_id in (None, found.agent_id)]
 
     def _tool(self, it: ToolExpectation) -> None:
-        made = [(found, call) for found in self._reactions(it.agent) for call in found.calls]
+        made = [(found, call) for found in self._reactions(_one(it.agent)) for call in found.calls]
         named = [(found, call) for found, call in made if call.tool == it.name]
         count, bound = sum(self._fits_call(it, call) for _, call in named), _bound(it.count)
         if not bound.holds(count):
@@ -240,20 +243,35 @@ class Judge:
 
     def _prompt(self, it: PromptExpectation) -> None:
         text = self._render(it.contains)
-        if not self._readings(text, it.agent, it.when):
+        if not self._readings(text, _one(it.agent), it.when):
             lines = _describe_readings(self._readings(text, None, None))
             raise _Wrong("\n  ".join(["no such prompt holds it", *lines]))
 
     def _never_in_prompt(self, it: NeverInPrompt) -> None:
         text = self._render(it.text)
-        read = self._readings(text, it.agent, it.when)
+        read = self._readings(text, _one(it.agent), it.when)
         if read:
             said = next((found for found in self._run.messages if text in found.text), None)
             lines = _describe_readings(read) + ([f"said in {describe_message(said)}"] if said is not None else [])
             raise _Wrong("\n  ".join(lines), *(found.seq for found in (said, read[0][1]) if found is not None))
 
+    def _prompts(self, it: PromptsExpectation) -> None:
+        marks = {mark: self._render(mark) for mark in it.marks}
+        lines: list[str] = []
+        seqs: list[int] = []
+        for agent_id, wanted in it.hold.items():
+            for mark, text in marks.items():
+                read = self._readings(text, agent_id, it.when)
+                if read and mark not in wanted:
+                    lines.append(f"{agent_id} must not hold {text}: {_describe_readings(read)[0]}")
+                    seqs.append(read[0][1].seq)
+                elif not read and mark in wanted:
+                    lines.append(f"{agent_id} does not hold {text}")
+        if lines:
+            raise _Wrong("\n  ".join(lines[:MAX_SHOWN]), *seqs[:MAX_SHOWN])
+
     def _cost(self, it: CostExpectation) -> None:
-        reactions = self._reactions(it.agent)
+        reactions = self._reactions(_one(it.agent))
         usage = sum((found.usage for found in reactions), Usage())
         tokens, calls = usage.prompt_tokens + usage.completion_tokens, sum(len(found.replies) for found in reactions)
         for count, bound, what in ((tokens, it.tokens, "tokens"), (calls, it.model_calls, "model calls")):
@@ -264,7 +282,7 @@ class Judge:
                 raise _Wrong(f"{count} {what}, expected {bound}{whose}", *seqs)
 
     def _reaction(self, it: ReactionExpectation) -> None:
-        own = self._reactions(it.agent)
+        own = self._reactions(_one(it.agent))
         reason = self._render(it.reason or "")
         count = sum(it.status in (None, found.status) and reason in found.reason for found in own)
         bound = _bound(it.count)
@@ -275,7 +293,20 @@ class Judge:
     # --- the rest
 
     def _mod(self, it: ModExpectation) -> None:
-        value = next(self._values)
+        self._need_value(next(self._values), it)
+
+    def _state(self, it: StateExpectation) -> None:
+        if it.changed is not None:
+            changed, wanted = set(list_changes(self._run.state_before, self._run.state)), set(it.changed)
+            lines = [f"{path} changed too" for path in sorted(changed - wanted)]
+            lines += [f"{path} did not change" for path in sorted(wanted - changed)]
+            if lines:
+                raise _Wrong("\n  ".join(lines))
+            return
+        value = find_in(self._run.state, self._render(it.path)) if it.path is not None else self._run.state
+        self._need_value(value, it)
+
+    def _need_value(self, value: Any, it: ModExpectation | StateExpectation) -> None:
         is_exact = "equals" in it.model_fields_set
         wanted = map_texts(it.equals if is_exact else it.contains, self._render)
         if not (value == wanted if is_exact else _contains(value, wanted)):
@@ -305,6 +336,48 @@ def map_texts(value: Any, change: Render) -> Any:
             return {key: map_texts(item, change) for key, item in value.items()}
         case _:
             return value
+
+
+def _each_agent(expected: Any) -> Iterator[Any]:
+    """What is expected, once for each of the agents that it names."""
+    agents = getattr(expected, "agent", None)
+    if not isinstance(agents, list):
+        yield expected
+        return
+    for agent_id in agents:
+        yield expected.model_copy(update={"agent": agent_id})
+
+
+def _one(agent: str | list[str] | None) -> str | None:
+    """The agent of an expectation that was taken apart."""
+    assert not isinstance(agent, list)
+    return agent
+
+
+def find_in(value: Any, path: str) -> Any:
+    """What stands at a path like ``orders.12.status``, a name or a number of a list at a time; None where nothing
+    does."""
+    for name in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
+    """The paths at which two JSON values differ, as far down as both are mappings."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in (*before, *(name for name in after if name not in before)):
+            inside = f"{path}.{name}" if path else str(name)
+            if name in before and name in after:
+                yield from list_changes(before[name], after[name], inside)
+            else:
+                yield inside
+    elif before != after:
+        yield path
 
 
 def _bound(count: int | Bound | None) -> Bound:

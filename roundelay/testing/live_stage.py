@@ -11,14 +11,18 @@ whenever something was stored, and a few times a second, since acknowledgements 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import hmac
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from roundelay.agents.journal import fetch_fates
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
+from roundelay.network.core.joining import hash_token
 from roundelay.network.errors import Forbidden
-from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
+from roundelay.network.frames import Kind
+from roundelay.network.home import find_token
+from roundelay.runs.lists import list_dead_letters, list_participants, list_threads, list_tokens
 from roundelay.runs.reading import Reaction
 from roundelay.runs.source import HubLog, LiveSource
 from roundelay.simulation.network import SimulationError
@@ -33,13 +37,21 @@ _DONE = ("handled", "in_prompt", "dead")
 
 
 class LiveStage:
-    """The network at ``url``, from where it stands now. ``token`` is an operator's; without it this machine's owner
-    joins."""
+    """The network at ``url``, from where it stands now. ``token`` is the owner's; without it this machine's owner
+    joins. All others join with tokens made of that, as ``operators`` if they are named so."""
 
-    def __init__(self, url: str, token: str | None = None, plans: Mapping[str, AgentPlan] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        plans: Mapping[str, AgentPlan] | None = None,
+        operators: Sequence[str] = (),
+    ) -> None:
         self.url = url
         self.token = token
         self.plans = dict(plans or {})
+        self.operators = tuple(operators)
+        self.state: dict[str, Any] = {}
         self.people: dict[str, Person] = {}
         self.members: dict[str, Member] = {}
         self.messages: list[AnyMessage] = []
@@ -75,16 +87,28 @@ class LiveStage:
 
     # --- coming and going
 
-    async def join(self, participant: str) -> None:
+    async def join(self, participant: str, kind: Kind = "human") -> None:
         if participant in self.plans:
             if not await self._is_online(participant):
                 await self._start(participant)
             return
         if participant in self.people:
             raise SimulationError(f"{participant} is there already.")
-        client = NetworkClient(participant, self.url, kind="human", token=self.token)
+        client = NetworkClient(participant, self.url, kind=kind, token=await self._make_token(participant, kind))
         await client.connect()
         self.people[participant] = Person(client)
+
+    async def _make_token(self, participant: str, kind: Kind) -> str:
+        """A token of a participant's own, so that it joins with its own rights: the same in each run, or each would
+        leave another one behind."""
+        is_operator = participant in self.operators
+        owner = self.token or find_token(self.url, READER_ID, "service") or ""
+        made = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
+        args = {"agent_id": participant, "kind": kind, "token_hash": hash_token(made), "operator": is_operator}
+        listed = await list_tokens(self._client)
+        if not any(it["hash"] == hash_token(made)[:12] for it in listed):
+            await self._client.call("network.create_token", args)
+        return made
 
     async def leave(self, participant: str) -> None:
         if participant in self.people:

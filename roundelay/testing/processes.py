@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from roundelay.network.config import load_yaml
+from roundelay.network.frames import Kind
 from roundelay.nodes.processes import NotReady, Process, ready_line
 from roundelay.simulation.network import SimulationError
 from roundelay.testing.agents import AgentPlan
@@ -47,9 +48,9 @@ class ProcessStage(LiveStage):
         finally:
             await self._kill_all()
 
-    async def join(self, participant: str) -> None:
+    async def join(self, participant: str, kind: Kind = "human") -> None:
         if participant not in self.plans:
-            await super().join(participant)
+            await super().join(participant, kind)
         elif participant in self._processes and self._processes[participant].is_up:
             raise SimulationError(f"The agent {participant} is up already.")
         else:

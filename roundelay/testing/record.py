@@ -35,6 +35,10 @@ class RunRecord:
     values: Sequence[Any] = ()
     """What the operations gave that `mod` expectations name, in their order."""
 
+    state_before: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What the tools shared, at the beginning and at the end."""
+
     began_at: int = 0
     ended_at: int = 0
 

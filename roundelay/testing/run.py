@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roundelay.agents.models.tape import NamedModel, TapedTurn, print_request, write_tape
+from roundelay.app import OWN_MODS, make_rights
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import Limits
+from roundelay.network.config import NodeConfig
 from roundelay.network.errors import InvalidArguments, RoundelayError
+from roundelay.network.mod import load_mods
 from roundelay.simulation.faults import FaultPlan, inject_faults
 from roundelay.simulation.links import Delay
 from roundelay.simulation.network import LINK_DELAY, MODEL_DELAY, MakeAgent, Setting, run_simulated
@@ -27,7 +29,7 @@ from roundelay.testing.judge import Judge, Matcher, Verdict
 from roundelay.testing.live_stage import LiveStage
 from roundelay.testing.record import RunRecord
 from roundelay.testing.stage import SimulatedStage, Stage, client_of
-from roundelay.testing.steps import ANSWER_S, StepFailed, Steps, Variables, explain_failure
+from roundelay.testing.steps import ANSWER_S, StepFailed, Steps, Variables, ask_operation, explain_failure
 
 
 @dataclass(frozen=True)
@@ -93,21 +95,21 @@ def run_scenario(
 async def run_live_scenario(
     scenario: Scenario, url: str, *, token: str | None = None, allows_real_models: bool = False
 ) -> ScenarioResult:
-    """Run a scenario against the network at ``url``, in real time. ``token`` is an operator's; without it this
+    """Run a scenario against the network at ``url``, in real time. ``token`` is the owner's; without it this
     machine's owner joins.
 
     Raises `ConfigError` when the scenario cannot begin, `ConnectError` and `NotAuthenticated` when the network cannot
     be joined.
     """
     plans = plan_agents(scenario, allows_real_models=allows_real_models, is_live=True)
-    async with LiveStage(url, token, plans) as stage:
+    async with LiveStage(url, token, plans, scenario.head.operators) as stage:
         return replace(await play(scenario, stage), url=url)
 
 
 async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
     """Act a scenario out on a stage, and judge."""
     began_s, began_at = time.perf_counter(), stage.clock()
-    variables = Variables(scenario.head.vars)
+    variables = Variables({**scenario.head.vars, "state": stage.state} if scenario.head.state else scenario.head.vars)
     matcher = Matcher(scenario.head.threads, variables.render)
     steps = Steps(scenario, stage, variables, matcher)
     faulting: asyncio.Task[list[str]] | None = None
@@ -146,11 +148,15 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
     """Let everybody join who is there from the beginning, and the threads have their members; then the faults begin.
     Raises `StepFailed`."""
     head, place = scenario.head, scenario.node
-    if head.faults is not None and not isinstance(stage, SimulatedStage):
-        raise StepFailed(place, "faults need a simulation; run it without --live")
+    for name, wants in (("faults", "need"), ("state", "needs")):
+        if getattr(head, name) is not None and not isinstance(stage, SimulatedStage):
+            raise StepFailed(place, f"{name} {wants} a simulation; run it without --live")
     try:
-        for participant in (*head.people, *(agent_id for agent_id, choice in head.agents.items() if choice.starts)):
-            await stage.join(participant)
+        for participant, kind in scenario.programs.items():
+            await stage.join(participant, kind)
+        for agent_id, choice in head.agents.items():
+            if choice.starts:
+                await stage.join(agent_id)
         present = [name for name in scenario.participants if name in stage.people or name in stage.members]
         for name, thread in head.threads.items():
             for first in [who for who in thread.members if who in present][:1]:
@@ -199,9 +205,7 @@ async def _ask_mods(scenario: Scenario, stage: Stage, variables: Variables) -> l
         if asked is None:
             continue
         try:
-            async with asyncio.timeout(ANSWER_S):
-                client = await stage.reader() if asked.asker is None else client_of(stage, asked.asker)
-                values.append(await client.call(variables.render(asked.op), variables.render_all(asked.args)))
+            values.append(await ask_operation(stage, asked, variables))
         except TimeoutError as error:
             raise StepFailed(expected.place, f"the hub did not answer within {ANSWER_S:g} s; is it down?") from error
         except (RoundelayError, ValueError) as error:
@@ -210,15 +214,21 @@ async def _ask_mods(scenario: Scenario, stage: Stage, variables: Variables) -> l
 
 
 def _make_setting(scenario: Scenario, seed: int) -> Setting:
-    head, faults = scenario.head, scenario.head.faults
+    head, faults, config = scenario.head, scenario.head.faults, scenario.config or NodeConfig()
+    if config.rights is not None:
+        make_rights(config, load_mods(config.mods, OWN_MODS))  # what is wrong with them is told with its line
     limits = {"max_hops": head.limits.hops, "max_root_messages": head.limits.messages}
     is_virtual = head.clock == "virtual"
     return Setting(
         seed=seed,
         is_virtual=is_virtual,
-        mods=head.mods,
-        limits=Limits(**{name: value for name, value in limits.items() if value is not None}),
-        visibility=head.visibility,
+        mods=head.mods if scenario.config is None else config.mods,
+        limits=config.limits.model_copy(update={name: value for name, value in limits.items() if value is not None}),
+        visibility=head.visibility if scenario.config is None else config.visibility,
+        operators=head.operators,
+        rights=config.rights,
+        quotas=config.quotas,
+        state=head.state or {},
         link_delay=_make_delay(head.delays.link, LINK_DELAY if is_virtual else Delay()),
         model_delay=_make_delay(head.delays.model, MODEL_DELAY if is_virtual else Delay()),
         model_failure_rate=faults.model_failures if faults is not None else 0.0,

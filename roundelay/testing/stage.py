@@ -7,10 +7,12 @@ the test, each a process). Steps, scenarios and the fixture `network` know the p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from roundelay.network.addresses import channel_address, thread_parties
 from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.frames import Kind
 from roundelay.runs.reading import read_reactions
 from roundelay.simulation.network import Setting, Simulation, SimulationError
 from roundelay.simulation.participants import Member, Person
@@ -24,13 +26,15 @@ READER_ID = "scenario-reader"
 class Stage(Protocol):
     """A network, from its beginning to the end of an ``async with``.
 
-    ``plans`` are the agents that may take part, ``people`` and ``members`` those who are there from here. Methods raise
+    ``plans`` are the agents that may take part, ``people`` (services and programs too) and ``members`` those who are
+    there from here; ``state`` is what the tools of agents that are started here share. Methods raise
     `RoundelayError` for what cannot be done, `TimeoutError` when the time is over.
     """
 
     plans: dict[str, AgentPlan]
     people: dict[str, Person]
     members: dict[str, Member]
+    state: dict[str, Any]
 
     async def __aenter__(self) -> Self: ...
 
@@ -49,8 +53,8 @@ class Stage(Protocol):
         """An operator's connection."""
         ...
 
-    async def join(self, participant: str) -> None:
-        """Start the agent that is planned under that id, once it is ready, or let a person come."""
+    async def join(self, participant: str, kind: Kind = "human") -> None:
+        """Start the agent that is planned under that id, once it is ready, or let somebody of this kind come."""
         ...
 
     async def leave(self, participant: str) -> None: ...
@@ -98,18 +102,18 @@ class SimulatedStage(Simulation):
     """A simulation as a stage."""
 
     def __init__(self, setting: Setting, plans: Mapping[str, AgentPlan] | None = None) -> None:
-        super().__init__(setting)
+        super().__init__(replace(setting, operators=(*setting.operators, READER_ID)))
         self.plans = dict(plans or {})
         self._is_killed_by_step = False  # the faults may kill the hub, and start it, meanwhile
 
     async def reader(self) -> NetworkClient:
         return await self.network.join(READER_ID, kind="service")
 
-    async def join(self, participant: str) -> None:
+    async def join(self, participant: str, kind: Kind = "human") -> None:
         if participant in self.plans:
             await self.start_agent(self.plans[participant].make)
         else:
-            await self.join_person(participant)
+            await self.join_person(participant, kind)
 
     async def kill(self, name: str) -> None:
         if name != HUB:
@@ -142,7 +146,16 @@ class SimulatedStage(Simulation):
             if message.kind == "direct":
                 readers.setdefault(message.thread_id, list(thread_parties(message.thread_id)))
         reactions = read_reactions(self.rows)
-        return RunRecord(list(self.messages), reactions, list(self.asked), letters, readers, ended_at=self.clock())
+        return RunRecord(
+            list(self.messages),
+            reactions,
+            list(self.asked),
+            letters,
+            readers,
+            state_before=self.setting.state,
+            state=self.state,
+            ended_at=self.clock(),
+        )
 
     def problems(self) -> list[str]:
         found = [f"the agent {agent_id} broke down: {error!r}" for agent_id, error in self.broken.items()]

@@ -6,23 +6,29 @@ A step that cannot be done ends the run with `StepFailed`, which says where it s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
 from roundelay.network.addresses import channel_address, complete_address
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
 from roundelay.network.errors import RoundelayError
-from roundelay.testing.file import PlacedStep, Scenario
-from roundelay.testing.form import HUB, MembershipStep, Step, WaitStep
-from roundelay.testing.judge import Matcher, describe_plain, map_texts
+from roundelay.testing.file import PlacedExpectation, PlacedStep, Scenario
+from roundelay.testing.form import (
+    ENVIRONMENT,
+    HUB,
+    DecideStep,
+    Expectation,
+    MembershipStep,
+    ModExpectation,
+    Step,
+    WaitStep,
+)
+from roundelay.testing.judge import Judge, Matcher, describe_plain, map_texts
 from roundelay.testing.stage import Stage, client_of
-
-_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
-
 
 ANSWER_S = 60.0
 """How long a step waits for the hub's answer to what is sent, in the scenario's time."""
@@ -49,17 +55,31 @@ class Variables:
         if "{{" not in text and "{%" not in text:
             return text
         try:
-            return _ENVIRONMENT.from_string(text).render(self.values)
+            return ENVIRONMENT.from_string(text).render(self.values)
         except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError, ValueError) as error:
             raise ValueError(f'"{text}" cannot be filled in: {error}') from error  # what the expressions in it raise
 
     def render_all(self, value: Any) -> Any:
         return map_texts(value, self.render)
 
+    def holds(self, expression: str) -> bool:
+        """Whether an expression over the variables is true. Raises `ValueError` for a variable that there is not."""
+        try:
+            return bool(ENVIRONMENT.compile_expression(expression, undefined_to_none=False)(**self.values))
+        except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f'"{expression}" cannot be worked out: {error}') from error
+
 
 def explain_failure(place: YamlNode, error: RoundelayError | ValueError) -> StepFailed:
     """What a hub, a stage or a wrong value has refused, as the failure of what stands there."""
     return StepFailed(place, f"{error.code if isinstance(error, RoundelayError) else 'wrong'}: {error}")
+
+
+async def ask_operation(stage: Stage, asked: ModExpectation, variables: Variables) -> Any:
+    """What an operation gives that an expectation names. Raises `TimeoutError` when the hub does not answer."""
+    async with asyncio.timeout(ANSWER_S):
+        client = await stage.reader() if asked.asker is None else client_of(stage, asked.asker)
+        return await client.call(variables.render(asked.op), variables.render_all(asked.args))
 
 
 class Steps:
@@ -71,6 +91,7 @@ class Steps:
         self._variables = variables
         self._matcher = matcher
         self._waited_for: set[int] = set()
+        self._decided: set[int] = set()
 
     async def perform(self, steps: Sequence[PlacedStep]) -> None:
         """Perform steps one after the other. Raises `StepFailed`."""
@@ -91,6 +112,10 @@ class Steps:
                 await self._expect_refusal(placed, self._call(step))
             case "wait":
                 await self._wait(step)
+            case "decide":
+                await self._decide(placed)
+            case "if":
+                await self._choose(placed)
             case "kill":
                 await stage.kill(step.kill or HUB)
             case "restart":
@@ -128,15 +153,19 @@ class Steps:
     async def _send(self, step: Step) -> None:
         render = self._variables.render
         client = client_of(self._stage, render(step.sender or ""))
-        content, needs_answer = self._variables.render_all(step.send), step.requires_response
+        content, needed = self._variables.render_all(step.send), step.requires_response
+        options = {
+            "requires_response": self._variables.render_all(needed) if isinstance(needed, list) else needed,
+            "exclude_agent_ids": self._variables.render_all(step.exclude),
+        }
         if step.reply_to is not None:
-            sent = await client.reply(self._find_saved(step.reply_to), content, requires_response=needs_answer)
+            sent = [await client.reply(self._find_saved(step.reply_to), content, **options)]
         else:
-            to = self._find_address(render(step.to or step.place or ""))
-            sent = await client.send(to, content, requires_response=needs_answer)
+            named = step.to if isinstance(step.to, list) else [step.to or step.place or ""]
+            sent = [await client.send(self._find_address(render(name)), content, **options) for name in named]
         if step.save is not None:
-            saved = await self._stage.wait_for(lambda message: message.seq == sent.seq, 60)
-            self._variables.values[step.save] = saved
+            saved = [await self._stage.wait_for(_has_seq(it.seq), 60) for it in sent]
+            self._variables.values[step.save] = saved if isinstance(step.to, list) else saved[0]
 
     def _find_saved(self, name: str) -> AnyMessage:
         saved = self._variables.values.get(name)
@@ -166,8 +195,35 @@ class Steps:
                 wait.at_most,
             )
             self._waited_for.add(found.seq)  # the next wait is for another one
+            if step.save is not None:
+                self._variables.values[step.save] = found
         else:
             await self._stage.idle(wait.at_most)
+
+    async def _decide(self, placed: PlacedStep) -> None:
+        """Wait for a request for approval, and reply to it as a person does."""
+        step = placed.step
+        client = client_of(self._stage, self._variables.render(step.sender or ""))
+        wanted = step.decide if isinstance(step.decide, DecideStep) else DecideStep(approve=True)
+
+        def is_wanted(message: AnyMessage) -> bool:
+            asked = (message.metadata or {}).get("approval")
+            return (
+                isinstance(asked, dict)
+                and message.seq not in self._decided
+                and wanted.agent in (None, message.sender_id)
+                and wanted.tool in (None, asked.get("tool"))
+            )
+
+        request = await self._stage.wait_for(is_wanted, wanted.at_most)
+        if wanted.deny is not None:
+            text = f"/deny {self._variables.render(wanted.deny)}"
+        elif wanted.edit is not None:
+            text = f"/edit {json.dumps(self._variables.render_all(wanted.edit), ensure_ascii=False)}"
+        else:
+            text = "/approve"
+        await self._expect_refusal(placed, client.reply(request, text))
+        self._decided.add(request.seq)
 
     # --- coming and going
 
@@ -175,7 +231,7 @@ class Steps:
         if isinstance(moved, MembershipStep):
             await client_of(self._stage, moved.who).join_channel(moved.thread)
         elif moved is not None:
-            await self._stage.join(moved)
+            await self._stage.join(moved, self._scenario.programs.get(moved, "human"))
             await self.join_threads(moved)
 
     async def join_threads(self, participant: str) -> None:
@@ -211,6 +267,31 @@ class Steps:
             if repeat.var is not None:
                 self._variables.values[repeat.var] = value
             await self.perform(placed.inner[0])
+            if repeat.until is not None and await self._holds(repeat.until, placed.place):
+                return
+        if repeat.until is not None:
+            raise ValueError(f"it was still not so after {repeat.times} times")
+
+    async def _choose(self, placed: PlacedStep) -> None:
+        assert placed.step.condition is not None
+        then, *otherwise = placed.inner
+        if await self._holds(placed.step.condition, placed.place):
+            await self.perform(then)
+        elif otherwise:
+            await self.perform(otherwise[0])
+
+    async def _holds(self, condition: str | Expectation, place: YamlNode) -> bool:
+        """Whether something is so by now."""
+        if isinstance(condition, str):
+            return self._variables.holds(condition)
+        record = await self._stage.read_record()
+        if condition.mod is not None:
+            record.values = [await ask_operation(self._stage, condition.mod, self._variables)]
+        return Judge(record, self._matcher).judge(PlacedExpectation(condition, place)).holds
+
+
+def _has_seq(seq: int) -> Callable[[AnyMessage], bool]:
+    return lambda message: message.seq == seq
 
 
 def _as_wait(step: Step) -> WaitStep:
@@ -221,6 +302,9 @@ def _as_wait(step: Step) -> WaitStep:
 
 
 def _overdue(step: Step) -> str:
+    if step.decide is not None:
+        at_most = step.decide.at_most if isinstance(step.decide, DecideStep) else DecideStep(approve=True).at_most
+        return f"no such request for approval came within {at_most:g} s"
     wait = _as_wait(step)
     what = "no such message came" if wait.message is not None else "it was not idle"
     return f"{what} within {wait.at_most:g} s"

@@ -64,4 +64,4 @@ async def live_two_days(simulation: Simulation) -> None:
 
 
 def test_a_reaction_beyond_the_quota_ends_and_what_waited_is_answered_the_next_day() -> None:
-    simulate(live_two_days, limits=Limits(bytes_per_day=12_000), horizon_s=200_000)
+    simulate(live_two_days, limits=Limits(bytes_per_day=12_000), horizon_s=200_000, operators=("mia",))

@@ -104,7 +104,7 @@ LOOPS = [*RINGS, "storm", "bridge"]
 @pytest.mark.parametrize("mode", ["causes", "none", "fresh"])
 @pytest.mark.parametrize("kind", LOOPS)
 def test_a_loop_ends_within_its_budget_and_is_told(kind: str, mode: Mode) -> None:
-    simulate(lambda simulation: run_loop(simulation, kind, mode, SMALL), limits=limits(SMALL))
+    simulate(lambda simulation: run_loop(simulation, kind, mode, SMALL), limits=limits(SMALL), operators=("mia",))
 
 
 @pytest.mark.full
@@ -112,7 +112,7 @@ def test_a_loop_ends_within_its_budget_and_is_told(kind: str, mode: Mode) -> Non
 @pytest.mark.parametrize("mode", ["causes", "none", "fresh"])
 @pytest.mark.parametrize("kind", LOOPS)
 def test_a_loop_ends_within_a_large_budget_too(kind: str, mode: Mode) -> None:
-    simulate(lambda simulation: run_loop(simulation, kind, mode, LONG), limits=limits(LONG))
+    simulate(lambda simulation: run_loop(simulation, kind, mode, LONG), limits=limits(LONG), operators=("mia",))
 
 
 def other(agent_id: str) -> str:
@@ -159,7 +159,7 @@ def test_a_loop_of_agents_ends_by_whatever_they_use(script: Script) -> None:
         else:
             assert script is not by_message
 
-    simulate(main, limits=Limits(max_hops=6, max_root_messages=12))
+    simulate(main, limits=Limits(max_hops=6, max_root_messages=12), operators=("mia",))
 
 
 # -- what is no loop, under the limits that a node has

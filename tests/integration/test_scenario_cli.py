@@ -161,8 +161,14 @@ scenario: Whoever comes late reads what was said
 people: [mia]
 threads:
   pay: {members: [mia], history: members}
+services: [crm]
+programs: [bot]
+operators: [crm]
 steps:
   - {as: mia, in: pay, send: hello}
+  - {as: mia, call: network.log, args: {after: 0}, refused: forbidden}
+  - {as: bot, call: network.log, args: {after: 0}, refused: forbidden}
+  - {as: crm, call: network.log, args: {after: 0}}
 expect:
   - mod: {op: channels.list, contains: {channels: [{name: pay, history: members}]}}
 """

@@ -66,6 +66,156 @@ def test_variables_and_saved_messages_go_into_texts() -> None:
     assert result.record.messages[1].reply_to == result.record.messages[0].seq
 
 
+LOG = {"call": "network.log", "args": {"after": 0, "limit": 1}}
+
+
+def test_whoever_takes_part_has_its_own_rights_and_operators_are_named() -> None:
+    """Else a scenario could not test rights: everybody in it would be an operator."""
+    who = {"people": ["mia", "boss"], "services": ["crm", "audit"], "programs": ["bot"], "operators": ["boss", "audit"]}
+    steps: list[Any] = [{"as": name, **LOG, "refused": "forbidden"} for name in ("mia", "crm", "bot")]
+    steps += [{"as": name, **LOG} for name in ("boss", "audit")]
+    steps += [{"as": name, "to": "mia", "send": "hello"} for name in ("crm", "bot")]
+    result = run({"message": {"to": "mia", "count": 2}}, steps=steps, **who)
+    assert result.passed, describe_result(result)
+    assert [it.sender_kind for it in result.record.messages] == ["service", "agent"]
+
+
+def test_what_an_agent_said_is_waited_for_kept_and_replied_to() -> None:
+    steps = [
+        REFUND,
+        {"wait": {"message": {"from": "desk", "to": "mia"}}, "save": "answer"},
+        {"as": "mia", "reply_to": "answer", "send": "{{ answer.text }}? Thanks, {{ answer.sender_id }}."},
+    ]
+    result = run(steps=steps)
+    *_, answer, reply = result.record.messages
+    assert (reply.text, reply.reply_to) == ("Approved, 40 EUR? Thanks, desk.", answer.seq)
+
+
+def test_steps_depend_on_what_is_so_by_now() -> None:
+    """On variables, and on anything that can be expected."""
+    asks = {"as": "mia", "to": "desk", "send": "refund order {{ n }}"}
+    says = {"as": "mia", "to": "boss", "send": "{{ n }}"}
+    is_paid = {"count": {"from": "desk", "to": "mia", "contains": "EUR", "at_least": 3}}
+    steps = [
+        {"repeat": {"times": 9, "var": "n", "until": is_paid, "steps": [asks, {"wait": "idle"}]}},
+        {"if": "n == 3", "then": [says], "else": [{"as": "boss", "to": "mia", "send": "no"}]},
+        {"if": {"never": {"from": "desk"}}, "then": [says], "else": [{"as": "boss", "to": "mia", "send": "yes"}]},
+        {
+            "if": {"mod": {"op": "channels.members", "args": {"name": "pay"}, "contains": {"members": ["mia"]}}},
+            "then": [says],
+        },
+    ]
+    result = run({"count": {"from": "mia", "to": "desk", "exactly": 3}}, steps=steps)
+    assert result.passed, describe_result(result)
+    assert texts(result)[-2:] == ["mia -> boss: 3", "boss -> mia: yes"]
+
+
+def test_a_message_goes_to_several_and_to_all_but_some() -> None:
+    listen = [{"when": {"from": "mia"}, "do": [{"say": "here"}]}]
+    steps = [
+        {"as": "mia", "to": ["a", "boss"], "send": "you two", "save": "both"},
+        {"as": "mia", "to": "broadcast", "exclude": ["{{ out }}"], "send": "all but {{ out }}, {{ both | length }}"},
+        {"wait": "idle"},
+    ]
+    agents = {name: {"script": listen} for name in ("a", "b")}
+    expected = [
+        {"count": {"of": "reactions", "agent": "a", "exactly": 2}},
+        {"never_in_prompt": {"agent": "b", "text": "all but"}},
+    ]
+    result = run(*expected, steps=steps, agents=agents, threads={}, vars={"out": "b"})
+    assert result.passed, describe_result(result)
+    assert texts(result)[:3] == ["mia -> a: you two", "mia -> boss: you two", "mia -> broadcast: all but b, 2"]
+
+
+SHOP = """\
+from roundelay import ToolContext, tool
+
+@tool(needs_approval=True)
+def refund(context: ToolContext, order: str, eur: int) -> str:
+    \"\"\"Refund an order.\"\"\"
+    context.state["orders"][order]["refunded"] = eur
+    context.state["left"] -= eur
+    return f"refunded {eur}"
+"""
+CLERK = {
+    "tools": ["scenario_shop:refund"],
+    "script": [
+        {"when": {"from": "mia"}, "do": [{"tool": "refund", "args": {"order": "{{ text }}", "eur": 40}}]},
+        {"when": {"after": "refund"}, "do": [{"say": "{{ result }}"}]},
+    ],
+}
+ORDERS = {"orders": {"x1": {"refunded": 0}, "x2": {"refunded": 0}}, "left": 100}
+
+
+def test_calls_are_decided_and_the_state_of_the_tools_is_each_runs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scenario_shop.py").write_text(SHOP, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    steps = [
+        {"as": "mia", "to": "desk", "send": "x1"},
+        {"as": "mia", "decide": {"edit": {"order": "x1", "eur": "{{ 20 + 5 }}"}, "tool": "refund", "agent": "desk"}},
+        {"wait": "idle"},
+        {"as": "mia", "to": "desk", "send": "x2"},
+        {"as": "mia", "decide": {"deny": "no {{ state.left }}"}},
+        {"wait": "idle"},
+        {
+            "if": "state.left == 75",
+            "then": [{"as": "mia", "to": "desk", "send": "x2"}, {"as": "mia", "decide": "approve"}],
+        },
+        {"wait": "idle"},
+    ]
+    expected = [
+        {"state": {"path": "orders.x1.refunded", "equals": 25}},
+        {"state": {"changed": ["orders.x1.refunded", "orders.x2.refunded", "left"]}},
+        {"state": {"contains": {"left": 35}}},
+        {"message": {"from": "desk", "to": "mia", "contains": "mia denied it: no 75"}},
+        {"state": {"changed": ["left"]}},
+        {"state": {"changed": ["orders.x1.refunded", "orders.x2.refunded", "left", "orders.x3"]}},
+    ]
+    agents = {"desk": CLERK}
+    for _ in range(2):  # nothing is left of the run before
+        result = run(*expected, steps=steps, agents=agents, threads={}, people=["mia"], state=ORDERS)
+        assert [it.holds for it in result.verdicts] == [True] * 4 + [False] * 2, describe_result(result)
+        assert "orders.x1.refunded changed too" in result.verdicts[4].found
+        assert result.verdicts[5].found == "orders.x3 did not change"
+
+
+NODE = """\
+limits: {max_hops: 1}
+visibility: strict
+rights:
+  team: {kinds: [human], send: [desk], call: ['network.*']}
+  desk: {ids: [desk], send: ['*'], call: ['network.*']}
+agents:
+  - id: desk
+    instruction: You are at the desk.
+    model: {openai: {name: gpt-4o-mini}}
+"""
+
+
+def test_a_nodes_file_gives_rights_limits_and_agents(tmp_path: Path) -> None:
+    (tmp_path / "roundelay.yaml").write_text(NODE, encoding="utf-8")
+    steps = [
+        {"as": "mia", "to": "boss", "send": "psst", "refused": "forbidden"},
+        {"as": "mia", "to": "desk", "send": "hello"},
+        {"wait": "idle"},
+    ]
+    head = {"node": "roundelay.yaml", "path": tmp_path / "it.scenario.yaml", "threads": {}}
+    agents = {"desk": {"model": {"rules": [{"do": [{"say": "hello {{ sender }}"}]}]}}}
+    expected = [
+        {"message": {"from": "desk", "to": "mia", "contains": "hello mia"}},
+        {"prompt": {"agent": "desk", "contains": "You are at the desk."}},
+    ]
+    result = run(*expected, steps=steps, agents=agents, **head)
+    assert result.passed, describe_result(result)
+    with pytest.raises(ConfigError, match=r"it.scenario.yaml:1: the agent desk would ask a real model"):
+        run(steps=steps, agents={}, **head)
+    (tmp_path / "roundelay.yaml").write_text(NODE.replace("send: [desk]", "send: [role:dsk]"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"roundelay.yaml:4: rights.team.send: .*dsk"):
+        run(steps=steps, agents=agents, **head)
+
+
 def test_a_hub_that_is_down_is_named_at_the_step_that_finds_it_so() -> None:
     result = run(steps=[REFUND, {"wait": "idle"}, {"kill": "hub"}, {"as": "mia", "to": "desk", "send": "still there?"}])
     assert "the hub did not answer within 60 s; is it down, or is mia disconnected?" in failure_of(result)
@@ -182,6 +332,9 @@ def test_operations_are_called_and_their_values_kept() -> None:
         ({"parallel": [{"wait": "1s"}, {"as": "mia", "in": "pay", "send": "x"}]}, "forbidden"),
         ({"as": "finance", "to": "mia", "send": "x"}, "finance is not there"),
         ({"join": "mia"}, "mia is there already"),
+        ({"if": "missing > 1", "then": [{"wait": "1s"}]}, "'missing' is undefined"),
+        ({"repeat": {"times": 2, "until": "1 > 2", "steps": [{"wait": "1s"}]}}, "it was still not so after 2 times"),
+        ({"as": "boss", "decide": {"approve": True, "at_most": "2s"}}, "no such request for approval came within 2 s"),
     ],
 )
 def test_a_step_that_cannot_be_done_ends_the_run_and_is_named(step: Any, said: str) -> None:
@@ -248,6 +401,11 @@ HOLD_AND_FAIL: list[tuple[Any, Any, str]] = [
     ({"prompt": {"agent": "finance", "contains": "refund order 12"}}, {"prompt": {"agent": "finance", "contains": "40 EUR"}}, "no such prompt holds it"),
     ({"prompt": {"contains": "refund", "when": {"from": "desk"}}}, {"prompt": {"contains": "refund", "when": {"from": "boss"}}}, "read by desk at #"),
     ({"never_in_prompt": {"agent": "finance", "text": "Approved"}}, {"never_in_prompt": {"agent": "desk", "text": "Approved"}}, "read by desk at #"),
+    ({"never_in_prompt": {"agent": ["desk", "finance"], "text": "CANARY"}}, {"never_in_prompt": {"agent": ["finance", "desk"], "text": "Approved"}}, "read by desk at #"),
+    ({"reaction": {"agent": ["desk", "finance"], "status": "finished"}}, {"cost": {"agent": ["finance", "desk"], "model_calls": {"at_most": 1}}}, "2 model calls"),
+    ({"prompts": {"marks": ["refund order", "Approved"], "hold": {"desk": ["refund order", "Approved"], "finance": ["refund order"]}}}, {"prompts": {"marks": ["refund order", "Approved"], "hold": {"finance": [], "desk": ["Approved", "refund order"]}}}, "finance must not hold refund order: read by finance at #"),
+    ({"prompts": {"marks": ["Approved"], "hold": {"desk": ["Approved"]}, "when": {"from": "finance"}}}, {"prompts": {"marks": ["Approved"], "hold": {"desk": ["Approved"]}, "when": {"from": "mia"}}}, "desk does not hold Approved"),
+    ({"state": {"equals": {}}}, {"state": {"path": "orders.12", "equals": "open"}}, "it gives null"),
     ({"caused_by": {"message": {"from": "desk", "to": "mia"}, "root": "mia"}}, {"caused_by": {"message": {"from": "finance"}, "root": "boss"}}, "goes back to #"),
     ({"caused_by": {"message": {"from": "finance"}, "root": "{{ asker }}"}}, {"message": {"contains": "{{ nothing }}"}}, "'nothing' is undefined"),
     ({"caused_by": {"message": {"from": "finance"}, "root": {"contains": "refund"}}}, {"caused_by": {"message": {"from": "boss"}, "root": "mia"}}, "there is no such message"),
