@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SENT_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("roundelay_sent_metadata", default=MappingProxyType({}))
 """What is added to the metadata of every message that tools send from here on: set by middleware around a call."""
 
-_FILTERED = frozenset({"network.history", "network.why", "network.impact", "network.window"})
+_FILTERED = frozenset({"network.history", "network.search", "network.why", "network.impact", "network.window"})
 """What the hub answers for one incoming message (``trigger``)."""
 
 JUDGED = frozenset({"channels.list", "channels.members"})

@@ -67,6 +67,7 @@ for command in (
     reading.agents,
     reading.threads,
     reading.history,
+    reading.search,
     reading.status,
     reactions.reactions,
     cost.cost,

@@ -88,6 +88,7 @@ async def keep_within(retain: Retain, board: Switchboard, ledger: Ledger, clock:
         if done.dropped:
             continue
         if not done.is_held or not _end_stalled(board, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
+            await ledger.forget_dropped()  # nobody's commit waits for it
             return total
 
 

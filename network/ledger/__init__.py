@@ -164,6 +164,16 @@ class Ledger(Protocol):
         """Threads of the messages that `inbox` would give, newest first, each with how many there are; the first
         ``limit`` of those whose last seq is below ``before``."""
 
+    async def search(
+        self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
+        before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        """Messages whose text has all of these terms (`search.read_terms`), ascending: the newest below ``before``, of
+        those that `inbox` would give, or of all without spans; of one thread, or of all."""
+
+    async def forget_dropped(self) -> None:
+        """Take what `trim` has dropped out of what is kept beside the log for searches."""
+
     async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
         """Every thread of the log, newest first, as in `threads`."""
 

@@ -25,8 +25,7 @@ from roundelay.network.core.tables import (
 from roundelay.network.errors import LedgerError
 
 from . import KEPT_WITH, KEYED_BY_SEQ, MAX_PAGE_BYTES, KeyTaken, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
-
-_PRIVATE = frozenset({"direct", "mod"})
+from .search import PRIVATE, holds, is_within
 
 
 class MemoryLedger:
@@ -104,7 +103,7 @@ class MemoryLedger:
             self._order.append(seq)
             if row.target:
                 self._targets[row.target].append(seq)
-                if row.head is not None and row.head.kind in _PRIVATE:
+                if row.head is not None and row.head.kind in PRIVATE:
                     self._sent[row.actor].append(seq)
             if row.type == "record":
                 self._records[f"{row.actor}/{row.label}"].append(seq)
@@ -167,6 +166,18 @@ class MemoryLedger:
         rows = (self._rows[seq] for seq in self._inbox(spans, sender, 0, last))
         said = (row for row in rows if row.type == "message" and sender not in row.excluded)
         return _summarise(said, before, limit)
+
+    async def search(
+        self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
+        before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        until = self._head if before is None else before - 1
+        newest_first = (self._rows[seq] for seq in reversed(self._order[: bisect_right(self._order, until)]))
+        found = (row for row in newest_first if is_within(row, spans, sender, stream) and holds(row, terms))
+        return take_page(found, limit, max_bytes, newest=True)
+
+    async def forget_dropped(self) -> None:
+        """Nothing is kept beside the log."""
 
     async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
         return _summarise((row for row in self._rows.values() if row.type == "message"), before, limit)

@@ -47,6 +47,7 @@ from .queries import (
     store,
 )
 from .schema import CHECKED_FROM, ROW_COLUMNS, SCHEMA_VERSION, migrate, refuse_schema
+from .search import SearchIndex, holds, is_within
 from .upkeep import newest_stamp, read_head, rescue, trim_log
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
@@ -56,6 +57,8 @@ meanwhile: of large messages 40 ms, where with 10,000 pages it is 100. SQLite's 
 wait for the two fsyncs."""
 EXPIRY_STEP = 1000
 """Results of calls that are looked at, and dropped, at a time."""
+INDEXED_STEP = 500
+"""Messages that are put into the index of searches at a time."""
 
 T = TypeVar("T")
 
@@ -120,7 +123,10 @@ class SQLiteLedger:
         """For what is to be delivered."""
         self._browser: Connection | None = None
         """For what somebody asks: a long look must not hold up deliveries."""
+        self._index = SearchIndex(Path(f"{self.path}.search"))
         self._epoch = ""
+        self._first = 1
+        """The oldest message that may be there."""
         self._head = 0
         """What this object has stored or found: a file that is opened again must hold it."""
         self._is_suspect = False
@@ -148,6 +154,7 @@ class SQLiteLedger:
         connections = (self._writer, self._browser, self._reader)
         writer, browser, _ = connections
         self._writer = self._browser = self._reader = None
+        await self._index.close()
         try:
             if writer is not None and browser is not None:  # one that was refused stays as it is
                 with suppress(sqlite3.Error, LedgerError):  # a database that failed stays marked unclean
@@ -248,6 +255,7 @@ class SQLiteLedger:
         self._damage.begin(int(meta[CHECKED_FROM]))
         puts = load_state(self._damage, db)
         first, head = int(meta.get("first_seq", "1")), read_head(db)
+        self._first = first
         stamp = max(newest_stamp(self._damage, db), int(meta.get("trimmed_stamp", "0")))  # none older is given out
         name = meta.get("name", self._name)
         epoch = meta.get("epoch", "")
@@ -395,6 +403,29 @@ class SQLiteLedger:
             GROUP BY stream HAVING max(seq) < ?6 ORDER BY max(seq) DESC LIMIT ?7"""
         return await self._list_threads(sql.replace("{order}", "ASC"), values)
 
+    async def search(
+        self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
+        before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:  # fmt: skip
+        await self._index.catch_up(f"{self._epoch}/{self._boot}", self._first, self._head, self._list_messages)
+        end, found, size = before if before is not None else 2**62, list[Row](), 0
+        while len(found) <= limit and size <= max_bytes:
+            seqs = await self._index.find(terms, spans, sender, stream, end, limit + 1)
+            if not seqs:
+                break
+            rows = await self._read(self._browser, BY_SEQ, [json.dumps(seqs)], list)
+            admitted = [it for it in rows if is_within(it, spans, sender, stream) and holds(it, terms)]
+            found += sorted(admitted, key=lambda it: -it.seq)
+            size, end = size + sum(len(it.data) for it in admitted), seqs[-1]
+        return take_page(found, limit, max_bytes, newest=True)
+
+    async def _list_messages(self, after: int) -> list[Row]:
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? AND type = 'message' ORDER BY seq LIMIT ?"
+        return (await self._read_page(self._browser, sql, (after, INDEXED_STEP), INDEXED_STEP, MAX_PAGE_BYTES)).rows
+
+    async def forget_dropped(self) -> None:
+        await self._index.forget(self._first)
+
     async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
         sql = """
             SELECT stream, max(seq), count(*) FROM log WHERE type = 'message' AND stream IS NOT NULL
@@ -436,7 +467,9 @@ class SQLiteLedger:
             last = seen[-1][0]
 
     async def trim(self, trim: Trim) -> Trimmed:
-        return await self._change(partial(trim_log, trim, self._damage))
+        done = await self._change(partial(trim_log, trim, self._damage))
+        self._first = done.first_seq
+        return done
 
     async def records(
         self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None,

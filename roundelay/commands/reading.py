@@ -13,7 +13,7 @@ from roundelay.commands.output import print_answer, show, show_list
 from roundelay.terminal.text import clean, clean_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from roundelay.network.client import AnyMessage, NetworkClient
 
@@ -72,22 +72,42 @@ def _join_ids(ids: list[str]) -> str:
 @identity_options
 def history(thread: str, as_json: bool, limit: int, before: int | None) -> None:
     """Show the messages of a thread: broadcast, channel:NAME, direct:A~B, thread:SEQ."""
+    args = {"thread_id": thread, "limit": limit, **({"before": before} if before is not None else {})}
+    _show_messages("network.history", args, empty="Nothing has been said here yet.", as_json=as_json)
+
+
+@click.command(short_help="Find messages by their words.")
+@click.argument("words", nargs=-1, required=True)
+@click.option("--thread", metavar="ID", help="Only in this thread.")
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=20, show_default=True, help="How many at most.")
+@click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Only messages older than this one.")
+@json_option
+@identity_options
+def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int, before: int | None) -> None:
+    """Find the messages that you may read in which all of these WORDS stand, the newest of them; invoi* stands for all
+    that begin so."""
+    args = {"query": " ".join(words), "thread_id": thread, "limit": limit, "before": before}
+    given = {name: value for name, value in args.items() if value is not None}
+    _show_messages("network.search", given, empty="Nothing was found.", as_json=as_json)
+
+
+def _show_messages(op: str, args: Mapping[str, object], *, empty: str, as_json: bool) -> None:
+    """Print a page of messages, oldest first, and how to see those before."""
     from roundelay.network.messages import message_from_wire
     from roundelay.terminal.screen import Screen
 
-    args = {"thread_id": thread, "limit": limit, **({"before": before} if before is not None else {})}
-    value = ask(lambda client: client.call("network.history", args))
+    value = ask(lambda client: client.call(op, args))
     if as_json:
         print_answer(value)
         return
     screen = Screen(sys.stdout)
     messages = [message_from_wire(message) for message in value["messages"]]
     if value["has_more"]:
-        screen.note(f"There is more: --before {messages[0].seq}")
+        screen.note(f"There is more: --before {value.get('next') or messages[0].seq}")
     for message in messages:
         screen.message(message)
     if not messages:
-        screen.note("Nothing has been said here yet.")
+        screen.note(empty)
 
 
 @click.command(short_help="Show what the node is and how it does.")

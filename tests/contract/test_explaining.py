@@ -112,6 +112,41 @@ async def test_a_trigger_that_one_may_not_read_is_unknown(team: Team) -> None:
     await team.worker.call_refused("unknown_message", "network.history", args)
 
 
+# -- search
+
+
+@pytest.mark.parametrize(
+    ("visibility", "found"),
+    [
+        ("people", ["on mia's request", "said to all"]),
+        ("strict", ["on mia's request", "said to all"]),
+        ("current", ["on mia's request"]),
+        ("all", ["on bob's canary", "on mia's request", "said to all"]),
+    ],
+)
+async def test_a_search_for_a_trigger_finds_what_its_prompt_may_hold(
+    node: Node, visibility: str, found: list[str]
+) -> None:
+    team = await Team.gather(node, visibility)
+    trigger = await team.talk()
+    await team.helper.send("agent:worker", "on and on", cause=trigger["seq"])
+    pages: list[list[str]] = []
+    for query in ("on", "said"):
+        args: dict[str, Any] = {"query": query, "trigger": trigger["seq"], "limit": 1}
+        value: dict[str, Any] = {"has_more": True}
+        while value["has_more"]:
+            value = await team.worker.call("network.search", args)
+            pages.append(contents(value["messages"]))
+            args["before"] = value.get("next")
+    assert sorted(text for page in pages for text in page) == found
+    assert all(len(page) <= 1 for page in pages)
+    assert contents((await team.worker.call("network.search", {"query": "and ON"}))["messages"]) == ["on and on"]
+
+
+async def test_a_search_without_a_word_is_refused(team: Team) -> None:
+    await team.mia.call_refused("invalid_arguments", "network.search", {"query": " - * "})
+
+
 # -- why
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,7 @@ from roundelay.network.ledger import KeyTaken, Ledger, Page, Trim, Trimmed
 from roundelay.network.ledger import files as ledger_files
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.search import read_terms
 from roundelay.network.ledger.sqlite import Connection, SQLiteLedger
 
 Opener = Callable[[], Ledger]
@@ -336,6 +338,101 @@ async def test_a_damaged_row_has_a_stand_in_in_its_place(ledger: Ledger, damage:
         assert ledger.damaged == 2
     with pytest.raises(KeyTaken):
         await ledger.append([msgspec.structs.replace(rows[1], seq=6)], [])
+
+
+def said(seq: int, text: str, sender: str = "ann", to: str = "channel:dev", thread: str = "t") -> Row:
+    return msgspec.structs.replace(
+        message(seq, sender, to, thread=thread), data=json.dumps({"content": text}, ensure_ascii=False).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("invoice", [1, 4]),
+        ("INVOICE 4711", [1]),
+        ("invoi*", [1, 2, 4]),
+        ("invoi", []),
+        ("strasse", [3]),
+        ("STRAẞE Café", [3]),
+        ("cafe", [3]),
+        ("京東", [3]),
+        ('inv"oice OR (4711) - §t', []),
+        ("data", [5]),
+    ],
+)
+async def test_messages_are_found_by_their_words(ledger: Ledger, query: str, found: list[int]) -> None:
+    record = Row(seq=6, at=1006, type="record", actor="ann", key="r:1", stream="r", label="note", data=b'"invoice"')
+    data = {"text": "", "order": {"of": "data"}}
+    rows = [
+        said(1, "The invoice is 4711."), said(2, "two invoices"), said(3, "Straße 5, CAFÉ, 東京"), said(4, "An invoice_a"),
+        msgspec.structs.replace(said(5, ""), data=json.dumps({"content": data}).encode()), record,
+    ]  # fmt: skip
+    await ledger.append(rows[:2], [])
+    await ledger.search(read_terms(query), None, "ann", limit=9)  # what comes later is found too
+    await ledger.append(rows[2:], [])
+    assert seqs(await ledger.search(read_terms(query), None, "ann", limit=9)) == found
+
+
+async def test_a_search_sees_what_an_inbox_would_and_pages_from_the_newest(ledger: Ledger) -> None:
+    rows = [
+        said(1, "x", to="channel:ops"), said(2, "x", "bob", "agent:ann", "p"), said(3, "x", "bob", "agent:cid"),
+        said(4, "x", "cid", "agent:bob"), said(5, "x", "ann"), said(6, "x", "ann"), said(7, "x", "ann"),
+    ]  # fmt: skip
+    await ledger.append(rows, [])
+    spans = [Span("channel:dev", 4, 7), Span("agent:bob", 0)]
+    assert seqs(await ledger.search(["x"], spans, "bob", limit=9)) == [2, 3, 4, 5, 6]
+    assert seqs(await ledger.search(["x"], spans, "bob", stream="p", limit=9)) == [2]
+    page = await ledger.search(["x"], spans, "bob", before=6, limit=2)
+    assert (seqs(page), page.has_more) == ([4, 5], True)
+    page = await ledger.search(["x"], spans, "bob", before=4, limit=2)
+    assert (seqs(page), page.has_more) == ([2, 3], False)
+
+
+def list_indexes(folder: Path) -> list[Path]:
+    return list(folder.glob("*.search*"))
+
+
+async def test_what_was_dropped_is_in_no_index(opener: Opener, tmp_path: Path) -> None:
+    ledger = opener()
+    await ledger.open()
+    await ledger.append([said(1, "plutonium"), said(2, "granite")], [])
+    assert seqs(await ledger.search(["plutonium"], None, "ann", limit=9)) == [1]
+    await ledger.trim(Trim(messages_before=1002, pinned=9))
+    await ledger.forget_dropped()
+    assert seqs(await ledger.search(["plutonium"], None, "ann", limit=9)) == []
+    assert seqs(await ledger.search(["granite"], None, "ann", limit=9)) == [2]
+    await ledger.close()
+    for file in list_indexes(tmp_path):
+        assert b"plutonium" not in file.read_bytes()
+        assert file.stat().st_mode & 0o777 == 0o600
+
+
+def leave(path: Path, left: str) -> None:
+    """Let an index lie there that is not this ledger's, or no whole one."""
+    index = Path(f"{path}.search")
+    if left == "of an older copy":  # whose epoch is another one
+        Path(f"{path}.head").unlink()
+    else:
+        index.write_bytes(b"nothing" if left == "of nothing" else index.read_bytes()[:5000])
+
+
+@pytest.mark.parametrize("left", ["of an older copy", "of nothing", "half"])
+async def test_an_index_of_another_log_is_made_anew(tmp_path: Path, left: str) -> None:
+    path, epochs = tmp_path / "ledger.db", iter(["e1", "e2"])
+    ledger = SQLiteLedger(path, new_epoch=lambda: next(epochs))
+    await ledger.open()
+    await ledger.append([said(1, "granite")], [])
+    assert seqs(await ledger.search(["granite"], None, "ann", limit=9)) == [1]
+    await ledger.close()
+    leave(path, left)
+    ledger = SQLiteLedger(path, new_epoch=lambda: next(epochs))
+    await ledger.open()
+    await ledger.append([said(2, "granite")], [])
+    with suppress(LedgerError):  # which says that the next one makes it anew
+        await ledger.search(["granite"], None, "ann", limit=9)
+    assert seqs(await ledger.search(["granite"], None, "ann", limit=9)) == [1, 2]
+    await ledger.close()
 
 
 async def test_a_trim_says_whether_the_pin_held_it(ledger: Ledger) -> None:

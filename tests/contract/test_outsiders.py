@@ -166,6 +166,10 @@ GUESSES: dict[str, list[Make]] = {
         lambda it, who, public: {"thread_id": "broadcast", "trigger": it.seq},
         lambda it, who, public: {"thread_id": f"thread:{it.seq}"},
     ],
+    "network.search": [
+        lambda it, who, public: {"query": "canary", "thread_id": it.thread_id},
+        lambda it, who, public: {"query": "filler", "trigger": it.seq},
+    ],
     "network.window": [
         lambda it, who, public: {"trigger": it.seq},
         lambda it, who, public: {"trigger": public, "threads": [it.thread_id]},
@@ -252,6 +256,10 @@ LISTS: dict[str, list[Ask]] = {
     "network.history": [
         lambda it, who, public: {"thread_id": "broadcast", "limit": 500},
         lambda it, who, public: {"thread_id": "channel:den", "before": it.seq + 1},
+    ],
+    "network.search": [
+        lambda it, who, public: {"query": f"canar* {it.name}"},
+        lambda it, who, public: {"query": "canary", "trigger": public, "visibility": "all"},
     ],
     "network.window": [lambda it, who, public: {"trigger": public, "threads": 100, "visibility": "all"}],
     "network.message_status": [lambda it, who, public: {"seq": public}],

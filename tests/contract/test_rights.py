@@ -154,6 +154,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.list_agents": (always("ok"), lambda seq: {}),
     "network.list_threads": (always("ok"), lambda seq: {}),
     "network.history": (for_who_was_in, lambda seq: {"thread_id": "channel:room"}),
+    "network.search": (always("ok"), lambda seq: {"query": "canary"}),
     "network.window": (for_readers(), lambda seq: {"trigger": seq, "visibility": "all"}),
     "network.message_status": (for_readers(), lambda seq: {"seq": seq}),
     "network.why": (for_readers(), lambda seq: {"seq": seq}),
@@ -260,7 +261,7 @@ async def test_what_somebody_may_is_what_its_row_says(scene: Scene, role: str, r
         for canary in ("canary-before", "canary-during"):
             shown = canary in answer.raw
             assert not shown or canary in may_read(role, relation), (op, answer)
-        if op == "network.history" and expected == "ok":
+        if op in ("network.history", "network.search") and expected == "ok":
             found = [it for it in ("canary-before", "canary-during") if it in answer.raw]
             assert found == may_read(role, relation)
         if op == "channels.list" and expected == "ok":

@@ -25,11 +25,11 @@ from tests.support.node import Node, node_process
 from tests.support.wire import SUBPROTOCOL, WireSession
 
 COMMANDS = (
-    "demo", "init", "up", "agent", "chat", "send", "tail", "agents", "threads", "history", "status", "reactions", "dead-letters",
+    "demo", "init", "up", "agent", "chat", "send", "tail", "agents", "threads", "history", "search", "status", "reactions", "dead-letters",
     "backup", "token", "rights", "doctor", "config", "completion",
 )  # fmt: skip
 READING = (
-    ["agents"], ["threads"], ["history", "broadcast"], ["status"], ["token", "list"], ["dead-letters", "list"],
+    ["agents"], ["threads"], ["history", "broadcast"], ["search", "unread"], ["status"], ["token", "list"], ["dead-letters", "list"],
     ["reactions", "list"], ["tail", "--last", "1", "--count", "1"],
 )  # fmt: skip
 
@@ -185,7 +185,11 @@ async def test_the_owner_reads_every_thread(node: Node, bob: WireSession) -> Non
     shown = (await run("history", "direct:ann~bob", "--limit", "1")).lines
     assert shown[-1].endswith("bob → ann: second")
     earlier = (await run("history", "direct:ann~bob", "--before", str(stored["seq"] + 1))).lines
-    assert [line.partition(" ")[2] for line in earlier] == [f"#{stored['seq']} ann → bob: first"]
+    first = [f"#{stored['seq']} ann → bob: first"]
+    assert [line.partition(" ")[2] for line in earlier] == first
+    found = (await run("search", "fir*", "--thread", "direct:ann~bob")).lines
+    assert [line.partition(" ")[2] for line in found] == first
+    assert (await run("search", "third")).lines == ["* Nothing was found."]
 
 
 async def test_looking_leaves_no_mark(node: Node, bob: WireSession) -> None:

@@ -54,6 +54,7 @@ COMMANDS: dict[str, str] = {
     "rights show": "--file {folder}/roundelay.yaml --as ann",
     "replay": "{folder}/team.db {folder}/desk.yaml",
     "scenario run": "{folder}/evil.scenario.yaml",
+    "search": "end",
     "send": "--as mia mia again",
     "status": "--over 0.1",
     "tail": "--last 3 --count 3",

@@ -1,0 +1,214 @@
+"""Full text over the messages of a ledger: what a word is, and the index of the durable ledger.
+
+The index is an FTS5 table in a file of its own, ``FILE.search``: the first search makes it, each search brings it up to
+date, and a send writes nothing into it. It is no part of the ledger: it is never backed up or migrated, and is thrown
+away wherever it is not known to be that of this very log (another epoch, another start of the machine), or cannot be
+read. What it finds is read from the log and looked at again, so that an index that is wrong shows nobody anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sqlite3
+import unicodedata
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from roundelay.network.core.tables import Row, Span
+from roundelay.network.errors import LedgerError
+from roundelay.network.messages import write_content
+
+T = TypeVar("T")
+
+PRIVATE = frozenset({"direct", "mod"})
+"""Kinds of messages that their sender finds by having sent them."""
+
+MAX_WORD_CHARS = 64
+"""What is longer is found by its beginning."""
+
+# Scripts that put no space between words: each of their characters is a word.
+_WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+
+
+def list_words(text: str) -> list[str]:
+    """Give the words of a text in the order in which they stand: runs of letters and digits, whatever their case and
+    accents are."""
+    if not text.isascii():
+        marked = unicodedata.normalize("NFKD", text)
+        text = unicodedata.normalize("NFC", "".join(it for it in marked if not unicodedata.combining(it))).casefold()
+    return [word[:MAX_WORD_CHARS] for word in _WORD.findall(text.lower())]
+
+
+def read_terms(query: str) -> list[str]:
+    """Give what a query asks for: its words, each once; one that ends in ``*`` asks for words that begin so."""
+    terms: dict[str, None] = {}
+    for piece in query.split():
+        words = list_words(piece)
+        if words and piece.endswith("*"):
+            words[-1] += "*"
+        terms |= dict.fromkeys(words)
+    return list(terms)
+
+
+def holds(row: Row, terms: Iterable[str]) -> bool:
+    """Tell whether a message has all of these terms in its text."""
+    words = _words_of(row)
+    return all(any(it.startswith(term[:-1]) for it in words) if term[-1] == "*" else term in words for term in terms)
+
+
+def is_within(row: Row, spans: Collection[Span] | None, sender: str, stream: str | None) -> bool:
+    """Tell whether a message is one of those that `Ledger.search` is asked about."""
+    if row.head is None or stream not in (None, row.stream):
+        return False
+    if spans is None or (row.actor == sender and row.head.kind in PRIVATE):
+        return True
+    return any(it.target == row.target and it.after < row.seq < (it.before or 2**63) for it in spans)
+
+
+def _words_of(row: Row) -> set[str]:
+    message = json.loads(row.data)
+    return set(list_words(message.get("text_representation") or write_content(message.get("content"))))
+
+
+_TABLES = """
+CREATE TABLE mark (log TEXT NOT NULL, upto INTEGER NOT NULL);
+CREATE VIRTUAL TABLE said USING fts5(words, tokenize = 'ascii', detail = 'none', columnsize = 0);
+"""
+"""The words are made here, as the other ledger makes them: to this tokenizer whatever is no ASCII is a letter."""
+
+
+class SearchIndex:
+    """The index of one ledger's file. One call at a time has it; none runs on the event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+        self._turn = asyncio.Lock()
+
+    async def catch_up(self, log: str, first: int, head: int, read: Callable[[int], Awaitable[Sequence[Row]]]) -> None:
+        """Bring it up to ``head``; ``log`` is what no other log is called, ``first`` its oldest message, and ``read``
+        gives a page of its messages above a seq. Raises `LedgerError`."""
+        async with self._turn:
+            upto = await self._run(partial(self._begin, log, head))
+            await self._run(partial(self._forget, first))
+            while upto < head:
+                rows = [row for row in await read(upto) if row.seq <= head]
+                upto = rows[-1].seq if rows else head
+                await self._run(partial(self._add, rows, upto))
+
+    async def find(
+        self,
+        terms: Sequence[str],
+        spans: Sequence[Span] | None,
+        sender: str,
+        stream: str | None,
+        before: int,
+        limit: int,
+    ) -> list[int]:
+        """Give the seqs of the newest messages below ``before`` that may have these terms, descending."""
+        match = " AND ".join(_write_match(terms, spans, sender, stream))
+        sql = "SELECT rowid FROM said WHERE said MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT ?"
+        async with self._turn:
+            found = await self._run(lambda: self._open().execute(sql, (match, before, limit)).fetchall())
+        return [seq for (seq,) in found]
+
+    async def forget(self, first: int) -> None:
+        """Take out what is below ``first``, if there is an index. Raises `LedgerError`."""
+        async with self._turn:
+            if self._db is not None or await asyncio.to_thread(self._path.exists):
+                await self._run(partial(self._forget, first))
+
+    async def close(self) -> None:
+        async with self._turn:
+            if self._db is not None:
+                await asyncio.to_thread(self._db.close)
+                self._db = None
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        def guarded() -> T:
+            try:
+                return function()
+            except (sqlite3.Error, OSError) as error:
+                with suppress(OSError):
+                    self._discard()
+                raise LedgerError(
+                    f"{self._path}, by which messages are searched, cannot be used ({error}); it was thrown away and "
+                    "the next search makes it anew. Without SQLite's FTS5 there is no search."
+                ) from error
+
+        return await asyncio.to_thread(guarded)
+
+    # --- on a thread
+
+    def _open(self) -> sqlite3.Connection:
+        if self._db is None:
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # it holds what was said
+            self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode = MEMORY")
+            self._db.execute("PRAGMA synchronous = OFF")
+            self._db.execute("PRAGMA secure_delete = ON")
+        return self._db
+
+    def _discard(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        self._path.unlink(missing_ok=True)
+
+    def _begin(self, log: str, head: int) -> int:
+        """Give up to where this log is in it; one that is another's, or half made, is made anew."""
+        found = None
+        with suppress(sqlite3.DatabaseError):
+            found = self._open().execute("SELECT log, upto FROM mark").fetchone()
+        if found is not None and found[0] == log and found[1] <= head:
+            return int(found[1])
+        self._discard()
+        db = self._open()
+        db.executescript(_TABLES)
+        db.execute("INSERT INTO mark VALUES (?, 0)", (log,))
+        return 0
+
+    def _add(self, rows: Sequence[Row], upto: int) -> None:
+        db = self._open()
+        db.execute("BEGIN")
+        # one statement: with `executemany` the thread gives up the GIL for each row (`queries`)
+        words = json.dumps([(it.seq, _describe(it)) for it in rows])
+        db.execute("INSERT INTO said (rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)", (words,))
+        db.execute("UPDATE mark SET upto = ?", (upto,))
+        db.execute("COMMIT")
+
+    def _forget(self, first: int) -> None:
+        db = self._open()
+        if db.execute("SELECT 1 FROM said WHERE rowid < ? LIMIT 1", (first,)).fetchone() is None:
+            return
+        db.execute("DELETE FROM said WHERE rowid < ?", (first,))
+        db.execute("INSERT INTO said (said) VALUES ('optimize')")  # else the words stay in older parts of the index
+
+
+def _describe(row: Row) -> str:
+    """The words of a message, and marks of where it stands, by which those that one may read are found among all."""
+    places = [_mark("t", row.target), _mark("s", row.stream)]
+    if row.head is not None and row.head.kind in PRIVATE:
+        places.append(_mark("a", row.actor))
+    return " ".join([*places, *_words_of(row)]) if row.head is not None else ""
+
+
+def _mark(kind: str, name: str) -> str:
+    """A word that no text has."""
+    return f"§{kind}{name.encode().hex()}"
+
+
+def _write_match(terms: Sequence[str], spans: Sequence[Span] | None, sender: str, stream: str | None) -> Iterator[str]:
+    for term in terms:
+        yield f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"'
+    if stream is not None:
+        yield f'"{_mark("s", stream)}"'
+    if spans is not None:
+        places = dict.fromkeys([_mark("a", sender), *(_mark("t", it.target) for it in spans)])
+        yield "(" + " OR ".join(map('"{}"'.format, places)) + ")"
