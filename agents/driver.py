@@ -384,8 +384,9 @@ class Driver:
     async def _call_model(self, step: CallModel) -> ModelReply | ModelFailed:
         agent = step.agent
         model = step.model or agent.model
+        prompt = step.state.history[1].content if len(step.state.history) > 1 else None
         request = ModelRequest(
-            step.messages, step.tools, step.tool_choice, agent_id=agent.id, reaction=self._id, turn=step.turn
+            step.messages, step.tools, step.tool_choice, agent.id, self._id, step.turn, prompt=prompt or ""
         )
         spent: list[Usage] = []
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from roundelay.network.messages import BaseMessage
 
@@ -29,6 +29,54 @@ SPARE = 4
 """A filter that leaves messages out is given this many times more to choose from."""
 
 
+_Shown = Annotated[int, Field(ge=1, le=MAX_PER_THREAD)]
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingWindow:
+    """Shows the last messages of a thread, at least the last ``least``: the window grows to ``most`` messages, and with
+    the next one it is cut back to ``least``.
+
+    Between two cuts a prompt begins as the one before it did, which a provider's cache holds; a window of a fixed
+    number begins anew with each message.
+    """
+
+    least: _Shown
+    most: _Shown
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.least >= self.most:
+            raise ValueError(f"must have a least below its most, not {self.least} and {self.most}")
+
+    def count_shown(self, there: int) -> int:
+        """Give how many of so many messages are shown: a function of that number alone."""
+        if there <= self.most:
+            return there
+        return self.least + (there - self.least) % (self.most - self.least + 1)
+
+
+def _tell_apart(given: object) -> str:
+    return "growing" if isinstance(given, dict | GrowingWindow) else "fixed"
+
+
+_Growing = Annotated[GrowingWindow, Tag("growing")]
+PerThread = Annotated[Annotated[_Shown, Tag("fixed")] | _Growing, Discriminator(_tell_apart)]
+"""How many messages of a thread are shown: always so many, or a window that grows."""
+
+_OrNone = Annotated[Annotated[int, Field(ge=0, le=MAX_PER_THREAD), Tag("fixed")] | _Growing, Discriminator(_tell_apart)]
+
+
+def count_shown(per_thread: PerThread, there: int) -> int:
+    """Give how many of so many messages of a thread are shown."""
+    return per_thread.count_shown(there) if isinstance(per_thread, GrowingWindow) else min(per_thread, there)
+
+
+def count_most(per_thread: PerThread) -> int:
+    """Give how many messages of a thread are shown at most."""
+    return per_thread.most if isinstance(per_thread, GrowingWindow) else per_thread
+
+
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
     """Empty ``kinds`` and ``senders`` mean all of them; a sender is an id or a pattern (``build-*``).
@@ -41,9 +89,7 @@ class MessageFilter:
     kinds: Annotated[Collection[str], InFile(tuple[Kind, ...])] = ()
     senders: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
     exclude_senders: Annotated[Collection[str], InFile(tuple[Text, ...])] = ()
-    per_thread: Annotated[Mapping[str, int], InFile(dict[Text, Annotated[int, Field(ge=0, le=MAX_PER_THREAD)]])] = (
-        field(default_factory=dict)
-    )
+    per_thread: Annotated[Mapping[str, PerThread], InFile(dict[Text, _OrNone])] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -56,13 +102,13 @@ class MessageFilter:
             return False
         return not self.senders or message.sender_id == reader or _fits(message.sender_id, self.senders)
 
-    def count_for(self, thread_id: str, usual: int) -> int:
-        """How many messages of a thread are shown at most."""
+    def find_for(self, thread_id: str, usual: PerThread) -> PerThread:
+        """Give how many messages of a thread are shown."""
         return next((count for pattern, count in self.per_thread.items() if fnmatchcase(thread_id, pattern)), usual)
 
-    def count_to_ask(self, usual: int) -> int:
+    def count_to_ask(self, usual: PerThread) -> int:
         """How many messages of each thread to ask the hub for."""
-        most = max(usual, *self.per_thread.values()) if self.per_thread else usual
+        most = max(map(count_most, (usual, *self.per_thread.values())))
         is_choosing = self.kinds or self.senders or self.exclude_senders
         return min(most * SPARE if is_choosing else most, MAX_PER_THREAD)
 
@@ -150,7 +196,7 @@ class AgentPolicy:
 
     on_text: OnText = "auto"
     max_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 50
-    per_thread: Annotated[int, Field(ge=1, le=MAX_PER_THREAD)] = 10
+    per_thread: PerThread = GrowingWindow(10, 30)
     max_parallel_reactions: Count = 8
     message_filter: MessageFilter = ALL
     """Which messages of the conversation the prompt shows, and how many of each thread."""

@@ -28,7 +28,7 @@ from roundelay.templates import CONVERSATION, read_template
 
 from .containment import retry_later
 from .inbox import Visibility
-from .policy import ALL, AgentPolicy, MessageFilter
+from .policy import ALL, AgentPolicy, MessageFilter, PerThread, count_most, count_shown
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -188,7 +188,8 @@ async def build_context(
         window.threads, trigger, max_threads=most, per_thread=policy.per_thread, chosen=chosen, reader=client.agent_id
     )
     unread = [it for it in window.threads if it.omitted and not it.messages]  # there was no room for one message of it
-    return threads, window.omitted_threads + sum(chosen.count_for(it.thread_id, policy.per_thread) > 0 for it in unread)
+    wanted = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
+    return threads, window.omitted_threads + wanted
 
 
 def select_threads(
@@ -196,7 +197,7 @@ def select_threads(
     trigger: BaseMessage,
     *,
     max_threads: int,
-    per_thread: int,
+    per_thread: PerThread,
     chosen: MessageFilter = ALL,
     reader: str = "",
 ) -> dict[str, MessageThread]:
@@ -204,21 +205,24 @@ def select_threads(
 
     Messages that ``chosen`` does not admit are left out as well, and not counted among those omitted.
 
-    The order is by newest message, the trigger's thread last, a function of the ledger alone: threads that rest stay
-    where they are, in front, so that prompts of one conversation begin alike and providers' caches hold.
+    The threads with the newest messages are taken, the trigger's always. They stand in the order of the first message
+    that is shown of each: that stays until a window is cut, so that prompts begin alike and providers' caches hold,
+    and threads that rest come to stand in front. A function of the ledger alone.
     """
     kept: list[MessageThread] = []
     for thread in threads:
-        most, others = per_thread, [it for it in thread.messages if it.seq != trigger.seq]
+        window, others = per_thread, [it for it in thread.messages if it.seq != trigger.seq]
         if chosen is not ALL:
-            most = chosen.count_for(thread.thread_id, per_thread)
+            window = chosen.find_for(thread.thread_id, per_thread)
             others = [it for it in others if chosen.admits(it, reader)]
-        if others and most:
+        most = min(len(others), count_shown(window, thread.omitted + len(others)))
+        if most:
             shown = others[-most:]
-            omitted = thread.omitted + len(others) - len(shown)
+            omitted = thread.omitted + len(others) - most
             kept.append(MessageThread(thread_id=thread.thread_id, messages=shown, omitted=omitted))
     kept.sort(key=lambda thread: (thread.thread_id == trigger.thread_id, thread.messages[-1].seq))
-    return {thread.thread_id: thread for thread in kept[-max_threads:]}
+    ordered = sorted(kept[-max_threads:], key=lambda thread: thread.messages[0].seq)
+    return {thread.thread_id: thread for thread in ordered}
 
 
 def drop_empty(threads: Mapping[str, MessageThread]) -> tuple[dict[str, MessageThread], int]:

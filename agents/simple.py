@@ -206,7 +206,7 @@ class SimpleAgentRunner(AgentRunner):
     ) -> str:
         """Render the prompt for a model that finds the whole too long: the end of the incoming thread only."""
         incoming = [thread for name, thread in threads.items() if name == thread_id]
-        few = max(1, self.policy.per_thread // 4)
+        few = max([1, *(len(thread.messages) // 4 for thread in incoming)])
         shown = select_threads(incoming, message, max_threads=1, per_thread=few)
         return self._prompt.render(shown, thread_id, message, omitted + len(threads) - len(shown))
 
@@ -252,9 +252,17 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
         api_key_env: str = "OPENAI_API_KEY",
         tool_mode: Literal["native", "json_schema"] = "native",
         stream: bool = False,
+        cache_control: bool = False,
         **options: Unpack[SimpleOptions],
     ) -> None:
         from .models.openai_model import OpenAIModel
 
-        model = OpenAIModel(model_name, base_url=base_url, api_key_env=api_key_env, tool_mode=tool_mode, stream=stream)
+        model = OpenAIModel(
+            model_name,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            tool_mode=tool_mode,
+            stream=stream,
+            cache_control=cache_control,
+        )
         super().__init__(agent_id, instruction=instruction, model=model, owns_model=True, **options)

@@ -183,6 +183,7 @@ class OpenAIChoice(Strict):
     api_key_env: Text = "OPENAI_API_KEY"
     tool_mode: Literal["native", "json_schema"] = "native"
     stream: bool = False
+    cache_control: bool = False
     settings: dict[str, JsonValue] = Field(default_factory=dict)
 
 
@@ -311,7 +312,7 @@ def build_runner(
                 on_text=spec.on_text,
                 on_new_message=spec.on_new_message,
                 message_filter=spec.message_filter,
-                **spec.limits.model_dump(exclude_none=True),
+                **{name: value for name, value in read_form(spec.limits).items() if value is not None},
             ),
             middleware=_build_middleware(spec),
             template=template,

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from msgspec import UNSET, Raw
 
-from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.policy import AgentPolicy, count_most
 from roundelay.agents.prompt import ConversationPrompt, select_threads
 from roundelay.network.addresses import complete_address
 from roundelay.network.core.entries import Peer
@@ -206,7 +206,7 @@ class Crowd:
 
     @property
     def window_size(self) -> tuple[int, int]:
-        return self._policy.max_threads, self._policy.per_thread + 1
+        return self._policy.max_threads, count_most(self._policy.per_thread) + 1
 
 
 class _Member:

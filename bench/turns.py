@@ -1,5 +1,4 @@
-"""What an agent costs beside its model: CPU of a turn, and with each feature, of rendering its prompt, memory while it waits, how much of the
-prompt stays the same.
+"""What an agent costs beside its model: CPU of a turn, and with each feature, of rendering its prompt, memory while it waits.
 
     ./dev bench turns [--quick] [--rounds 5] [--only MEASURE ...] [--peers] [--json FILE]
     ./dev bench turns --markdown FILE
@@ -18,14 +17,14 @@ from pathlib import Path
 
 from features import FeatureCost
 from machine import MachineFacts, describe_machine, pin_process, split_cores
-from prompts import Prefix, Rendering
+from prompts import Rendering
 from report import Results, make_parser, pick_size, tell, tell_results
 from resting import RestingAgents
 from servers import DEFAULT_NODE, Bench
 from turn_cost import TurnCost
 from wire import LoadError
 
-MEASURES = (TurnCost.name, FeatureCost.name, Rendering.name, RestingAgents.name, Prefix.name)
+MEASURES = (TurnCost.name, FeatureCost.name, Rendering.name, RestingAgents.name)
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,12 @@ class Size:
     """Of a reaction with each feature, likewise."""
     renderings: int
     agents: int
-    reactions: int
 
 
 SIZES = {
-    "full": Size(5, 200, 50, 30, 100, 500, 10),
-    "quick": Size(1, 20, 10, 10, 20, 100, 10),
-    "tiny": Size(1, 2, 2, 1, 2, 20, 3),
+    "full": Size(5, 200, 50, 30, 100, 500),
+    "quick": Size(1, 20, 10, 10, 20, 100),
+    "tiny": Size(1, 2, 2, 1, 2, 20),
 }
 
 
@@ -58,12 +56,11 @@ def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = Fal
         pin_process(0, own_cores)
         bench = Bench(DEFAULT_NODE, Path(scratch), frozenset(server_cores))
         machine = describe_machine(Path(scratch))
-        measures: list[TurnCost | FeatureCost | Rendering | RestingAgents | Prefix] = [
+        measures: list[TurnCost | FeatureCost | Rendering | RestingAgents] = [
             TurnCost(bench, runs=size.runs, at_once=size.at_once, with_peers=with_peers),
             FeatureCost(bench, runs=size.feature_runs),
             Rendering(size.renderings),
             RestingAgents(bench, size.agents),
-            Prefix(bench, size.reactions),
         ]
         chosen = [measure for measure in measures if measure.name in names]
         for number in range(rounds):

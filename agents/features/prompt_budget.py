@@ -57,9 +57,8 @@ class PromptBudget(Middleware):
         trigger = self._cut(trigger, self._max_tokens // 2)
         left = self._max_tokens - self._measure(trigger)
         chosen: dict[str, MessageThread] = {}
-        # In the prompt the newest thread is the last one: it has the first claim after the incoming one, which stands
-        # there too.
-        claims = list(threads)[::-1]
+        # The incoming thread has the first claim, then the one with the newest message.
+        claims = sorted(threads, key=lambda it: threads[it].messages[-1].seq if threads[it].messages else 0)[::-1]
         claims.sort(key=lambda it: it != trigger.thread_id)
         for thread_id in claims:
             taken, used = self._take(threads[thread_id], min(left, self._per_thread))

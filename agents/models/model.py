@@ -113,7 +113,10 @@ ChatMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """One model call. ``agent_id``, ``reaction`` and ``turn`` say for whom it is; they seed generated call ids and are
-    not sent."""
+    not sent.
+
+    ``prompt`` is what the message of the conversation begins with in every turn of the reaction; what is behind it may
+    be of this turn alone."""
 
     messages: Sequence[ChatMessage]
     tools: Sequence[ToolSpec] = ()
@@ -121,6 +124,7 @@ class ModelRequest:
     agent_id: str = ""
     reaction: str = ""
     turn: int = 0
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

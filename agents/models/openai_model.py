@@ -17,11 +17,11 @@ import math
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 from urllib.parse import urlsplit
 
 import httpx2
@@ -73,7 +73,8 @@ class OpenAIModel:
     """A model on an OpenAI-compatible server.
 
     ``settings`` go into each request's body as they are (``temperature``, ``max_tokens``, ``reasoning_effort``, ...).
-    ``silence_s`` bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's
+    With ``cache_control`` requests say where a provider that wants to be told may cache: behind the system message, the
+    conversation and the last result. ``silence_s`` bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's
     variable is not set; a server on loopback needs none. Use ``await close()`` or ``async with`` at the end.
     """
 
@@ -89,6 +90,7 @@ class OpenAIModel:
         silence_s: float = 120.0,
         total_s: float = 600.0,
         settings: Mapping[str, object] | None = None,
+        cache_control: bool = False,
     ) -> None:
         self.name = name
         self._base_url = base_url or os.environ.get("OPENAI_BASE_URL") or None
@@ -98,6 +100,7 @@ class OpenAIModel:
         self._stream = stream
         self._silence_s = silence_s
         self._total_s = total_s
+        self._cache_control = cache_control
         self.settings: Mapping[str, object] = dict(settings or {})
         """What goes into each request's body beside messages and tools."""
 
@@ -159,7 +162,8 @@ class OpenAIModel:
         return draft
 
     def _build_body(self, request: ModelRequest, step: StepRequest | None) -> dict[str, object]:
-        body: dict[str, object] = {"model": self.name, **encode_request(request, step)}
+        encoded = encode_request(request, step, cache_control=self._cache_control)
+        body: dict[str, object] = {"model": self.name, **encoded}
         if self._stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         body |= self.settings
@@ -214,10 +218,15 @@ _AUDIO: Mapping[str, Literal["wav", "mp3"]] = {"audio/wav": "wav", "audio/mpeg":
 """What the API has a part for; anything else goes as a file."""
 
 
-def encode_request(request: ModelRequest, step: StepRequest | None) -> dict[str, object]:
+def encode_request(
+    request: ModelRequest, step: StepRequest | None, *, cache_control: bool = False
+) -> dict[str, object]:
     """Give the fields of the body that say what is asked. ``step``: the request in plain texts, in place of tools."""
     messages = request.messages if step is None else step.messages
-    body: dict[str, object] = {"messages": [_encode_message(message) for message in messages]}
+    encoded = [_encode_message(message) for message in messages]
+    if cache_control:
+        _mark_caches(encoded, request.prompt)
+    body: dict[str, object] = {"messages": encoded}
     if step is None and request.tools:
         body["tools"] = [_encode_tool(tool) for tool in request.tools]
         if request.tool_choice != "auto":  # the API's default, and refused without tools
@@ -252,6 +261,35 @@ def _encode_message(message: ChatMessage) -> ChatCompletionMessageParam:
             return {"role": "tool", "tool_call_id": call_id, "content": content}
         case _:
             assert_never(message)
+
+
+def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
+    """Say where ends what is the same in the next turn: Anthropic's models cache up to such a mark, and nowhere else
+    (https://docs.claude.com/en/docs/build-with-claude/prompt-caching; of at most four marks these are three)."""
+    system = (it for it in messages if it["role"] == "system")
+    conversation = (it for it in messages if it["role"] == "user" and _read_first_text(it).startswith(prompt))
+    results = (it for it in reversed(messages) if it["role"] == "tool")
+    for found, end in ((system, None), (conversation, len(prompt)), (results, None)):
+        message = next(found, None)
+        if message is not None:
+            _mark(message, end)
+
+
+def _mark(message: Any, end: int | None) -> None:
+    """Mark a message behind the first ``end`` characters of its text, or behind all of that."""
+    text, content = _read_first_text(message), message["content"]
+    stable = text[:end]
+    if not stable:  # a mark on nothing is refused
+        return
+    parts: list[dict[str, object]] = [{"type": "text", "text": stable, "cache_control": {"type": "ephemeral"}}]
+    if len(text) > len(stable):
+        parts.append({"type": "text", "text": text[len(stable) :]})
+    message["content"] = [*parts, *(content[1:] if isinstance(content, list) else ())]
+
+
+def _read_first_text(message: Any) -> str:
+    content = message["content"]
+    return str(content[0]["text"] if isinstance(content, list) else content or "")
 
 
 def _encode_file(file: File) -> ChatCompletionContentPartParam:
@@ -410,12 +448,17 @@ def _text(value: object) -> str:
 
 def _read_usage(usage: object) -> Usage:
     prompt, completion = (getattr(usage, f"{kind}_tokens_details", None) for kind in ("prompt", "completion"))
+    # Beside OpenAI's own: as DeepSeek says it, and as gateways to Anthropic's models do.
+    cached = (_count(prompt, "cached_tokens"), *(_count(usage, name) for name in _CACHED))
     return Usage(
         _count(usage, "prompt_tokens"),
         _count(usage, "completion_tokens"),
-        _count(prompt, "cached_tokens"),
+        max(cached),
         _count(completion, "reasoning_tokens"),
     )
+
+
+_CACHED = ("prompt_cache_hit_tokens", "cache_read_input_tokens")
 
 
 def _count(where: object, name: str) -> int:

@@ -234,6 +234,8 @@ async def window(
         admitted = await view.choose(page.rows)
         if not admitted:
             continue
+        if page.has_more:
+            admitted = _since_landmark(admitted)
         first = (await reading.hub.ledger.thread(thread_id, limit=1, newest=False)) if page.has_more else page
         rows = _take_newest(admitted[-(per_thread or 10) :], room)
         room -= sum(len(row.data) for row in rows)
@@ -256,6 +258,15 @@ async def window(
     # in the order in which they began, so that a thread keeps its place while the conversation goes on
     ordered = [entry for _, _, entry in sorted(shown, key=lambda it: it[:2])]
     return {"threads": ordered, "as_of": trigger, **({"omitted_threads": omitted} if omitted else {})}
+
+
+def _since_landmark(rows: list[Row]) -> list[Row]:
+    """Of the newest messages of a longer thread, those from one on that stays the first for a while: the one in their
+    older half whose seq is divisible by the highest power of two. Were they counted from the oldest that was looked at,
+    that would be another one with each message, and the count would never grow."""
+    half = max(1, len(rows) // 2)
+    landmark = max(range(half), key=lambda place: (rows[place].seq & -rows[place].seq, place))
+    return rows[landmark:]
 
 
 async def _choose_threads(reading: Reading, view: View, named: list[str] | None) -> dict[str, list[MessageHead]]:

@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -327,6 +328,21 @@ async def test_a_window_is_cut_from_its_oldest_and_says_so(ledger: Any) -> None:
             stored = await ann.send_text("bob", f"{number} {'x' * 1000}")
         [thread] = (await bob.window(stored.seq)).threads
         assert ([message.text[0] for message in thread.messages], thread.omitted) == (["3", "4", "5"], 3)
+
+
+async def test_the_count_of_a_long_threads_messages_grows_with_each_of_them(ledger: Any) -> None:
+    """The hub looks at the newest 500: counted from the oldest of those, there would always be as many."""
+    async with running_hub(ledger) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
+        seqs = sorted(it.seq for it in await asyncio.gather(*(ann.send_text("bob", str(it)) for it in range(700))))
+        counts = []
+        for seq in seqs[480:]:
+            [thread] = (await bob.window(seq, per_thread=3)).threads
+            counts.append(thread.omitted + len(thread.messages))
+    steps = [after - before for before, after in pairwise(counts)]
+    assert counts[0] == 481
+    assert min(counts) >= 250
+    assert len([step for step in steps if step != 1]) <= 4
+    assert max(steps) == 1
 
 
 async def test_a_chain_of_causes_is_cut_and_says_so(ledger: Any) -> None:

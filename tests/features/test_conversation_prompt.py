@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundelay.agents.inbox import read_decision, wakes
-from roundelay.agents.policy import AgentPolicy, MessageFilter
+from roundelay.agents.lookback import read_history
+from roundelay.agents.policy import AgentPolicy, GrowingWindow, MessageFilter
 from roundelay.agents.prompt import ConversationPrompt, render_new_messages
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
@@ -17,7 +20,8 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.messages import DirectMessage
 from roundelay.terminal.screen import format_message
 from tests.support.agents import Person, Provider, running
-from tests.support.loops import Body, by_turn
+from tests.support.fake_openai import text
+from tests.support.loops import Body, by_turn, use
 
 
 def prompt_of(body: Body) -> str:
@@ -75,6 +79,53 @@ async def test_window_per_thread() -> None:
     assert await converse(chosen, per_thread=1) == ["looked 2", "built 3", "looked 3", "Fine.", "second"]
 
 
+async def test_a_prompt_begins_as_the_one_before_until_its_window_is_cut(network: Network) -> None:
+    """Where it is cut depends on how many messages there are, and on nothing that a process keeps: it is another one from the 20th on."""
+    policy = AgentPolicy(per_thread=GrowingWindow(4, 12))
+    mia = await Person.join(network, "mia")
+    async with Provider(by_turn("Fine.")) as provider:
+        for reactions in (20, 20):
+            bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), policy=policy)
+            async with running(network, bob):
+                for number in range(reactions):
+                    await mia.ask("bob", f"m{number}")
+        prompts = [prompt_of(it) for it in provider.requests]
+    shown = [it.count("<message ") for it in prompts]
+    assert shown == [0, 2, 4, 6, 8, 10, 12, *([5, 7, 9, 11, 4, 6, 8, 10, 12] * 4)[:33]]
+    for one, other in pairwise(prompts):
+        held = one.partition("        </thread>")[0]
+        assert other.startswith(held) == (other.count("<message ") > one.count("<message ") > 0), (one, other)
+
+
+async def test_a_provider_that_wants_to_be_told_is_told_what_is_the_same_in_the_next_turn(network: Network) -> None:
+    def marked(body: Body) -> list[str]:
+        parts = [
+            part for message in body["messages"] if isinstance(message["content"], list) for part in message["content"]
+        ]
+        assert all(part["text"] for part in parts)
+        assert {json.dumps(it["cache_control"]) for it in parts if "cache_control" in it} <= {'{"type": "ephemeral"}'}
+        return [part["text"] for part in parts if "cache_control" in part]
+
+    mia, answers = (
+        await Person.join(network, "mia"),
+        iter([use(("read_history", {})), use(("read_history", {})), text("Fine.")]),
+    )
+    async with Provider(lambda body: next(answers)) as provider:
+        model = provider.model(cache_control=True)
+        async with running(
+            network, SimpleAgentRunner("bob", instruction="Be kind.", model=model, tools=[read_history])
+        ):
+            assert (await mia.ask("bob", "hello")).text == "Fine."
+        first, second, third = map(marked, provider.requests)
+    assert (len(first), len(second), len(third)) == (2, 3, 3)
+    assert first == second[:2] == third[:2]
+    assert first[0].startswith("Be kind.")
+    assert first[1].startswith("<conversation>")
+    assert "Turn 1" not in first[1]
+    assert [body["messages"][-1]["content"] for body in provider.requests[1:]] == ["Turn 2 of 30.", "Turn 3 of 30."]
+    assert provider.requests[0]["messages"][1]["content"][1] == {"type": "text", "text": "\n\nTurn 1 of 30."}
+
+
 def test_filters_are_set_in_the_agents_file(tmp_path: Path) -> None:
     path = tmp_path / "bob.yaml"
     head = "id: bob\ninstruction: x\nmodel: {rules: []}\n"
@@ -83,6 +134,11 @@ def test_filters_are_set_in_the_agents_file(tmp_path: Path) -> None:
     )
     policy = build_runner(load_agents(path)[0]).policy
     assert policy.message_filter == MessageFilter(("direct",), (), ("b-*",), {"broadcast": 0})
+    path.write_text(
+        f"{head}message_filter: {{per_thread: {{'x*': {{least: 3, most: 9}}}}}}\nlimits: {{per_thread: {{least: 2, most: 4}}}}\n"
+    )
+    policy = build_runner(load_agents(path)[0]).policy
+    assert (policy.message_filter.per_thread, policy.per_thread) == ({"x*": GrowingWindow(3, 9)}, GrowingWindow(2, 4))
     path.write_text(f"{head}message_filter: {{kinds: [letter]}}\n")
     with pytest.raises(ConfigError, match=r"bob\.yaml:4.*kinds"):
         load_agents(path)

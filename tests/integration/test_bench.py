@@ -65,7 +65,7 @@ def test_a_server_that_does_not_start_fails_the_measurement(tmp_path: Path) -> N
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_what_agents_cost_is_measured_and_told(tmp_path: Path, is_whole: bool) -> None:
     kept = tmp_path / "results.json"
-    only = () if is_whole else ("--only", "turns", "--only", "prompt", "--only", "prefix")
+    only = () if is_whole else ("--only", "turns", "--only", "prompt")
     done = _bench(tmp_path, "--size", "tiny", "--json", str(kept), *only, script=TURNS)
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(kept.read_text())
@@ -74,7 +74,7 @@ def test_what_agents_cost_is_measured_and_told(tmp_path: Path, is_whole: bool) -
     features = {name for name in lines if name.startswith("feature_")}
     assert lines.keys() - features == {
         *(f"{loop}_{way}" for loop in ("ours", "ours_recorded") for way in ways),
-        "ours_plain_one_by_one_a_tool_that_blocks", "rendering", "prompt_budget", "prefix",
+        "ours_plain_one_by_one_a_tool_that_blocks", "rendering", "prompt_budget",
         *(("resting_agent", "rested_agent") if is_whole else ()),
     }  # fmt: skip
     told = {"feature_references", "feature_context_sums_up", "feature_tracing", "feature_budget"}
@@ -83,11 +83,26 @@ def test_what_agents_cost_is_measured_and_told(tmp_path: Path, is_whole: bool) -
         assert len(line["values"]) == 1
         assert line["title"] in done.stdout
     assert all(lines[name]["values"][0] > 0 for name in lines if name != "resting_agent")  # few agents: it may be noise
-    assert 0 < lines["prefix"]["median"] < 100
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
     markdown = _bench(tmp_path, "--markdown", str(kept), script=TURNS).stdout
     assert markdown.count("\n| ") == 2 + len(lines)
+
+
+def test_most_of_a_prompt_is_that_of_the_reaction_before(tmp_path: Path) -> None:
+    """The figures that docs/performance.md gives; nothing is timed, so they are the same on any machine."""
+    kept = tmp_path / "results.json"
+    done = _bench(tmp_path, "--json", str(kept), script=BENCH / "sharing.py")
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(kept.read_text())
+    one, five, zipf = (it["shared"] for it in results["sharing"])
+    assert (one >= 70, five >= 45, zipf >= 50) == (True, True, True), results["sharing"]
+    growth = results["growth"]
+    assert (
+        growth["ledger"] < 2 * growth["said"] < growth["requests"] / 20
+    )  # what is said is kept once, not once a request
+    assert done.stdout.count("\n| ") == 1 + len(results["sharing"])
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
 def test_what_a_replay_costs_is_measured_and_told(tmp_path: Path) -> None:

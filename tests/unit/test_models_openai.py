@@ -67,6 +67,18 @@ async def test_text_comes_with_usage_and_reason(stream: bool) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"prompt_tokens_details": {"cached_tokens": 64}}, {"prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 36}, {"cache_read_input_tokens": 64}],
+)  # fmt: skip
+async def test_what_a_provider_had_cached_is_read_however_it_says_it(said: dict[str, object]) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105, **said}
+    body = {"id": "c", "object": "chat.completion", "created": 0, "model": "fake", "choices": [choice], "usage": usage}
+    async with FakeOpenAI([Reply(body=body)]) as server, model_for(server) as model:
+        assert (await model.complete(ASK)).usage == Usage(100, 5, 64)
+
+
 @both_ways
 async def test_several_tool_calls_arrive_whole_and_in_order(stream: bool) -> None:
     arguments = json.dumps({"text": "ünïcode " * 20}, ensure_ascii=False)

@@ -131,6 +131,10 @@ def test_a_runner_made_of_the_wrong_things_says_of_which(wrong: dict[str, Any], 
         ({"per_thread": {"channel:*": "3"}}, '"per_thread.channel:*" must be a whole number, not "3"'),
         ({"per_thread": {"broadcast": True}}, '"per_thread.broadcast" must be a whole number, not true'),
         ({"per_thread": {"broadcast": 500}}, '"per_thread.broadcast" must be less than or equal to 499, not 500'),
+        (
+            {"per_thread": {"x": {"least": 0, "most": 9}}},
+            '"per_thread.x.least" must be greater than or equal to 1, not 0',
+        ),
     ],
 )
 def test_a_filter_that_would_let_nothing_pass_is_refused(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
@@ -169,6 +173,11 @@ def test_a_time_to_wait_for_another_agent_is_a_number_of_seconds(make: Any, time
         ("hook_timeout_s: 5", None),
         ("max_threads: 101", '"limits.max_threads" must be less than or equal to 100, not 101'),
         ("per_thread: 500", '"limits.per_thread" must be less than or equal to 499, not 500'),
+        ("per_thread: '3'", '"limits.per_thread" must be a whole number, not "3"'),
+        ("per_thread: {least: 2, most: 500}", '"limits.per_thread.most" must be less than or equal to 499, not 500'),
+        ("per_thread: {least: 9, most: 9}", '"limits.per_thread" must have a least below its most, not 9 and 9'),
+        ("per_thread: {least: 9, mots: 12}", 'unknown key "mots"; did you mean "most"?'),
+        ("per_thread: {least: 9, most: 12}", None),
     ],
 )
 def test_limits_in_a_file_are_refused_with_their_line(tmp_path: Path, limits: str, told: str | None) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment
 
+from roundelay.agents.policy import GrowingWindow
 from roundelay.agents.prompt import (
     ConversationPrompt,
     list_manifest,
@@ -237,13 +238,32 @@ def test_a_thread_without_other_messages_is_left_out() -> None:
     assert select_threads([make_thread("t", trigger)], trigger, max_threads=20, per_thread=10) == {}
 
 
-def test_threads_are_ordered_by_their_newest_message_and_the_incoming_one_is_last() -> None:
+def test_threads_stand_in_the_order_of_the_first_message_that_is_shown() -> None:
     trigger = make_message(9, thread_id="t")
     given_threads = [
-        make_thread("t", make_message(1, thread_id="t"), trigger), make_thread("new", make_message(8)), make_thread("old", make_message(2)),
+        make_thread("t", make_message(1, thread_id="t"), trigger), make_thread("new", make_message(3), make_message(8)), make_thread("old", make_message(2)),
     ]  # fmt: skip
     for order in (given_threads, given_threads[::-1]):
-        assert list(select_threads(order, trigger, max_threads=20, per_thread=10)) == ["old", "new", "t"]
+        assert list(select_threads(order, trigger, max_threads=20, per_thread=10)) == ["t", "old", "new"]
+        assert list(select_threads(order, trigger, max_threads=20, per_thread=1)) == ["t", "old", "new"]
+        assert list(select_threads(order, trigger, max_threads=2, per_thread=10)) == ["t", "new"]
+
+
+@pytest.mark.parametrize("held", [31, 500])
+def test_a_window_grows_from_its_least_to_its_most_and_is_then_cut_back(held: int) -> None:
+    """Of a thread that grows by a message at a time the hub gives the newest ``held`` and counts the others."""
+    window, beginnings = GrowingWindow(10, 30), []
+    for there in range(1, 200):
+        trigger = make_message(1000, thread_id="t")
+        found = [make_message(seq) for seq in range(1, there + 1)]
+        thread = make_thread("t", *found[-held:], omitted=max(0, there - held))
+        shown = select_threads([thread], trigger, max_threads=20, per_thread=window)["t"]
+        seqs = [message.seq for message in shown.messages]
+        assert seqs == list(range(there - len(seqs) + 1, there + 1))
+        assert min(10, there) <= len(seqs) <= 30
+        assert shown.omitted == there - len(seqs)
+        beginnings.append(seqs[0])
+    assert [(seq, beginnings.count(seq)) for seq in sorted({*beginnings})][:3] == [(1, 30), (22, 21), (43, 21)]
 
 
 def test_threads_and_messages_are_bounded_and_the_newest_stay() -> None:
@@ -253,7 +273,7 @@ def test_threads_and_messages_are_bounded_and_the_newest_stay() -> None:
         for i in range(30)
     ]
     threads = select_threads(given_threads, trigger, max_threads=20, per_thread=10)
-    assert list(threads) == [*(f"t{i}" for i in range(11, 30)), "t0"]
+    assert list(threads) == ["t0", *(f"t{i}" for i in range(11, 30))]
     assert [message.seq for message in threads["t11"].messages] == list(range(225, 235))
     assert threads["t11"].omitted == 7
     assert list_manifest(threads.values(), trigger) == sorted(

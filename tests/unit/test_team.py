@@ -12,6 +12,7 @@ import pytest
 from roundelay.agents.models.model import ModelRequest, UserMessage
 from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.models.scripted import ScriptedModel
+from roundelay.agents.policy import GrowingWindow
 from roundelay.agents.team import AgentSpec, build_runner, load_agents
 from roundelay.network.config import load_yaml
 from roundelay.network.errors import ConfigError
@@ -92,7 +93,7 @@ def test_an_agent_with_everything(tmp_path: Path) -> None:
     assert isinstance(runner.model, OpenAIModel)
     assert (runner.channels, runner.react_to, runner.instruction) == (("dev", "ops"), "all", "You add numbers.")
     assert (runner.policy.max_turns, runner.policy.tool_timeout_s, runner.policy.on_text) == (6, 2.5, "nudge")
-    assert runner.policy.per_thread == 10
+    assert runner.policy.per_thread == GrowingWindow(10, 30)
 
 
 def test_several_agents_in_a_file_inline_or_by_path(tmp_path: Path) -> None:

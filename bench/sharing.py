@@ -1,0 +1,208 @@
+"""What goes to the model again and again: how much of a request the one before began with, how many tokens it has, and what the ledger
+keeps of a long conversation.
+
+    ./dev bench sharing [--quick] [--json FILE]
+
+An agent in this process reacts to one person, sixty times, in three ways of coming by: in one thread, in five threads in turn, in
+twenty as often as Zipf's law says. A provider's cache holds the beginning of a prompt, up to its first difference. What is compared are
+the messages of consecutive requests, the system message included; the tools, which a provider puts in front and which stay the same, are
+left out of the shares. Nothing is timed. docs/performance.md has the table, docs/costs.md says what to make of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice, pairwise
+from pathlib import Path
+
+from loops import INSTRUCTION
+from report import tell
+
+from roundelay.agents import AgentPolicy, SimpleAgentRunner
+from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall
+from roundelay.agents.models.tokens import count_request, estimate_tokens
+from roundelay.agents.tools import tool
+from roundelay.app import Network
+from roundelay.network.client import AnyMessage
+
+REACTIONS = 60
+WAYS = ("one thread", "five threads in turn", "twenty threads by Zipf's law")
+_SAID = "Message {}: the delivery of Monday came without the papers for customs, and the driver says that no one asked him for them."
+_ANSWER = (
+    "Noted, as number {}. The papers are on their way to you; the customs office has them too, and knows of the delay."
+)
+
+CALLS, CONVERSATION_CHARS = 100, 800_000
+"""Of one long reaction: about 200,000 tokens in what its tools give, by 4 characters to a token."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Of one way of coming by: percent of a request that the one before it began with, and tokens of a request (estimated), on average."""
+
+    way: str
+    shared: float
+    messages: float
+    """Tokens of the messages, those that a cache holds included."""
+    fresh: float
+    """Those that no cache can hold."""
+    tools: float
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Of one reaction of so many model calls: bytes that its requests had together, that were said in it, and by which the ledger grew."""
+
+    calls: int
+    requests: int
+    said: int
+    ledger: int
+
+
+class Listener:
+    """A model that answers every request with a text, and keeps what it was asked."""
+
+    name = "listener"
+
+    def __init__(self) -> None:
+        self.requests: list[ModelRequest] = []
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        self.requests.append(request)
+        return ModelReply(_ANSWER.format(len(self.requests)))
+
+
+class Reader:
+    """A model that calls a tool in each turn until the last, and adds up what it was sent."""
+
+    name = "reader"
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self.sent = 0
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        self.sent += len(json.dumps([_plain(it) for it in request.messages]))
+        if request.turn < self._calls:
+            return ModelReply(None, (ToolCall(f"c{request.turn}", "read_page", json.dumps({"number": request.turn})),))
+        return ModelReply("All of it is read.")
+
+
+def choose_threads(way: str, reactions: int) -> list[int]:
+    """Give the thread of each message."""
+    if way == WAYS[0]:
+        return [0] * reactions
+    if way == WAYS[1]:
+        return [number % 5 for number in range(reactions)]
+    return random.Random(7).choices(range(20), [1 / rank for rank in range(1, 21)], k=reactions)
+
+
+async def measure_sharing(way: str, reactions: int, policy: AgentPolicy | None = None) -> Shared:
+    """Let an agent answer so many messages and compare its requests."""
+    model = Listener()
+    newest: dict[int, AnyMessage] = {}  # of each thread, the last answer: the next message there is a reply to it
+    async with Network.open() as network:
+        asker = await network.join("asker", kind="human")
+        await asker.join_channel("desk")
+        runner = SimpleAgentRunner("keeper", instruction=INSTRUCTION, model=model, channels=["desk"], policy=policy)
+        client = await network.join("keeper", role="reactor", card=runner.describe_card())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(runner.run(client))
+            await runner.ready()
+            answers = asker.deliveries()
+            for number, thread in enumerate(choose_threads(way, reactions)):
+                said = _SAID.format(number)
+                await (asker.reply(newest[thread], said) if thread in newest else asker.post("desk", said))
+                answer = await anext(answers)
+                newest[thread] = answer.message
+                await answer.ack()
+            await runner.stop()
+    written = [json.dumps([_plain(it) for it in request.messages]) for request in model.requests]
+    shares = [_count_shared(one, other) / len(other) for one, other in pairwise(written)]
+    messages = [count_request(it.messages, (), estimate_tokens) for it in model.requests]
+    fresh = [round(count * (1 - share)) for count, share in zip(messages[1:], shares, strict=True)]
+    tools = count_request((), model.requests[-1].tools, estimate_tokens)
+    mean = statistics.mean
+    return Shared(way, round(mean(shares) * 100, 1), round(mean(messages)), round(mean(fresh)), tools)
+
+
+async def measure_growth(calls: int, chars: int) -> Growth:
+    """Let an agent read a long text page by page, in one reaction, on a ledger in a file."""
+
+    @tool(idempotent=True)
+    def read_page(number: int) -> str:
+        """Read a page of the text."""
+        return f"Page {number}: {_fill(chars // calls)}"
+
+    model = Reader(calls)
+    policy = AgentPolicy(max_turns=calls, max_same_calls=calls)
+    with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as folder:
+        path = Path(folder) / "ledger.db"
+        async with Network.open(path) as network:
+            asker = await network.join("asker", kind="human")
+            runner = SimpleAgentRunner("keeper", instruction=INSTRUCTION, model=model, tools=[read_page], policy=policy)
+            client = await network.join("keeper", role="reactor", card=runner.describe_card())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(runner.run(client))
+                await runner.ready()
+                await asker.send_text("keeper", "Read all of it.")
+                await (await anext(asker.deliveries())).ack()
+                await runner.stop()
+        return Growth(calls, model.sent, chars, path.stat().st_size)
+
+
+def _fill(chars: int) -> str:
+    words = ("customs", "papers", "driver", "delivery", "Monday", "office", "warehouse", "pallet")
+    return " ".join(islice(cycle(words), chars // 8))[:chars].ljust(chars, ".")
+
+
+def _plain(message: object) -> dict[str, object]:
+    return {"role": type(message).__name__, "content": getattr(message, "content", None)}
+
+
+def _count_shared(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def describe(shared: Sequence[Shared], growth: Growth) -> str:
+    """The table, in Markdown."""
+    lines = [
+        "| messages come | shared with the request before | tokens of messages | of these fresh | tokens of tools |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        *(f"| {it.way} | {it.shared:.0f}% | {it.messages:,.0f} | {it.fresh:,.0f} | {it.tools:,.0f} |" for it in shared),
+        "",
+        f"One reaction of {growth.calls} model calls, {growth.said:,} characters read: its requests have {growth.requests:,} bytes together, "
+        f"and the ledger grows by {growth.ledger:,}.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a look within seconds, not a measurement")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results there")
+    options = parser.parse_args()
+    reactions, calls = (12, 10) if options.quick else (REACTIONS, CALLS)
+    shared = []
+    for way in WAYS:
+        tell(f"{reactions} reactions: {way}")
+        shared.append(asyncio.run(measure_sharing(way, reactions)))
+    tell(f"one reaction of {calls} model calls")
+    growth = asyncio.run(measure_growth(calls, CONVERSATION_CHARS * calls // CALLS))
+    if options.json is not None:
+        kept = {"sharing": [asdict(it) for it in shared], "growth": asdict(growth)}
+        options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    print(describe(shared, growth))
+
+
+if __name__ == "__main__":
+    main()
