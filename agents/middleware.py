@@ -149,11 +149,8 @@ class CallModel:
     def place_parts(self) -> CallModel:
         """Give it with the parts where they stand unless a template has another place for them."""
         step = replace(self, parts=())
-        if system := [it.headed for it in self.parts if it.system]:
-            step = step.instruct("\n\n".join(system))
-        if user := [it.user for it in self.parts if it.user]:
-            step = step.add_to_prompt("\n\n".join(user))
-        return step
+        said = [it for part in self.parts for it in (part.fenced, part.user) if it]
+        return step.add_to_prompt("\n\n".join(said)) if said else step
 
 
 class Keep(Protocol):

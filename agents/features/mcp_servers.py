@@ -8,7 +8,8 @@ reads; else an interrupted call is not repeated. Needs `roundelay[mcp]`, which i
 A `ServerSession` is the session with one server. A task of its own owns it, from the connection to its end: everything
 that enters or leaves the SDK's client happens in that task, other tasks only make requests. What the server offers is
 read once it is connected, and again whenever it says that its tools have changed; what it says about their use as well,
-if it speaks a version of the protocol in which that can be asked for again.
+if it speaks a version of the protocol in which that can be asked for again. Servers are strangers: whatever one says is
+bounded and cleaned before a model or a person reads it (`mcp_schemas`, for what it offers).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -27,11 +28,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from roundelay.agents.containment import describe_error, first_error
+from roundelay.agents.features.mcp_schemas import (
+    MAX_NAME_CHARS,
+    MAX_PARAMETER_CHARS,
+    OfferedTool,
+    SchemaCheck,
+    read_offer,
+    write_line,
+    write_text,
+)
 from roundelay.agents.middleware import Around, Middleware
-from roundelay.agents.models.model import JsonSchema
 from roundelay.agents.options import InFile, Strict, checked
+from roundelay.agents.prompt import escape_text
 from roundelay.agents.tools import Effect, Output, Tool, ToolContext, read_object, tool, tool_name
-from roundelay.agents.values import Finish, PromptPart, ToolArgumentsError, ToolError, TurnState
+from roundelay.agents.values import Finish, PromptPart, ToolError, TurnState
 from roundelay.network.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,10 +51,25 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 MAX_PAGES = 100
+MAX_LISTED = 1000
+"""Tools, resources or prompts that are read of one server."""
+
+MAX_INSTRUCTIONS_CHARS = 4000
+MAX_RESULT_CHARS = 1_000_000
+"""Of one result, before the policy's ``max_result_chars`` and `LongResults` cut what a model reads of it."""
+
+MAX_TOLD_CHARS = 500
+"""Of an error or a report of progress."""
+
+MAX_REPLY_BYTES = 8_000_000
+"""Of one reply over HTTP that is no stream; events of a stream are held to 1 MiB by the SDK."""
+
 RETRY_AFTER_S = 30.0
 """How long reactions begin without a server that could not be reached; a call of one of its tools tries at once."""
 
 STDERR_BYTES = 2000
+MAX_ARGUMENTS = 50
+"""Of a prompt, that are named."""
 
 _Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,32}$")]
 """Under which a server's tools are known."""
@@ -108,12 +133,12 @@ class McpServers(Middleware):
         return [made for name in self._sessions for made in self._list(name)]
 
     def list_parts(self, state: TurnState) -> Sequence[PromptPart]:
-        """Give what each server says about its use, and what the agent's author says of it."""
+        """Give what each server says about its use, escaped, and what the agent's author says of it."""
         return [
             PromptPart(
                 name,
                 tuple(it.name for it in self._list(name)),
-                session.instructions.strip(),
+                escape_text(session.instructions),
                 self._options[name].user_prompt.strip(),
             )
             for name, session in self._sessions.items()
@@ -128,54 +153,36 @@ class McpServers(Middleware):
     # --- tools
 
     def _list(self, name: str) -> list[Tool]:
-        session, chosen = self._sessions[name], self._options[name].tools
+        session = self._sessions[name]
         known, made = self._made.get(name, (None, []))
         if known is not session.tools or not made:
-            made = [
-                _make_tool(session, it, self._options[name].timeout_s)
-                for it in session.tools
-                if chosen is None or it.name in chosen
-            ]
+            made = [_make_tool(session, it, self._options[name].timeout_s) for it in session.tools]
             made += _make_readers(session)
             self._made[name] = (session.tools, made)
         return made
 
 
-def _make_tool(session: ServerSession, offered: types.Tool, timeout_s: float) -> Tool:
-    hints = offered.annotations
-    safe = hints is not None and (hints.read_only_hint or hints.idempotent_hint)
-    effect: Effect = "idempotent" if safe else "once"
-    parameters: JsonSchema = offered.input_schema
+def _make_tool(session: ServerSession, offered: OfferedTool, timeout_s: float) -> Tool:
+    effect: Effect = "idempotent" if offered.is_idempotent else "once"
     name = tool_name(f"{session.name}_{offered.name}")
 
     async def run(context: ToolContext, arguments: Mapping[str, object]) -> object:
         async def report(progress: float, total: float | None, message: str | None) -> None:
             share = f" {progress:g}{f' of {total:g}' if total is not None else ''}"
-            context.report(f"{name}:{share}{f', {message}' if message else ''}")
+            told = f", {write_line(message, MAX_TOLD_CHARS)}" if message else ""
+            context.report(f"{name}:{share}{told}")
 
+        await session.schemas.check(name, offered.parameters, arguments)
         result = await session.request("call_tool", offered.name, dict(arguments), progress_callback=report)
         text = _write_content(result)
         if result.is_error:
             raise ToolError(text or "it failed and said nothing")
         return Output(text)
 
-    about = offered.description or offered.title or offered.name
-    return Tool(name, about, parameters, effect, timeout_s, partial(_read_arguments, name, parameters), run)
-
-
-def _read_arguments(name: str, schema: JsonSchema, text: str) -> dict[str, object]:
-    """Read arguments, and hold them against the server's schema."""
-    import jsonschema
-
-    value: Any = read_object(name, schema, text)
-    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
-    problems = sorted(validator.iter_errors(value), key=lambda it: [str(part) for part in it.absolute_path])
-    if problems:
-        told = "; ".join(
-            f"{'.'.join(map(str, it.absolute_path)) or 'the arguments'}: {it.message}" for it in problems[:5]
-        )
-        raise ToolArgumentsError(f"Wrong arguments for {name}: {told}.")
-    return dict(value)
+    # Whose words these are stands with them: a template or a model without tool calls puts them among the author's.
+    about = f"The MCP server {session.name} says: {offered.description}"
+    read = partial(read_object, name, offered.parameters)
+    return Tool(name, about, offered.parameters, effect, timeout_s, read, run)
 
 
 def _write_content(result: Any) -> str:
@@ -193,7 +200,7 @@ def _write_content(result: Any) -> str:
                 texts.append(_write_resource(it.resource))
     if not texts and getattr(result, "structured_content", None) is not None:
         texts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    return "\n".join(texts)
+    return write_text("\n".join(texts), MAX_RESULT_CHARS)
 
 
 def _write_resource(resource: Any) -> str:
@@ -212,13 +219,13 @@ def _make_readers(session: ServerSession) -> list[Tool]:
         async def list_resources() -> object:
             """List what can be read there."""
             listed = await session.list_all("list_resources", "resources")
-            return [{"uri": str(it.uri), "name": it.name, "about": it.description or ""} for it in listed]
+            return [{"uri": str(it.uri), **_describe(it)} for it in listed if len(str(it.uri)) <= MAX_PARAMETER_CHARS]
 
         @tool(name=tool_name(f"{session.name}_read_resource"), idempotent=True)
         async def read_resource(uri: str) -> str:
             """Read one of the resources that are listed."""
             result = await session.request("read_resource", uri)
-            return "\n".join(map(_write_resource, result.contents))
+            return write_text("\n".join(map(_write_resource, result.contents)), MAX_RESULT_CHARS)
 
         made += [list_resources, read_resource]
     if session.has_prompts:
@@ -228,7 +235,7 @@ def _make_readers(session: ServerSession) -> list[Tool]:
             """List the prompts that are kept there, with what they take."""
             listed = await session.list_all("list_prompts", "prompts")
             return [
-                {"name": it.name, "about": it.description or "", "takes": [arg.name for arg in it.arguments or ()]}
+                {**_describe(it), "takes": [arg.name[:MAX_NAME_CHARS] for arg in (it.arguments or ())[:MAX_ARGUMENTS]]}
                 for it in listed
             ]
 
@@ -236,18 +243,25 @@ def _make_readers(session: ServerSession) -> list[Tool]:
         async def get_prompt(name: str, arguments: dict[str, str]) -> str:
             """Give the text of one of the prompts that are listed."""
             result = await session.request("get_prompt", name, arguments)
-            return "\n".join(f"{it.role}: {getattr(it.content, 'text', '[not text]')}" for it in result.messages)
+            texts = (f"{it.role}: {getattr(it.content, 'text', '[not text]')}" for it in result.messages)
+            return write_text("\n".join(texts), MAX_RESULT_CHARS)
 
         made += [list_prompts, get_prompt]
     return made
 
 
+def _describe(listed: types.Resource | types.Prompt) -> dict[str, str]:
+    about = write_line(listed.description or "", MAX_PARAMETER_CHARS)
+    return {"name": listed.name[:MAX_NAME_CHARS], "about": about}
+
+
 class ServerSession:
-    """One server. ``tools`` is what it offers, as far as is known."""
+    """One server. ``tools`` is what it offers, as far as is known and fit to be offered on."""
 
     def __init__(self, name: str, options: ServerOptions) -> None:
         self.name = name
-        self.tools: Sequence[types.Tool] = ()
+        self.schemas = SchemaCheck(name)
+        self.tools: Sequence[OfferedTool] = ()
         self.instructions = ""
         self.has_resources = False
         self.has_prompts = False
@@ -288,6 +302,7 @@ class ServerSession:
             if self._client is None:
                 task.cancel()  # it is still connecting: there is nothing to end in good order
             await self._end(task)
+        await self.schemas.close()
 
     async def _end(self, task: asyncio.Task[None]) -> None:
         try:
@@ -317,7 +332,7 @@ class ServerSession:
                 raise ToolError(self._explain_loss()) from error
             if error.code == types.REQUEST_TIMEOUT:
                 raise ToolError(f"The MCP server {self.name} gave no answer in time.") from error
-            raise ToolError(f"The MCP server {self.name} refused: {error}") from error
+            raise ToolError(f"The MCP server {self.name} refused: {_tell(error)}") from error
         except TimeoutError as error:
             raise ToolError(f"The MCP server {self.name} gave no answer in time.") from error
         except (OSError, httpx2.HTTPError, RuntimeError, ValueError) as error:
@@ -350,7 +365,7 @@ class ServerSession:
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
                 single = first_error(error) if isinstance(error, BaseExceptionGroup) else error
-                self.failure = describe_error(single) + _read_end(stderr.fileno())
+                self.failure = write_line(describe_error(single) + _read_end(stderr.fileno()), MAX_TOLD_CHARS)
                 self._resting_until = asyncio.get_running_loop().time() + RETRY_AFTER_S
                 _logger.warning("MCP server not available", extra={"server": self.name, "reason": self.failure})
             finally:
@@ -380,7 +395,11 @@ class ServerSession:
             return
         assert it.url is not None
         headers = {name: os.environ.get(variable, "") for name, variable in it.headers_from.items()}
-        async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(timeout_s, read=None)) as http:
+        # Unpacked, a small reply may be huge.
+        headers = {"Accept-Encoding": "identity", **headers}
+        hooks = {"response": [_bound_reply]}
+        time = httpx2.Timeout(timeout_s, read=None)
+        async with httpx2.AsyncClient(headers=headers, timeout=time, event_hooks=hooks) as http:
             transport = streamable_http_client(it.url, http_client=http)
             async with Client(transport, read_timeout_seconds=timeout_s, message_handler=self._hear) as client:
                 yield client
@@ -417,7 +436,7 @@ class ServerSession:
 
     async def _read_offer(self, client: Client) -> None:
         capabilities = client.server_capabilities
-        self.instructions = client.instructions or ""
+        self.instructions = write_text((client.instructions or "").strip(), MAX_INSTRUCTIONS_CHARS)
         self.has_resources = capabilities.resources is not None
         self.has_prompts = capabilities.prompts is not None
         if capabilities.tools is not None:
@@ -431,13 +450,21 @@ class ServerSession:
         if client.session.discover_result is not None:  # since 2026-07-28 the protocol lets a client ask again
             try:
                 raw = await client.session.send_discover(client.protocol_version)
-                self.instructions = types.DiscoverResult.model_validate(raw).instructions or ""
+                said = types.DiscoverResult.model_validate(raw).instructions or ""
+                self.instructions = write_text(said.strip(), MAX_INSTRUCTIONS_CHARS)
             except (MCPError, ValueError) as error:  # what it said before holds, and its tools count for themselves
                 _logger.warning("MCP server not described again", extra={"server": self.name, "reason": str(error)})
         await self._read_tools(client)
 
     async def _read_tools(self, client: Client) -> None:
-        self.tools = await _read_pages(partial(client.list_tools, cache_mode="bypass"), "tools")
+        # The SDK would hold results against the server's own schema, a pattern of its choice, in the event loop.
+        setattr(client.session, "validate_tool_result", _take_as_it_is)  # noqa: B010  # assigned, mypy refuses it
+        listed = await _read_pages(partial(client.list_tools, cache_mode="bypass"), "tools")
+        await self.schemas.open()
+        chosen = self._options.tools
+        self.tools, left_out = read_offer(it for it in listed if chosen is None or it.name in chosen)
+        for name, reason in left_out.items():
+            _logger.warning("MCP tool left out", extra={"server": self.name, "tool": name, "reason": reason})
 
 
 async def _read_pages(fetch: Callable[..., Awaitable[Any]], kind: str) -> list[Any]:
@@ -447,9 +474,45 @@ async def _read_pages(fetch: Callable[..., Awaitable[Any]], kind: str) -> list[A
         page = await fetch(cursor=cursor)
         found += getattr(page, kind)
         cursor = page.next_cursor
-        if cursor is None:
+        if cursor is None or len(found) >= MAX_LISTED:
             break
-    return found
+    return found[:MAX_LISTED]
+
+
+async def _take_as_it_is(*_: object) -> None:
+    return
+
+
+async def _bound_reply(response: Any) -> None:
+    """Let a reply that grows too large fail while it is read; a stream has no end by itself."""
+    import httpx2
+
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx2.DecodingError("the reply is packed, which was not asked for")
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        response.stream = _make_bounded(response.stream)
+
+
+def _make_bounded(stream: Any) -> Any:
+    import httpx2
+
+    class Bounded(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for piece in stream:
+                size += len(piece)
+                if size > MAX_REPLY_BYTES:
+                    raise httpx2.DecodingError(f"the reply has more than {MAX_REPLY_BYTES} bytes")
+                yield piece
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return Bounded()
+
+
+def _tell(error: Exception) -> str:
+    return write_line(str(error), MAX_TOLD_CHARS)
 
 
 def _settle(settled: asyncio.Future[None]) -> None:

@@ -4,8 +4,8 @@
 ``system`` to the system message, ``user`` after the conversation, ``turn`` to the trailing message, which is not kept.
 The first two stand before the history, so providers' caches hold as long as they render to the same text: the templates
 that ship change only when a tool is used for the first time that has something to say about the form of its results,
-or when a server says something else. What servers say (`CallModel.parts`) stands where the templates put it, once; what
-they leave out stands where it would without them. Time is the incoming message's, so that a resumed reaction reads the
+or when a server says something else. What servers say (`CallModel.parts`) stands where the templates put it, once, as
+their words; what they leave out stands where it would without them. Time is the incoming message's, so that a resumed reaction reads the
 same. Pure.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -50,8 +51,9 @@ class ToolNotes:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What templates read beside the turn: see docs/agents.md. ``server_prompts`` and ``server_user_prompts`` come
-    before what the agent's own servers say; they are read for each turn, so a list may be filled later."""
+    """What templates read beside the turn: see docs/agents.md. ``server_prompts`` and ``server_user_prompts`` are the
+    author's words; the latter come before what the agent's servers say, which never joins the former, since those stand
+    in the system message. They are read for each turn, so a list may be filled later."""
 
     custom_instructions: str = ""
     project_name: str = ""
@@ -87,11 +89,10 @@ class Prompts(Middleware):
         self._by_server = {
             it for it in ("system", "user") if any({"servers", it} <= source.words for source in sources)
         }
-        """What of each server the templates place by ``servers``: the lists of texts leave that out."""
+        """What of each server the templates place by ``servers``: the list of texts leaves that out."""
 
-        lists = {"system": "server_prompts", "user": "server_user_prompts"}
-        listed = {it for it, name in lists.items() if any(name in source.words for source in sources)}
-        self._placed = self._by_server | listed
+        is_listed = any("server_user_prompts" in source.words for source in sources)
+        self._placed = {"system", "user"} if is_listed else self._by_server
         self._check()
 
     @classmethod
@@ -146,8 +147,10 @@ class Prompts(Middleware):
         agent, facts, model = step.agent, self._facts, step.model or step.agent.model
         day = datetime.fromtimestamp(state.sent_at / 1000, UTC)
         tools = [_describe_tool(it, self._notes.get(it.name, ToolNotes())) for it in specs]
-        system = [] if "system" in self._by_server else [it.headed for it in step.parts]
-        user = [] if "user" in self._by_server else [it.user for it in step.parts]
+        by_server = self._by_server
+        said = [
+            ("" if "system" in by_server else it.fenced, "" if "user" in by_server else it.user) for it in step.parts
+        ]
         return {
             "agent": {"id": agent.id, "description": agent.description, "instruction": agent.instruct(state)},
             "model_info": {"name": model.name, **(facts.model_info or {})},
@@ -160,8 +163,8 @@ class Prompts(Middleware):
             "constraints": list(facts.constraints),
             "metadata": dict(facts.metadata or {}),
             "servers": [_describe_server(it, tools) for it in step.parts],
-            "server_prompts": [it for it in (*facts.server_prompts, *system) if it],
-            "server_user_prompts": [it for it in (*facts.server_user_prompts, *user) if it],
+            "server_prompts": list(facts.server_prompts),
+            "server_user_prompts": [it for it in (*facts.server_user_prompts, *chain.from_iterable(said)) if it],
             "max_tool_calls_per_turn": agent.policy.max_tool_calls_per_turn,
             "turn": state.turn,
             "max_turns": state.turn if step.is_last else state.max_turns,
@@ -205,7 +208,7 @@ def _describe_tool(spec: ToolSpec, notes: ToolNotes) -> dict[str, str]:
 
 def _describe_server(part: PromptPart, tools: Sequence[Mapping[str, str]]) -> dict[str, object]:
     own = [it for it in tools if it["name"] in part.tools]
-    return {"name": part.name, "tools": own, "system": part.system, "user": part.user}
+    return {"name": part.name, "tools": own, "system": part.fenced, "user": part.user}
 
 
 def _find_words(template: nodes.Template) -> frozenset[str]:

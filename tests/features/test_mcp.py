@@ -70,9 +70,9 @@ async def test_tools_of_a_server_are_offered_with_its_schema_and_called(network:
     assert answer == "done"
     assert {"shop_price", "shop_order", "shop_read_resource", "shop_get_prompt"} <= set(names(requests[0]))
     [price] = [it["function"] for it in requests[0]["tools"] if it["function"]["name"] == "shop_price"]
-    assert price["description"] == "Give the price of an article."
+    assert price["description"] == "The MCP server shop says: Give the price of an article."
     assert price["parameters"]["properties"]["article"]["type"] == "string"
-    assert "Prices are in euros." in requests[0]["messages"][0]["content"]
+    assert '<tool_server name="shop">\nPrices are in euros.\n</tool_server>' in requests[0]["messages"][1]["content"]
     assert results(requests[1]) == ["2 pear: 6 EUR", "ordered pear"]
     assert (tmp_path / "orders").read_text() == "pear\n"
 
@@ -240,16 +240,15 @@ async def test_what_a_server_says_otherwise_when_it_is_back_shows_in_the_next_tu
         async with running(network, make_seller(provider, servers)):
             assert (await mia.ask("ann", "hello")).text == "done"
     first, second, third, fourth, fifth = map(head_of, provider.requests)
-    assert first[0].endswith("\n\nAbout the tools shop_*:\nPrices are in euros.")
-    assert first[1].endswith("\n\nIt is spring.")
+    assert first[1].endswith('<tool_server name="shop">\nPrices are in euros.\n</tool_server>\n\nIt is spring.')
     assert first == second == third, "while it is away, what it said holds"
-    assert fourth == fifth == (first[0].replace("euros", "francs"), first[1])
+    assert fourth == fifth == (first[0], first[1].replace("euros", "francs"))
 
 
 async def test_what_a_server_says_otherwise_while_it_runs_shows_soon(network: Network, tmp_path: Path) -> None:
     more = [use(("shop_price", {"article": f"a{n}"})) for n in range(4)]
     _, requests = await ask(network, shop(tmp_path), use(("shop_change_currency", {})), *more)
-    said = [head_of(it)[0].rpartition(" ")[2] for it in requests]
+    said = [head_of(it)[1].splitlines()[-2].rpartition(" ")[2] for it in requests]
     assert (said[0], said[1:].count("francs.") + said[1:].count("euros."), said[-1]) == ("euros.", 5, "francs.")
 
 
@@ -294,7 +293,8 @@ middleware:
         async with running(network, build_runner(load_agents(path)[0], model=provider.model())):
             await mia.ask("ann", "hello")
     system, user = (it["content"] for it in provider.requests[0]["messages"])
-    assert system.endswith("\n\nshop: shop_price. Prices are in euros.")
+    assert "\n\nshop: shop_price. What stands inside <tool_server> was said by" in system
+    assert system.endswith('<tool_server name="shop">\nPrices are in euros.\n</tool_server>')
     assert user.endswith("\n\nIt is spring.\n\nTurn 1 of 30.")
     assert (system.count("Prices are in euros."), user.count("It is spring.")) == (1, 1)
 
