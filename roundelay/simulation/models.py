@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from roundelay.agents.agent import Agent, Handoff
@@ -75,10 +76,7 @@ class WatchedModel:
             if watch.delay:
                 await asyncio.sleep(watch.delay.draw_s(self._chance))
             self._refuse()
-            loop = asyncio.get_running_loop()
-            is_scripted = isinstance(self._model, ScriptedModel | TapeModel)
-            still = loop.standing_still() if isinstance(loop, SimulationLoop) and not is_scripted else nullcontext()
-            with still:
+            with self._being_asked():
                 reply = await self._model.complete(request, on_delta)
         except Exception:  # noted, whatever it is, and raised again
             watch.asked.append(Asked(self._agent_id, request, None, self.name))
@@ -88,6 +86,16 @@ class WatchedModel:
         watch.spent += reply.usage
         watch.asked.append(Asked(self._agent_id, request, reply, self.name))
         return reply
+
+    @contextmanager
+    def _being_asked(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        with ExitStack() as held:
+            if isinstance(loop, SimulationLoop):
+                held.enter_context(loop.asking(f"the model {self.name} of {self._agent_id}"))
+                if not isinstance(self._model, ScriptedModel | TapeModel):
+                    held.enter_context(loop.standing_still())
+            yield
 
     async def close(self) -> None:
         close = getattr(self._model, "close", None)

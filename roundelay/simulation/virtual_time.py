@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 # One round of the loop, as `_QuietSelector.select` sees it. The clock moves at one place, when nothing else is left:
 #
@@ -20,13 +22,16 @@ from typing import Any, TypeVar
 #   has IO arrived, or does somebody wait in       yes -> who waits is woken; the clock stands
 #   `when_quiet` whose predicate holds now?
 #        | no
-#   is the clock real, or `standing_still` held?   yes -> the process waits for IO, on a real clock until the next timer
+#   is the clock real?                             yes -> the process waits for IO, until the next timer
 #        | no
+#   is `standing_still` held?                      yes -> the process waits for IO, or for a thread; Stalled where
+#        | no                                             nothing of the kind is under way
 #   is a timer set?                                yes -> the clock moves to it (`advance`), and it runs
 #        | no
 #   Stalled: who waits would wait for ever
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 LOOKS = 64
 """With a virtual clock the operating system is asked for IO once in so many rounds of the loop: usually there is
@@ -38,7 +43,8 @@ week costs seconds."""
 
 
 class Stalled(RuntimeError):
-    """Nothing is left that could happen, and somebody still waits; or more virtual time has passed than was allowed."""
+    """Nothing is left that could happen, and somebody still waits; or more virtual time has passed than was allowed.
+    Says which models were being asked then."""
 
 
 class SimulationLoop(asyncio.SelectorEventLoop):
@@ -52,7 +58,11 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         self._holds = 0
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._tasks_made = 0
-        super().__init__(_QuietSelector(self))
+        self._asked: list[str] = []
+        self._jobs = 0
+        self._threads = set(threading.enumerate())  # none of them works for this loop
+        self._outside = _QuietSelector(self)
+        super().__init__(self._outside)
         if is_virtual:
             # Else it is the machine's, and timers that are due together here might not be so elsewhere.
             self._clock_resolution = RESOLUTION_S
@@ -81,6 +91,26 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         finally:
             self._holds -= 1
 
+    @contextmanager
+    def asking(self, who: str) -> Iterator[None]:
+        """While somebody is asked whose code is not ours: `Stalled` names it."""
+        self._asked.append(who)
+        try:
+            yield
+        finally:
+            self._asked.remove(who)
+
+    def run_in_executor(  # in threads, whose end is waited for
+        self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args
+    ) -> asyncio.Future[T]:
+        job = super().run_in_executor(executor, func, *args)
+        self._jobs += 1
+        job.add_done_callback(self._end_job)
+        return job
+
+    def _end_job(self, _: object) -> None:
+        self._jobs -= 1
+
     async def shutdown_default_executor(self, *options: Any) -> None:
         with self.standing_still():  # its threads end outside of virtual time
             await super().shutdown_default_executor(*options)
@@ -103,15 +133,35 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
     def advance(self, by_s: float | None) -> float | None:
         """Move a virtual clock on; gives the seconds that are really to be waited for. Raises `Stalled`."""
-        if not self.is_virtual or self._holds:
-            return by_s if not self.is_virtual else None
+        if not self.is_virtual:
+            return by_s
+        if self._holds:
+            if self._asked and not self._is_anything_outside():
+                raise Stalled(
+                    f"{', '.join(self._asked)} waits, and nothing is under way outside of the event loop: while a "
+                    "model is asked that is no script, virtual time stands still, so it would wait for ever. Make it a "
+                    "ScriptedModel, which may sleep, or take clock: real"
+                )
+            return None
         if by_s is None:
-            raise Stalled("nothing is left that could happen, and somebody still waits: a future that nobody resolves")
+            told = "nothing is left that could happen, and somebody still waits: a future that nobody resolves"
+            raise Stalled(told + self._describe_asked())
         self._now_s += by_s
         if self._now_s > self._horizon_s:
             passed_s, self._horizon_s = self._horizon_s, float("inf")  # what is cancelled now may take its time to end
-            raise Stalled(f"{passed_s:g} s of virtual time have passed; a wait without a bound?")
+            raise Stalled(
+                f"{passed_s:g} s of virtual time have passed; a wait without a bound?{self._describe_asked()}"
+            )
         return 0.0
+
+    def _is_anything_outside(self) -> bool:
+        """Whether something can arrive that is no timer: on a connection, or from a thread."""
+        is_connected = len(self._outside.get_map()) > 1  # the loop wakes itself by one
+        workers = (it for it in threading.enumerate() if it not in self._threads and not it.name.startswith("asyncio_"))
+        return is_connected or self._jobs > 0 or any(it is not threading.current_thread() for it in workers)
+
+    def _describe_asked(self) -> str:
+        return f" (being asked: {', '.join(self._asked)})" if self._asked else ""
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         self._tasks_made += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.model import Model, ModelReply, ModelRequest, OnDelta
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Answer, ScriptedModel, call, finish, send
 from roundelay.agents.policy import AgentPolicy
@@ -24,6 +25,7 @@ from roundelay.network.messages import DirectMessage
 from roundelay.simulation import Setting, Simulation, SimulationError, simulate
 from roundelay.simulation.faults import FaultPlan, inject_faults
 from roundelay.simulation.links import Delay
+from roundelay.simulation.virtual_time import Stalled
 
 ORDERS = 4
 FAULTS = FaultPlan(drops=3, agent_kills=3, hub_restarts=2, within_s=3)
@@ -243,6 +245,40 @@ def test_what_cannot_be_done_says_so() -> None:
             await simulation.join_person("mia")
 
     simulate(main)
+
+
+class Sleepy:
+    """A model that waits for what never comes in virtual time."""
+
+    name = "sleepy"
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
+        await asyncio.sleep(0.1)
+        return ModelReply("late")
+
+
+async def never_answer(_: ModelRequest) -> Answer:
+    await asyncio.get_running_loop().create_future()
+    return None
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Sleepy(), "the model sleepy of desk waits.*clock: real"),
+        (ScriptedModel(never_answer), "the model scripted of desk"),
+    ],
+)
+def test_a_model_that_waits_for_ever_is_named(model: Model, said: str) -> None:
+    async def main(simulation: Simulation) -> None:
+        policy = AgentPolicy(model_timeout_s=math.inf)
+        await simulation.start_agent(lambda: SimpleAgentRunner("desk", instruction="x", model=model, policy=policy))
+        mia = await simulation.join_person("mia")
+        await mia.client.send_text("desk", "hello")
+        await simulation.idle(math.inf)
+
+    with pytest.raises(Stalled, match=said):
+        simulate(main, horizon_s=600)
 
 
 def test_options_hold_beside_a_setting() -> None:
