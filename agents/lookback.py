@@ -1,18 +1,20 @@
-"""Tools by which an agent looks back: why it got its message, and what was said before. For the ``tools`` of an agent
-that needs them.
+"""Tools by which an agent looks back: why it got its message, what was said before, and where something was said. For
+the ``tools`` of an agent that needs them; `features.memory` brings the last two.
 
 They read what the reaction's prompt may hold and nothing else (`ToolClient`): a model that is talked into looking finds
-no more than it was shown.
+no more than it was shown. Each message that they tell of is an element of its own, with its number (its ``seq``), so
+that no text in one passes for another.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from roundelay.network.messages import BaseMessage, message_from_wire
 
+from .prompt import write_said
 from .text import cut
 from .tools import ToolContext, tool
 
@@ -23,25 +25,46 @@ MAX_MESSAGE_CHARS = 1000
 async def why(context: ToolContext) -> str:
     """Tell what the incoming message follows from: the messages before it, back to the one that began it all."""
     value = await context.client.call("network.why", {"seq": context.trigger.seq})
-    lines = [_describe(entry) for entry in value["chain"] if "message_id" in entry]
-    return "\n".join([f"The incoming message: {lines[0]}", *(f"It followed from: {line}" for line in lines[1:])])
+    incoming, *before = [_write(message_from_wire(it)) for it in value["chain"] if "message_id" in it]
+    return "\n".join(["The incoming message:", incoming, *(["It followed from:", *before] if before else [])])
 
 
-@tool(name="read_history", idempotent=True)
+@tool(idempotent=True)
 async def read_history(
     context: ToolContext,
     thread_id: Annotated[str, Field(description="The thread, as the conversation names it")],
     limit: Annotated[int, Field(ge=1, le=100, description="How many messages, the newest of them")] = 20,
+    before: Annotated[int, Field(ge=0, description="Only messages before the one of this number; 0 for all")] = 0,
 ) -> str:
     """Read earlier messages of a thread, oldest first, up to the incoming message."""
-    history = await context.client.history(thread_id, limit=limit)
-    earlier = "(there are earlier ones)\n" if history.has_more else ""
-    return earlier + "\n".join(map(_write, history.messages)) or "Nothing was said there."
+    history = await context.client.history(thread_id, limit=limit, before=before or None)
+    told = [_write(message) for message in history.messages]
+    if history.has_more and history.messages:
+        told.insert(0, f"There are earlier ones: before={history.messages[0].seq}")
+    return "\n".join(told) or "Nothing was said there."
 
 
-def _describe(entry: dict[str, Any]) -> str:
-    return _write(message_from_wire(entry))
+@tool(idempotent=True)
+async def search_history(
+    context: ToolContext,
+    query: Annotated[
+        str, Field(description="Words that all stand in the message; invoi* stands for all that begin so")
+    ],
+    thread_id: Annotated[str, Field(description="Only in this thread; empty for all")] = "",
+    limit: Annotated[int, Field(ge=1, le=50, description="How many messages, the newest of them")] = 10,
+    before: Annotated[int, Field(ge=0, description="Only messages before the one of this number; 0 for all")] = 0,
+) -> str:
+    """Find earlier messages by the words in them, however long ago they were said."""
+    args = {"query": query, "limit": limit, "thread_id": thread_id or None, "before": before or None}
+    given = {name: value for name, value in args.items() if value is not None}
+    value = await context.client.call("network.search", given)
+    found = [message_from_wire(it) for it in value["messages"]]
+    told = [_write(message, thread=message.thread_id) for message in found]
+    if value["has_more"] and found:
+        told.insert(0, f"There may be earlier ones: before={found[0].seq}")
+    return "\n".join(told) or "Nothing was found. Fewer words, or others, may find it."
 
 
-def _write(message: BaseMessage) -> str:
-    return f"{message.sender_id} to {message.to.removeprefix('agent:')}: {cut(message.text, MAX_MESSAGE_CHARS)}"
+def _write(message: BaseMessage, **more: object) -> str:
+    places = {"number": message.seq, "sender": message.sender_id, "to": message.to.removeprefix("agent:"), **more}
+    return write_said("message", cut(message.text, MAX_MESSAGE_CHARS), **places)

@@ -33,6 +33,7 @@ from pydantic import Field
 from .citations import REFERENCES, SOURCES, merge_sources
 from .models.json_schema import read_properties
 from .models.model import JsonSchema
+from .prompt import write_said
 from .tool_client import JUDGED
 from .tools import (
     FINISH,
@@ -209,7 +210,8 @@ async def put_question(
 def describe_replies(
     agent_ids: Iterable[str], replies: Mapping[str, BaseMessage], problems: Mapping[str, str], timeout_s: float
 ) -> str:
-    """Give what came of a question, for the model: a paragraph for each that was asked."""
+    """Give what came of a question, for the model: a paragraph for each that was asked, an element where it is what
+    that one said."""
     told = []
     for agent_id in agent_ids:
         reply = replies.get(agent_id)
@@ -218,7 +220,7 @@ def describe_replies(
         elif reply is None:
             told.append(f"{agent_id} has not answered within {timeout_s:g} s. A later answer comes as a message.")
         elif is_declined(reply):
-            told.append(f"{agent_id} declined: {reply.text}")
+            told.append(write_said("declined", reply.text, sender=agent_id))
         else:
-            told.append(f"{agent_id} answered: {reply.text}")
+            told.append(write_said("answer", reply.text, sender=agent_id))
     return "\n\n".join(told)

@@ -56,6 +56,12 @@ def render_new_messages(messages: Iterable[BaseMessage]) -> str:
     return f"While you worked, this arrived in the conversation:\n<new_messages>\n{shown}</new_messages>"
 
 
+def write_said(tag: str, text: str, **attributes: object) -> str:
+    """Give what somebody said as an element, which no text in it ends: the form of what tools tell of messages."""
+    named = "".join(f' {name}="{_output(value)}"' for name, value in attributes.items())
+    return f"<{tag}{named}>{_element_text(text)}</{tag}>"
+
+
 class ConversationPrompt:
     """A conversation template, ready to render; without a path the one that ships with the package.
 

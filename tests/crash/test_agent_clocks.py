@@ -107,7 +107,7 @@ async def test_an_agent_that_is_restarted_after_its_time_is_over_still_finds_wha
             clock.now += 40 * DAY_MS
         async with running(network, make_desk(heard, "ask", LONG_S)):
             [ended] = await heard.finished()
-    assert ended.answer == "ann answered: three"
+    assert ended.answer == '<answer sender="ann">three</answer>'
 
 
 @pytest.mark.parametrize("jumps", [[DAY_MS], [40 * DAY_MS, -40 * DAY_MS], [-DAY_MS, DAY_MS]])

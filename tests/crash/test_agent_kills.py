@@ -52,7 +52,7 @@ def check(evidence: Evidence) -> None:
         assert kinds == {"started": 1, "model_reply": 3, "tool_started": 4, "tool_result": 4, "finished": 1}
         check_once(evidence)
     else:
-        said = {("agent:bob", f"{word}?"), ("agent:mia", f"{word}, done: bob answered: {word}?!")}
+        said = {("agent:bob", f"{word}?"), ("agent:mia", f'{word}, done: <answer sender="bob">{word}?!</answer>')}
         turns = 2
         assert kinds == {
             "started": 1, "model_reply": 2, "tool_started": 1, "asking": 1, "waiting": 1, "tool_result": 1, "finished": 1,

@@ -163,5 +163,5 @@ async def test_a_message_that_kills_its_process_is_given_up_alone(tmp_path: Path
         assert [(it["seq"], "reason" in it) for it in _dead_letters(leo)] == [(poison, True)]  # an operator hears why
         await bob.reply(question.message, "fine")
         async with asyncio.timeout(30):
-            assert (await anext(mia.__aiter__())).text == "ask bob: bob answered: fine"
+            assert (await anext(mia.__aiter__())).text == 'ask bob: <answer sender="bob">fine</answer>'
         assert await _letters(stage) == [poison]

@@ -172,7 +172,9 @@ async def test_what_several_asked_agents_cite_is_one_numbering() -> None:
             mia = await Person.join(network, "mia")
             heard = await mia.ask("bob", "How long, and since when?")
     told = results_of(provider.requests[-1])[0]
-    assert told.startswith("ann answered: 1,233 km [1].\n\ncas answered: In May [2], or.\n")
+    assert told.startswith(
+        '<answer sender="ann">1,233 km [1].</answer>\n\n<answer sender="cas">In May [2], or.</answer>\n'
+    )
     assert "[1] Rhine (https://rivers.example/rhine)" in told
     assert "[2] Field notes" in told
     assert heard.text == "Measured in May [2]: 1,233 km [1]."

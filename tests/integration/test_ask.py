@@ -57,7 +57,7 @@ async def test_several_agents_are_asked_at_once_and_their_answers_are_the_result
         [end] = await heard.finished()
         await until_recorded(mia, end.reaction, "finished")
         records = await mia.records(end.reaction)
-    assert told.text == "ann answered: three\n\ncid answered: four"
+    assert told.text == '<answer sender="ann">three</answer>\n\n<answer sender="cid">four</answer>'
     assert {it.reaction for it in heard.events} == {end.reaction}, "replies start no reaction"
     assert [it["kind"] for it in records] == [
         "started", "model_reply", "tool_started", "asking", "waiting", "tool_result", "model_reply", "finished",
@@ -70,7 +70,7 @@ async def test_who_finishes_without_an_answer_declines_and_that_wakes_nobody(net
     mia, heard = await Person.join(network, "mia"), Heard()
     bob = make_runner("bob", asker("ann"), on_event=heard)
     async with running(network, bob, make_runner("ann", lambda request: finish("not my business"))):
-        assert (await mia.ask("bob", "go")).text == "ann declined: not my business"
+        assert (await mia.ask("bob", "go")).text == '<declined sender="ann">not my business</declined>'
         [end] = await heard.finished()
     assert {it.reaction for it in heard.events} == {end.reaction}
 
@@ -170,8 +170,8 @@ async def test_somebody_unknown_oneself_and_who_waits_for_this_very_answer_are_n
         told = (await mia.ask("bob", "go")).text
     assert "nobody was not asked: unknown_recipient" in told
     assert "bob was not asked: that is you." in told
-    assert "ann answered: bob was not asked: it waits for your answer itself; give that instead." in told
-    assert "cid answered: ann was not asked: it waits for your answer itself" in told
+    assert '<answer sender="ann">bob was not asked: it waits for your answer itself; give that instead.' in told
+    assert "ann was not asked: it waits for your answer itself" in told
 
 
 async def test_a_reaction_that_waits_takes_no_place_of_others_and_keeps_its_thread(network: Network) -> None:
@@ -191,7 +191,7 @@ async def test_a_reaction_that_waits_takes_no_place_of_others_and_keeps_its_thre
         await mia.client.send_text("bob", "next")
         assert (await zoe.ask("bob", "hi")).text == "re: hi"
         release.set()
-        assert [(await mia.hear()).text, (await mia.hear()).text] == ["ann answered: three", "re: next"]
+        assert [(await mia.hear()).text, (await mia.hear()).text] == ['<answer sender="ann">three</answer>', "re: next"]
 
 
 @pytest.mark.parametrize("answered", ["while it was away", "after it is back"])
@@ -219,7 +219,7 @@ async def test_a_restarted_agent_goes_on_waiting(network: Network, answered: str
     async with running(network, make_runner("bob", script, on_event=heard)):
         if answered != "while it was away":
             await ann.reply(question, "three")
-        assert (await mia.hear()).text == "ann answered: three"
+        assert (await mia.hear()).text == '<answer sender="ann">three</answer>'
         [end] = await heard.finished()
     assert asked == [1, 2]
     assert {it.reaction for it in heard.events} == {end.reaction}
@@ -251,7 +251,7 @@ async def test_a_reply_that_the_hub_holds_back_behind_others_is_found_in_its_thr
             for number in range(6):  # they wait behind the reaction in the same thread, and fill the hub's window
                 await mia.client.send_text("bob", f"and {number}")
             await ann.reply(question, "three")
-            assert (await mia.hear()).text == "ann answered: three"
+            assert (await mia.hear()).text == '<answer sender="ann">three</answer>'
 
 
 async def test_a_thread_with_a_full_window_holds_up_others_until_it_goes_on() -> None:
@@ -338,7 +338,12 @@ async def test_a_thread_stays_with_an_agent_elsewhere_until_that_declines(networ
     runner = make_runner("desk", desk, tools=[remote_handoff("billing", returns="never")])
     async with running(network, runner, make_runner("billing", billing)):
         said = [(await mia.ask("desk", text)).text for text in ("I paid twice", "and now?", "the weather?", "hello")]
-    assert said == ["answer 1", "answer 2", "tool: billing declined: not mine any more", "desk here"]
+    assert said == [
+        "answer 1",
+        "answer 2",
+        'tool: <declined sender="billing">not mine any more</declined>',
+        "desk here",
+    ]
     assert asked == ["she paid twice\n\nmia wrote: I paid twice", "mia wrote: and now?", "mia wrote: the weather?"]
 
 
@@ -352,7 +357,7 @@ async def test_a_handoff_that_is_declined_leaves_the_request_with_the_agent(netw
 
     runner = make_runner("desk", desk, tools=[remote_handoff("billing")])
     async with running(network, runner, make_runner("billing", lambda request: finish("closed today"))):
-        assert (await mia.ask("desk", "hi")).text == "tool: billing declined: closed today"
+        assert (await mia.ask("desk", "hi")).text == 'tool: <declined sender="billing">closed today</declined>'
 
 
 async def test_an_answer_to_a_question_whose_tool_is_gone_after_a_restart_is_a_message_like_any_other(
@@ -405,4 +410,4 @@ async def test_killed_anywhere_it_asks_each_agent_once_and_answers_once(network:
         [end] = await heard.finished()
         await until_recorded(mia, end.reaction, "finished")
     assert [it.text for it in (await ann.history("direct:ann~bob")).messages] == ["how many?", "three"]
-    assert await mia.history("direct:bob~mia") == [("mia", "go"), ("bob", "ann answered: three")]
+    assert await mia.history("direct:bob~mia") == [("mia", "go"), ("bob", '<answer sender="ann">three</answer>')]

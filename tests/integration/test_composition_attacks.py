@@ -81,7 +81,9 @@ async def test_agents_that_ask_each_other_in_a_circle_out_of_the_very_threads_th
     # ann is greeted by the last one, and asks the next one
     async with asyncio.timeout(PATIENCE_S), running(network, *runners):
         told = {(it.sender_id, it.text) for it in [await mia.hear() for _ in ring]}
-    assert told == {(agent_id, f"{asked} answered: {asked} has two") for agent_id, asked in after.items()}
+    assert told == {
+        (agent_id, f'<answer sender="{asked}">{asked} has two</answer>') for agent_id, asked in after.items()
+    }
 
 
 async def test_a_restarted_agent_takes_up_both_a_wait_and_the_question_that_went_ahead_of_it(network: Network) -> None:
@@ -112,7 +114,7 @@ async def test_a_restarted_agent_takes_up_both_a_wait_and_the_question_that_went
             answer = await anext(inbox)
             await bob.reply(question, "bob has two")  # only once it has the answer
             assert (answer.text, answer.reply_to) == ("ann has two", asked.seq)
-            assert (await mia.hear()).text == "bob answered: bob has two"
+            assert (await mia.hear()).text == '<answer sender="bob">bob has two</answer>'
 
 
 async def test_a_question_that_arrives_while_others_are_read_gets_its_own_answer(network: Network) -> None:
@@ -143,7 +145,7 @@ async def test_a_question_that_arrives_while_others_are_read_gets_its_own_answer
         await heard.first(Waiting)
         answered.set()
         said = [(await mia.hear()).text for _ in range(2)]
-    assert said == ["at it", "bob answered: three"]
+    assert said == ["at it", '<answer sender="bob">three</answer>']
 
 
 @pytest.mark.parametrize("others", [("bob",), ("bob", "cid")])
@@ -382,6 +384,6 @@ async def test_a_thread_that_stays_elsewhere_is_passed_on_once_whatever_shapes_t
         models.clear()
         said.append((await mia.ask("desk", "three")).text)
     who = "cheap" if how == "a choice of model" else "own"
-    assert said == ["law 1", "law 2", f"{who}: tool: lawyer declined: closed"]
+    assert said == ["law 1", "law 2", f'{who}: tool: <declined sender="lawyer">closed</declined>']
     assert asked == ["mia wrote: one", "mia wrote: two", "mia wrote: three"]
     assert models == [(who, 2)]

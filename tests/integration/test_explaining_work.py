@@ -119,7 +119,7 @@ async def test_why_tells_what_an_answer_rests_on(run: Run) -> None:
     lines = without_seqs(describe_steps(steps))
     assert lines[lines.index("    Before that:") + 1 : -4] == [
         '      turn 1 called look {"what": "order 12"}, which gave: order 12: 40 EUR',
-        '      turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, which gave: finance answered: Yes, 40 EUR',
+        '      turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, which gave: <answer sender="finance">Yes, 40 EUR</answer>',
         "        It asked finance (#): May I?",
         "        finance answered (#): Yes, 40 EUR",
         '      turn 1 called auditor {"task": "Check"}, which gave: Sound.',
@@ -164,7 +164,7 @@ async def test_impact_tells_what_was_done_in_each_reaction(run: Run) -> None:
         "# mia → desk: Refund order 12",
         "└─ desk reacted (finished after 5 turns)",
         '   ├─ turn 1 called look {"what": "order 12"}, which gave: order 12: 40 EUR',
-        '   ├─ turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, which gave: finance answered: Yes, 40 EUR',
+        '   ├─ turn 1 called ask {"agent_ids": ["finance"], "text": "May I?"}, which gave: <answer sender="finance">Yes, 40 EUR</answer>',
         "   │    It asked finance (#): May I?",
         "   │    finance answered (#): Yes, 40 EUR",
         '   ├─ turn 1 called auditor {"task": "Check"}, which gave: Sound.',
