@@ -135,7 +135,7 @@ def doctor(file: Path | None, model: str | None, base_url: str | None, timeout_s
     """Check what a node and its agents need, and say what to do.
 
     Versions, configuration, database and its integrity, retention, open files, TLS, port, clock; and each model of
-    FILE's agents is asked once to call a tool.
+    FILE's agents is asked once to call a tool. FILE may be an agent's.
     """
     import asyncio
 

@@ -16,14 +16,14 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roundelay.app import OWN_MODS, make_rights, raise_file_limit
-from roundelay.network.config import NodeConfig, resolve_config
+from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import find_url, node_at, running_nodes
 from roundelay.network.ledger.files import explain
@@ -85,10 +85,13 @@ async def examine(
     timeout_s: float,
     env: Mapping[str, str],
 ) -> list[Check]:
-    """Check everything; what depends on something that failed is left out."""
+    """Check everything; what depends on something that failed is left out. Of an agent's file: what the agent needs."""
     checks = [check_python(), check_packages()]
     config: NodeConfig | None = None
     try:
+        if file is not None and _is_agents(file):
+            checks += [check async for check in check_agents(file, timeout_s)]
+            return checks if model is None else [*checks, await check_named_model(model, base_url, timeout_s)]
         config, origins = resolve_config(file, env, {})
         checks.append(Check("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
         checks.append(check_mods(config, origins["mods"]))
@@ -101,10 +104,16 @@ async def examine(
         checks += [check_files(config), check_tls(config), check_secrets(config), await check_port(config)]
     checks.append(await check_clock(url or find_url(), config))
     if config is not None and config.agents:
-        checks += [check async for check in check_agents(config, timeout_s)]
+        checks += [check async for check in check_agents(config.agents, timeout_s)]
     if model is not None:
         checks.append(await check_named_model(model, base_url, timeout_s))
     return checks
+
+
+def _is_agents(file: Path) -> bool:
+    """Whether a file is an agent's: a node's has none of these keys."""
+    value = load_yaml(file).value
+    return isinstance(value, dict) and not {"id", "instruction"}.isdisjoint(value)
 
 
 def check_python() -> Check:
@@ -319,12 +328,12 @@ async def check_clock(url: str, config: NodeConfig | None) -> Check:
     return Check("clock", "ok", f"It is {shown}, as at the hub.")
 
 
-async def check_agents(config: NodeConfig, timeout_s: float) -> AsyncIterator[Check]:
+async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float) -> AsyncIterator[Check]:
     """Whether each agent's tools load and its model can call one. Agents with the same model share the question."""
     from roundelay.agents.team import build_runner, load_agents
 
     try:
-        specs = load_agents(config.agents)
+        specs = load_agents(source)
     except ConfigError as error:
         yield Check("agents", "failed", str(error))
         return

@@ -21,3 +21,19 @@ async def test_a_file_where_the_folder_is_to_be_is_found(tmp_path: Path) -> None
     (tmp_path / "file").write_text("no folder")
     done = await run("doctor", cwd=tmp_path, code=1, ROUNDELAY_PORT="0", ROUNDELAY_DB="file/team.db")
     assert "file/team.db cannot be written" in done.out
+
+
+AGENT = "id: desk\ninstruction: You are at the desk.\ntools: [desk_tools:look_up]\nmodel: {rules: []}\n"
+
+
+async def test_an_agents_file_is_looked_at_as_such(tmp_path: Path) -> None:
+    (tmp_path / "desk.yaml").write_text(AGENT)
+    done = await run("doctor", "desk.yaml", cwd=tmp_path, code=1)
+    assert "agent desk desk.yaml:3: agent desk: the tool 'desk_tools:look_up'" in done.out
+    (tmp_path / "desk_tools.py").write_text("def look_up(order: str) -> str:\n    return order\n")
+    done = await run("doctor", "desk.yaml", cwd=tmp_path)
+    assert "ok     agent desk 1 tools of its own; its model is a script." in done.out
+    assert "database" not in done.out
+    (tmp_path / "desk.yaml").write_text(AGENT.replace("instruction", "instuction"))
+    done = await run("doctor", "desk.yaml", cwd=tmp_path, code=1)
+    assert 'desk.yaml:2: unknown key "instuction"; did you mean "instruction"?' in done.out
