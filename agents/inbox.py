@@ -73,10 +73,10 @@ def is_question(message: BaseMessage, agent_id: str) -> bool:
 def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -> bool:
     """Tell whether the message starts a reaction; one that does not is context for later ones.
 
-    A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts a person's message
-    does, an @mention and a required response; with ``react_to="all"`` every message. The agent's own never do, nor
-    that somebody declines to answer, nor what a person decides on a call, nor what the network itself tells (that it
-    has to stop).
+    A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts an @mention and a
+    required response do, and a person's message unless it names who has to respond: then it is for these alone. With
+    ``react_to="all"`` every message does. The agent's own never do, nor that somebody declines to answer, nor what a
+    person decides on a call, nor what the network itself tells (that it has to stop).
     """
     if is_declined(message) or (message.reply_to is not None and read_decision(message) is not None):
         return False
@@ -86,9 +86,8 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
         return False
     if message.kind == "direct" or react_to == "all":
         return True
-    return (
-        message.sender_kind == "human" or requires_response_from(message, agent_id) or mentions(message.text, agent_id)
-    )
+    is_for_all = message.sender_kind == "human" and not isinstance(message.requires_response, list)
+    return is_for_all or requires_response_from(message, agent_id) or mentions(message.text, agent_id)
 
 
 class Arrival(Enum):
