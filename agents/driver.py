@@ -27,10 +27,21 @@ from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
-from roundelay.network.client import AnyMessage
+from roundelay.network.client import AnyMessage, Stored
 from roundelay.network.errors import BudgetExhausted, LoopStopped, RequestError, RoundelayError
+from roundelay.network.messages import BaseMessage
 
 from .agent import Agent
+from .approvals import (
+    NobodyDecides,
+    Replier,
+    Standing,
+    describe_request,
+    find_people,
+    find_standing,
+    keep_standing,
+    tell_decider,
+)
 from .containment import (
     Broken,
     Overdue,
@@ -96,8 +107,6 @@ _ENVELOPE_BYTES = 2048  # of a record, or a message, around the answer and its m
 FIRST_DELAY_S = 0.5
 """Before the second attempt of a model call that named no delay, about; doubled for each further one."""
 
-MAX_SHOWN_CHARS = 4000
-"""Of the arguments that a person is asked to approve."""
 
 MAX_KEY_CHARS, MAX_NAMED = 200, 20
 """Of the keys of dropped data that are named in its place."""
@@ -466,17 +475,20 @@ class Driver:
             async with asyncio.TaskGroup() as group:
                 for answered in step.answered:
                     group.create_task(self._conclude(step.turn, answered, answered.result))
-                tasks = {it.index: group.create_task(self._call_tool(step.turn, it)) for it in step.planned}
+                tasks = {
+                    it.index: group.create_task(self._call_tool(step.turn, it, step.text or "")) for it in step.planned
+                }
         except BaseExceptionGroup as failures:
             raise first_error(failures) from failures
         return {index: task.result() for index, task in tasks.items()}
 
-    async def _call_tool(self, turn: int, planned: PlannedCall) -> ToolResult:
+    async def _call_tool(self, turn: int, planned: PlannedCall, why: str) -> ToolResult:
+        """``why``: what the model says beside its calls."""
         place, tool = (turn, planned.index), planned.tool
         replies: list[int] = []  # the seqs of those that the call waits for and has
         # What a person decided holds, whatever the tool says now.
         if tool.needs_approval or place in self._recorded.approvals:
-            decided = await self._seek_approval(turn, planned, replies)
+            decided = await self._seek_approval(turn, planned, why, replies)
             if isinstance(decided, ToolResult):
                 return await self._conclude(turn, planned, decided, replies)
             planned = decided
@@ -618,18 +630,25 @@ class Driver:
 
     # --- a person's approval of a call
 
-    async def _seek_approval(self, turn: int, planned: PlannedCall, replies: list[int]) -> PlannedCall | ToolResult:
+    async def _seek_approval(
+        self, turn: int, planned: PlannedCall, why: str, replies: list[int]
+    ) -> PlannedCall | ToolResult:
         """Give the call as a person lets it be made, or why it is not.
 
         The request is a message in the incoming thread; only a reply to it, by a person, decides, and readers of the
-        thread are the only ones who can reply. The wait for it survives restarts of everybody.
+        thread are the only ones who can reply. The wait for it survives restarts of everybody. ``why``: what the model
+        says beside the call.
         """
         try:
             approval = self._recorded.approvals.get((turn, planned.index))
+            if approval is None and (turn, planned.index) not in self._recorded.approval_waits:
+                approval = await self._find_approval(turn, planned)
             if approval is None:
-                approval = await self._ask_for_approval(turn, planned, replies)
+                approval = await self._ask_for_approval(turn, planned, why, replies)
         except (RequestError, LoopStopped, BudgetExhausted) as error:
             return _not_run(f"nobody could be asked to approve it ({error.code}: {error})")
+        except NobodyDecides:
+            return _not_run("it needs a person's approval, and nobody reads this thread who can give it.")
         if approval is None:
             return _not_run("nobody approved it in time.")
         if not approval.is_approved:
@@ -638,38 +657,78 @@ class Driver:
             return planned
         try:
             arguments = planned.tool.parse(approval.arguments)
-        except ToolArgumentsError as error:
+        except ToolArgumentsError as error:  # it is another tool since that was decided
             return _not_run(f"{approval.by} changed the arguments, and they do not fit. {error}")
         written = json.dumps(json.loads(approval.arguments), ensure_ascii=False)
         return replace(planned, arguments=arguments, call=replace(planned.call, arguments=written))
 
-    async def _ask_for_approval(self, turn: int, planned: PlannedCall, replies: list[int]) -> Approval | None:
+    async def _find_approval(self, turn: int, planned: PlannedCall) -> Approval | None:
+        """What a person has approved before holds for this call too, and is recorded for it; None where it is to be asked
+        for. Raises `NobodyDecides`."""
+        if self._replies is None:
+            return None
+        trigger = self._find_trigger(turn, planned)
+        people = await find_people(self._journal.client, trigger)
+        if people is None:
+            return None
+        if not people:
+            raise NobodyDecides
+        approval = await find_standing(self._journal.client, planned.tool.name, trigger.thread_id, people)
+        if approval is not None:
+            await self._journal.record_approval(turn, planned.index, approval)
+        return approval
+
+    async def _ask_for_approval(self, turn: int, planned: PlannedCall, why: str, replies: list[int]) -> Approval | None:
         """Ask the people in the thread, wait, and record what they decide; None if nobody does in time."""
         waiter = self._make_waiter(turn, planned, self._recorded.approval_waits, replies)
         if waiter is None:
             return None
         context = self._make_context(f"{self._journal.derive_id(turn, planned.index)}-approval", turn)
-        trigger, name, written = context.trigger, planned.tool.name, planned.call.arguments or "{}"
-        assert isinstance(trigger, AnyMessage)
-        text = (
-            f"May I call {name} with {cut(written, MAX_SHOWN_CHARS)}?\n"
-            "Reply to this message with /approve, with /deny and a reason, or with /edit and other arguments."
-        )
-        metadata = {"approval": {"reaction": context.reaction, "tool": name}}
+        trigger, timeout_s = self._find_trigger(turn, planned), self._reaction.agent.policy.approval_timeout_s
+        arguments = planned.call.arguments or "{}"
+        text, told = describe_request(planned.tool.name, arguments, why=why, timeout_s=timeout_s)
+        metadata = {"approval": {"reaction": context.reaction, **told}}
         send = partial(context.client.reply, trigger, text, message_id=context.call_id, metadata=metadata)
         stored = await retry_later(send)
         waiter.expect(stored.seq, is_approval=True)
         try:
-            timeout_s = self._reaction.agent.policy.approval_timeout_s
-            reply = (await waiter.wait({PERSON: stored}, timeout_s, is_approval=True)).get(PERSON)
+            reply = await self._await_decision(waiter, planned, stored, context.client)
         finally:
             waiter.forget([stored.seq])
         decision = read_decision(reply) if reply is not None else None
         if reply is None or decision is None:
             return None
         approval = Approval(**decision._asdict(), by=reply.sender_id, seq=reply.seq, at=reply.sent_at)
+        if decision.scope != "once":
+            kept = {"tool": planned.tool.name, "thread_id": stored.thread_id, **approval.model_dump()}
+            await keep_standing(self._journal.client, Standing.model_validate(kept))
         await self._journal.record_approval(turn, planned.index, approval)
         return approval
+
+    async def _await_decision(
+        self, waiter: Waiter, planned: PlannedCall, request: Stored, client: Replier
+    ) -> BaseMessage | None:
+        """Wait for a decision. Whoever decides on arguments that do not fit is told, and may decide again."""
+        timeout_s = self._reaction.agent.policy.approval_timeout_s
+        while (reply := (await waiter.wait({PERSON: request}, timeout_s, is_approval=True)).get(PERSON)) is not None:
+            waiter.expect(request.seq, is_approval=True)  # before anything else: the next one may come at once
+            decision = read_decision(reply)
+            if decision is None or decision.arguments is None:
+                break
+            try:
+                planned.tool.parse(decision.arguments)
+            except ToolArgumentsError as error:
+                text = f"That changes the arguments to what does not fit, so #{request.seq} still waits. {error}"
+                assert isinstance(reply, AnyMessage)
+                await tell_decider(client, reply, text)
+                continue
+            break
+        return reply
+
+    def _find_trigger(self, turn: int, planned: PlannedCall) -> AnyMessage:
+        trigger = self._make_context(self._journal.derive_id(turn, planned.index), turn).trigger
+        assert isinstance(trigger, AnyMessage)
+        return trigger
 
     # --- an agent inside of a call
 

@@ -36,6 +36,8 @@ from typing import Literal, NamedTuple
 from roundelay.network.addresses import agent_address
 from roundelay.network.messages import BaseMessage
 
+from .values import Scope
+
 ReactTo = Literal["mentions", "all"]
 Visibility = Literal["people", "strict", "all", "current"]
 
@@ -280,10 +282,11 @@ class Decision(NamedTuple):
     is_approved: bool
     arguments: str | None = None
     reason: str = ""
+    scope: Scope = "once"
 
 
 def read_decision(message: BaseMessage) -> Decision | None:
-    """Give a person's ``/approve``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody
+    """Give a person's ``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody
     else."""
     if message.sender_kind != "human":
         return None
@@ -291,7 +294,8 @@ def read_decision(message: BaseMessage) -> Decision | None:
     rest = said[0] if said else ""
     match word.lower():
         case "/approve":
-            return Decision(True)
+            chosen = rest.strip().lower()
+            return Decision(True, scope="thread" if chosen == "thread" else "always" if chosen == "always" else "once")
         case "/deny":
             return Decision(False, reason=rest.strip())
         case "/edit" if rest.strip():

@@ -45,7 +45,7 @@ from roundelay.network.errors import IdConflict, RetryLater
 from .containment import retry_later, wait_out
 from .models.model import ModelReply, Usage
 from .text import replace_surrogates
-from .values import TOO_LARGE, Altered, Finish, ModelFailed, NewMessages, Replayed, Reviewed, ToolResult, Wait
+from .values import TOO_LARGE, Altered, Finish, ModelFailed, NewMessages, Replayed, Reviewed, Scope, ToolResult, Wait
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,6 +76,7 @@ class Approval(BaseModel):
     arguments: str | None = None
     """What the call is made with instead, if that was changed."""
     reason: str = ""
+    scope: Scope = "once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +345,11 @@ class Journal:
     """Gives a record's body as it is kept; None keeps all of it."""
 
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def client(self) -> RecordClient:
+        """By which it writes."""
+        return self._client
 
     def descend(self, turn: int, call: int, run: int) -> Journal:
         """Give the journal of a run inside a call of this one, the first (0) or a further one."""

@@ -229,6 +229,11 @@ class ToolResult:
     """All of it, where ``content`` is cut; not recorded."""
 
 
+Scope = Literal["once", "thread", "always"]
+"""For how long a person approves the calls of a tool: this call, those in this thread, or wherever that person may
+decide."""
+
+
 class Wait(BaseModel):
     """For what a call waits, until a time: the messages that it sent, by whom they are to, and their threads."""
 

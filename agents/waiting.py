@@ -290,6 +290,7 @@ class Waiter:
                 until=self._replies.clock() + int(left_s * 1000),
                 is_approval=is_approval,
             )
+            self.known = wait  # to wait once more is to wait as long as that
         listening = self._replies.relays.listen(wait.questions, call) if is_watched else nullcontext()
         with listening:  # before anything else: who was asked may be at work already
             # Also what is known is recorded: the hub is told that the call waits again.

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from roundelay.agents.approvals import read_request
 from roundelay.agents.events import PieceKind
 from roundelay.agents.journal import is_inside, is_path, outer_paths, path_of_call
 from roundelay.network.client import Presence, Reconnected, Reconnecting, Signal
@@ -303,13 +304,6 @@ class UnderWay:
         writing = [key for key, it in self._works.items() if it.streams]
         if len(writing) >= MAX_WRITING:
             self._works[_choose_one(writing)].streams.clear()
-
-
-def read_request(message: BaseMessage) -> str | None:
-    """The reaction that waits for a person's decision on this message; None if it asks for none."""
-    approval = (message.metadata or {}).get("approval")
-    reaction = approval.get("reaction") if isinstance(approval, dict) else None
-    return reaction if isinstance(reaction, str) else None
 
 
 def read_place(body: Mapping[str, object]) -> str | None:

@@ -78,7 +78,8 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
             reason = f": {body['reason']}" if body["reason"] else ""
             changed = f", with {body['arguments']}" if body["arguments"] is not None else ""
             decided = "approved" if body["is_approved"] else "denied"
-            return f"{place} was {decided} by {body['by']} in #{body['seq']}{changed}{reason}"
+            scope = {"thread": " for this thread", "always": " for always"}.get(str(body.get("scope")), "")
+            return f"{place} was {decided} by {body['by']} in #{body['seq']}{scope}{changed}{reason}"
         case "finished":
             calls = f"{body['turns']} turns, {body['tool_calls']} tool calls"
             return f"{body['status']} ({body['reason']}): {calls}, {_tell_tokens(body['usage'])}"

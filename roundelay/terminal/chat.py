@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from roundelay.agents.approvals import read_request
 from roundelay.agents.inbox import read_decision
 from roundelay.network.client import (
     AnyMessage,
@@ -35,7 +36,7 @@ from roundelay.terminal.live import describe_news
 from roundelay.terminal.places import BROADCAST, Place, find_place
 from roundelay.terminal.screen import Screen, describe_place, format_line, format_participants, tell_person
 from roundelay.terminal.text import clean
-from roundelay.under_way import UnderWay, read_request
+from roundelay.under_way import UnderWay
 
 HISTORY_MESSAGES = 20
 SENT_REMEMBERED = 500

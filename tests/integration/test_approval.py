@@ -14,7 +14,7 @@ from roundelay.agents.compose import remote_agent_tool
 from roundelay.agents.events import Waiting
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
-from roundelay.agents.models.scripted import call, finish
+from roundelay.agents.models.scripted import call, finish, say
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
@@ -48,7 +48,7 @@ class Bank:
             if read_prompt(request).incoming_text != "pay ann":
                 return finish()
             if request.turn == 1:
-                return call("pay", to="ann", amount=5)
+                return [say("Ann sent a bill."), call("pay", to="ann", amount=5)]
             return read_prompt(request).tool_results[-1].content
 
         return make_runner("bob", script, tools=[pay], **options)
@@ -64,7 +64,6 @@ async def decide(person: Person, request: BaseMessage, text: str) -> None:
         ("/approve", "5 paid to ann", [("ann", 5)]),
         ("/deny too much", "Not run: mia denied it: too much", []),
         ('/edit {"to": "ann", "amount": 3}', "3 paid to ann", [("ann", 3)]),
-        ('/edit {"to": "ann"}', "Not run: mia changed the arguments, and they do not fit.", []),
     ],
 )
 async def test_a_person_approves_denies_or_changes_a_call(
@@ -74,6 +73,8 @@ async def test_a_person_approves_denies_or_changes_a_call(
     async with running(network, bank.make_runner(on_event=heard)):
         request = await mia.ask("bob", "pay ann")
         assert request.text.startswith('May I call pay with {"to": "ann", "amount": 5}?')
+        assert request.text.splitlines()[1] == "Why: Ann sent a bill."
+        assert "I wait for 7 days." in request.text
         assert bank.paid == []
         await decide(mia, request, decision)
         assert (await mia.hear()).text.startswith(told)
@@ -135,6 +136,95 @@ async def test_a_call_that_was_approved_may_itself_wait_for_an_answer(network: N
     ):
         await decide(mia, await mia.ask("desk", "go"), "/approve")
         assert (await mia.hear()).text == "It is."
+
+
+async def test_a_wrong_edit_is_refused_and_the_request_waits_on(network: Network) -> None:
+    mia, bank = await Person.join(network, "mia"), Bank()
+    async with running(network, bank.make_runner()):
+        request = await mia.ask("bob", "pay ann")
+        for wrong in ('/edit {"to": "ann"}', "/edit {"):
+            await decide(mia, request, wrong)
+            refusal = await mia.hear()
+            assert f"so #{request.seq} still waits" in refusal.text
+        await decide(mia, request, '/edit {"to": "ann", "amount": 3}')
+        assert (await mia.hear()).text == "3 paid to ann"
+    assert bank.paid == [("ann", 3)]
+
+
+async def test_a_second_decision_is_told_who_decided_and_wakes_nobody(network: Network) -> None:
+    mia, zoe, bank, heard = await Person.join(network, "mia"), await Person.join(network, "zoe"), Bank(), Heard()
+    await mia.client.call("channels.create", {"name": "dev"})
+    await zoe.client.call("channels.join", {"name": "dev"})
+    async with running(network, bank.make_runner(channels=["dev"], on_event=heard)):
+        await mia.client.post("dev", "pay ann")
+        request = await mia.hear()
+        await decide(mia, request, "/approve")
+        assert (await mia.hear()).text == "5 paid to ann"
+        await decide(zoe, request, "/deny no!")
+        assert (await mia.hear()).text == "/deny no!"
+        told = await mia.hear()
+        assert told.text.startswith(f"#{request.seq} was decided by mia in #")
+        await zoe.client.send_text("bob", "hi")
+        assert [it.status for it in await heard.finished(2)] == ["finished", "finished"]
+    assert bank.paid == [("ann", 5)]
+
+
+@pytest.mark.parametrize(
+    ("decision", "holds_here", "holds_elsewhere", "holds_for_others"),
+    [
+        ("/approve", False, False, False),
+        ("/approve thread", True, False, False),
+        ("/approve always", True, True, False),
+    ],
+)
+async def test_an_approval_holds_once_or_in_the_thread_or_wherever_its_person_may_decide(
+    tmp_path: Path, decision: str, holds_here: bool, holds_elsewhere: bool, holds_for_others: bool
+) -> None:
+    """Also after a restart of everybody, and until it is taken back."""
+    path, bank = tmp_path / "team.db", Bank()
+
+    async def pays(person: Person, to: str) -> bool:
+        """Whether the agent pays without asking; a request is denied."""
+        await person.client.send(to, "pay ann")
+        answer = await person.hear()
+        if answer.text == "5 paid to ann":
+            return True
+        await decide(person, answer, "/deny")
+        assert (await person.hear()).text.startswith("Not run")
+        return False
+
+    async with Network.open(path) as network:
+        mia = await Person.join(network, "mia")
+        async with running(network, bank.make_runner()):
+            request = await mia.ask("bob", "pay ann")
+            await decide(mia, request, decision)
+            assert (await mia.hear()).text == "5 paid to ann"
+            await mia.client.ack(2**40)
+    async with Network.open(path) as network:
+        mia, zoe = await Person.join(network, "mia"), await Person.join(network, "zoe")
+        await mia.client.call("channels.create", {"name": "dev"})
+        async with running(network, bank.make_runner(channels=["dev"])):
+            assert await pays(mia, "agent:bob") == holds_here
+            assert await pays(mia, "channel:dev") == holds_elsewhere
+            assert await pays(zoe, "agent:bob") == holds_for_others
+            if holds_here:
+                await decide(mia, request, "/deny not any more")
+                assert (await mia.hear()).text == "From now on I ask again before I call pay."
+            assert await pays(mia, "agent:bob") is False
+
+
+async def test_where_nobody_can_approve_the_call_is_refused_at_once(network: Network) -> None:
+    """A person is registered, and does not read the thread."""
+    mia, bank = await Person.join(network, "mia"), Bank()
+    ann = await network.join("ann")
+    async with running(network, bank.make_runner()):
+        await ann.send_text("bob", "pay ann", requires_response=["bob"])
+        async with ann.receive() as answer:
+            assert answer.text == (
+                "Not run: it needs a person's approval, and nobody reads this thread who can give it."
+            )
+        assert await mia.history("direct:bob~mia") == []
+    assert bank.paid == []
 
 
 async def test_nobody_decides_in_time(network: Network) -> None:
