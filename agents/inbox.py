@@ -38,7 +38,7 @@ from roundelay.network.messages import BaseMessage
 
 from .values import Scope
 
-ReactTo = Literal["mentions", "all"]
+ReactTo = Literal["mentions", "mentions_only", "all"]
 Visibility = Literal["people", "strict", "all", "current"]
 
 MAX_IN_THREAD = 8
@@ -77,8 +77,9 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
 
     A direct message does, and a mod's that is addressed to the agent. In channels and broadcasts an @mention and a
     required response do, and a person's message unless it names who has to respond: then it is for these alone. With
-    ``react_to="all"`` every message does. The agent's own never do, nor that somebody declines to answer, nor what a
-    person decides on a call, nor what the network itself tells (that it has to stop).
+    ``react_to="all"`` every message does, with ``"mentions_only"`` none but an @mention and a required response. The
+    agent's own never do, nor that somebody declines to answer, nor what a person decides on a call, nor what the
+    network itself tells (that it has to stop).
     """
     if is_declined(message) or (message.reply_to is not None and read_decision(message) is not None):
         return False
@@ -89,7 +90,11 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
     if message.kind == "direct" or react_to == "all":
         return True
     is_for_all = message.sender_kind == "human" and not isinstance(message.requires_response, list)
-    return is_for_all or requires_response_from(message, agent_id) or mentions(message.text, agent_id)
+    return (
+        (is_for_all and react_to != "mentions_only")
+        or requires_response_from(message, agent_id)
+        or mentions(message.text, agent_id)
+    )
 
 
 class Arrival(Enum):

@@ -5,12 +5,12 @@ Made with `tools`; `simple` equips agents with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from roundelay.network.errors import RequestError
+from roundelay.network.errors import ConfigError, RequestError
 from roundelay.network.messages import BaseMessage
 
 from .inbox import ASK, is_declined, is_watched, read_waiting
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 import json
 import math
 from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,6 +68,22 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
 def communication_tools() -> list[Tool]:
     """The tools that every agent has. ``finish`` only has its arguments parsed here: the reaction loop acts on it."""
     return [_send_text_message, _broadcast_text_message, _require_all(_ask), _finish]
+
+
+def choose_tools(tools: Iterable[Tool], wanted: Collection[str] | None) -> list[Tool]:
+    """Give those whose name is wanted, or fits a pattern that is (``channels_*``); all of them for None."""
+    return [it for it in tools if wanted is None or any(fnmatchcase(it.name, name) for name in wanted)]
+
+
+def check_wanted(agent_id: str, wanted: Collection[str], tools: Iterable[Tool]) -> None:
+    """Raises `ConfigError` for a wanted name that none of these tools has."""
+    names = sorted(it.name for it in tools)
+    for name in wanted:
+        if not any(fnmatchcase(it, name) for it in names):
+            near = get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}."
+            told = f'network_tools names "{name}", which this network does not have'
+            raise ConfigError(f"Agent {agent_id}: {told}; {hint}")
 
 
 @lru_cache(maxsize=16)

@@ -184,6 +184,9 @@ class AgentRunner(ABC):
         self._client = None
         self._display.close()
 
+    def check_network(self, client: NetworkClient) -> None:  # noqa: B027  # there is nothing that every runner needs
+        """Raise `ConfigError` if the network has not what the agent needs: before it takes anything in."""
+
     async def join_channels(self, client: NetworkClient) -> None:
         """Be in the agent's channels. One that keeps it out, by its owner's or the page's will, is told once in the
         log."""
@@ -235,6 +238,7 @@ class AgentRunner(ABC):
             client, pause=partial(self._pause, group), resume=self._inbox.resume, clock=client.clock
         )
         self._deliveries, self._resumed, self._under_way, self._stopped_early = {}, {}, {}, {}
+        self.check_network(client)
         group.create_task(self._end_when_asked())
         group.create_task(self._display.send(client))
         await self.join_channels(client)

@@ -23,13 +23,13 @@ from .driver import Driver
 from .journal import Started
 from .middleware import Instruction, Middleware
 from .models.model import Model
-from .network_tools import communication_tools, mod_tools
+from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
 from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
 from .reaction import Reaction
 from .reactions import ReactionResult, UnderWay
 from .runner import AgentRunner, RunnerOptions
 from .tool_client import ToolClient
-from .tools import Tool, ToolContext, index_tools
+from .tools import FINISH, Tool, ToolContext, index_tools
 from .values import Trigger
 
 
@@ -37,7 +37,9 @@ class SimpleAgentRunner(AgentRunner):
     """An agent with an instruction, a model and tools.
 
     Beside ``tools`` it has those of every agent (`communication_tools`) and the operations of the hub's mods; so have
-    the agents in ``handoffs``, to which it may hand a conversation over. ``template`` is the path of a conversation
+    the agents in ``handoffs``, to which it may hand a conversation over. ``network_tools`` names those of them that it
+    has, by patterns too (``channels_*``); `run` raises `ConfigError` for one that the network does not offer.
+    ``template`` is the path of a conversation
     template of one's own. ``state`` is what its tools share, as `ToolContext.state`: a connection, a store, what a test
     looks at. ``owns_model`` closes the model at the end of every `run`.
     """
@@ -51,12 +53,15 @@ class SimpleAgentRunner(AgentRunner):
         tools: Sequence[Tool | Callable[..., object]] = (),
         handoffs: Sequence[Handoff | Agent] = (),
         middleware: Sequence[Middleware] = (),
+        network_tools: Sequence[str] | None = None,
         template: str | Path | None = None,
         state: Any = None,
         owns_model: bool = False,
         **options: Unpack[RunnerOptions],
     ) -> None:
         check_list(agent_id, "tools", tools)
+        if network_tools is not None:
+            check_list(agent_id, "network_tools", network_tools)
         super().__init__(agent_id, **options)
         self.agent = Agent(
             agent_id,
@@ -68,7 +73,13 @@ class SimpleAgentRunner(AgentRunner):
             handoffs,
             middleware,
         )
-        _equip(self.agent, communication_tools(), ())  # a name taken twice is refused here, not at the first message
+        self.network_tools = tuple(network_tools) if network_tools is not None else None
+        everybodys = choose_tools(communication_tools(), self.network_tools)
+        self._can_finish = any(it.name == FINISH for it in everybodys)
+        if not self._can_finish and self.policy.on_text == "nudge":
+            raise ValueError(f"Agent {agent_id}: on_text is nudge, which leaves finish alone to end with: name it too.")
+        # A name taken twice is refused here, not at the first message; `finish` is the loop's own, offered or not.
+        _equip(self.agent, [*everybodys, *(() if self._can_finish else communication_tools()[-1:])], ())
         self.state = state
         self._prompt = ConversationPrompt(template)
         self._owns_model = owns_model
@@ -99,9 +110,15 @@ class SimpleAgentRunner(AgentRunner):
         An operation whose name a tool of its own has is left out.
         """
         if self._equipped is None or self._equipped[0] is not client.welcome:
-            offered = mod_tools(client.welcome.mods)
-            self._equipped = (client.welcome, _equip(self.agent, communication_tools(), offered))
+            everybodys = choose_tools(communication_tools(), self.network_tools)
+            offered = choose_tools(mod_tools(client.welcome.mods), self.network_tools)
+            self._equipped = (client.welcome, _equip(self.agent, everybodys, offered))
         return self._equipped[1]
+
+    def check_network(self, client: NetworkClient) -> None:
+        if self.network_tools is not None:
+            offered = [*communication_tools(), *mod_tools(client.welcome.mods)]
+            check_wanted(self.agent_id, self.network_tools, offered)
 
     async def react(
         self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
@@ -120,7 +137,7 @@ class SimpleAgentRunner(AgentRunner):
             omitted += dropped
         config_hash = self._hash_config(agent)
         if begun.recorded is None:
-            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
+            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted, self._can_finish)
             prompt_hash = hash_text(prompt)
             started = Started(
                 trigger=incoming_message.seq,
@@ -140,7 +157,7 @@ class SimpleAgentRunner(AgentRunner):
                 return ReactionResult(begun.id, ended.status, ended.reason, None, ended.turns, ended.usage)
             manifest = begun.recorded.started.manifest if begun.recorded.started is not None else ()
             threads = keep_recorded(threads, incoming_message, manifest)
-            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
+            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted, self._can_finish)
             prompt_hash = hash_text(prompt)
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         message = incoming_message
@@ -208,7 +225,8 @@ class SimpleAgentRunner(AgentRunner):
         incoming = [thread for name, thread in threads.items() if name == thread_id]
         few = max([1, *(len(thread.messages) // 4 for thread in incoming)])
         shown = select_threads(incoming, message, max_threads=1, per_thread=few)
-        return self._prompt.render(shown, thread_id, message, omitted + len(threads) - len(shown))
+        omitted += len(threads) - len(shown)
+        return self._prompt.render(shown, thread_id, message, omitted, self._can_finish)
 
     def _hash_config(self, agent: Agent) -> str:
         """Give what the agent's behaviour depends on: a reaction resumed under another one says so."""
@@ -231,6 +249,7 @@ class SimpleOptions(RunnerOptions, total=False):
     tools: Sequence[Tool | Callable[..., object]]
     handoffs: Sequence[Handoff | Agent]
     middleware: Sequence[Middleware]
+    network_tools: Sequence[str] | None
     template: str | Path | None
     state: Any
 

@@ -222,6 +222,9 @@ class AgentSpec(Strict):
     description: str = ""
     tags: tuple[str, ...] = ()
     tools: tuple[Text, ...] = ()
+    network_tools: tuple[Text, ...] | None = None
+    """Of everybody's tools and the mods' operations these alone; None for all of them."""
+
     channels: tuple[_Id, ...] = ()
     react_to: ReactTo = "mentions"
     visibility: Visibility = "people"
@@ -315,6 +318,7 @@ def build_runner(
                 **{name: value for name, value in read_form(spec.limits).items() if value is not None},
             ),
             middleware=_build_middleware(spec),
+            network_tools=spec.network_tools,
             template=template,
             url=url,
             token=token,
@@ -323,6 +327,8 @@ def build_runner(
         )
     except ToolError as error:  # two tools of one name
         raise spec.find_node("tools").error(f"agent {spec.id}: {error}") from error
+    except ValueError as error:  # what no key says by itself: without finish there is nothing to nudge to
+        raise spec.find_node("network_tools").error(str(error)) from error
 
 
 def _read_file(path: Path, outer: tuple[Path, ...]) -> list[AgentSpec]:

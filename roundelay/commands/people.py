@@ -46,10 +46,13 @@ def chat(to: str | None, wait_s: float | None) -> None:
 @click.argument("to", callback=read_address)
 @click.argument("text")
 @click.option("--reply-to", type=click.IntRange(1), metavar="SEQ", help="The message that this one answers.")
+@click.option("--requires-response", "needed", multiple=True, metavar="ID", help="Who has to answer; may be repeated.")
 @click.option("--id", "message_id", metavar="ID", help="The same id again sends nothing twice.")
 @json_option
 @identity_options
-def send(to: str, text: str, reply_to: int | None, message_id: str | None, as_json: bool) -> None:
+def send(
+    to: str, text: str, reply_to: int | None, needed: tuple[str, ...], message_id: str | None, as_json: bool
+) -> None:
     """Send TEXT and wait until it is stored.
 
     TO is an ID, broadcast, channel:NAME or mod:ID. TEXT of - is read from the input.
@@ -60,7 +63,8 @@ def send(to: str, text: str, reply_to: int | None, message_id: str | None, as_js
 
     async def deliver() -> Stored:
         async with join(as_person=True) as client:
-            return await client.send(to, content, reply_to=reply_to, message_id=message_id)
+            needs = list(needed) or None
+            return await client.send(to, content, reply_to=reply_to, requires_response=needs, message_id=message_id)
 
     stored = run(deliver())
     told = f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}."

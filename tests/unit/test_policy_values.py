@@ -109,7 +109,10 @@ def test_an_agent_made_of_the_wrong_things_says_of_which(make: Any, wrong: dict[
     [
         ({"channels": "dev"}, "Agent bob: channels is of the type str and must be a list."),
         ({"tags": "maths"}, "Agent bob: tags is of the type str and must be a list."),
-        ({"react_to": "everything"}, "Agent bob: react_to is 'everything' and must be one of mentions, all."),
+        (
+            {"react_to": "everything"},
+            "Agent bob: react_to is 'everything' and must be one of mentions, mentions_only, all.",
+        ),
         ({"visibility": None}, "Agent bob: visibility is None and must be one of people, strict, all, current."),
     ],
 )
