@@ -194,7 +194,7 @@ async def usage(
     calls = ListPage(limit, hub.limits.max_result_bytes // 2)  # the other half is for the reactions
     reactions: set[str] = set()
     for row in rows:
-        if not calls.take(_describe_call(row)):
+        if not calls.take(describe_call(row, msgspec.json.decode(row.data))):
             break
         reactions.add(row.stream)
     has_more = until is not None or calls.has_more
@@ -232,9 +232,8 @@ def _next_agent(reading: Reading, after: str) -> str | None:
     return min(ids, default=None)
 
 
-def _describe_call(row: Row) -> dict[str, Any]:
+def describe_call(row: Row, body: object) -> dict[str, Any]:
     """A record without its texts: who, when, which turn, model, tokens, and the names of the tools that were called."""
-    body = msgspec.json.decode(row.data)
     body = body if isinstance(body, dict) else {}
     reply = body.get("reply")
     reply = reply if isinstance(reply, dict) else {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from roundelay.commands.options import ask, check_id, identity_options, json_option
+from roundelay.commands.options import check_id, db_option, identity_options, json_option, look
 from roundelay.commands.output import show
 
 GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
@@ -20,11 +22,12 @@ GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
 )
 @click.option("--reaction", metavar="ID", help="Only this reaction.")
 @click.option("--since", metavar="WHEN", help="Only what was recorded since: 2h, 7d, or a date like 2026-01-31.")
+@db_option
 @json_option
 @identity_options
 def cost(
     by: str, agent_id: str | None, thread_id: str | None, root: int | None, reaction: str | None, since: str | None,
-    as_json: bool,
+    db: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show what models used, and what it cost where prices are known.
 
@@ -40,5 +43,5 @@ def cost(
             f"{since!r} is no time; write 2h, 7d, or a date like 2026-01-31.", param_hint="--since"
         ) from error
     wanted = Wanted(agent_id, thread_id, root, reaction, since_ms, after=root or 0)
-    report = ask(lambda client: read_cost(client, wanted, by))  # type: ignore[arg-type]  # one of the choices
+    report = look(db, lambda source: read_cost(source, wanted, by))  # type: ignore[arg-type]  # one of the choices
     show(report.to_json(), lambda paint: [describe_cost(report, paint=paint)], as_json=as_json)

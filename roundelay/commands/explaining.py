@@ -7,49 +7,31 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from roundelay.commands.options import Function, ask, debug_option, identity_options, json_option, run, silence_logs
+from roundelay.commands.options import (
+    LEDGER_PATH,
+    db_option,
+    debug_option,
+    identity_options,
+    json_option,
+    look,
+    silence_logs,
+)
 from roundelay.commands.output import count, print_json, show
 
 if TYPE_CHECKING:
     from roundelay.runs.source import Source
 
-T = TypeVar("T")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_LEDGER = click.Path(readable=False, path_type=Path)
-"""Looked at by who opens it, who says the same of it in every command."""
-
-
-def _db_option(function: Function) -> Function:
-    return click.option(
-        "--db", "db", type=_LEDGER, metavar="FILE", help="Read this ledger or export of one, without a node."
-    )(function)
-
-
-def _look(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
-    """Read from a ledger's file, or from the node that the options name."""
-    from roundelay.network.ledger.log_file import open_log
-    from roundelay.runs.source import FileSource, LiveSource
-
-    if db is None:
-        return ask(lambda client: read(LiveSource(client)))
-    with open_log(db) as log:
-        found = run(read(FileSource(log)))
-        if log.damaged:
-            rows = "row is" if len(log.damaged) == 1 else "rows are"
-            shown = ", ".join(f"#{seq}" for seq in sorted(log.damaged)[:5])
-            click.echo(f"{len(log.damaged)} damaged {rows} left out ({shown}); roundelay doctor tells more.", err=True)
-    return found
 
 
 @click.command(short_help="Tell why a message was said.")
 @click.argument("seq", type=click.IntRange(1))
-@_db_option
+@db_option
 @json_option
 @identity_options
 def why(seq: int, db: Path | None, as_json: bool) -> None:
@@ -59,14 +41,14 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
     """
     from roundelay.runs.why import describe_steps, explain
 
-    steps = _look(db, lambda source: explain(source, seq))
+    steps = look(db, lambda source: explain(source, seq))
     chain = {"chain": [step.to_json() for step in steps]}
     show(chain, lambda paint: describe_steps(steps, paint=paint), as_json=as_json)
 
 
 @click.command(short_help="Show everything that followed from a message.")
 @click.argument("seq", type=click.IntRange(1))
-@_db_option
+@db_option
 @json_option
 @identity_options
 def impact(seq: int, db: Path | None, as_json: bool) -> None:
@@ -74,7 +56,7 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
     from roundelay.runs.why import describe_effect, follow
     from roundelay.terminal.screen import Screen
 
-    effect = _look(db, lambda source: follow(source, seq))
+    effect = look(db, lambda source: follow(source, seq))
     show(effect.to_json(), lambda paint: describe_effect(effect, paint=paint), as_json=as_json)
     if not as_json:
         Screen(sys.stdout).note(f"{count(effect.followed, 'message')} followed.")
@@ -90,7 +72,7 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
 @click.option("--from", "first", type=click.IntRange(1), metavar="SEQ", help="Only from this seq on.")
 @click.option("--to", "last", type=click.IntRange(1), metavar="SEQ", help="Only up to this seq.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Not to stdout.")
-@_db_option
+@db_option
 @identity_options
 def export(
     format_: str, thread: str | None, root: int | None, first: int | None, last: int | None, output: Path | None,
@@ -117,15 +99,15 @@ def export(
             await write_messages(source, part, file, as_markdown=format_ == "markdown")
 
     if output is None:
-        _look(db, lambda source: write(source, sys.stdout))
+        look(db, lambda source: write(source, sys.stdout))
         return
     with replace_file(output) as file:
-        _look(db, lambda source: write(source, file))
+        look(db, lambda source: write(source, file))
     click.echo(f"Written: {output}", err=True)
 
 
 @click.command(short_help="Write what each agent's model replied as a tape.")
-@click.argument("ledger", type=_LEDGER)
+@click.argument("ledger", type=LEDGER_PATH)
 @click.option(
     "-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("tapes"), show_default=True,
     metavar="DIR", help="Where the tapes go, one for each agent.",
@@ -156,7 +138,7 @@ def tapes(ledger: Path, output: Path) -> None:
 
 
 @click.command(short_help="Run recorded agents again and compare.")
-@click.argument("ledger", type=_LEDGER)
+@click.argument("ledger", type=LEDGER_PATH)
 @click.argument("files", nargs=-1, type=_FILE)
 @click.option(
     "--agents",

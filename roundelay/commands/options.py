@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
+    from roundelay.runs.source import Source
 
 Kind = Literal["agent", "human", "service"]
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -135,6 +137,16 @@ def debug_option(function: Function) -> Function:
     )(function)  # fmt: skip
 
 
+LEDGER_PATH = click.Path(readable=False, path_type=Path)
+"""Looked at by who opens it, who says the same of it in every command."""
+
+
+def db_option(function: Function) -> Function:
+    return click.option(
+        "--db", "db", type=LEDGER_PATH, metavar="FILE", help="Read this ledger or export of one, without a node."
+    )(function)
+
+
 def json_option(function: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
 
@@ -175,6 +187,22 @@ def ask(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
             return await work(client)
 
     return run(join_and_work())
+
+
+def look(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
+    """Read from a ledger's file, or from the node that the options name."""
+    from roundelay.network.ledger.log_file import open_log
+    from roundelay.runs.source import FileSource, LiveSource
+
+    if db is None:
+        return ask(lambda client: read(LiveSource(client)))
+    with open_log(db) as log:
+        found = run(read(FileSource(log)))
+        if log.damaged:
+            rows = "row is" if len(log.damaged) == 1 else "rows are"
+            shown = ", ".join(f"#{seq}" for seq in sorted(log.damaged)[:5])
+            click.echo(f"{len(log.damaged)} damaged {rows} left out ({shown}); roundelay doctor tells more.", err=True)
+    return found
 
 
 @asynccontextmanager

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import ask, check_id, identity_options, json_option
+from roundelay.commands.options import ask, check_id, db_option, identity_options, json_option, look
 from roundelay.commands.output import print_answer, show, show_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from roundelay.network.client import NetworkClient
     from roundelay.runs.reading import Record
+    from roundelay.runs.source import Source
     from roundelay.terminal.screen import Paint
 
 MAX_LAST = 500
@@ -36,13 +37,14 @@ def reactions() -> None:
     "--last", type=click.IntRange(1, MAX_LAST), default=100, show_default=True, metavar="N",
     help="Beside the open ones, those that the last N messages are part of.",
 )  # fmt: skip
+@db_option
 @json_option
 @identity_options
-def list_command(agent_id: str | None, only_open: bool, last: int, as_json: bool) -> None:
+def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | None, as_json: bool) -> None:
     """List the open reactions, and those that the last messages are part of, the oldest first."""
     from roundelay.runs.reactions import list_open_reactions, list_reactions
 
-    found = ask(list_open_reactions if only_open else lambda client: list_reactions(client, last))
+    found = look(db, list_open_reactions if only_open else lambda source: list_reactions(source, last))
     shown = [it.to_json() for it in found if agent_id in (None, it.agent_id)]
     show_list(
         {"reactions": shown},
@@ -65,21 +67,21 @@ def list_command(agent_id: str | None, only_open: bool, last: int, as_json: bool
     "--agent", "agent_id", metavar="ID", callback=check_id,
     help="What this agent wrote, where others wrote under the same id.",
 )  # fmt: skip
+@db_option
 @json_option
 @identity_options
-def show_command(reaction: str, agent_id: str | None, as_json: bool) -> None:
+def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: bool) -> None:
     """Show the records of REACTION: prompt, replies, calls with their results, the end."""
-    from roundelay.agents.journal import fetch_records
     from roundelay.network.errors import UnknownMessage
     from roundelay.runs.reactions import describe_record
     from roundelay.runs.reading import choose_author
     from roundelay.terminal.screen import CONTINUED, Screen, format_time
     from roundelay.terminal.text import clean, clean_lines
 
-    async def read(client: NetworkClient) -> tuple[list[Record], str]:
-        return await fetch_records(client.call, reaction, agent_id), client.welcome.network.epoch
+    async def read(source: Source) -> tuple[list[Record], str]:
+        return await source.records(reaction, agent_id), source.epoch
 
-    records, epoch = ask(read)
+    records, epoch = look(db, read)
     if not records:
         raise UnknownMessage(f"There is no reaction {reaction!r} that you may read; see: roundelay reactions list")
     author = choose_author(reaction, records, epoch)

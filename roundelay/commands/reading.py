@@ -4,11 +4,12 @@ anybody's inbox."""
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import ask, identity_options, join, json_option, run
+from roundelay.commands.options import ask, db_option, identity_options, join, json_option, look, run
 from roundelay.commands.output import print_answer, show, show_list
 from roundelay.terminal.text import clean, clean_json
 
@@ -40,19 +41,20 @@ def agents(as_json: bool, online: bool | None) -> None:
 
 @click.command()
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="How many at most.")
+@db_option
 @json_option
 @identity_options
-def threads(as_json: bool, limit: int) -> None:
+def threads(as_json: bool, limit: int, db: Path | None) -> None:
     """List the threads, the newest first."""
-    from roundelay.runs.lists import list_threads
-
+    # who may read a thread is in the hub's state, and not in the log
+    head, name = ("READERS", "readers") if db is None else ("SENDERS", "senders")
     show_list(
-        {"threads": ask(lambda client: list_threads(client, most=limit))},
+        {"threads": look(db, lambda source: source.threads(limit))},
         {
             "THREAD": lambda it: it["thread_id"],
             "MESSAGES": lambda it: it["messages"],
             "LAST": lambda it: f"#{it['last_seq']}",
-            "READERS": lambda it: _join_ids(it["readers"]),
+            head: lambda it: _join_ids(it[name]),
         },
         empty="Nothing has been said yet.",
         as_json=as_json,
@@ -68,12 +70,13 @@ def _join_ids(ids: list[str]) -> str:
 @click.argument("thread")
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="How many at most.")
 @click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Only messages older than this one.")
+@db_option
 @json_option
 @identity_options
-def history(thread: str, as_json: bool, limit: int, before: int | None) -> None:
+def history(thread: str, as_json: bool, limit: int, before: int | None, db: Path | None) -> None:
     """Show the messages of a thread: broadcast, channel:NAME, direct:A~B, thread:SEQ."""
-    args = {"thread_id": thread, "limit": limit, **({"before": before} if before is not None else {})}
-    _show_messages("network.history", args, empty="Nothing has been said here yet.", as_json=as_json)
+    value = look(db, lambda source: source.history(thread, limit, before))
+    _show_messages(value, empty="Nothing has been said here yet.", as_json=as_json)
 
 
 @click.command(short_help="Find messages by their words.")
@@ -88,15 +91,15 @@ def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int
     that begin so."""
     args = {"query": " ".join(words), "thread_id": thread, "limit": limit, "before": before}
     given = {name: value for name, value in args.items() if value is not None}
-    _show_messages("network.search", given, empty="Nothing was found.", as_json=as_json)
+    value = ask(lambda client: client.call("network.search", given))
+    _show_messages(value, empty="Nothing was found.", as_json=as_json)
 
 
-def _show_messages(op: str, args: Mapping[str, object], *, empty: str, as_json: bool) -> None:
+def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
     """Print a page of messages, oldest first, and how to see those before."""
     from roundelay.network.messages import message_from_wire
     from roundelay.terminal.screen import Screen
 
-    value = ask(lambda client: client.call(op, args))
     if as_json:
         print_answer(value)
         return

@@ -9,7 +9,7 @@ which tells what no other record told.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -21,13 +21,12 @@ from pydantic import BaseModel
 from roundelay.agents.models.model import Usage
 from roundelay.agents.models.tokens import Prices, write_dollars
 from roundelay.network.client import NetworkClient
-from roundelay.runs.source import LiveSource, read_few_at_once
+from roundelay.runs.source import LiveSource, Source, read_few_at_once
 from roundelay.terminal.screen import Paint, format_table
 from roundelay.terminal.text import clean
 
 By = Literal["agent", "model", "thread", "root", "reaction", "turn", "call", "day"]
 GROUPS: tuple[By, ...] = get_args(By)
-PAGE = 500
 
 HEADS: dict[By, tuple[str, ...]] = {
     "agent": ("agent", "model"),
@@ -130,41 +129,31 @@ class CostReport:
         self.groups.setdefault(group, Total()).add(call, prices)
         self.total.add(call, prices)
 
+    def by_cost(self) -> list[tuple[tuple[str, ...], Total]]:
+        """Give the groups with their names, the dearest first."""
+        return sorted(self.groups.items(), key=lambda it: (-it[1].cost, it[0]))
+
     def to_json(self) -> dict[str, object]:
         heads = HEADS[self.by]
-        groups = [{**dict(zip(heads, names, strict=True)), **it.to_json()} for names, it in self.groups.items()]
+        groups = [{**dict(zip(heads, names, strict=True)), **it.to_json()} for names, it in self.by_cost()]
         return {"by": self.by, "groups": groups, "total": self.total.to_json()}
 
 
-async def read_cost(client: NetworkClient, wanted: Wanted, by: By, prices: Prices | None = None) -> CostReport:
+async def read_cost(source: Source, wanted: Wanted, by: By, prices: Prices | None = None) -> CostReport:
     """Add up the calls that are wanted. Reads pages, and keeps the sums alone."""
     report = CostReport(by)
     prices = prices or Prices()
-    async for call in _read_calls(client, wanted):
-        if wanted.admits(call):
-            report.add(call, prices)
+    told: dict[tuple[str, str], Usage] = {}
+    async for page in source.usage(wanted.agent_id, wanted.after):
+        for call in _read_page(page, told):
+            if wanted.admits(call):
+                report.add(call, prices)
     return report
 
 
-async def _read_calls(client: NetworkClient, wanted: Wanted) -> AsyncIterator[UsedCall]:
-    agent_id, is_first = wanted.agent_id, True
-    while is_first or agent_id is not None:
-        is_first = False
-        told: dict[str, Usage] = {}
-        after, has_more = wanted.after, True
-        while has_more:
-            args = {"after": after, "limit": PAGE, **({"agent_id": agent_id} if agent_id is not None else {})}
-            page = await client.call("network.usage", args)
-            for call in _read_page(page, told):
-                yield call
-            has_more = page["has_more"]
-            after = page["calls"][-1]["seq"] if page["calls"] else after
-        agent_id = page["next_agent"] if wanted.agent_id is None else None
-
-
-def _read_page(page: Mapping[str, Any], told: dict[str, Usage]) -> Iterator[UsedCall]:
+def _read_page(page: Mapping[str, Any], told: dict[tuple[str, str], Usage]) -> Iterator[UsedCall]:
     """Give the calls of a page, of one agent. Of the end of a reaction, only what it tells beyond its replies and
-    reviews (``told``, of each reaction that is open); nothing for none."""
+    reviews (``told``, of each agent's reaction that is open); nothing for none."""
     for written in page["calls"]:
         place = page["reactions"].get(written["reaction"], {})
         more = {"agent_id": page["agent_id"], "thread_id": place.get("thread_id"), "root": place.get("root")}
@@ -172,11 +161,12 @@ def _read_page(page: Mapping[str, Any], told: dict[str, Usage]) -> Iterator[Used
             call = UsedCall(**{**written, **more})
         except ValueError:  # another program's, of its own shape
             continue
+        reaction = (call.agent_id, call.reaction)
         if call.kind != "finished":
-            told[call.reaction] = told.get(call.reaction, Usage()) + call.usage
+            told[reaction] = told.get(reaction, Usage()) + call.usage
             yield call
             continue
-        rest = _subtract(call.usage, told.pop(call.reaction, Usage()))
+        rest = _subtract(call.usage, told.pop(reaction, Usage()))
         if rest != Usage():
             yield call.model_copy(update={"usage": rest})
 
@@ -212,8 +202,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
     if not report.groups:
         return "No model was asked, as far as you may see: records are for their agent and for operators."
     heads = HEADS[report.by]
-    by_cost = sorted(report.groups.items(), key=lambda it: (-it[1].cost, it[0]))
-    rows = [(*names, *_list_figures(total)) for names, total in by_cost]
+    rows = [(*names, *_list_figures(total)) for names, total in report.by_cost()]
     if len(rows) > 1:
         rows.append(("all", *("" for _ in heads[1:]), *_list_figures(report.total)))
     head = (*(it.upper() for it in heads), "CALLS", "PROMPT", "CACHED", "COMPLETION", "REASONING", "TOOLS", "COST")

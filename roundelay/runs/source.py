@@ -8,19 +8,22 @@ space of that part.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roundelay.agents.journal import fetch_fates, fetch_records
 from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.core.reactions import CHARGED
 from roundelay.network.core.tables import Begun, Row
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
 from roundelay.network.ledger.log_file import Log, LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.network.operations.reactions import describe_call
 from roundelay.network.operations.views import find_open
 from roundelay.runs.lists import list_threads
-from roundelay.runs.reading import Reaction, read_body, read_message, read_record, read_trigger
+from roundelay.runs.reading import Reaction, Record, read_body, read_message, read_record, read_trigger
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -100,6 +103,40 @@ class LiveSource:
     async def reaction(self, agent_id: str, reaction: str) -> Reaction:
         """Give a reaction, with those of its records that may be seen."""
         return Reaction(reaction, agent_id, await fetch_records(self.client.call, reaction, agent_id))
+
+    @property
+    def epoch(self) -> str:
+        return self.client.welcome.network.epoch
+
+    async def records(self, reaction: str, agent_id: str | None) -> list[Record]:
+        """Give the records under the id of a reaction, of this agent or of everybody, that may be seen."""
+        return await fetch_records(self.client.call, reaction, agent_id)
+
+    async def threads(self, most: int) -> list[dict[str, Any]]:
+        """Give the newest threads, the newest first, as ``network.list_threads`` does."""
+        return await list_threads(self.client, most=most)
+
+    async def history(self, thread_id: str, limit: int, before: int | None = None) -> dict[str, Any]:
+        """Give the end of a thread, or of what was said before, as ``network.history`` does. Raises `UnknownMessage`."""
+        args = {"thread_id": thread_id, "limit": limit, **({"before": before} if before is not None else {})}
+        page: dict[str, Any] = await self.client.call("network.history", args)
+        return page
+
+    async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
+        """Give what records above ``after`` say of model calls, of this agent or of all, in pages as ``network.usage``
+        gives them; each is one agent's."""
+        asked: str | None = agent_id
+        while True:
+            args = {"after": after, "limit": MAX_PAGE, **({"agent_id": asked} if asked is not None else {})}
+            page = await self.client.call("network.usage", args)
+            yield page
+            while page["has_more"]:
+                args["after"] = page["calls"][-1]["seq"] if page["calls"] else args["after"]
+                page = await self.client.call("network.usage", args)
+                yield page
+            asked = page["next_agent"] if agent_id is None else None
+            if asked is None:
+                return
 
     async def reactions_to(self, message: BaseMessage) -> list[Reaction]:
         """Give the first reaction of each agent that a message began, by agent."""
@@ -267,6 +304,8 @@ class _Place:
     """Where the records of a reaction are in the log."""
 
     seqs: list[int] = field(default_factory=list)
+    begun: int = 0
+    """The newest beginning."""
     finished: list[int] = field(default_factory=list)
 
 
@@ -277,6 +316,78 @@ class FileSource:
         self._log = log
         self._known: dict[tuple[str, str], _Place] | None = None  # by agent and id
         self._begun: dict[int, dict[str, list[Begun]]] = {}  # by trigger and agent, ascending
+
+    @property
+    def epoch(self) -> str:
+        return self._log.head.epoch
+
+    async def records(self, reaction: str, agent_id: str | None) -> list[Record]:
+        names = [it for it in self._read_places() if it[1] == reaction and agent_id in (None, it[0])]
+        found = [record for name in names for record in (await self.reaction(*name)).records]
+        return sorted(found, key=lambda it: int(it["seq"]))
+
+    async def threads(self, most: int) -> list[dict[str, Any]]:
+        """As a node does, but with ``senders``, who has written there, in place of the readers, whom a log does not
+        tell."""
+        found: dict[str, dict[str, Any]] = {}
+        for row in self._log.rows():
+            if row.type == "message":
+                it = found.setdefault(
+                    row.stream, {"thread_id": row.stream, "last_seq": 0, "messages": 0, "senders": set()}
+                )
+                it |= {"last_seq": row.seq, "messages": it["messages"] + 1}
+                it["senders"].add(row.actor)
+        newest = sorted(found.values(), key=lambda it: int(it["last_seq"]), reverse=True)[:most]
+        return [{**it, "senders": sorted(it["senders"])} for it in newest]
+
+    async def history(self, thread_id: str, limit: int, before: int | None = None) -> dict[str, Any]:
+        rows = (it for it in self._log.rows() if it.type == "message" and it.stream == thread_id)
+        last = deque((it.seq for it in rows if before is None or it.seq < before), maxlen=limit + 1)
+        if not last:
+            earlier = f" before #{before}" if before is not None else ""
+            raise UnknownMessage(
+                f"This ledger holds nothing of a thread {thread_id!r}{earlier}; see: roundelay threads --db"
+            )
+        shown = [row for seq in list(last)[-limit:] if (row := self._log.row(seq)) is not None]
+        return {"messages": list(map(read_body, shown)), "has_more": len(last) > limit}
+
+    async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
+        """As a node does, in pages of one call each."""
+        places: dict[tuple[str, str], dict[str, Any]] = {}
+        for row in self._log.rows():
+            name = (row.actor, row.stream)
+            if row.type != "record" or agent_id not in (None, row.actor):
+                continue
+            if name not in places:  # its first record, which says what it is a reaction to
+                places[name] = self._place_reaction(read_trigger(row.label, read_body(row)))
+            if row.label in CHARGED and row.seq > after:
+                call = describe_call(row, read_body(row))
+                yield {"agent_id": row.actor, "calls": [call], "reactions": {row.stream: places[name]}}
+
+    def _place_reaction(self, trigger: int | None) -> dict[str, Any]:
+        head = row.head if trigger is not None and (row := self._log.row(trigger)) is not None else None
+        return {"thread_id": head.thread_id, "root": head.root} if head is not None else {}
+
+    async def begin(self, last: int) -> list[BaseMessage]:
+        """Give the last messages."""
+        seqs = deque((row.seq for row in self._log.rows() if row.type == "message"), maxlen=last)
+        return [message for seq in seqs if (message := self._message(seq)) is not None]
+
+    async def reactions_with(self, seqs: Iterable[int]) -> set[tuple[str, str]]:
+        wanted, found = set(seqs), set()
+        for row in self._log.rows():
+            if row.type == "record" and row.label == "started" and (row.actor, row.stream) not in found:
+                body = read_body(row)
+                manifest = body.get("manifest") if isinstance(body, dict) else None
+                if isinstance(manifest, list) and not wanted.isdisjoint(it for it in manifest if isinstance(it, int)):
+                    found.add((row.actor, row.stream))
+        return found
+
+    async def open_reactions(self) -> set[tuple[str, str]]:
+        return {name for name, it in self._read_places().items() if it.begun > max(it.finished, default=0)}
+
+    async def read_reactions(self, named: Iterable[tuple[str, str]]) -> list[Reaction]:
+        return [await self.reaction(*it) for it in named]
 
     async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
         async def read() -> AsyncIterator[Row]:
@@ -350,6 +461,7 @@ class FileSource:
                     continue
                 it = self._known.setdefault((row.actor, row.stream), _Place())
                 it.seqs.append(row.seq)
+                it.begun = row.seq if row.label == "started" else it.begun
                 if row.label == "started" and (trigger := read_trigger(row.label, read_body(row))) is not None:
                     by_agent = self._begun.setdefault(trigger, {})
                     by_agent.setdefault(row.actor, []).append(Begun(row.stream, row.seq))

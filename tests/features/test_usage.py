@@ -20,6 +20,7 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
 from roundelay.runs.cost import GROUPS, CostReport, UsedCall, Wanted, read_cost, read_since
+from roundelay.runs.source import LiveSource
 from tests.support.agents import Heard, Person, running
 from tests.support.announced import announced_node
 from tests.support.command import run
@@ -80,7 +81,7 @@ def prompts(written: dict[str, Any], *names: str) -> dict[tuple[str, ...], int]:
 
 async def test_every_group_adds_up_to_the_same(network: Network) -> None:
     mia, first, second, reaction = await work(network)
-    reports = {by: (await read_cost(mia.client, Wanted(), by, PRICES)).to_json() for by in GROUPS}
+    reports = {by: (await read_cost(LiveSource(mia.client), Wanted(), by, PRICES)).to_json() for by in GROUPS}
     totals = [report["total"] for report in reports.values()]
     assert all(total == totals[0] for total in totals)
     # two replies and a third, a helper's, two reviews, and what middleware asked around a call
@@ -107,7 +108,7 @@ async def test_what_is_wanted_is_counted_and_nothing_else(network: Network) -> N
     mia, first, second, reaction = await work(network)
 
     async def count(wanted: Wanted) -> int:
-        return (await read_cost(mia.client, wanted, "agent")).total.usage.prompt_tokens
+        return (await read_cost(LiveSource(mia.client), wanted, "agent")).total.usage.prompt_tokens
 
     assert await count(Wanted()) == 3057
     assert await count(Wanted(root=first, after=first)) == await count(Wanted(reaction=reaction)) == 2047
@@ -121,8 +122,8 @@ async def test_what_is_wanted_is_counted_and_nothing_else(network: Network) -> N
 async def test_an_agent_sees_its_own_and_a_stranger_nothing(network: Network) -> None:
     await work(network)
     ann, joe = await network.join("ann"), await network.join("joe")
-    assert (await read_cost(ann, Wanted(), "agent")).total.calls == 4
-    assert (await read_cost(joe, Wanted(), "agent")).total.calls == 0
+    assert (await read_cost(LiveSource(ann), Wanted(), "agent")).total.calls == 4
+    assert (await read_cost(LiveSource(joe), Wanted(), "agent")).total.calls == 0
 
 
 def test_prices_of_the_package_are_used_where_it_is_installed() -> None:

@@ -23,6 +23,7 @@ from roundelay.network.errors import ConfigError, LedgerError, UnknownMessage
 from roundelay.network.home import announce_node
 from roundelay.network.ledger.log_file import decode_row, encode_row, open_log, read_lines, read_log
 from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.runs.reactions import list_reactions
 from roundelay.runs.source import FileSource, LiveSource
 from roundelay.runs.why import describe_steps, explain
 from tests.support.agents import Person, make_runner
@@ -171,6 +172,43 @@ async def test_impact_is_a_tree_of_reactions_and_messages(told: Run) -> None:
     assert value["message"]["seq"] == seq
     assert [it["agent_id"] for it in value["reactions"]] == ["desk"]
     assert [it["message"]["content"] for it in value["followers"]] == ["Refund 40 EUR?", "I asked."]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("history", "direct:desk~finance"),
+        ("history", "direct:desk~mia", "--limit", "1"),
+        ("history", "direct:desk~mia", "--before", "{seq}"),
+        ("cost", "--by", "turn"),
+        ("cost", "--by", "root", "--agent", "desk", "--root", "{root}"),
+        ("reactions", "list"),
+        ("reactions", "list", "--last", "1"),
+        ("reactions", "list", "--open"),
+        ("reactions", "show", "{reaction}"),
+    ],
+)
+async def test_a_file_or_an_export_is_looked_into_as_a_node_is(
+    told: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    reaction = json.loads(await offline("reactions", "list", "--json", "--db", told.db))["reactions"][0]["reaction"]
+    names = {"seq": told.seqs["I asked."], "root": told.seqs["Refund order 12"], "reaction": reaction}
+    arguments = [it.format(**names) for it in command]
+    log = tmp_path / "log.jsonl"
+    await offline("export", "--db", told.db, "-o", log)
+    for flags in ((), ("--json",)):
+        live = (await run(*arguments, *flags)).out
+        assert [await offline(*arguments, *flags, "--db", it) for it in (told.db, log)] == [live, live]
+
+
+async def test_threads_of_a_file_name_who_has_written_there(told: Run) -> None:
+    live = json.loads((await run("threads", "--json")).out)["threads"]
+    found = json.loads(await offline("threads", "--json", "--db", told.db))["threads"]
+    assert [{**it, "senders": 0} for it in found] == [{**it, "senders": 0} for it in live if it.pop("readers")]
+    assert {it["thread_id"]: it["senders"] for it in found}["direct:desk~finance"] == ["desk", "finance"]
+    assert (await offline("threads", "--limit", "1", "--db", told.db)).count("direct:") == 1
+    with pytest.raises(UnknownMessage, match="nothing of a thread 'channel:no'"):
+        await offline("history", "channel:no", "--db", told.db)
 
 
 async def test_what_nobody_said_is_unknown(told: Run) -> None:
@@ -351,9 +389,13 @@ async def test_a_file_names_the_same_reactions_as_its_node(tmp_path: Path) -> No
             chains = [await live.chain(seq) for seq in said]
             messages = await live.messages([request])
             begun = await live.reactions_to(messages[request])
+            listed = [it.to_json() for it in await list_reactions(live, 5)]
+            opened = await live.open_reactions()
     with open_log(db) as log:
         file = FileSource(log)
         assert [await file.chain(seq) for seq in said] == chains
+        assert [it.to_json() for it in await list_reactions(file, 5)] == listed
+        assert await file.open_reactions() == opened
         for found in (await file.reactions_to(messages[request]), begun):
             assert [(it.agent_id, it.reaction) for it in found] == [("helper", "r1")]
     named = [next((it["reaction"] for it in chain if "reaction" in it), None) for chain in chains]

@@ -100,7 +100,7 @@ async def list_reactions(*flags: str) -> list[dict[str, Any]]:
 async def list_until(state: str) -> list[dict[str, Any]]:
     """The reactions, when the newest has come to this state: its record follows what a person sees of it."""
     async with asyncio.timeout(TIMEOUT_S), NetworkClient("watcher", kind="human") as client:
-        while (await list_all(client, 100))[-1].state != state:
+        while (await list_all(LiveSource(client), 100))[-1].state != state:
             continue
     return await list_reactions()
 
@@ -297,13 +297,13 @@ async def test_open_reactions_are_found_however_long_ago_they_began() -> None:
         await bob.record("r1", "finished", {"status": "finished"}, record_id="f1")
         for number in range(1000):
             await ann.broadcast(f"noise {number}")
-        found = await list_open_reactions(reader)
+        found = await list_open_reactions(LiveSource(reader))
         assert [(it.reaction, it.agent_id, it.trigger, it.state) for it in found] == [
             ("r0", "bob", triggers[0].seq, "open"),
             ("r2", "bob", triggers[2].seq, "open"),
         ]
         assert reader.calls == ["network.open_reactions", "network.records", "network.records"]
-        assert [it.reaction for it in await reaction_list.list_reactions(reader, 5)] == ["r0", "r2"]
+        assert [it.reaction for it in await reaction_list.list_reactions(LiveSource(reader), 5)] == ["r0", "r2"]
         assert "network.list_threads" not in reader.calls
 
 
@@ -321,7 +321,7 @@ async def test_what_another_program_records_hides_no_reaction() -> None:
             await bob.record(f"r{number}", "started", {"trigger": asked.seq}, record_id=f"s{number}")
             effect = await follow(LiveSource(reader), asked.seq)
             assert [(it.agent_id, it.reaction) for it in effect.reactions] == [("bob", f"r{number}")]
-        found = await reaction_list.list_reactions(reader, 10)
+        found = await reaction_list.list_reactions(LiveSource(reader), 10)
         assert sorted(it.reaction for it in found) == ["r0", "r1", "r2", "r3"]
         assert all(it.state == "open" for it in found)
 
