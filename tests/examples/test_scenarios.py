@@ -104,6 +104,42 @@ def test_a_research_team_that_spends_too_much_is_stopped() -> None:
     assert "limits.tokens: the models used" in told
 
 
+def test_a_bargain_whose_host_talks_in_front_of_both_fails() -> None:
+    path = FOLDER / "bargain.scenario.yaml"
+    plain = read_plain(path)
+    telling, *rest = plain["steps"]
+    aloud = {"repeat": {**telling["repeat"], "steps": [{"as": "host", "in": "market", "send": "{{ limits[who] }}"}]}}
+    result = run_scenario(make_scenario(change(plain, steps=[aloud, *rest]), path))
+    assert {"prompts", "never"} <= set(failed(result))
+    assert "buyer must not hold 60 EUR at least: read by buyer at" in describe_result(result)
+
+
+def test_a_bargain_in_which_everybody_is_asked_each_time_fails() -> None:
+    path = FOLDER / "bargain.scenario.yaml"
+    plain = read_plain(path)
+    [turns] = [step for step in plain["steps"] if "until" in step.get("repeat", {})]
+    for step in turns["repeat"]["steps"]:
+        step.pop("requires_response", None)
+    assert {"count", "reaction"} <= set(failed(run_scenario(make_scenario(plain, path))))
+
+
+def test_a_shop_whose_customer_confirms_another_order_fails() -> None:
+    path = FOLDER / "returns.scenario.yaml"
+    plain = read_plain(path)
+    steps = [{**it, "decide": "approve"} if "deny" in str(it.get("decide")) else it for it in plain["steps"]]
+    result = run_scenario(make_scenario(change(plain, steps=steps), path))
+    assert {"state", "tool"} == set(failed(result))
+    assert "orders.w2.status changed too" in describe_result(result)
+
+
+def test_a_line_with_a_way_around_fails(tmp_path: Path) -> None:
+    path = FOLDER / "line.scenario.yaml"
+    open_line = (FOLDER / "line.yaml").read_text(encoding="utf-8").replace("send: [sander]", "send: [sander, painter]")
+    (tmp_path / "line.yaml").write_text(open_line, encoding="utf-8")
+    result = run_scenario(make_scenario(change(read_plain(path), node=str(tmp_path / "line.yaml")), path))
+    assert {"tool", "never", "prompts"} <= set(failed(result))
+
+
 @pytest.mark.parametrize(
     "seeds", [pytest.param(3, id="3"), pytest.param(100, id="100", marks=[pytest.mark.full, pytest.mark.timeout(900)])]
 )

@@ -32,10 +32,13 @@ def with_faults(path: Path) -> Scenario:
 
 
 def _patient(steps: list[Any]) -> list[Any]:
-    """Nothing is waited for but that everything is done: a fault may make a message come late or not at all."""
+    """Nothing is waited for but that everything is done: a fault may make a message come late or not at all. One that
+    later steps speak of is waited for all the same, for as long as it takes."""
     kept: list[Any] = []
     for step in steps:
-        if isinstance(step.get("wait"), Mapping) and "message" in step["wait"]:
+        if "save" in step and "wait" in step:
+            kept.append({**step, "wait": {**step["wait"], "at_most": "1h"}})
+        elif isinstance(step.get("wait"), Mapping) and "message" in step["wait"]:
             kept.append({"wait": "2s"})
         elif "repeat" in step:
             kept.append({"repeat": {**step["repeat"], "steps": _patient(step["repeat"]["steps"])}})
