@@ -28,7 +28,7 @@ from typing import Literal, Protocol
 from pydantic import JsonValue
 
 from roundelay.network.client import AnyMessage, Stored
-from roundelay.network.errors import BudgetExhausted, LoopStopped, RequestError, RoundelayError
+from roundelay.network.errors import BudgetExhausted, LoopStopped, RequestError, RoundelayError, ThreadHeld
 from roundelay.network.messages import BaseMessage
 
 from .agent import Agent
@@ -645,7 +645,7 @@ class Driver:
                 approval = await self._find_approval(turn, planned)
             if approval is None:
                 approval = await self._ask_for_approval(turn, planned, why, replies)
-        except (RequestError, LoopStopped, BudgetExhausted) as error:
+        except (RequestError, LoopStopped, BudgetExhausted, ThreadHeld) as error:
             return _not_run(f"nobody could be asked to approve it ({error.code}: {error})")
         except NobodyDecides:
             return _not_run("it needs a person's approval, and nobody reads this thread who can give it.")

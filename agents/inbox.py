@@ -19,6 +19,11 @@ How a message goes through::
                         v
                     the line's rest goes back to _waiting, behind the other threads
 
+    thread held:    _held[thread]             hold: all of it that waits, and what comes; of messages that are no
+                        | give                questions the newest alone, the others are passed over
+                        v
+                    _waiting
+
 A question goes ahead because one of the reactions that wait may be waiting for whoever asks, directly or through
 others, and both would wait for ever. A reaction that only waits counts in its line (``reactions``) and not in
 ``at_work``.
@@ -33,7 +38,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from roundelay.network.addresses import agent_address
+from roundelay.network.addresses import agent_address, reply_thread
 from roundelay.network.messages import BaseMessage
 
 from .values import Scope
@@ -140,12 +145,18 @@ class Inbox:
         """How many reactions run; not those that only wait for others."""
         self._waits: Counter[str] = Counter()  # of reactions that wait for others: in how many of their calls
         self._paused: dict[str, tuple[str, _Line]] = {}  # the thread of each
+        self._held: dict[str, list[BaseMessage]] = {}  # threads that a person holds
+        self._passed_over: list[BaseMessage] = []  # of these: a later message has come
         self._known: set[int] = set()  # seqs that wait or are in work
         self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
 
     def __len__(self) -> int:
         """How many messages wait or are in work."""
         return len(self._known)
+
+    def __contains__(self, seq: int) -> bool:
+        """Whether a message waits or is in work."""
+        return seq in self._known
 
     def offer(self, message: BaseMessage) -> Arrival:
         """Take a delivered message in."""
@@ -161,10 +172,57 @@ class Inbox:
     def admit(self, message: BaseMessage) -> None:
         """Queue a message that gets a reaction whatever the wake rule says: one that was begun before a restart."""
         self._known.add(message.seq)
+        held = next((it for it in (message.thread_id, reply_thread(message.seq)) if it in self._held), None)
+        if held is not None:
+            self._keep(held, [message])
+            return
         line = self._working.get(message.thread_id)
         queue = self._waiting.setdefault(message.thread_id, deque()) if line is None else line.waiting
         queue.append(message)
         self._look(message.thread_id)
+
+    def has_later(self, thread_id: str, seq: int) -> bool:
+        """Whether a later message waits in a thread that may be given out, and is no question."""
+        line = self._working.get(thread_id)
+        waiting = [*self._waiting.get(thread_id, ()), *(line.waiting if line is not None else ())]
+        return any(it.seq > seq and not is_question(it, self.agent_id) for it in waiting)
+
+    @property
+    def held(self) -> list[str]:
+        """The threads that are held."""
+        return list(self._held)
+
+    def hold(self, thread_id: str) -> None:
+        """Give out nothing more of a thread until it is given back. What is in work there is left alone."""
+        self._held.setdefault(thread_id, [])
+        line = self._working.get(thread_id)
+        waiting = [*self._waiting.pop(thread_id, ()), *(line.waiting if line is not None else ())]
+        if line is not None:
+            line.waiting.clear()
+        self._keep(thread_id, waiting)
+        self._look(thread_id)
+
+    def give(self, thread_id: str) -> list[BaseMessage]:
+        """Let a held thread go on, with what is left of it, which is given."""
+        messages = self._held.pop(thread_id, [])
+        for message in messages:
+            self.admit(message)
+        return messages
+
+    def take_passed_over(self) -> list[BaseMessage]:
+        """Take out what needs no reaction of its own any more, since a later message of its held thread has come."""
+        passed, self._passed_over = self._passed_over, []
+        for message in passed:
+            self.note_handled(message.seq)
+        return passed
+
+    def _keep(self, thread_id: str, messages: Collection[BaseMessage]) -> None:
+        """Keep messages of a held thread: of those that are no questions the newest alone."""
+        kept = sorted((*self._held[thread_id], *messages), key=lambda it: it.seq)
+        newest = max((it.seq for it in kept if not is_question(it, self.agent_id)), default=0)
+        held = self._held[thread_id] = [it for it in kept if it.seq == newest or is_question(it, self.agent_id)]
+        seqs = {it.seq for it in held}
+        self._passed_over += [it for it in kept if it.seq not in seqs]
 
     def next_message(self) -> BaseMessage | None:
         """Give the next message to react to and mark its thread as in work; None when none can start now."""

@@ -46,14 +46,17 @@ def render_system_prompt(instruction: str, agent_id: str) -> str:
     )
 
 
-def render_new_messages(messages: Iterable[BaseMessage]) -> str:
-    """Render messages that arrived in the conversation while the agent works."""
+ARRIVED = "While you worked, this arrived in the conversation:"
+
+
+def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED) -> str:
+    """Render messages that came to the conversation after the incoming one."""
     shown = "".join(
         f'    <message sender="{_output(message.sender_id)}">\n'
         f"        <content>{_element_text(message.text)}</content>\n    </message>\n"
         for message in messages
     )
-    return f"While you worked, this arrived in the conversation:\n<new_messages>\n{shown}</new_messages>"
+    return f"{heading}\n<new_messages>\n{shown}</new_messages>"
 
 
 def write_said(tag: str, text: str, **attributes: object) -> str:

@@ -26,6 +26,7 @@ from roundelay.network.errors import (
     RequestError,
     RoundelayError,
     Superseded,
+    ThreadHeld,
     UnknownMessage,
 )
 from roundelay.network.frames import OpenReactionInfo
@@ -33,7 +34,7 @@ from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER
 from .containment import Broken, abandon, describe_error, retry_later
-from .driver import Driver
+from .driver import Driver, NewMessagesSource
 from .events import Finished
 from .inbox import ASK, DECLINED, Inbox, Visibility, is_question
 from .journal import Journal, Recorded, Started, derived_id, open_journal, reaction_id
@@ -83,6 +84,9 @@ class UnderWay:
 
     stopped_by: str | None = None
 
+    is_overtaken: bool = False
+    """Whether a person has taken its thread over: it is broken off, and stays open until another takes its place."""
+
     reaction: Reaction | None = None
     """The loop, once it has begun: how far it has come."""
 
@@ -98,8 +102,8 @@ class UnderWay:
     is_awaited: bool = False
     """Whether somebody waits for an answer of this agent."""
 
-    new_messages: MessagesMeanwhile | None = None
-    """What arrives behind it, if the model is to read it there."""
+    new_messages: NewMessagesSource | None = None
+    """What arrives behind it, or was said before it began, if the model is to read it there."""
 
     is_answered: bool = False
     """Whether its answer is in the thread."""
@@ -132,6 +136,9 @@ class UnderWay:
             if work.done() and self.client.failure is None:
                 self._log_failure(work)
             raise
+        if self.is_overtaken:
+            self.journal.close()
+            raise ThreadHeld(f"{self.message.thread_id} was taken over while this ran.")
         failure = asyncio.CancelledError() if work.cancelled() else work.exception()
         if failure is None:
             return work.result()
@@ -156,7 +163,7 @@ class UnderWay:
                 kept = {KEEPER: finish.keeper} if finish.keeper is not None else {}
                 await self._reply(finish.answer, {**finish.metadata, **kept})
                 self.is_answered = True
-            except (ConnectError, Superseded):
+            except (ConnectError, Superseded, ThreadHeld):
                 raise
             except IdConflict:
                 self.is_answered = True  # an earlier run sent it, in words that were made differently there
@@ -191,7 +198,7 @@ class UnderWay:
             if done is None or done.state is not State.FINISHED:  # else it was told
                 self.shown.tell(Finished(self.id, end.status, reason, end.answer, end.turns, end.usage, end.tool_calls))
             await self.conclude(end)
-        except (ConnectError, Superseded):
+        except (ConnectError, Superseded, ThreadHeld):
             raise
         except RoundelayError as refused:
             _logger.warning("failed reaction stays open", extra={"reaction": self.id, "code": refused.code})

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypedDict, get_args
 
+from roundelay.network.addresses import reply_thread
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Notice, Reconnected, Signal
-from roundelay.network.errors import BudgetExhausted, ConfigError, Forbidden, InvalidArguments, Superseded
+from roundelay.network.errors import BudgetExhausted, ConfigError, Forbidden, InvalidArguments, Superseded, ThreadHeld
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .agent import check_list
@@ -37,6 +38,7 @@ from .reactions import (
     read_open_reaction,
     record_as_read,
 )
+from .taken_over import TakenOver
 from .waiting import Replies
 from .watching import Display, Shown
 
@@ -95,6 +97,7 @@ class AgentRunner(ABC):
         self._client: NetworkClient | None = None
         self._inbox = Inbox(agent_id)
         self._replies: Replies | None = None  # while it runs
+        self._taken_over: TakenOver | None = None  # likewise
         self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
         self._resumed: dict[int, tuple[str, Recorded, list[int]]] = {}  # likewise, of reactions begun earlier
         self._under_way: dict[int, UnderWay] = {}  # by the trigger's seq
@@ -238,11 +241,12 @@ class AgentRunner(ABC):
             client, pause=partial(self._pause, group), resume=self._inbox.resume, clock=client.clock
         )
         self._deliveries, self._resumed, self._under_way, self._stopped_early = {}, {}, {}, {}
+        taken_over = self._taken_over = TakenOver(client, self._inbox, self._acknowledge)
         self.check_network(client)
         group.create_task(self._end_when_asked())
         group.create_task(self._display.send(client))
         await self.join_channels(client)
-        await self._take_open_reactions(client, replies)
+        await self._take_open_reactions(client, replies, taken_over)
         # Before any reaction begins: one may have been stopped meanwhile.
         group.create_task(self._watch(client, epoch, group))
         self._start_reactions(group)
@@ -280,6 +284,8 @@ class AgentRunner(ABC):
         match self._inbox.offer(message):
             case Arrival.QUEUED:
                 self._deliveries[message.seq] = delivery
+                if self._taken_over is not None:
+                    await self._taken_over.pass_over()
             case Arrival.CONTEXT | Arrival.HANDLED:
                 await delivery.ack()
             case Arrival.PENDING:
@@ -297,18 +303,23 @@ class AgentRunner(ABC):
         begun = self._under_way.get(seq)
         return seq in self._resumed or (begun is not None and begun.delivery is None)
 
-    async def _take_open_reactions(self, client: NetworkClient, replies: Replies) -> None:
+    async def _take_open_reactions(self, client: NetworkClient, replies: Replies, taken_over: TakenOver) -> None:
         """Queue what was begun and not finished, before anything new."""
+        begun = {it.reaction for it in client.welcome.open_reactions}
         for opened in sorted(client.welcome.open_reactions, key=lambda it: it.seq):
             found = await read_open_reaction(client, opened)
             if found is None or found[1].finished is not None:  # which came of an earlier one in this loop
                 continue
             message, recorded = found
+            if opened.overtaken:
+                if await taken_over.note_open(message, opened.reaction, begun):
+                    self._inbox.admit(message)
+                continue
             questions = await expect_replies(recorded, replies)
             for seq in recorded.read_meanwhile():
                 try:
                     await self._settle(client, seq, message.thread_id, opened.reaction)
-                except BudgetExhausted as error:  # the agent is to start all the same; the reaction says so at its end
+                except (BudgetExhausted, ThreadHeld) as error:  # the agent is to start; the reaction says so at its end
                     self._inbox.note_handled(seq)
                     _logger.warning(
                         "a message that was read is not recorded as read", extra={"seq": seq, "code": error.code}
@@ -331,16 +342,27 @@ class AgentRunner(ABC):
                 self._replies.forget(begun.questions)
         if begun.taken:  # it ended in the middle of taking them in
             self._inbox.put_back(begun.taken.values())
-        if is_handled:
+        if is_handled is None:
+            if begun.delivery is not None:
+                self._deliveries[message.seq] = begun.delivery
+            assert self._taken_over is not None, "only a hub refuses for it"
+            await self._taken_over.set_aside(begun)
+        elif is_handled:
             self._inbox.finish(message)
+            if self._taken_over is not None:
+                await self._taken_over.end(message.seq)
         else:
             self._inbox.release(message)
         self._start_reactions(group)
 
     def _begin(self, message: BaseMessage) -> UnderWay:
         reaction, recorded, questions = self._resumed.pop(message.seq, (None, None, ()))
+        if self._taken_over is not None:
+            reaction = reaction or self._taken_over.next_reaction(message.seq)
         begun = self._make_under_way(message, reaction)
         begun.journal.is_started = recorded is not None
+        if self._taken_over is not None:
+            self._taken_over.follow_up(begun)
         begun.recorded, begun.questions = recorded, questions
         begun.delivery = self._deliveries.pop(message.seq, None)
         begun.stopped_by = self._stopped_early.pop(begun.id, None)
@@ -367,8 +389,9 @@ class AgentRunner(ABC):
             )
         return begun
 
-    async def _attempt(self, begun: UnderWay) -> bool:
-        """React to one message. False when it went back to the hub, to be delivered again."""
+    async def _attempt(self, begun: UnderWay) -> bool | None:
+        """React to one message. False when it went back to the hub, to be delivered again; None when a person has
+        taken its thread over."""
         message = begun.message
         begun.shown.begin()
         try:
@@ -382,6 +405,8 @@ class AgentRunner(ABC):
         except BaseException as error:
             if is_told_to_end(error) or self.client.failure is not None:
                 raise  # the runner ends, or nothing can be recorded any more: the reaction stays open
+            if isinstance(error, ThreadHeld):
+                return None
             # The boundary of one reaction: a fault in it must not end the agent, and must not pass unseen.
             place = {"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
             if isinstance(error, BudgetExhausted):
@@ -390,7 +415,10 @@ class AgentRunner(ABC):
                 _logger.exception("reaction failed", extra=place)
             begun.journal.reopen()
             is_told = self.policy.on_text != "record" and begun.is_awaited
-            return await begun.give_up(error, is_told=is_told)
+            try:
+                return await begun.give_up(error, is_told=is_told)
+            except ThreadHeld:
+                return None
         finally:
             begun.shown.end()
         return True
@@ -430,10 +458,33 @@ class AgentRunner(ABC):
                     self._replies.look_after(seq)
                 case Reconnected(welcome=welcome) if welcome.network.epoch != epoch:
                     raise _NewEpoch
+                case Notice(kind="taken" | "given", thread_id=str(thread_id)):
+                    await self._hear_hold(event.kind, thread_id, group)
                 case Reconnected() if self._replies is not None:
                     group.create_task(self._replies.relays.watch_again())
+                    await self._hear_hold("given", None, group)  # it may have been, while nothing was heard
                 case _:
                     continue
+
+    async def _hear_hold(self, kind: str, thread_id: str | None, group: asyncio.TaskGroup) -> None:
+        """A person has taken a thread over, or it is given back (None: any may be)."""
+        assert self._taken_over is not None, "it is made before anything is heard"
+        if kind == "given" or thread_id is None:
+            self._taken_over.give(thread_id)
+            self._start_reactions(group)
+            return
+        for begun in self._under_way.values():
+            if thread_id in (begun.message.thread_id, reply_thread(begun.message.seq)):
+                begun.is_overtaken = True
+                if begun.work is not None:
+                    begun.work.cancel()
+        await self._taken_over.take(thread_id)
+
+    async def _acknowledge(self, seq: int) -> None:
+        """Acknowledge a message that waited and needs no reaction."""
+        delivery = self._deliveries.pop(seq, None)
+        if delivery is not None:
+            await delivery.ack()
 
     def _cancel(self, reaction: str, sender_id: str) -> None:
         # After a restart the hub repeats what was asked before, in the agent's own name.

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw
 
 from roundelay.network.addresses import BROADCAST, thread_parties
-from roundelay.network.core.holds import describe_hold
+from roundelay.network.core.holds import as_of_now, describe_hold
 from roundelay.network.core.tables import Begun, MessageHead, RootBudget, Row, Triggered
-from roundelay.network.core.visibility import VISIBILITIES, PromptFilter, Visibility, audience, readable_spans
+from roundelay.network.core.visibility import VISIBILITIES, PromptFilter, Visibility, audience, may_read, readable_spans
 from roundelay.network.errors import UnknownMessage
 from roundelay.network.frames import Seq
 
@@ -193,6 +193,8 @@ async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
     agent_id, state = reading.origin.agent_id, reading.hub.state
     if thread_id == BROADCAST:
         return True
+    if (hold := state.hold(thread_id)) is not None:
+        return reading.origin.is_operator or may_read(state, agent_id, as_of_now(state, hold.head))
     if kind == "channel" and state.channel(name) is not None:
         return reading.origin.is_operator or bool(state.member(name, agent_id).spans)
     if kind == "direct":
