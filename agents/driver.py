@@ -70,13 +70,14 @@ from .events import (
 )
 from .inbox import read_decision
 from .journal import Approval, Journal, Recorded, drop_largest
-from .middleware import AgentView, Around, CallModel
+from .middleware import AgentView, Around, CallModel, Guard
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ToolCall, Usage
 from .models.tape import print_request
 from .reaction import AnsweredCall, CallTools, Reaction, State, Step
 from .text import cut, replace_all_surrogates, replace_surrogates
 from .tools import PlannedCall, ToolContext
 from .values import (
+    CORRECTED,
     DISABLED,
     NOT_RUN,
     Begin,
@@ -140,8 +141,9 @@ class Playback(Protocol):
         """Give the result of a call; None if it is to be made."""
         ...
 
-    def review(self, reaction: str, path: str, turn: int) -> Reviewed | None:
-        """Give what reviewers made of an answer; None if they are to be asked."""
+    def review(self, reaction: str, path: str, turn: int, message: tuple[int, int] | None = None) -> Reviewed | None:
+        """Give what reviewers made of an answer, or of a ``message`` (its call, its place there); None if they are to
+        be asked."""
         ...
 
     def reads_new_messages(self, reaction: str) -> bool:
@@ -325,24 +327,70 @@ class Driver:
         assert isinstance(step, CallModel)
         return step
 
+    # --- reviews: of the answer, and of messages to who asked
+
     async def _review(self, step: Review) -> Reviewed:
         known = self._recorded.reviews.get(step.turn)
+        return await self._look_at(step.answer, step.turn, known, can_correct=step.can_correct)
+
+    async def _review_message(
+        self, turn: int, index: int, seen: dict[int, Reviewed], places: Iterator[int], text: str
+    ) -> tuple[str, Mapping[str, JsonValue]]:
+        """Have what a call says to who asked reviewed like an answer. Raises `ToolError` for what is not sent: the model
+        reads why. ``seen``: what became of the call's messages, by ``places``."""
+        place = next(places)
+        known = seen.get(place) or self._recorded.sent_reviews.get((turn, index, place))
+        can_correct = self._reaction.can_correct
+        seen[place] = it = await self._look_at(text, turn, known, can_correct=can_correct, message=(index, place))
+        if it.correction is not None:
+            raise ToolError(f"Not sent. {it.correction}")
+        if it.is_blocked:
+            raise ToolError(f"Not sent, and there are no further tries: {' '.join(it.notes)}")
+        return it.answer, it.metadata
+
+    async def _look_at(
+        self,
+        text: str,
+        turn: int,
+        known: Reviewed | None,
+        *,
+        can_correct: bool,
+        message: tuple[int, int] | None = None,
+    ) -> Reviewed:
+        """Ask the reviewers of the agent, and of those around and before it, unless what they made of it is known."""
         if known is not None and (known.correction is not None or not known.altered):
             return known
-        reviewed = self._playback.review(self._id, self._path, step.turn) if self._playback is not None else None
+        reviewed = None
+        if self._playback is not None:
+            reviewed = self._playback.review(self._id, self._path, turn, message)
         if reviewed is None:
             spent: list[Usage] = []
-            around = self._describe(step.turn, REVIEW, spent)
+            around = self._describe(turn, REVIEW if message is None else "-".join(map(str, (REVIEW, *message))), spent)
+            guards = self._list_guards() if message is not None else self._reaction.guards
             # One that was found good once, and was not kept as it was, needs no other answer.
-            can_correct = step.can_correct and known is None
-            reviewed = await self._reaction.agent.chain.review(around, step.answer, can_correct=can_correct)
+            can_correct = can_correct and known is None
+            reviewed = await self._reaction.agent.chain.review(around, text, can_correct=can_correct, guards=guards)
             reviewed = replace(reviewed, usage=sum(spent, Usage() if known is None else known.usage))
             reviewed = _fit(reviewed, self._journal.max_body_bytes - _ENVELOPE_BYTES)
         if known is None:
-            await self._journal.record_review(step.turn, reviewed)
-        told = (reviewed.is_accepted, reviewed.correction, reviewed.notes)
-        self._emit(AnswerReviewed(self._id, step.turn, *told, path=self._path))
+            await self._journal.record_review(turn, reviewed, message)
+        told = (reviewed.is_accepted, reviewed.correction, reviewed.notes, reviewed.is_blocked)
+        self._emit(AnswerReviewed(self._id, turn, *told, None if message is None else message[0], path=self._path))
         return reviewed
+
+    def _list_guards(self) -> list[Guard]:
+        """Give the reviews that hold beside those of the agent at work for what it sends to who asked: of those that had
+        the conversation before, and of the agents around this run."""
+        outer = self._outer
+        return [
+            *self._reaction.guards,
+            *((*outer._reaction.agent.chain.guards, *outer._list_guards()) if outer else ()),
+        ]
+
+    @property
+    def _is_reviewed(self) -> bool:
+        """Whether anybody looks at what its tools send to who asked."""
+        return self._reaction.is_reviewed or bool(self._list_guards())
 
     def _tell_end(self, end: Finish) -> None:
         told = (end.status, end.reason, end.answer, end.turns, end.usage, end.tool_calls)
@@ -536,6 +584,7 @@ class Driver:
         ends: list[Finish] = []  # of agents that ran inside of the call
         threads: dict[str, None] = {}  # that its messages went to
         data: dict[str, JsonValue] = {}
+        reviews: dict[int, Reviewed] = {}  # of its messages to who asked
         loop, loop_thread, is_heard, has_step = asyncio.get_running_loop(), threading.get_ident(), True, False
 
         def tell(kind: Literal["progress", "piece"], text: str) -> None:
@@ -554,6 +603,9 @@ class Driver:
                 waiter=self._make_waiter(turn, planned, self._recorded.waits, replies),
                 tell=tell,
             )
+            if self._is_reviewed:
+                places = itertools.count(1)
+                context.client.review = partial(self._review_message, turn, planned.index, reviews, places)
             if tool.should_use is not None:
                 answer = tool.should_use(context)
                 if not (await answer if inspect.isawaitable(answer) else answer):
@@ -592,6 +644,8 @@ class Driver:
         # the frame.
         limit = min(policy.max_result_chars, self._journal.max_body_bytes // 12)
         content = replace_surrogates(content)
+        if any(it.correction is not None for it in reviews.values()):
+            data[CORRECTED] = True
         if data and (dropped := drop_largest(data, self._journal.max_body_bytes // 4)):
             named: list[JsonValue] = [cut(key, MAX_KEY_CHARS) for key in dropped[:MAX_NAMED]]
             _logger.warning("tool data dropped", extra={"tool": tool.name, "keys": named})
@@ -600,7 +654,7 @@ class Driver:
             cut(content, limit) if len(content) > limit else content,
             ok,
             tuple(threads),
-            usage=sum((end.usage for end in ends), Usage()),
+            usage=sum([*(it.usage for it in ends), *(it.usage for it in reviews.values())], Usage()),
             tool_calls=sum(end.tool_calls for end in ends),
             is_answer=ok and tool.answers,
             data=data,

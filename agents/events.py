@@ -195,12 +195,15 @@ class TurnEnd(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class AnswerReviewed(TurnEvent):
-    """The reviewers have seen an answer; ``correction`` is what the model is told when it has to write another."""
+    """The reviewers have seen an answer, or the message of a ``call`` to who asked; ``correction`` is what the model is
+    told when it has to write another."""
 
     type = "review"
     is_accepted: bool
     correction: str | None
     notes: tuple[str, ...] = ()
+    is_blocked: bool = False
+    call: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

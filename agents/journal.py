@@ -15,6 +15,7 @@ The order of the records is the contract, since a process may be killed between 
         tool_started                  before the tool runs: killed behind it, a `once` call has an unknown outcome
           [asking]                    before questions are sent: killed behind it, they are looked up, not sent twice
           [waiting]                   for whom, until when: a restarted agent goes on waiting
+          [review]                    what reviewers made of a message to who asked, before it is sent
         tool_result                   after it: the result is taken from here
       [note, review]                  what middleware kept; what reviewers made of the answer
       ...                             turn n + 1
@@ -105,10 +106,12 @@ class _Note:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a record stands: its turn, and its call's place in that. ``replies`` are those that the call had."""
+    """Where a record stands: its turn, and its call's place in that. ``send``: that of a message among those of the
+    call that are reviewed, from 1. ``replies`` are those that the call had."""
 
     turn: int = 0
     call: int = 0
+    send: int = 0
     replies: tuple[int, ...] = ()
 
 
@@ -161,6 +164,11 @@ class Recorded:
     approvals: dict[_CallAt, Approval] = field(default_factory=dict)
     new_messages: dict[int, NewMessages] = field(default_factory=dict)
     reviews: dict[int, Reviewed] = field(default_factory=dict)
+    """Of answers, by their turn."""
+
+    sent_reviews: dict[tuple[int, int, int], Reviewed] = field(default_factory=dict)
+    """Of messages: turn, call, and the message's place among those of the call, from 1."""
+
     notes: dict[int, dict[str, JsonValue]] = field(default_factory=dict)
     """What middleware kept in a turn, by name."""
 
@@ -249,6 +257,8 @@ class Recorded:
                 self.taken.update(place.replies)
             case _Note():
                 self.notes.setdefault(turn, {})[value.name] = value.value
+            case Reviewed() if place.send:
+                self.sent_reviews[(*at, place.send)] = value
             case Reviewed():
                 self.reviews[turn] = value
             case Finish():
@@ -445,9 +455,16 @@ class Journal:
     async def record_approval(self, turn: int, call: int, approval: Approval) -> None:
         await self._record("approval", turn, call, {"turn": turn, "call": call, **approval.model_dump()})
 
-    async def record_review(self, turn: int, reviewed: Reviewed) -> None:
+    async def record_review(self, turn: int, reviewed: Reviewed, message: tuple[int, int] | None = None) -> None:
+        """Keep what reviewers made of the answer of a turn; or of a ``message``: its call, and its place there."""
         body = _READERS["review"].dump_python(reviewed, mode="json", exclude={"altered"})
-        await self._record("review", turn, 0, {"turn": turn, **body})
+        if not reviewed.is_blocked:
+            del body["is_blocked"]
+        key: int | str = 0
+        if message is not None:
+            call, send = message
+            key, body = f"{call}-{send}", {"call": call, "send": send, **body}
+        await self._record("review", turn, key, {"turn": turn, **body})
 
     async def record_finished(self, finish: Finish) -> None:
         """End the reaction; it will not be resumed."""

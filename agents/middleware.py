@@ -63,11 +63,13 @@ ASK_ATTEMPTS = 2
 @dataclass(frozen=True, slots=True)
 class Correction:
     """What a reviewer gives for an answer that must not go out: what the model is told. ``name`` says which check it
-    was; ``notes`` are what else the record of the review keeps."""
+    was; ``notes`` are what else the record of the review keeps. ``blocks``: the answer does not go out either when the
+    model has no further try; otherwise it does then, with the name in its metadata."""
 
     instruction: str
     name: str = ""
     notes: Sequence[str] = ()
+    blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,10 @@ class Around:
         raise ModelError(f"The model {asked.name} did not call {tool} as it was asked to.", reason="broken_reply")
 
 
+Guard = Callable[["Around", str], Awaitable["str | Answer | Correction"]]
+"""A `Middleware.review`."""
+
+
 class Middleware:
     """One concern around the loop. Override what it needs: a hook that is left alone costs nothing. The first in the
     list is outermost."""
@@ -233,6 +239,10 @@ class Middleware:
     withholds = True
     """Of one with a `review`: what the model writes is shown to nobody before that has seen it. False where it only
     edits."""
+
+    guards = True
+    """Of one with a `review`: that also looks at what an agent says that this one has handed over to. False where it
+    only gives its own agent's answers their form."""
 
     # --- pure: asked again when a reaction is resumed
 
@@ -309,7 +319,8 @@ class Middleware:
         return await proceed(call)
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
-        """Give the answer as it goes out, or what is wrong with it."""
+        """Give the answer as it goes out, or what is wrong with it. A message that a tool sends to who asked is an
+        answer, too."""
         return answer
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
@@ -408,8 +419,12 @@ class Chain:
         self.brings_tools = bool(self._hooks["list_tools"])
         self.stores = bool(self._hooks["store"])
         self.reviews = bool(self._hooks["review"] or self._hooks["finish_answer"])
-        self.withholds = any(it.withholds for it in layers if type(it).review is not Middleware.review)
+        reviewers = [it for it in layers if type(it).review is not Middleware.review]
+        self.withholds = any(it.withholds for it in reviewers)
         """Whether nobody may read an answer before it was reviewed."""
+
+        self.guards: tuple[Guard, ...] = tuple(it.review for it in reviewers if it.guards)
+        """The reviews that also hold for agents that take over."""
 
     # --- pure
 
@@ -527,9 +542,9 @@ class Chain:
                 proceed = partial(run_hook, self._time_s, hook, it, proceed=proceed)
         return proceed(*given)
 
-    async def review(self, around: Around, answer: str, *, can_correct: bool) -> Reviewed:
+    async def review(self, around: Around, answer: str, *, can_correct: bool, guards: Sequence[Guard] = ()) -> Reviewed:
         """Give the answer as the reviewers leave it, or what they find wrong; each looks at what the one before it
-        left. An answer that goes out is then finished."""
+        left, those of the agents before (``guards``) last. An answer that goes out is then finished."""
         found: list[Correction] = []
         metadata: dict[str, JsonValue] = {}
         notes: list[str] = []
@@ -545,7 +560,8 @@ class Chain:
             notes.extend(given.notes)
             return given.text
 
-        for hook in self._hooks["review"]:
+        own = self._hooks["review"]
+        for hook in dict.fromkeys((*own, *guards)):
             given: str | Answer | Correction = await run_hook(self._time_s, hook, around, answer)
             if isinstance(given, Correction):
                 found.append(given)
@@ -554,8 +570,10 @@ class Chain:
                 answer = take(given)
         if found and can_correct:
             return Reviewed(answer, "\n".join(it.instruction for it in found), notes=tuple(notes))
-        for hook in self._hooks["finish_answer"]:
-            answer = take(await run_hook(self._time_s, hook, around, answer, not found))
         if failed := [it.name for it in found if it.name]:
             metadata[FAILED_CHECKS] = list(failed)
+        if any(it.blocks for it in found):
+            return Reviewed(answer, notes=tuple(notes), metadata={FAILED_CHECKS: [*failed]}, is_blocked=True)
+        for hook in self._hooks["finish_answer"]:
+            answer = take(await run_hook(self._time_s, hook, around, answer, not found))
         return Reviewed(answer, notes=tuple(notes), is_accepted=not found, metadata=metadata)

@@ -133,10 +133,10 @@ MAX_THREADS = 100
 
 def describe_turn(turn: int, max_turns: int) -> str:
     """Give the facts of a turn that trail the history of a model call. They change every turn, so they never stand
-    before it."""
+    before it. How the answer is given is said behind them."""
     if turn < max_turns:
         return f"Turn {turn} of {max_turns}."
-    return f"Turn {turn} of {max_turns}, the last one: no tools any more. Write your closing answer as plain text now."
+    return f"Turn {turn} of {max_turns}, the last one: no tools any more."
 
 
 @dataclass(frozen=True, slots=True)

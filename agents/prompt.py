@@ -83,17 +83,15 @@ class ConversationPrompt:
         incoming_thread_id: str,
         incoming_message: BaseMessage,
         omitted_threads: int = 0,
-        can_finish: bool = True,
     ) -> str:
         """Render the threads as they are given (`select_threads` bounds them), how many further ones are left out, and
-        the message to react to. ``can_finish``: the agent has the tool `finish`."""
+        the message to react to."""
         try:
             return self._template.render(
                 message_threads=message_threads,
                 incoming_thread_id=incoming_thread_id,
                 incoming_message=incoming_message,
                 omitted_threads=omitted_threads,
-                can_finish=can_finish,
             ).strip()
         except (TemplateError, *_EXPRESSION_ERRORS) as error:
             raise ConfigError(f"the conversation template cannot be rendered: {error}", path=self.path) from error

@@ -21,7 +21,7 @@ from roundelay.network.errors import RoundelayError
 
 from .agent import KEEPER, Agent, Handoff
 from .history import compact, leave_out, read_argument, repair, say, well_formed
-from .middleware import CallModel
+from .middleware import FAILED_CHECKS, CallModel, Guard
 from .models.model import (
     FAILURE_SENTENCES,
     AssistantMessage,
@@ -39,6 +39,7 @@ from .text import cut, replace_surrogates
 from .tools import FINISH, PlannedCall
 from .values import (
     ALTERED,
+    CORRECTED,
     DISABLED,
     NOT_RUN,
     TOO_LARGE,
@@ -61,14 +62,30 @@ from .values import (
 )
 
 NO_TEXT = "(no reply)"
-EMPTY_REPLY = "Your reply was empty. Call a tool, or call finish if there is nothing left to do."
+EMPTY_REPLY = "Your reply was empty."
 REPLY_TOO_LARGE = "Your reply was too large to be kept and was dropped. Say it shorter, or in several steps."
 NOT_KEPT = "You were interrupted, and what you wrote last was not kept and not sent. Write it again."
-WITHHELD = "The provider's filter withheld your reply. Say it in other words, or call finish."
+WITHHELD = "The provider's filter withheld your reply. Say it in other words."
 CUT = "Your reply was cut off at its limit of length and was not sent. Give all of it again, shorter."
 CUT_HERE = "[cut off here: the reply reached its limit of length]"
-NUDGE = "Text alone reaches nobody. Call a tool to act or to send it, or call finish if there is nothing left to do."
+NUDGE = "Nobody has read this: your text reaches nobody by itself."
 
+
+ANSWER = (
+    "Your answer is the text that you write without calling a tool: it is sent to {to} and ends your work. "
+    "Call the tools that you need before it, and do not send the answer by a tool as well."
+)
+ANSWERED = (
+    "You have written to the incoming thread by a tool. Text that you write without calling one is sent there, too."
+)
+ANSWER_BY_TOOL = "Text without a tool call reaches nobody. Send your answer by a tool that sends messages."
+NOBODY_WAITS = "Nobody waits for an answer, and text without a tool call reaches nobody. Act by calling tools."
+OR_FINISH = "If nothing is left to do or to say, call finish."
+CLOSING = "Write your answer now, as plain text: it is sent as it is."
+CLOSING_UNSENT = "Write in plain text how far you have come: that is recorded and sent to nobody."
+"""Behind the facts of each turn: which text is the answer, and how it is given."""
+
+BLOCKED = "I could not answer: what I had to say did not pass a check that it has to pass."
 
 MAX_REFUSAL_CHARS = 2000
 
@@ -253,7 +270,7 @@ class Reaction:
 
     ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's
     response; ``threads`` are the ids under which the answer would appear, ``keeper`` the agent that the thread stays
-    with already. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a shorter prompt
+    with already, ``earlier`` those from whom the agent has it. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a shorter prompt
     for a model that finds this one too long.
     """
 
@@ -267,6 +284,7 @@ class Reaction:
         frame: Callable[[str], str] = str.strip,
         shorten: Callable[[], str] | None = None,
         keeper: str | None = None,
+        earlier: Sequence[Agent] = (),
         path: str = "",
         sent_at: int = 0,
         trigger: Trigger | None = None,
@@ -285,7 +303,9 @@ class Reaction:
         self._path = path
         self.sent_at = sent_at
         self.trigger = trigger
-        self._callers: list[tuple[Agent, list[ChatMessage]]] = []  # who handed over and gets control back, as they were
+        # Who handed over and gets control back, as they were, and who had the conversation before them.
+        self._callers: list[tuple[Agent, list[ChatMessage], tuple[Agent, ...]]] = []
+        self._earlier = tuple(earlier)  # who had the conversation before the agent: their guards hold
         self.keeper = keeper
         self._read_meanwhile: tuple[int, ...] = ()
         self.has_spoken = False
@@ -343,6 +363,11 @@ class Reaction:
         """Take what middleware kept into what hooks find in ``state.values``."""
         self._values.update(values)
 
+    @property
+    def can_correct(self) -> bool:
+        """Whether the model can be asked for another answer when reviewers find one wrong."""
+        return self.turn < self.max_turns and self._corrections < self.agent.policy.max_corrections
+
     # --- asking the model
 
     def _ask(self, *, again: bool = False) -> Step:
@@ -364,12 +389,29 @@ class Reaction:
             self._instructed = agent
             self.history[0] = SystemMessage(self._frame(agent.instruct(state)))
         about = agent.policy.describe_turn(self.turn, self.turn if self._is_last else self.max_turns)
-        messages = repair(self.history, about)
+        messages = repair(self.history, f"{about}\n{self._say_how_to_answer()}")
         specs = () if self._is_last else agent.specs
         step = CallModel(self.turn, agent, tuple(messages), specs, state, self._is_last)
         if self._next_tool is not None and any(spec.name == self._next_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(self._next_tool))
         return chain.prepare(state, step)
+
+    def _say_how_to_answer(self) -> str:
+        """Say which text is the answer in this turn, and how it is given, with the tools that there are."""
+        policy, is_inside = self.agent.policy, bool(self._path or self._callers)
+        is_sent = self.sends_text() or bool(self._callers)
+        if self._is_last or not self.agent.specs:
+            return CLOSING if is_sent else CLOSING_UNSENT
+        finish = any(spec.name == FINISH for spec in self.agent.specs)
+        if not is_sent:
+            said = NOBODY_WAITS
+        elif policy.on_text == "nudge":
+            said = ANSWER_BY_TOOL
+        elif self.has_spoken and not is_inside:
+            said = ANSWERED
+        else:
+            said = ANSWER.format(to="whoever gave you this task" if is_inside else "the incoming thread")
+        return f"{said} {OR_FINISH}" if finish else said
 
     def _take_failure(self, failed: ModelFailed) -> Step:
         if failed.failure == "context_too_long" and not self._is_compacted and not failed.is_recorded:
@@ -484,8 +526,10 @@ class Reaction:
         later reading of that."""
         left = dict(results)
         before = len(self.history) - 1  # where this turn begins
+        is_corrected = False
         for index in self._plan.list_run(self._replay):
             call, answer = self._reply.tool_calls[index], left.get(index) or self._plan.refused[index]
+            is_corrected |= CORRECTED in answer.data
             if NOT_RUN in answer.data or is_unknown(answer):
                 continue
             if DISABLED not in answer.data:
@@ -501,6 +545,7 @@ class Reaction:
                 # What a hook gives may hold the turn itself, which stands behind it: no call may be there twice.
                 self.history[1:before] = leave_out(wanted.messages, self._reply.tool_calls)
                 before = len(self.history) - 1
+        self._corrections += is_corrected
         return left
 
     def _answer_calls(self, results: Mapping[int, ToolResult]) -> ToolCall | None:
@@ -515,11 +560,12 @@ class Reaction:
     def _hand_over(self, handoff: Handoff, call: ToolCall) -> Step:
         caller, note = self.agent, read_argument(call, "note").strip()
         if handoff.returns == "to_caller":
-            self._callers.append((caller, list(self.history)))
+            self._callers.append((caller, list(self.history), self._earlier))
         else:
             self._callers.clear()
         if handoff.returns == "never":
             self.keeper = handoff.agent.id
+        self._earlier = (caller, *self._earlier)
         self.agent, self.history = handoff.agent, handoff.take_over(caller.id, self.history, note)
         self._values = {**handoff.agent.chain.start(), **self._values}
         self._began = self.turn + 1
@@ -527,7 +573,7 @@ class Reaction:
 
     def _return(self, reason: str, text: str | None) -> Step:
         """Give control back to the agent that handed over."""
-        returning, (self.agent, self.history) = self.agent, self._callers.pop()
+        returning, (self.agent, self.history, self._earlier) = self.agent, self._callers.pop()
         self._began = 0  # its first turn was before it handed over
         said = f"It said: {text}" if text else f"It finished: {reason}"
         say(self.history, f"{returning.id} has handed the conversation back to you. {said}")
@@ -557,10 +603,9 @@ class Reaction:
 
     def _propose(self, status: Status, reason: str, answer: str | None) -> Step:
         """End with an answer, once the reviewers have seen it."""
-        if answer is None or not self.agent.chain.reviews:
+        if answer is None or not self.is_reviewed:
             return self._finish(status, reason, answer)
-        can_correct = self.turn < self.max_turns and self._corrections < self.agent.policy.max_corrections
-        proposed = self._finish(status, reason, answer)
+        can_correct, proposed = self.can_correct, self._finish(status, reason, answer)
         self.state = State.REVIEWING
         self._proposed = Review(self.turn, proposed, answer, self.describe(), can_correct)
         return self._proposed
@@ -571,7 +616,12 @@ class Reaction:
         self.usage += reviewed.usage
         if reviewed.correction is None or not proposed.can_correct:
             self.state = State.FINISHED
-            return replace(proposed.proposed, answer=reviewed.answer, usage=self.usage, metadata=reviewed.metadata)
+            done = replace(proposed.proposed, usage=self.usage, metadata=reviewed.metadata)
+            if not reviewed.is_blocked:
+                return replace(done, answer=reviewed.answer)
+            failed = reviewed.metadata.get(FAILED_CHECKS)
+            by = f" by {', '.join(map(str, failed))}" if isinstance(failed, list) and failed else ""
+            return replace(done, status="stopped", reason=f"the answer was blocked{by}", answer=BLOCKED)
         self._corrections += 1
         say(self.history, f"Your answer was not given. {reviewed.correction}")
         return self._ask()
@@ -582,10 +632,20 @@ class Reaction:
         return on_text == "reply" or (on_text != "record" and self._answers)
 
     @property
+    def guards(self) -> list[Guard]:
+        """Give the reviews of those that had the conversation before, who left it last first: they hold as well."""
+        return [guard for it in self._earlier for guard in it.chain.guards]
+
+    @property
+    def is_reviewed(self) -> bool:
+        """Whether anybody looks at an answer before it goes out, or adds to it."""
+        return self.agent.chain.reviews or bool(self.guards)
+
+    @property
     def withholds(self) -> bool:
-        """Whether what its model writes is reviewed before anybody reads it: by the agent itself, or by one that gets
-        control back."""
-        return any(it.chain.withholds for it in (self.agent, *(caller for caller, _ in self._callers)))
+        """Whether what its model writes is reviewed before anybody reads it: by the agent itself, or for one that had
+        the conversation before."""
+        return any(it.chain.withholds for it in (self.agent, *self._earlier))
 
     def _finish(self, status: Status, reason: str, answer: str | None) -> Finish:
         self.state = State.FINISHED

@@ -208,7 +208,8 @@ class UnderWay:
 
     async def _decline(self, finish: Finish) -> None:
         """Tell who waits for an answer that there is none."""
-        text = (finish.reason if finish.status == "finished" else "") or "there is no answer"
+        is_reviewed = self.reaction is not None and self.reaction.withholds  # a reason is the model's own words
+        text = (finish.reason if finish.status == "finished" and not is_reviewed else "") or "there is no answer"
         try:
             await self._reply(text, {DECLINED: True})
         except (ConnectError, Superseded):

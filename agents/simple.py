@@ -20,6 +20,7 @@ from .agent import KEEPER, Agent, Handoff, check_list, find_agent, limit_run, li
 from .compose import relay
 from .config_hash import describe_middleware, hash_config, hash_text
 from .driver import Driver
+from .inbox import read_waiting
 from .journal import Started
 from .middleware import Instruction, Middleware
 from .models.model import Model
@@ -75,11 +76,11 @@ class SimpleAgentRunner(AgentRunner):
         )
         self.network_tools = tuple(network_tools) if network_tools is not None else None
         everybodys = choose_tools(communication_tools(), self.network_tools)
-        self._can_finish = any(it.name == FINISH for it in everybodys)
-        if not self._can_finish and self.policy.on_text == "nudge":
+        can_finish = any(it.name == FINISH for it in everybodys)
+        if not can_finish and self.policy.on_text == "nudge":
             raise ValueError(f"Agent {agent_id}: on_text is nudge, which leaves finish alone to end with: name it too.")
         # A name taken twice is refused here, not at the first message; `finish` is the loop's own, offered or not.
-        _equip(self.agent, [*everybodys, *(() if self._can_finish else communication_tools()[-1:])], ())
+        _equip(self.agent, [*everybodys, *(() if can_finish else communication_tools()[-1:])], ())
         self.state = state
         self._prompt = ConversationPrompt(template)
         self._owns_model = owns_model
@@ -137,7 +138,7 @@ class SimpleAgentRunner(AgentRunner):
             omitted += dropped
         config_hash = self._hash_config(agent)
         if begun.recorded is None:
-            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted, self._can_finish)
+            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
             started = Started(
                 trigger=incoming_message.seq,
@@ -157,13 +158,14 @@ class SimpleAgentRunner(AgentRunner):
                 return ReactionResult(begun.id, ended.status, ended.reason, None, ended.turns, ended.usage)
             manifest = begun.recorded.started.manifest if begun.recorded.started is not None else ()
             threads = keep_recorded(threads, incoming_message, manifest)
-            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted, self._can_finish)
+            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         message = incoming_message
         reaction = begun.reaction = Reaction(
             limit_run(keeper or agent, message),
             keeper=keeper.id if keeper is not None else None,  # its own id, once it gets the thread back
+            earlier=[agent] if keeper is not None and keeper.id != agent.id else (),
             prompt=prompt,
             answers=begun.is_awaited,
             threads=(incoming_thread_id, f"thread:{message.seq}"),
@@ -204,6 +206,7 @@ class SimpleAgentRunner(AgentRunner):
             cause=trigger.seq,
             visibility=self.visibility,
             reply_metadata={KEEPER: keeper} if keeper is not None else {},
+            askers=frozenset((trigger.sender_id, *read_waiting(trigger))),
         )
         journal = begun.journal
         return ToolContext(self.agent_id, journal.reaction, turn, call_id, trigger, client, state=self.state)
@@ -226,7 +229,7 @@ class SimpleAgentRunner(AgentRunner):
         few = max([1, *(len(thread.messages) // 4 for thread in incoming)])
         shown = select_threads(incoming, message, max_threads=1, per_thread=few)
         omitted += len(threads) - len(shown)
-        return self._prompt.render(shown, thread_id, message, omitted, self._can_finish)
+        return self._prompt.render(shown, thread_id, message, omitted)
 
     def _hash_config(self, agent: Agent) -> str:
         """Give what the agent's behaviour depends on: a reaction resumed under another one says so."""

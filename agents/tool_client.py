@@ -3,13 +3,14 @@ whatever is repeated.
 
 Stands between `tools` and `NetworkClient`. Ids that the tool does not choose are derived from the call's, in the order
 of its sends; where its messages went is remembered, since a reaction that has spoken in the incoming thread answers
-there no second time. What it reads of the conversation is what the reaction's own prompt may hold: the hub judges it
+there no second time. What may reach who asked is an answer, however it is sent: it is reviewed first, as the driver
+says (`review`). What it reads of the conversation is what the reaction's own prompt may hold: the hub judges it
 for the incoming message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -64,6 +65,13 @@ class ToolClient:
     reply_metadata: Mapping[str, Any] = field(default_factory=dict)
     """Of every reply to the incoming message."""
 
+    askers: Collection[str] = ()
+    """Who wrote the incoming message, and who waits for its answer."""
+
+    review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]] | None = None
+    """Gives a text for who asked as it goes out, and the metadata of its message. Raises `ToolError` for one that must
+    not. None: nobody reviews what is sent, as what the loop and middleware say themselves."""
+
     threads: list[str] = field(default_factory=list)
     """The threads that its messages went to."""
 
@@ -78,7 +86,12 @@ class ToolClient:
         return self._client.welcome
 
     async def send(self, to: str, content: Any, **options: Any) -> Stored:
-        return self._note(await uncounted(self._client.send(to, content, **self._fill(options))))
+        filled = self._fill(
+            options
+        )  # the id is taken before anything is awaited, so that it follows the order of sends
+        if self.review is not None and self._may_reach_asker(to):
+            content, filled = await uncounted(self._have_reviewed(self.review, content, filled))
+        return self._note(await uncounted(self._client.send(to, content, **filled)))
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
         return await self.send(agent_address(agent_id), text, **options)
@@ -90,8 +103,7 @@ class ToolClient:
         return await self.send(channel_address(channel), text, **options)
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
-        filled = self._fill({"reply_to": message.seq, **options})
-        return self._note(await uncounted(self._client.reply(message, text, **filled)))
+        return await self.send(self._client.find_reply_address(message), text, **{"reply_to": message.seq, **options})
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
         """Call an operation. What reads the conversation reads it as this reaction may: see `history`.
@@ -106,16 +118,40 @@ class ToolClient:
             args = {**(args or {}), **self._view()}
         if op in JUDGED:
             args = {**(args or {}), "trigger": self.cause}
+        if self.review is not None and isinstance(text := (args or {}).get("text"), str) and self._is_change(op):
+            args = {**(args or {}), "text": (await uncounted(self.review(text)))[0]}
         call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
         value = await uncounted(call)
         match value:  # of a mod's operation that posted
-            case {"seq": int(), "thread_id": str(thread_id)} if not self._only_reads(op):
+            case {"seq": int(), "thread_id": str(thread_id)} if self._is_change(op):
                 self.threads.append(thread_id)
         return value
 
-    def _only_reads(self, op: str) -> bool:
-        """Whether the hub says of a mod's operation that it changes nothing: then it has sent no message either."""
-        return any(it.op == op and it.kind == "read" for mod in self.welcome.mods for it in mod.operations)
+    def _is_change(self, op: str) -> bool:
+        """Whether an operation may send a message: not if the hub says that it only reads."""
+        return not any(it.op == op and it.kind == "read" for mod in self.welcome.mods for it in mod.operations)
+
+    def _may_reach_asker(self, to: str) -> bool:
+        """Whether those who asked may read what is sent there: but for direct messages to somebody else, they may."""
+        kind, _, name = to.partition(":")
+        return kind not in ("agent", "mod") or name in self.askers
+
+    async def _have_reviewed(
+        self, review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]], content: Any, options: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Give what is sent with the texts in it as reviewers leave them. Data in it that is no text stays as it is."""
+        made: Mapping[str, Any] = {}
+        match content:
+            case str():
+                content, made = await review(content)
+            case {"text": str(text)}:
+                text, made = await review(text)
+                content = {**content, "text": text}
+        if isinstance(shown := options.get("text_representation"), str):
+            shown, made = await review(shown)
+            options = {**options, "text_representation": shown}
+        metadata = {**made, **(options.get("metadata") or {})}
+        return content, {**options, "metadata": metadata} if metadata else options
 
     async def signal(
         self, kind: Literal["typing", "thinking", "delta", "tool"], body: Any, *, thread_id: str | None = None

@@ -161,8 +161,8 @@ class ToolsDone:
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """What the reviewers made of an answer: the one to give, or a correction for the model to write another. ``usage``
-    is their own.
+    """What the reviewers made of an answer, or of a message to who asked: the one to give, or a correction for the model
+    to write another. ``usage`` is their own.
 
     ``is_accepted``: nothing was found wrong; without it, and without a correction, the answer is given for want of a
     better one.
@@ -177,6 +177,9 @@ class Reviewed:
     altered: bool = False
     """The record does not hold the answer, or its metadata, as it was."""
 
+    is_blocked: bool = False
+    """It must not go out, and the model is not asked for another one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
@@ -190,6 +193,9 @@ Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone 
 
 DISABLED = "disabled"
 """In a result's data: the tool may not be used here and now."""
+
+CORRECTED = "corrected"
+"""In a result's data: reviewers kept back what the call was to say, and the model has to say it in another way."""
 
 NOT_RUN = "not_run"
 """In a result's data: the call was planned, and then not begun."""

@@ -2,7 +2,7 @@
 
 `Evaluations` is middleware that reviews. A check gives what is wrong with an answer, as an instruction to write a
 better one, or None. What the checks found goes back to the model, as often as the policy's ``max_corrections`` says;
-then the answer goes out with the findings in the record. A check that cannot be made (its model is down, its code
+then the answer goes out with the findings in the record, unless a check blocks it. A check that cannot be made (its model is down, its code
 raises) holds up no answer: that is noted, too. What checks gave is recorded, so a resumed reaction does not ask them
 again.
 """
@@ -13,7 +13,7 @@ import asyncio
 import inspect
 import logging
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Protocol, Self
@@ -53,18 +53,26 @@ class Check(Protocol):
 
 class Evaluations(Middleware):
     """Makes the checks in ``always``, and those of each tool that was used. All of them are made at once,
-    within ``timeout_s``."""
+    within ``timeout_s``. ``blocking`` names those without which nothing goes out: an answer in which such a one still
+    finds something after the last correction is blocked. Raises `ConfigError` for a name of no check."""
 
     def __init__(
         self,
         always: Sequence[Check] = (),
         by_tool: Mapping[str, Sequence[Check]] | None = None,
         *,
+        blocking: Collection[str] = (),
         timeout_s: float = 120.0,
     ) -> None:
         self._always = tuple(always)
         self._by_tool = dict(by_tool or {})
+        self._blocking = frozenset(blocking)
         self._timeout_s = timeout_s
+        made = {name_check(it) for it in (*always, *(it for checks in self._by_tool.values() for it in checks))}
+        if wrong := sorted(self._blocking - made):
+            raise ConfigError(
+                f'no check named "{wrong[0]}" is made, so it cannot block; made are: {", ".join(sorted(made))}'
+            )
 
     @classmethod
     def from_file(
@@ -72,6 +80,7 @@ class Evaluations(Middleware):
         checks: Mapping[str, CheckOptions] = MappingProxyType({}),
         always: tuple[str, ...] = (),
         tools: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        blocking: tuple[str, ...] = (),
     ) -> Evaluations:
         """Make those of an agent's file: ``checks`` by name, beside `grounding`, which there always is; the others name
         them. ``call`` imports the check's module. Raises `ConfigError`."""
@@ -86,7 +95,7 @@ class Evaluations(Middleware):
         if not wanted:
             raise ConfigError("the evaluations make no check: name some under always, or under tools")
         by_tool = {tool: [known[name] for name in names] for tool, names in tools.items()}
-        return cls([known[name] for name in always], by_tool)
+        return cls([known[name] for name in always], by_tool, blocking=blocking)
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         used = [check for tool in around.state.calls for check in self._by_tool.get(tool, ())]
@@ -101,7 +110,8 @@ class Evaluations(Middleware):
         notes = [f"{name}: {note}" for name, task in tasks if (note := task.result()[1])]
         if found:
             told = cut("\n".join(it for _, it in found), MAX_FINDING_CHARS)
-            return Correction(told, ", ".join(name for name, _ in found), notes)
+            is_blocked = any(name in self._blocking for name, _ in found)
+            return Correction(told, ", ".join(name for name, _ in found), notes, blocks=is_blocked)
         return Answer(answer, notes=notes) if notes else answer
 
     async def _make(self, check: Check, answer: str, evidence: Evidence, around: Around) -> tuple[str | None, str]:

@@ -34,7 +34,10 @@ _BOTH: Any = {"by_alias": True, "by_name": True}
 
 
 class StructuredAnswer(Middleware, Generic[T]):
-    """The answer is a ``kind``: a pydantic model, a dataclass, or anything else that pydantic reads."""
+    """The answer is a ``kind``: a pydantic model, a dataclass, or anything else that pydantic reads. An agent that takes
+    over answers in its own form."""
+
+    guards = False
 
     def __init__(self, kind: type[T], *, tool_name: str = "give_answer") -> None:
         self._adapter: TypeAdapter[T] = TypeAdapter(kind)
@@ -72,7 +75,9 @@ class StructuredAnswer(Middleware, Generic[T]):
         return (self._tool,)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        """In a turn without tools, say what the answer has to look like."""
+        """Say how the answer is given: by the tool; in a turn without tools, as what it has to look like."""
+        if any(spec.name == self._name for spec in step.tools):
+            return step.tell(f"Your answer has a form: give it by calling {self._name}, not as a text.")
         if step.tools:
             return step
         schema = json.dumps(self._adapter.json_schema(), ensure_ascii=False)
@@ -99,7 +104,7 @@ class StructuredAnswer(Middleware, Generic[T]):
             problems = [
                 f"{'.'.join(map(str, it['loc'])) or 'the answer'}: {it['msg']}" for it in error.errors()[:MAX_PROBLEMS]
             ]
-            told = f"It does not fit: {'; '.join(problems)}. Give your answer by calling {self._name}."
+            told = f"It does not fit: {'; '.join(problems)}. Give one that does."
             return Correction(told, name=STRUCTURED)
         return self._adapter.dump_json(value).decode()
 

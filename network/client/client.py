@@ -282,13 +282,16 @@ class NetworkClient:
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
         """Answer a message where it is: in its direct or mod thread, or in the reply thread that it is in or begins."""
-        to = message.to
-        if isinstance(message, DirectMessage):
-            other = message.sender_id if message.sender_id != self.agent_id else name_of(message.to)
-            to = agent_address(other)
-        elif isinstance(message, ModMessage):
-            to = mod_address(thread_parties(message.thread_id)[0])
+        to = self.find_reply_address(message)
         return await self.send(to, text, **{"reply_to": message.seq, "cause": message.seq, **options})
+
+    def find_reply_address(self, message: AnyMessage) -> str:
+        """Give the address of a reply to a message."""
+        if isinstance(message, DirectMessage):
+            return agent_address(message.sender_id if message.sender_id != self.agent_id else name_of(message.to))
+        if isinstance(message, ModMessage):
+            return mod_address(thread_parties(message.thread_id)[0])
+        return message.to
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
         """Call an operation of the hub or of a mod; gives its value. ``call_id`` makes a change idempotent across

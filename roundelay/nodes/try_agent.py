@@ -278,9 +278,9 @@ def describe_event(event: Event) -> str | None:
         case AnswerReviewed():
             if event.is_accepted:
                 return "\n".join(event.notes) or None
-            return "\n".join(
-                ["asks for another answer" if event.correction else "the answer goes out as it is", *event.notes]
-            )
+            what = "answer" if event.call is None else "message"
+            fate = "is not sent" if event.is_blocked else "goes out as it is"
+            return "\n".join([f"asks for another {what}" if event.correction else f"the {what} {fate}", *event.notes])
         case RemoteCall(is_active=True, asked=()):
             return f"{event.agent_id} ({event.path}) calls {event.tool}"
         case RemoteOutput(kind="progress", is_done=False):

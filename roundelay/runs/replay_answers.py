@@ -118,9 +118,11 @@ class RecordedAnswers:
             self.drifts.append(Difference(text, None, agent_id, reaction, turn))
         await _never()  # it was under way when the reaction was left
 
-    def review(self, reaction: str, path: str, turn: int) -> Reviewed | None:
+    def review(self, reaction: str, path: str, turn: int, message: tuple[int, int] | None = None) -> Reviewed | None:
         run = self._find_run(reaction, path)
-        return run.reviews.get(turn) if run is not None else None
+        if run is None:
+            return None
+        return run.reviews.get(turn) if message is None else run.sent_reviews.get((turn, *message))
 
     def reads_new_messages(self, reaction: str) -> bool:
         found = self._recording.reactions.get(reaction)

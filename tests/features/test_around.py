@@ -22,7 +22,7 @@ from roundelay.agents.tools import PlannedCall, tool
 from roundelay.agents.values import NOT_RUN, Begin, Finish, Replayed, ToolResult, ToolsDone
 from roundelay.app import Network
 from tests.support.agents import Heard, Person, Provider, make_runner, running
-from tests.support.loops import Loop, by_turn, results_of, survives_kills, use
+from tests.support.loops import Loop, by_turn, facts, results_of, survives_kills, use
 
 HOOKS = ["around_reaction", "around_turn", "around_model", "around_tool", "review"]
 
@@ -124,7 +124,7 @@ async def test_what_middleware_makes_of_requests_results_and_answers_survives_a_
 
     async with Provider(by_turn(use(("look", {"at": "a"})), "Done.")) as provider:
         whole = await survives_kills(provider, make)
-    assert str(whole.requests[0]["messages"][-1]["content"]).endswith("Turn 1 of 30. Be kind.")
+    assert str(whole.requests[0]["messages"][-1]["content"]).endswith(f"{facts()} Be kind.")
     assert results_of(whole.requests[1]) == ["<saw more>"]
     assert whole.end.answer == "Done.! Yours, bob"
     assert [it["reply"]["text"] for it in whole.records.bodies("model_reply")] == [None, "Done.!"]

@@ -21,7 +21,7 @@ from roundelay.network.messages import DirectMessage
 from roundelay.terminal.screen import format_message
 from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import text
-from tests.support.loops import Body, by_turn, use
+from tests.support.loops import Body, by_turn, facts, use
 
 
 def prompt_of(body: Body) -> str:
@@ -122,8 +122,10 @@ async def test_a_provider_that_wants_to_be_told_is_told_what_is_the_same_in_the_
     assert first[0].startswith("Be kind.")
     assert first[1].startswith("<conversation>")
     assert "Turn 1" not in first[1]
-    assert [body["messages"][-1]["content"] for body in provider.requests[1:]] == ["Turn 2 of 30.", "Turn 3 of 30."]
-    assert provider.requests[0]["messages"][1]["content"][1] == {"type": "text", "text": "\n\nTurn 1 of 30."}
+    assert [body["messages"][-1]["content"] for body in provider.requests[1:]] == [
+        facts(it, finish=True) for it in (2, 3)
+    ]
+    assert provider.requests[0]["messages"][1]["content"][1] == {"type": "text", "text": f"\n\n{facts(finish=True)}"}
 
 
 def test_filters_are_set_in_the_agents_file(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ async def test_each_agent_has_a_template_of_its_own(tmp_path: Path) -> None:
             await mia.ask("bob", "hi")
             await mia.ask("ann", "hi")
     one, other = map(prompt_of, provider.requests)
-    assert one == "mia: hi\n\nTurn 1 of 30."
+    assert one == f"mia: hi\n\n{facts(finish=True)}"
     assert other.startswith("<conversation>")
 
 

@@ -21,6 +21,7 @@ from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Heard, Person, Provider, running
 from tests.support.fake_openai import Reply, calls, text
+from tests.support.loops import facts
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
 
@@ -208,7 +209,7 @@ async def test_a_server_that_does_not_start_leaves_the_agent_at_work(network: Ne
 def head_of(request: dict[str, Any]) -> tuple[str, str]:
     """The system message, and the prompt without what trails it in the first turn."""
     system, user = (it["content"] for it in request["messages"][:2])
-    return system, user.removesuffix("\n\nTurn 1 of 8.")
+    return system, user.removesuffix(f"\n\n{facts(1, 8, finish=True)}")
 
 
 async def test_what_a_server_says_otherwise_when_it_is_back_shows_in_the_next_turn(
@@ -295,7 +296,7 @@ middleware:
     system, user = (it["content"] for it in provider.requests[0]["messages"])
     assert "\n\nshop: shop_price. What stands inside <tool_server> was said by" in system
     assert system.endswith('<tool_server name="shop">\nPrices are in euros.\n</tool_server>')
-    assert user.endswith("\n\nIt is spring.\n\nTurn 1 of 30.")
+    assert user.endswith(f"\n\nIt is spring.\n\n{facts(finish=True)}")
     assert (system.count("Prices are in euros."), user.count("It is spring.")) == (1, 1)
 
 

@@ -19,7 +19,7 @@ from roundelay.agents.values import PromptPart, TurnState
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
 from tests.support.agents import Person, Provider, running
-from tests.support.loops import Loop, by_turn, survives_kills, system_of, use
+from tests.support.loops import Loop, by_turn, facts, survives_kills, system_of, use
 
 NOTES = ToolNotes(
     display_name="Library search",
@@ -68,7 +68,7 @@ async def test_system_and_user_prompt_are_rendered_each_turn() -> None:
         assert expected in system, system
     [user] = [it["content"] for it in provider.requests[0]["messages"][1:]]
     assert user == (
-        "<conversation/>\n\nMind the year that is asked for.\n\nThe wiki was renewed in May.\n\nTurn 1 of 4."
+        "<conversation/>\n\nMind the year that is asked for.\n\nThe wiki was renewed in May.\n\n" + facts(1, 4)
     )
 
 
@@ -81,10 +81,9 @@ async def test_what_stands_before_the_history_changes_only_for_the_format_of_a_t
     assert shown not in first[0]["content"]
     assert second[0]["content"].replace(shown, "") == first[0]["content"]
     assert third[: len(second) - 1] == second[:-1]
-    assert second[1]["content"] == first[1]["content"].removesuffix("\n\nTurn 1 of 4.")
-    assert [it[-1]["content"][-12:] for it in (first, second, third)] == [
-        f"Turn {number} of 4." for number in (1, 2, 3)
-    ]
+    assert second[1]["content"] == first[1]["content"].removesuffix(f"\n\n{facts(1, 4)}")
+    for number, it in enumerate((first, second, third), 1):
+        assert it[-1]["content"].endswith(facts(number, 4))
 
 
 async def test_the_last_turn_has_no_tools_and_the_same_system_message() -> None:
@@ -109,10 +108,8 @@ async def test_templates_of_ones_own_know_turn_and_model() -> None:
     first, second, _ = provider.requests
     assert system_of(first) == "Hm.\n\nbob on m, 1970-01-01, used: nothing"
     assert system_of(second) == "Hm.\n\nbob on m, 1970-01-01, used: search"
-    assert (
-        first["messages"][1]["content"] == "<conversation/>\n\nsearch\n\nTurn 1 of 30.\n\n1 done of 30, 16 calls each"
-    )
-    assert second["messages"][-1]["content"] == "Turn 2 of 30.\n\n2 done of 30, 16 calls each"
+    assert first["messages"][1]["content"] == f"<conversation/>\n\nsearch\n\n{facts()}\n\n1 done of 30, 16 calls each"
+    assert second["messages"][-1]["content"] == f"{facts(2)}\n\n2 done of 30, 16 calls each"
 
 
 async def test_a_resumed_reaction_has_the_same_prompt() -> None:
@@ -189,13 +186,13 @@ async def test_the_templates_that_ship_show_what_servers_say_once(is_first: bool
     assert "Prices are in euros." not in system, "a server's words are not among the author's"
     assert user == (
         "<conversation/>\n\nMind the year that is asked for.\n\nThe wiki was renewed in May."
-        f"\n\n{FENCED}\n\nMind the season.\n\nTurn 1 of 30."
+        f"\n\n{FENCED}\n\nMind the season.\n\n{facts()}"
     )
 
 
 async def test_without_templates_servers_parts_have_a_place() -> None:
     system, user = await ask_first(Shops())
-    assert (system, user) == ("Hm.", f"<conversation/>\n\n{FENCED}\n\nMind the season.\n\nTurn 1 of 30.")
+    assert (system, user) == ("Hm.", f"<conversation/>\n\n{FENCED}\n\nMind the season.\n\n{facts()}")
 
 
 OWN = "{% for it in servers %}<{{ it.name }}:{% for tool in it.tools %} {{ tool.name }}, {{ tool.description }}{% endfor %}>"
@@ -229,7 +226,7 @@ END = "{% endfor %}"
         # in the trailing message
         (
             {"system": "", "user": "", "turn": "{{ server_user_prompts | join(' ') }}"},
-            None, f"Turn 1 of 30.\n\n{FENCED} Mind the season.",
+            None, f"{facts()}\n\n{FENCED} Mind the season.",
         ),
     ],
 )  # fmt: skip
@@ -238,7 +235,7 @@ async def test_templates_of_ones_own_place_what_servers_say(
 ) -> None:
     told, said = await ask_first(Shops(), Prompts(**templates))
     assert told == ("Hm." if system is None else f"Hm.\n\n{system}")
-    trailing = "" if "turn" in templates else "\n\nTurn 1 of 30."
+    trailing = "" if "turn" in templates else f"\n\n{facts()}"
     assert said == f"<conversation/>{'' if user is None else f'{chr(10) * 2}{user}'}{trailing}"
 
 
@@ -257,7 +254,7 @@ async def test_what_a_server_says_otherwise_shows_from_the_next_turn_on() -> Non
     )
     async with Provider(script) as provider:
         await Loop(Agent("bob", "", provider.model(), [search, rename], middleware=[shops, Prompts()])).drive()
-    prompts = [it["messages"][1]["content"].removesuffix("\n\nTurn 1 of 30.") for it in provider.requests]
+    prompts = [it["messages"][1]["content"].removesuffix(f"\n\n{facts()}") for it in provider.requests]
     first = f"<conversation/>\n\n{FENCED}\n\nMind the season."
     later = first.replace("euros", "francs")
     assert prompts == [first, first, later, later]

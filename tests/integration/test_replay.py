@@ -718,22 +718,29 @@ async def test_what_middleware_and_reviewers_made_of_it_plays_again(tmp_path: Pa
 
     class Shout(Middleware):
         async def review(self, around: Any, answer: str) -> str:
+            made.append(answer)
             return answer.upper()
 
+    made: list[str] = []
+
     def script(request: ModelRequest) -> Answer:
-        return say("short") if request.messages[-1] == UserMessage("Sum up") else say("yes")
+        if request.messages[-1] == UserMessage("Sum up"):
+            return say("short")
+        return call("send_text_message", target_agent_id="mia", text="wait") if request.turn == 1 else say("yes")
 
     heard: list[str] = []
 
     async def talk(network: Network, people: dict[str, Person]) -> None:
         heard.append((await people["mia"].ask("chief", "Well?")).text)
+        heard.append((await people["mia"].hear()).text)
 
     def make(script: Any) -> AgentRunner:
         return make_runner("chief", script, middleware=[Summary(), Shout()])
 
     recording = await record(tmp_path / "log.db", [make(script)], talk)
-    assert heard == ["YES (SHORT)"]
+    assert heard == ["WAIT", "YES (SHORT)"]
     report = await plays_as_it_was(recording, make(never))
+    assert len(made) == 2, "a reviewer was asked in a replay"
     assert any("Middleware of chief asks a model itself" in note for note in report.notes)
 
 

@@ -19,7 +19,8 @@ from roundelay.agents.driver import Driver
 from roundelay.agents.events import Event
 from roundelay.agents.journal import Journal, Started
 from roundelay.agents.models.model import Model
-from roundelay.agents.reaction import Reaction
+from roundelay.agents.reaction import ANSWER, OR_FINISH, Reaction
+from roundelay.agents.tool_client import ToolClient
 from roundelay.agents.tools import ToolContext
 from roundelay.agents.values import Finish
 from roundelay.network.messages import DirectMessage
@@ -108,7 +109,7 @@ class Loop:
 
 
 def make_context(call_id: str, turn: int) -> ToolContext:
-    return ToolContext("bob", "r1", turn, call_id, TRIGGER, cast("Any", None))
+    return ToolContext("bob", "r1", turn, call_id, TRIGGER, ToolClient(cast("Any", None), call_id, TRIGGER.seq))
 
 
 # --- the provider's side
@@ -128,6 +129,12 @@ def by_turn(*replies: Reply | str) -> Callable[[Body], Reply]:
         return fake_openai.text(reply) if isinstance(reply, str) else reply
 
     return answer
+
+
+def facts(turn: int = 1, of: int = 30, *, finish: bool = False) -> str:
+    """What stands at the end of a request to an agent whose text is its answer; ``finish``: it has that tool."""
+    how = ANSWER.format(to="the incoming thread")
+    return f"Turn {turn} of {of}.\n{how}{f' {OR_FINISH}' if finish else ''}"
 
 
 def turn_of(body: Body) -> int:

@@ -34,6 +34,7 @@ from roundelay.agents.models.scripted import Call, Script, ScriptedModel, call, 
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.reaction import Reaction
+from roundelay.agents.tool_client import ToolClient
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.agents.values import Finish
 from roundelay.network.errors import (
@@ -140,7 +141,7 @@ class Run:
 
 
 def make_context(call_id: str, turn: int) -> ToolContext:
-    return ToolContext("bob", "r1", turn, call_id, TRIGGER, cast("Any", None))
+    return ToolContext("bob", "r1", turn, call_id, TRIGGER, ToolClient(cast("Any", None), call_id, TRIGGER.seq))
 
 
 def turns(*answers: Any) -> Script:

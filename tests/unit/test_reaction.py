@@ -40,6 +40,7 @@ from roundelay.agents.values import (
     ToolResult,
     ToolsDone,
 )
+from tests.support.loops import facts
 
 
 @tool(name="add")
@@ -126,7 +127,10 @@ def test_the_conversation_comes_once_and_the_facts_of_the_turn_trail_it() -> Non
     reaction = make_reaction()
     first = reaction.advance(Begin())
     assert isinstance(first, CallModel)
-    assert first.messages == (SystemMessage("Be brief."), UserMessage("<conversation/>\n\nTurn 1 of 10."))
+    assert first.messages == (
+        SystemMessage("Be brief."),
+        UserMessage(f"<conversation/>\n\n{facts(1, 10, finish=True)}"),
+    )
     second = reaction.advance(done(reaction.advance(reply(call("add", a=1, b=2)))))
     assert isinstance(second, CallModel)
     assert second.messages == (
@@ -134,7 +138,7 @@ def test_the_conversation_comes_once_and_the_facts_of_the_turn_trail_it() -> Non
         UserMessage("<conversation/>"),
         AssistantMessage(None, (ToolCall("c1", "add", '{"a": 1, "b": 2}'),)),
         ToolMessage("c1", "add"),
-        UserMessage("Turn 2 of 10."),
+        UserMessage(facts(2, 10, finish=True)),
     )
     assert [spec.name for spec in second.tools] == [it.name for it in TOOLS]
 
