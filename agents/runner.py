@@ -393,6 +393,8 @@ class AgentRunner(ABC):
         """React to one message. False when it went back to the hub, to be delivered again; None when a person has
         taken its thread over."""
         message = begun.message
+        place = {"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq, "reaction": begun.id}
+        _logger.debug("a reaction begins", extra=place)
         begun.shown.begin()
         try:
             if begun.recorded is not None and begun.recorded.started is not None:
@@ -408,7 +410,6 @@ class AgentRunner(ABC):
             if isinstance(error, ThreadHeld):
                 return None
             # The boundary of one reaction: a fault in it must not end the agent, and must not pass unseen.
-            place = {"agent_id": self.agent_id, "thread_id": message.thread_id, "seq": message.seq}
             if isinstance(error, BudgetExhausted):
                 _logger.warning("reaction stopped: %s", error, extra=place)
             else:
@@ -420,6 +421,7 @@ class AgentRunner(ABC):
             except ThreadHeld:
                 return None
         finally:
+            _logger.debug("a reaction is over", extra=place)
             begun.shown.end()
         return True
 

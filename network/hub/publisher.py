@@ -145,10 +145,11 @@ class Switchboard:
         session.outbox.start(cursor)
         self.mailboxes.join(live, session)
         self.joined += 1
+        log.info("joined", extra={**_name(session, participant.agent_id), "kind": participant.kind})
         self.redelivery.take_up(live)
 
-    def leave(self, session: Session) -> None:
-        """The session's connection is gone. Idempotent."""
+    def leave(self, session: Session, code: int | None = None) -> None:
+        """The session's connection is gone, or is ended with a code. Idempotent."""
         self.sessions.pop(session.session_id, None)
         self._dirty.pop(session, None)
         self._watchers.pop(session, None)
@@ -167,6 +168,7 @@ class Switchboard:
             return
         self.mailboxes.leave(live, session)
         self.joined -= 1
+        log.info("left", extra={**_name(session, live.agent_id), "code": code})
         if live.sessions:
             self.redelivery.pass_on(live)
             return
@@ -196,11 +198,12 @@ class Switchboard:
         self.flush_session(session)
         session.connection.end(code, reason)
         session.said_bye = True
-        self.leave(session)
+        self.leave(session, code)
 
     def refuse(self, session: Session, code: int, error: RoundelayError | None) -> None:
         """End a session; the error goes before the close code, if there is one."""
         if error is not None:
+            log.info("a session is refused", extra={**_name(session), "code": error.code})
             session.outgoing.append(error_bytes(error))
         silent = "bye" if code == 1000 else "A newer reactor has taken over."
         self.end(session, code, str(error) if error is not None else silent)
@@ -454,6 +457,10 @@ class Publisher:
                 else:
                     self._perform(effect)
         board.forget_older()
+        if log.isEnabledFor(logging.DEBUG):
+            for row in (row for _, outcome in outcomes for row in outcome.rows):
+                place = {"seq": row.seq, "type": row.type, "agent_id": row.actor, "to": row.target, "in": row.stream}
+                log.debug("stored", extra=place)
         self._board.counts["messages"] += messages
 
     def _run_after(self, mod: Mod, row: Row) -> None:
@@ -585,6 +592,12 @@ class Publisher:
             if other.origin is not None and other.origin.fence is not None:
                 self._board.notice([other], "superseded", None, {"agent_id": agent_id})
                 self._board.end(other, 4409, "A newer reactor has taken over.")
+
+
+def _name(session: Session, agent_id: str | None = None) -> dict[str, object]:
+    """What a line of the log says of a session."""
+    agent_id = session.origin.agent_id if session.origin is not None else agent_id
+    return {"agent_id": agent_id, "session_id": session.session_id}
 
 
 async def _finish(work: Awaitable[None]) -> None:

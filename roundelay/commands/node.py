@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import debug_option, json_option, log_option, node_options
+from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
 from roundelay.terminal.connection import READER_ID
 
 if TYPE_CHECKING:
     import asyncio
+
+    from roundelay.nodes.logs import LogFormat
 
 DEFAULT_FILE = Path("roundelay.yaml")
 
@@ -49,7 +51,7 @@ def pick_file(file: Path | None) -> Path | None:
 @click.option("--no-agents", is_flag=True, help="Start none of the agents that FILE declares.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
 @click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
-@log_option
+@log_options
 @debug_option
 def up(
     file: Path | None,
@@ -57,6 +59,7 @@ def up(
     until_input_ends: bool,
     insecure: bool,
     log_level: str,
+    log_format: LogFormat,
     **flags: str | int | bool | None,
 ) -> None:
     """Run a node, and the agents that FILE declares, until it is stopped.
@@ -69,7 +72,7 @@ def up(
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConnectError, ModError
     from roundelay.network.hub.memory import return_large_blocks
-    from roundelay.nodes.logs import log_to_stderr
+    from roundelay.nodes.logs import Voice, log_to_stderr
     from roundelay.nodes.up import is_loopback_host, place_mod_error, run_node
 
     config, origins = resolve_config(pick_file(file), os.environ, flags)
@@ -80,7 +83,7 @@ def up(
             "Give --tls-cert and --tls-key; or listen on 127.0.0.1, behind a TLS proxy; or, on a network that you "
             "trust, add --insecure."
         )
-    log_to_stderr(log_level)
+    log_to_stderr(log_level, log_format)
     agents = []
     if config.agents and not no_agents:
         from roundelay.agents.team import load_agents
@@ -99,7 +102,7 @@ def up(
         log_level=log_level,
         until_input_ends=until_input_ends,
         announce_ready=announce_ready,
-        say=lambda text: click.echo(text, err=True),
+        voice=Voice(log_format),
     )
     return_large_blocks()
     try:

@@ -151,7 +151,14 @@ def json_option(function: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
 
 
-def log_option(function: Function) -> Function:
+def log_options(function: Function) -> Function:
+    """Add ``--log-level`` and ``--log-format``."""
+    function = click.option(
+        "--log-format",
+        type=click.Choice(("text", "json")),
+        default="text",
+        help="How: lines for people (default), or a line of JSON for each.",
+    )(function)
     return click.option(
         "--log-level",
         type=click.Choice(("debug", "info", "warning", "error"), case_sensitive=False),

@@ -1,12 +1,23 @@
-"""Log lines on stderr for the commands that stay: a node and its agents. The only place that configures logging."""
+"""What the commands that stay, a node and its agents, write on stderr: log lines, and what is said beside the log, in
+words or as JSON. The only place that configures logging.
+
+``info`` and ``debug`` are this package's own: libraries are heard from ``warning`` on, since below that some of them log
+prompts, requests and frames. Nothing of ours logs tokens, prompts or the bodies of messages.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
+from datetime import UTC, datetime
+from typing import Any, Literal
 
-from roundelay.terminal.text import clean, clean_lines
+from roundelay.terminal.text import clean, clean_json, clean_lines
 
+LogFormat = Literal["text", "json"]
+_OURS = "roundelay"
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -16,17 +27,71 @@ class _LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        extra = " ".join(f"{name}={value!r}" for name, value in vars(record).items() if name not in _KNOWN)
+        extra = " ".join(f"{name}={value!r}" for name, value in _read_extra(record).items())
         head, *trace = clean_lines(line)
         return "\n".join([f"{head} {clean(extra)}".rstrip(), *trace])
 
 
-def log_to_stderr(level: str) -> None:
-    """Log what is at least as grave as ``level`` (``debug``, ``info``, ``warning``, ``error``)."""
+class _JsonFormatter(logging.Formatter):
+    """One line of JSON for each record: ``at``, ``level``, ``logger``, ``message``, ``exception`` if there is one, and
+    its ``extra`` fields beside them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {"message": record.getMessage()}
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        head = {"at": _write_time(record.created), "level": record.levelname.lower(), "logger": record.name}
+        return _write_json({**_read_extra(record), **head, **said})
+
+
+class Voice:
+    """What a command says on stderr beside its log, and passes on of the processes that it has started."""
+
+    def __init__(self, log_format: LogFormat) -> None:
+        self.format = log_format
+
+    def say(self, text: str) -> None:
+        """Say a sentence."""
+        self._write(text, {"at": _write_time(time.time()), "level": "warning", "logger": _OURS, "message": text})
+
+    def pass_on(self, agent_id: str, line: str) -> None:
+        """Pass on a line that the process of an agent has written: its log's, or what its code prints."""
+        found = _read_object(line) if self.format == "json" else {}
+        told = found or {"at": _write_time(time.time()), "level": "info", "logger": "output", "message": line}
+        self._write(f"{agent_id}: {clean_lines(line)[0]}", {**told, "process": agent_id})
+
+    def _write(self, text: str, told: dict[str, Any]) -> None:
+        print(text if self.format == "text" else _write_json(told), file=sys.stderr, flush=True)
+
+
+def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
+    """Log what is at least as grave as ``level`` (``debug``, ``info``, ``warning``, ``error``); of libraries nothing
+    below ``warning``."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
-    root = logging.getLogger()
+    line = _LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+    handler.setFormatter(line if log_format == "text" else _JsonFormatter())
+    root, number = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    if root.level < logging.WARNING:
-        logging.getLogger("websockets").setLevel(logging.WARNING)  # it logs each frame, and message bodies with it
+    root.setLevel(max(number, logging.WARNING))
+    logging.getLogger(_OURS).setLevel(number)
+
+
+def _read_extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name not in _KNOWN}
+
+
+def _read_object(line: str) -> dict[str, Any]:
+    """Read a line of another process's log; nothing where it is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and {"at", "level", "message"} <= found.keys() else {}
+
+
+def _write_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _write_json(told: dict[str, Any]) -> str:
+    return clean_json(json.dumps(told, ensure_ascii=False, default=str))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import ssl
 import time
@@ -32,11 +33,14 @@ from roundelay.network.hub.memory import keep_what_is_there
 from roundelay.network.ledger.files import explain
 from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
+from roundelay.nodes.logs import Voice
 from roundelay.nodes.processes import Process, ready_line, stop_signals, wait_for_first, wait_for_input_end
-from roundelay.terminal.text import clean, clean_lines
+from roundelay.terminal.text import clean
 
 if TYPE_CHECKING:
     from roundelay.agents.team import AgentSpec
+
+_logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S, MAX_DELAY_S = 0.5, 60.0
 STEADY_S = 60.0
@@ -59,7 +63,7 @@ async def run_node(
     log_level: str,
     until_input_ends: bool,
     announce_ready: Say,
-    say: Say,
+    voice: Voice,
 ) -> None:
     """Run a node with its agents until SIGTERM, SIGINT or, if asked, the end of the input; both are stopped in good
     order.
@@ -69,6 +73,7 @@ async def run_node(
     wrong, and `InternalError` when the hub fails.
     """
     check_folder(config.db)
+    say = voice.say
     tls, certificate = load_tls(config)
     with stop_signals() as stopping:
 
@@ -83,20 +88,24 @@ async def run_node(
                 say(sentence)
             url = reachable_url(node.url)
             keep_what_is_there()
+            place = {"url": url, "network": node.hub.name, "database": str(config.db), "agents": len(agents)}
+            _logger.info("the node listens", extra=place)
             with _announced(url, config, certificate, say):
-                processes = [AgentProcess(spec, url, log_level=log_level, say=say) for spec in agents]
+                processes = [AgentProcess(spec, url, log_level=log_level, voice=voice) for spec in agents]
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(process.keep()) for process in processes]
                     settling = _announce_when_settled(node, config, processes, announce_ready, say)
                     tasks.append(group.create_task(settling))
                     input_end = [wait_for_input_end()] if until_input_ends else []
                     await wait_for_first(stopping.wait(), node.hub.failed.wait(), *input_end)
+                    _logger.info("the node stops", extra={"url": url, "has_failed": node.hub.failed.is_set()})
                     for task in tasks:
                         task.cancel()
             if node.hub.failed.is_set():
                 raise InternalError(
                     "The hub failed, and the log says at what; nothing acknowledged is lost: start the node again."
                 )
+    _logger.info("the node has stopped", extra={"url": url})
 
 
 @asynccontextmanager
@@ -259,11 +268,11 @@ def reachable_url(url: str) -> str:
 class AgentProcess(Process):
     """The process of one agent, started again when it fails."""
 
-    def __init__(self, spec: AgentSpec, url: str, *, log_level: str, say: Say) -> None:
+    def __init__(self, spec: AgentSpec, url: str, *, log_level: str, voice: Voice) -> None:
         command = ["-m", "roundelay", "agent", "run", str(spec.path), "--only", spec.id, "--url", url]
-        command += ["--log-level", log_level, "--until-input-ends"]
+        command += ["--log-level", log_level, "--log-format", voice.format, "--until-input-ends"]
         super().__init__(spec.id, command, ready=ready_line(spec.id, ""), take_line=self._hear_line)
-        self._say = say
+        self._voice = voice
         self._error = ""
 
     async def keep(self) -> None:
@@ -276,19 +285,20 @@ class AgentProcess(Process):
         while True:
             started_at = time.monotonic()
             self._error = ""
+            _logger.info("an agent's process starts", extra={"agent_id": self.name})
             code = await self.run()
             if code == WRONG_FILE and not self.settled.is_set():
                 raise ConfigError(self._error or f"Agent {self.name} cannot start.")
             self.settled.set()
             if code == 0:
-                self._say(f"Agent {self.name} has ended.")
+                _logger.warning("Agent %s has ended.", self.name)
                 return
             if time.monotonic() - started_at > STEADY_S:
                 delay_s = FIRST_DELAY_S
             if self._error:
-                self._say(f"{self.name}: Error: {self._error}")
+                self._voice.pass_on(self.name, f"Error: {self._error}")
             ending = f"exit code {code}" if code > 0 else f"signal {-code}"
-            self._say(f"Agent {self.name} has ended with {ending}; it starts again in {delay_s:g} s.")
+            _logger.error("Agent %s has ended with %s; it starts again in %g s.", self.name, ending, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, MAX_DELAY_S)
 
@@ -296,7 +306,7 @@ class AgentProcess(Process):
         if line.startswith("Error: "):
             self._error = clean(line.removeprefix("Error: "))
         else:
-            self._say(f"{self.name}: {clean_lines(line)[0]}")
+            self._voice.pass_on(self.name, line)
 
 
 async def _let_in(hub: Hub, url: str, agent_ids: Sequence[str], db: Path, say: Say) -> None:

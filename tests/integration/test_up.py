@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -207,6 +209,51 @@ async def test_an_address_that_others_reach_takes_a_flag(folder: Path) -> None:
         assert [node.url for node in running_nodes()] == [url.replace("0.0.0.0", "127.0.0.1")]
         assert (await run("agents", "--online")).out.count("online") == 2
         await up.stop()
+
+
+# -- what it logs
+
+
+async def test_the_log_tells_what_starts_joins_leaves_fails_and_stops_and_nothing_that_is_said(folder: Path) -> None:
+    flags = ("--log-level", "debug", "--log-format", "json")
+    async with node_up(folder, *flags) as (up, url):
+        os.kill(children(up.pid)["ann"], signal.SIGKILL)
+        await up.error("Agent ann has ended with signal 9")
+        assert await ask(url, "ann", "the pass phrase") == "ann heard the pass phrase"
+        await up.stop()
+    told = [json.loads(line) for line in up.errors]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", it["at"]) for it in told)
+    assert all(it["logger"].startswith("roundelay") for it in told), "no library's debug"
+    main = [(it["message"], it.get("agent_id")) for it in told if "process" not in it and it["level"] != "debug"]
+    for it in (("an agent's process starts", "bob"), ("joined", "bob"), ("joined", "mia"), ("left", "mia")):
+        assert it in main
+    assert [message for message, _ in main].count("joined") == 4, "ann twice"
+    assert main[0] == ("the node listens", None)
+    assert [message for message, _ in main if message.startswith("the node")][1:] == [
+        "the node stops",
+        "the node has stopped",
+    ]
+    [failed] = [it for it in told if "signal 9" in it["message"]]
+    assert failed["level"] == "error"
+    assert {"stored", "a reaction begins", "a reaction is over"} <= {
+        it["message"] for it in told if it["level"] == "debug"
+    }
+    assert {it["process"] for it in told if "process" in it} >= {"ann"}
+    said = "\n".join(up.errors)
+    secrets = [
+        it.read_text().strip()
+        for it in [folder / "roundelay.db.owner", *(home() / "tokens").rglob("*")]
+        if it.is_file()
+    ]
+    assert len(secrets) > 1
+    assert not any(it in said for it in ["pass phrase", "Greet.", *secrets])
+
+
+async def test_the_log_in_words_has_times_and_is_silent_by_default(folder: Path) -> None:
+    async with node_up(folder, "--no-agents", "--log-level", "info") as (up, _):
+        await up.error(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO roundelay\.\S+: the node listens url=")
+        await up.stop()
+    assert any("the node has stopped" in line for line in up.errors)
 
 
 # -- whose ids the agents' are
