@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.node import pick_file
-from roundelay.commands.options import Function, ask, check_id, debug_option, identity_options, json_option
+from roundelay.commands.options import (
+    Function,
+    ask,
+    check_id,
+    db_option,
+    debug_option,
+    identity_options,
+    json_option,
+    look,
+)
 from roundelay.commands.output import format_day, show, show_list
 
 if TYPE_CHECKING:
@@ -81,15 +90,13 @@ def _letter_options(function: Function) -> Function:
 @dead_letters.command("list", short_help="List dead letters, and why they failed.")
 @_owner_option
 @click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="How many at most.")
+@db_option
 @json_option
 @identity_options
-def list_letters(of: str | None, limit: int, as_json: bool) -> None:
+def list_letters(of: str | None, limit: int, db: Path | None, as_json: bool) -> None:
     """List dead letters, with what their recipient said of the last failure."""
-
-    from roundelay.runs.lists import list_dead_letters
-
     show_list(
-        {"dead_letters": ask(lambda client: list_dead_letters(client, of=of, most=limit))},
+        {"dead_letters": look(db, lambda source: source.dead_letters(of, limit))},
         {
             "MESSAGE": lambda it: f"#{it['seq']}",
             "RECIPIENT": lambda it: it["agent_id"],

@@ -22,7 +22,7 @@ from roundelay.network.ledger.log_file import Log, LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.operations.reactions import describe_call
 from roundelay.network.operations.views import find_open
-from roundelay.runs.lists import list_threads
+from roundelay.runs.lists import list_dead_letters, list_threads
 from roundelay.runs.reading import Reaction, Record, read_body, read_message, read_record, read_trigger
 
 A = TypeVar("A")
@@ -121,6 +121,10 @@ class LiveSource:
         args = {"thread_id": thread_id, "limit": limit, **({"before": before} if before is not None else {})}
         page: dict[str, Any] = await self.client.call("network.history", args)
         return page
+
+    async def dead_letters(self, of: str | None, most: int) -> list[dict[str, Any]]:
+        """Give dead letters by recipient and seq, as ``network.dead_letters`` does, of one recipient or of all."""
+        return await list_dead_letters(self.client, of=of, most=most)
 
     async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
         """Give what records above ``after`` say of model calls, of this agent or of all, in pages as ``network.usage``
@@ -350,6 +354,19 @@ class FileSource:
             )
         shown = [row for seq in list(last)[-limit:] if (row := self._log.row(seq)) is not None]
         return {"messages": list(map(read_body, shown)), "has_more": len(last) > limit}
+
+    async def dead_letters(self, of: str | None, most: int) -> list[dict[str, Any]]:
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for row in self._log.rows():
+            if row.type != "dead":
+                continue
+            body = read_body(row)
+            letter = (str(body["agent_id"]), int(body["seq"]))
+            if "event" in body:  # it was taken back, or its reaction has ended after all
+                found.pop(letter, None)
+            elif letter[1] >= self._log.head.first_seq and of in (None, letter[0]):
+                found[letter] = {**body, "at": row.at}
+        return [found[letter] for letter in sorted(found)[:most]]
 
     async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
         """As a node does, in pages of one call each."""

@@ -325,7 +325,7 @@ def describe_plain(node: YamlNode) -> str:
     return re.sub(r'"([A-Za-z_]\w*)": ', r"\1: ", json.dumps(node.plain(), ensure_ascii=False, default=str))[1:-1]
 
 
-def map_texts(value: Any, change: Render) -> Any:
+def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
     """A JSON value with each text in it changed; keys stay."""
     match value:
         case str():

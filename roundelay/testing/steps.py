@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from roundelay.testing.form import (
 )
 from roundelay.testing.judge import Judge, Matcher, describe_plain, map_texts
 from roundelay.testing.stage import Stage, client_of
+
+_ONE_EXPRESSION = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
 
 ANSWER_S = 60.0
 """How long a step waits for the hub's answer to what is sent, in the scenario's time."""
@@ -62,10 +65,26 @@ class Variables:
     def render_all(self, value: Any) -> Any:
         return map_texts(value, self.render)
 
+    def work_out_all(self, value: Any) -> Any:
+        """As `render_all`, for data: a text that is one ``{{ expression }}`` and nothing else becomes its value."""
+        return map_texts(value, self._work_out)
+
+    def _work_out(self, text: str) -> Any:
+        found = _ONE_EXPRESSION.fullmatch(text)
+        if found is None:
+            return self.render(text)
+        self.render(text)  # which says what is wrong with it
+        return self._evaluate(found[1])
+
     def holds(self, expression: str) -> bool:
         """Whether an expression over the variables is true. Raises `ValueError` for a variable that there is not."""
+        return bool(self._evaluate(expression))
+
+    def _evaluate(self, expression: str) -> Any:
         try:
-            return bool(ENVIRONMENT.compile_expression(expression, undefined_to_none=False)(**self.values))
+            value = ENVIRONMENT.compile_expression(expression, undefined_to_none=False)(**self.values)
+            bool(value)  # raises for what is not defined
+            return value
         except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(f'"{expression}" cannot be worked out: {error}') from error
 
@@ -79,7 +98,7 @@ async def ask_operation(stage: Stage, asked: ModExpectation, variables: Variable
     """What an operation gives that an expectation names. Raises `TimeoutError` when the hub does not answer."""
     async with asyncio.timeout(ANSWER_S):
         client = await stage.reader() if asked.asker is None else client_of(stage, asked.asker)
-        return await client.call(variables.render(asked.op), variables.render_all(asked.args))
+        return await client.call(variables.render(asked.op), variables.work_out_all(asked.args))
 
 
 class Steps:
@@ -131,7 +150,7 @@ class Steps:
             case "repeat":
                 await self._repeat(placed)
             case _:
-                self._variables.values |= self._variables.render_all(step.variables)
+                self._variables.values |= self._variables.work_out_all(step.variables)
 
     # --- saying
 
@@ -178,7 +197,8 @@ class Steps:
 
     async def _call(self, step: Step) -> None:
         client = client_of(self._stage, self._variables.render(step.sender or ""))
-        value = await client.call(self._variables.render(step.call or ""), self._variables.render_all(step.args or {}))
+        args = self._variables.work_out_all(step.args or {})
+        value = await client.call(self._variables.render(step.call or ""), args)
         if step.save is not None:
             self._variables.values[step.save] = value
 
@@ -219,7 +239,7 @@ class Steps:
         if wanted.deny is not None:
             text = f"/deny {self._variables.render(wanted.deny)}"
         elif wanted.edit is not None:
-            text = f"/edit {json.dumps(self._variables.render_all(wanted.edit), ensure_ascii=False)}"
+            text = f"/edit {json.dumps(self._variables.work_out_all(wanted.edit), ensure_ascii=False)}"
         else:
             text = "/approve"
         await self._expect_refusal(placed, client.reply(request, text))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from roundelay.agents.models.scripted import ScriptedModel, finish, send
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.cli import cli
 from roundelay.network.errors import ConfigError
 from roundelay.testing import ScenarioResult, make_scenario, run_scenario
 from roundelay.testing.report import describe_result, list_failures, to_json
@@ -71,7 +74,12 @@ LOG = {"call": "network.log", "args": {"after": 0, "limit": 1}}
 
 def test_whoever_takes_part_has_its_own_rights_and_operators_are_named() -> None:
     """Else a scenario could not test rights: everybody in it would be an operator."""
-    who = {"people": ["mia", "boss"], "services": ["crm", "audit"], "programs": ["bot"], "operators": ["boss", "audit"]}
+    who: dict[str, Any] = {
+        "people": ["mia", "boss"],
+        "services": ["crm", "audit"],
+        "programs": ["bot"],
+        "operators": ["boss", "audit"],
+    }
     steps: list[Any] = [{"as": name, **LOG, "refused": "forbidden"} for name in ("mia", "crm", "bot")]
     steps += [{"as": name, **LOG} for name in ("boss", "audit")]
     steps += [{"as": name, "to": "mia", "send": "hello"} for name in ("crm", "bot")]
@@ -201,7 +209,7 @@ def test_a_nodes_file_gives_rights_limits_and_agents(tmp_path: Path) -> None:
         {"as": "mia", "to": "desk", "send": "hello"},
         {"wait": "idle"},
     ]
-    head = {"node": "roundelay.yaml", "path": tmp_path / "it.scenario.yaml", "threads": {}}
+    head: dict[str, Any] = {"node": "roundelay.yaml", "path": tmp_path / "it.scenario.yaml", "threads": {}}
     agents = {"desk": {"model": {"rules": [{"do": [{"say": "hello {{ sender }}"}]}]}}}
     expected = [
         {"message": {"from": "desk", "to": "mia", "contains": "hello mia"}},
@@ -458,20 +466,54 @@ def test_what_was_said_drives_no_terminal() -> None:
     assert told.replace("\n", "").isprintable()
 
 
+def make_broken() -> SimpleAgentRunner:
+    class Broken(SimpleAgentRunner):
+        async def react(self, *args: Any) -> Any:
+            raise RuntimeError("out of order")
+
+    return Broken("finance", instruction="x", model=ScriptedModel(lambda request: None))
+
+
+def test_dead_letters_are_listed_of_a_ledgers_file_without_those_taken_back(tmp_path: Path) -> None:
+    again = {
+        "as": "boss",
+        "call": "network.drop_dead_letter",
+        "args": {"seq": "{{ lost.seq }}", "agent_id": "finance"},
+    }
+    steps = [
+        {"as": "mia", "to": "finance", "send": "lost", "save": "lost"},
+        {"as": "mia", "to": "finance", "send": "kept"},
+        {"wait": "1h"},
+    ]
+    plain: dict[str, Any] = {
+        "scenario": "x",
+        "agents": {"finance": {"script": []}},
+        "people": ["mia", "boss"],
+        "operators": ["boss"],
+        "expect": [{"message": {"to": "finance", "count": 2}}],
+    }
+    for last, kept in (([], ["lost", "kept"]), ([again], ["kept"])):
+        result = run_scenario(make_scenario({**plain, "steps": [*steps, *last]}), agents={"finance": make_broken})
+        assert result.passed, describe_result(result)
+        path = tmp_path / "ledger.jsonl"
+        path.write_bytes(result.ledger)
+        done = CliRunner().invoke(cli, ["dead-letters", "list", "--db", str(path), "--of", "finance", "--json"])
+        listed = json.loads(done.output)["dead_letters"]
+        texts_by_seq = {it.seq: it.text for it in result.record.messages}
+        assert [texts_by_seq[it["seq"]] for it in listed] == kept
+        assert {(it["agent_id"], it["attempts"]) for it in listed} == {("finance", 5)}
+        assert "RuntimeError: out of order" in listed[0]["reason"]
+    done = CliRunner().invoke(cli, ["dead-letters", "list", "--db", str(path), "--of", "desk"])
+    assert "There are no dead letters." in done.output
+
+
 def test_a_dead_letter_fails_and_is_shown() -> None:
-    def make() -> SimpleAgentRunner:
-        class Broken(SimpleAgentRunner):
-            async def react(self, *args: Any) -> Any:
-                raise RuntimeError("out of order")
-
-        return Broken("finance", instruction="x", model=ScriptedModel(lambda request: None))
-
     plain = {
         "scenario": "x", "agents": {"finance": {"script": []}}, "people": ["mia"], "expect": [{"no_dead_letters": True}],
         "steps": [{"as": "mia", "to": "finance", "send": "x"}, {"wait": "idle"}],
     }  # fmt: skip
     assert run_scenario(make_scenario(plain)).passed
-    result = run_scenario(make_scenario(plain), agents={"finance": make})
+    result = run_scenario(make_scenario(plain), agents={"finance": make_broken})
     [verdict] = result.verdicts
     assert not verdict.holds
     assert "RuntimeError: out of order" in verdict.found
