@@ -146,6 +146,10 @@ class Playback(Protocol):
         be asked."""
         ...
 
+    def find_note(self, reaction: str, path: str, turn: int, name: str) -> JsonValue:
+        """Give what middleware kept in a turn; None if nothing."""
+        ...
+
     def reads_new_messages(self, reaction: str) -> bool:
         """Tell whether a reaction reads now what has arrived in its thread meanwhile."""
         ...
@@ -414,6 +418,10 @@ class Driver:
             await uncounted(self._journal.record_note(turn, name, value, of))
             self._reaction.note({name: value})
 
+        def find_replayed(name: str) -> JsonValue:
+            known = self._playback
+            return known.find_note(self._id, self._path, turn, name) if known is not None else None
+
         agent = self._reaction.agent
         context = self._make_context(f"{self._journal.derive_id(turn, call)}-around", turn)
         most = self._journal.max_body_bytes // 12
@@ -427,6 +435,7 @@ class Driver:
             self._emit,
             complete,
             keep,
+            find_replayed,
             most,
         )
 

@@ -182,6 +182,9 @@ class Around:
     emit: OnEvent
     complete: Callable[[Model, ModelRequest], Awaitable[ModelReply]]
     keep: Keep
+    replayed: Callable[[str], JsonValue]
+    """Gives what was kept in this turn under a name, in the run that is replayed now; None where there is none, and in
+    every other run."""
     max_kept_chars: int
     """Of text in one kept value, whatever its characters are."""
 

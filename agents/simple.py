@@ -170,7 +170,14 @@ class SimpleAgentRunner(AgentRunner):
             answers=begun.is_awaited,
             threads=(incoming_thread_id, f"thread:{message.seq}"),
             sent_at=message.sent_at,
-            trigger=Trigger(message.seq, message.sender_id, message.sender_kind, message.text, message.metadata or {}),
+            trigger=Trigger(
+                message.seq,
+                message.sender_id,
+                message.sender_kind,
+                message.text,
+                message.metadata or {},
+                {name: thread.messages[0].seq for name, thread in threads.items() if thread.omitted},
+            ),
             frame=partial(render_system_prompt, agent_id=self.agent_id),
             shorten=partial(self._render_shortly, threads, incoming_thread_id, shown, omitted),
         )

@@ -46,6 +46,7 @@ from .features.fragments import Fragments
 from .features.long_results import LongResults
 from .features.many_results import ManyResults
 from .features.mcp_servers import McpServers
+from .features.memory import Memory
 from .features.postprocessors import Postprocessors
 from .features.prompt_budget import PromptBudget
 from .features.prompts import Prompts
@@ -101,6 +102,7 @@ FEATURES: Mapping[str, Callable[..., Middleware]] = {
     "fragments": Fragments,
     "images": show_images,
     "mcp": McpServers,
+    "memory": Memory,
     "postprocessors": Postprocessors.from_file,
     "prompts": Prompts.from_file,
     "references": References,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from roundelay.network.addresses import agent_address, channel_address
+from roundelay.network.addresses import agent_address, channel_address, memory_of
 from roundelay.network.errors import Forbidden
 from roundelay.network.messages import message_from_wire
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 SENT_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("roundelay_sent_metadata", default=MappingProxyType({}))
 """What is added to the metadata of every message that tools send from here on: set by middleware around a call."""
 
-_FILTERED = frozenset({"network.history", "network.search", "network.why", "network.impact", "network.window"})
+_FILTERED = frozenset(
+    {"network.history", "network.search", "network.memory", "network.why", "network.impact", "network.window"}
+)
 """What the hub answers for one incoming message (``trigger``)."""
 
 JUDGED = frozenset({"channels.list", "channels.members"})
@@ -175,6 +177,10 @@ class ToolClient:
         return await uncounted(
             self._client.window(self.cause, threads=named, per_thread=per_thread, visibility=self.visibility)
         )
+
+    async def remember(self, body: Mapping[str, Any], *, record_id: str) -> None:
+        """Write down a summary of some messages of a thread, as ``network.memory`` gives it back."""
+        await uncounted(self._client.record(memory_of(body["thread_id"]), "memory", body, record_id=record_id))
 
     def _view(self) -> dict[str, Any]:
         """The arguments that say for whom the hub has to judge, whatever a tool's own arguments were."""

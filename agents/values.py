@@ -32,6 +32,8 @@ class Trigger:
     sender_kind: str
     text: str
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
+    cut_off: Mapping[str, int] = field(default_factory=dict)
+    """Of each thread that the prompt does not show from its beginning, the first message that it shows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ no state.
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 from .errors import InvalidFrame
@@ -75,6 +76,12 @@ def mod_thread(mod: str, agent_id: str) -> str:
 def reply_thread(seq: int) -> str:
     """The thread that the replies to a message in a place of many make."""
     return f"thread:{seq}"
+
+
+def memory_of(thread_id: str) -> str:
+    """The id under which each agent keeps what it remembers of a thread, in place of a reaction's: as a thread's may be
+    too long for one."""
+    return f"memory-{hashlib.sha256(thread_id.encode()).hexdigest()[:32]}"
 
 
 def thread_start(thread_id: str) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from roundelay.network.core.mod import Mod, Operation, make_operation
 
-from . import conversation, operators, reactions, searching, views
+from . import conversation, memories, operators, reactions, searching, views
 
 FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.cancel,
@@ -36,6 +36,7 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     reactions.records,
     reactions.spent,
     reactions.usage,
+    memories.memory,
     searching.search,
     views.history,
     views.impact,

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NoReturn
 
+from pydantic import JsonValue
+
 from roundelay.agents.journal import Recorded, derived_id
 from roundelay.agents.models.model import Model, ModelError, ModelFailure, ModelReply, ModelRequest
 from roundelay.agents.models.tape import find_drift
@@ -123,6 +125,10 @@ class RecordedAnswers:
         if run is None:
             return None
         return run.reviews.get(turn) if message is None else run.sent_reviews.get((turn, *message))
+
+    def find_note(self, reaction: str, path: str, turn: int, name: str) -> JsonValue:
+        run = self._find_run(reaction, path)
+        return run.notes.get(turn, {}).get(name) if run is not None else None
 
     def reads_new_messages(self, reaction: str) -> bool:
         found = self._recording.reactions.get(reaction)

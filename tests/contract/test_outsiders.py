@@ -166,6 +166,10 @@ GUESSES: dict[str, list[Make]] = {
         lambda it, who, public: {"thread_id": "broadcast", "trigger": it.seq},
         lambda it, who, public: {"thread_id": f"thread:{it.seq}"},
     ],
+    "network.memory": [
+        lambda it, who, public: {"threads": [it.thread_id], "trigger": it.seq},
+        lambda it, who, public: {"threads": [it.thread_id], "trigger": public},
+    ],
     "network.search": [
         lambda it, who, public: {"query": "canary", "thread_id": it.thread_id},
         lambda it, who, public: {"query": "filler", "trigger": it.seq},
@@ -257,6 +261,7 @@ LISTS: dict[str, list[Ask]] = {
         lambda it, who, public: {"thread_id": "broadcast", "limit": 500},
         lambda it, who, public: {"thread_id": "channel:den", "before": it.seq + 1},
     ],
+    "network.memory": [lambda it, who, public: {"threads": [it.thread_id, "broadcast"], "trigger": public}],
     "network.search": [
         lambda it, who, public: {"query": f"canar* {it.name}"},
         lambda it, who, public: {"query": "canary", "trigger": public, "visibility": "all"},

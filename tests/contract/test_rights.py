@@ -154,6 +154,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.list_agents": (always("ok"), lambda seq: {}),
     "network.list_threads": (always("ok"), lambda seq: {}),
     "network.history": (for_who_was_in, lambda seq: {"thread_id": "channel:room"}),
+    "network.memory": (for_readers(), lambda seq: {"threads": ["channel:room"], "trigger": seq}),
     "network.search": (always("ok"), lambda seq: {"query": "canary"}),
     "network.window": (for_readers(), lambda seq: {"trigger": seq, "visibility": "all"}),
     "network.message_status": (for_readers(), lambda seq: {"seq": seq}),

@@ -23,6 +23,7 @@ from roundelay.agents.features.few_shot import Example, FewShot
 from roundelay.agents.features.fragments import Fragments
 from roundelay.agents.features.long_results import LongResults
 from roundelay.agents.features.many_results import ManyResults
+from roundelay.agents.features.memory import Memory
 from roundelay.agents.features.postprocessors import Postprocessors
 from roundelay.agents.features.prompt_budget import PromptBudget
 from roundelay.agents.features.prompts import Prompts
@@ -123,6 +124,7 @@ PROBES: dict[str, Callable[[_Where], list[dict[str, Any]]]] = {
     "ask": lambda it: [],  # `_probe` asks itself
     "why": lambda it: [{}],
     "read_history": lambda it: [{"thread_id": thread, "limit": 100} for thread in it.threads],
+    "search_history": lambda it: [{"query": "canar*", "limit": 50}],
     "pry": lambda it: [{"threads": it.threads, "seqs": it.seqs}],
     "read_result": lambda it: [{"call": f"{turn}.0", "offset": 0} for turn in range(3)],
     "echo": lambda it: [{"text": it.loot}],
@@ -375,9 +377,14 @@ def list_middleware(agent_id: str) -> list[Middleware]:
         return few
     max_tokens = 4_000 if agent_id == SHORT else 400_000
     return [
-        *few, ToolRegistry(sets={"data": ToolSet([])}), Fragments(), Attachments(["image", "pdf"]), ShownResults(), ManyResults(), DataPolicy(),
+        *few, ToolRegistry(sets={"data": ToolSet([])}), Fragments(), Attachments(["image", "pdf"]), ShownResults(), ManyResults(), DataPolicy(), Memory(write=remember),
         ContextEngine(max_tokens), LongResults(max_chars=400), PromptBudget(max_tokens), Prompts(), FewShot([Example("hi", answer="hello")]),
     ]  # fmt: skip
+
+
+def remember(so_far: str, messages: Sequence[BaseMessage]) -> str:
+    """A summary that keeps every word."""
+    return "\n".join([so_far, *(it.text for it in messages)])
 
 
 def find_wrong(answer: str, evidence: Evidence, around: Around) -> str | None:
@@ -394,7 +401,7 @@ ROUTES_OF_MIDDLEWARE = {
     "attachments": "parts", "images": "parts", "budget": "overspend", "context": "summary", "long_results": "long_result", "many_results": "probe",
     "prompt_budget": "every prompt", "data_policy": "every record", "evaluations": "correct", "postprocessors": "every answer",
     "few_shot": "every prompt", "fragments": "cite", "references": "cite", "prompts": "every prompt", "registry": "register",
-    "shown_results": "cite", "custom": "poison",
+    "shown_results": "cite", "custom": "poison", "memory": "every prompt",
     "forced_tools": "none: it chooses tools, and adds no text", "structured": "none: it gives an answer its form",
     "mcp": "none: its tools are tools like others", "tracing": "none: spans go to the operator's exporter",
 }  # fmt: skip
