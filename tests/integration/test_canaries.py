@@ -396,7 +396,7 @@ async def ask_everything(rig: Rig, step: int) -> None:
 
 def run(visibility: Visibility, carriers: Sequence[str] = CARRIERS, *, is_full: bool = False) -> Rig:
     limits = Limits(max_hops=8, sends_per_s=1_000_000, root_messages_per_s=1_000_000, signals_per_s=1_000_000)
-    setting = Setting(visibility=visibility, limits=limits, link_delay=Delay(), model_delay=Delay())
+    setting = Setting(visibility=visibility, limits=limits, link_delay=Delay(), model_delay=Delay(), operators=["host"])
 
     async def main(simulation: Simulation) -> Rig:
         rig = Rig(simulation, visibility)
@@ -421,7 +421,7 @@ def check(rig: Rig, note: Note) -> None:
     assert not rig.leaks, "\n".join(map(str, rig.leaks[:10]))
     assert len(rig.told) >= 40
     assert len(routes) >= 240
-    notices = {"notice dead_letter", "notice loop_stopped", "notice budget_exhausted"}
+    notices = {f"notice {it}" for it in ("dead_letter", "loop_stopped", "budget_exhausted", "taken", "given")}
     assert (
         rig.kinds - {"notice draining"} == {str(it.__struct_config__.tag) for it in HUB_FRAMES} - {"notice"} | notices
     )
