@@ -246,7 +246,9 @@ class _Names:
                 self._need(moved.thread, self._threads, place, "thread")
             else:
                 self.need_participants(place, moved)
-        self._need_places(place, *([step.to] if isinstance(step.to, str) else step.to or ()), step.place)
+        self._need_places(
+            place, *([step.to] if isinstance(step.to, str) else step.to or ()), step.place, step.take, step.give
+        )
         self.need_participants(place, *(step.exclude or ()))
         if isinstance(step.requires_response, list):
             self.need_participants(place, *step.requires_response)

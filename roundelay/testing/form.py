@@ -279,7 +279,16 @@ class AgentChoice(Strict):
     """One agent: out of an agent `file`, or of the scenario's node (then neither is said), perhaps with another
     `model`; or by a `script` of rules (inline, a file of rules, ``module:function``)."""
 
-    SCRIPTED: ClassVar = ("instruction", "description", "tools", "react_to", "on_text", "on_new_message", "limits")
+    SCRIPTED: ClassVar = (
+        "instruction",
+        "description",
+        "tools",
+        "network_tools",
+        "react_to",
+        "on_text",
+        "on_new_message",
+        "limits",
+    )
     """What an agent file says in its own way."""
 
     file: Path | None = None
@@ -290,6 +299,7 @@ class AgentChoice(Strict):
     instruction: Text = "You act by a script."
     description: str = ""
     tools: tuple[Text, ...] = ()
+    network_tools: tuple[Text, ...] | None = None
     react_to: ReactTo = "mentions"
     visibility: Visibility | None = None
     """With a `file` too, in the place of what it says."""
@@ -398,7 +408,7 @@ class DecideStep(Strict):
     """The first request for approval, of this agent and for this tool, that no step has decided: wait for it, and
     decide it."""
 
-    approve: Literal[True] | None = None
+    approve: Literal[True, "once", "thread", "always"] | None = None
     deny: Text | None = None
     edit: dict[str, JsonValue] | None = None
     agent: Id | None = None
@@ -424,6 +434,8 @@ ACTIONS = (
     "send",
     "wait",
     "decide",
+    "take",
+    "give",
     "kill",
     "restart",
     "disconnect",
@@ -440,6 +452,8 @@ _BELONGS = {
     "send": {"sender", "to", "place", "reply_to", "requires_response", "exclude", "save", "refused"},
     "call": {"sender", "args", "save", "refused"},
     "decide": {"sender", "refused"},
+    "take": {"sender", "refused"},
+    "give": {"sender", "refused"},
     "wait": {"save"},
 }
 
@@ -458,6 +472,8 @@ class Step(Strict):
     refused: Text | None = None
     wait: Either[_Moment, WaitStep] | None = None
     decide: Either[Literal["approve"], DecideStep] | None = None
+    take: Text | None = None
+    give: Text | None = None
     kill: Id | None = None
     restart: Id | None = None
     disconnect: Id | None = None
@@ -484,7 +500,7 @@ class Step(Strict):
         if foreign:
             wrong = min(type(self).model_fields[name].alias or name for name in foreign)
             raise ValueError(f"has {wrong}, which does not belong to {action}")
-        if action in ("send", "call", "decide") and self.sender is None:
+        if action in ("send", "call", "decide", "take", "give") and self.sender is None:
             raise ValueError(f'has no "as": who {action}s it?')
         if action == "wait" and self.save is not None and not (isinstance(self.wait, WaitStep) and self.wait.message):
             raise ValueError("has save, and waits for no message that could be saved")

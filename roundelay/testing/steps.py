@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from roundelay.network.addresses import channel_address, complete_address
+from roundelay.network.addresses import channel_address, complete_address, direct_thread
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
 from roundelay.network.errors import RoundelayError
@@ -133,6 +133,8 @@ class Steps:
                 await self._wait(step)
             case "decide":
                 await self._decide(placed)
+            case "take" | "give":
+                await self._expect_refusal(placed, self._hold(step))
             case "if":
                 await self._choose(placed)
             case "kill":
@@ -241,9 +243,19 @@ class Steps:
         elif wanted.edit is not None:
             text = f"/edit {json.dumps(self._variables.work_out_all(wanted.edit), ensure_ascii=False)}"
         else:
-            text = "/approve"
+            text = f"/approve {wanted.approve}" if isinstance(wanted.approve, str) else "/approve"
         await self._expect_refusal(placed, client.reply(request, text))
         self._decided.add(request.seq)
+
+    async def _hold(self, step: Step) -> None:
+        """Take a thread over, or give it back; a participant's name means the direct thread with it."""
+        render = self._variables.render
+        client, name = client_of(self._stage, render(step.sender or "")), render(step.take or step.give or "")
+        if name in self._scenario.participants:
+            name = direct_thread(client.agent_id, name)
+        elif name in self._scenario.head.threads:
+            name = channel_address(name)
+        await client.call("network.take" if step.take is not None else "network.give", {"thread_id": name})
 
     # --- coming and going
 

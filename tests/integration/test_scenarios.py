@@ -189,6 +189,28 @@ def test_calls_are_decided_and_the_state_of_the_tools_is_each_runs_own(
         assert result.verdicts[5].found == "orders.x3 did not change"
 
 
+def test_a_thread_is_taken_over_and_given_back() -> None:
+    steps = [
+        {"as": "mia", "take": "desk"},
+        REFUND,
+        {"as": "mia", "send": "never mind", "to": "desk"},
+        {"wait": "idle"},
+        {"if": {"never": {"from": "desk"}}, "then": [{"as": "mia", "to": "boss", "send": "it is quiet"}]},
+        {"as": "boss", "give": "direct:desk~mia", "refused": "unknown_message"},
+        {"as": "mia", "give": "desk"},
+        {"wait": {"until": "idle", "at_most": "5m"}},
+        {"as": "boss", "take": "pay"},
+        {"as": "boss", "take": "channel:pay"},
+        {"as": "mia", "take": "pay", "refused": "unknown_message"},
+    ]
+    agents = {"desk": {"script": [{"do": [{"say": "I am back"}]}]}, "finance": {"script": FINANCE}}
+    result = run(
+        {"message": {"from": "desk", "to": "mia", "contains": "I am back", "count": 1}}, steps=steps, agents=agents
+    )
+    assert result.passed, describe_result(result)
+    assert texts(result)[2:] == ["mia -> boss: it is quiet", "desk -> mia: I am back"]
+
+
 NODE = """\
 limits: {max_hops: 1}
 visibility: strict
