@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from roundelay.agents.journal import fetch_fates
+from roundelay.network.addresses import reply_thread
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.core.joining import hash_token
-from roundelay.network.errors import Forbidden
+from roundelay.network.errors import Forbidden, UnknownMessage
 from roundelay.network.frames import Kind
 from roundelay.network.home import find_token
 from roundelay.runs.lists import list_dead_letters, list_participants, list_threads, list_tokens
@@ -174,12 +175,23 @@ class LiveStage:
         for message in list(self.messages):
             if message.seq in self._settled:
                 continue
-            for recipient in await fetch_fates(self._client.call, message.seq):
-                takes_part = recipient["agent_id"] in self.plans or recipient["agent_id"] in self.people
-                if takes_part and not await self._is_done(recipient):
-                    return False
-            self._settled.add(message.seq)
+            fates = await fetch_fates(self._client.call, message.seq)
+            ours = [it for it in fates if it["agent_id"] in self.plans or it["agent_id"] in self.people]
+            if all([await self._is_done(it) for it in ours]):
+                self._settled.add(message.seq)
+            elif not await self._is_held(message):
+                return False
         return await self._read_head() == head  # else something was stored while it looked
+
+    async def _is_held(self, message: AnyMessage) -> bool:
+        """Whether a person holds the thread in which a message would be answered: then it waits for that person."""
+        for thread_id in (message.thread_id, reply_thread(message.seq)):
+            try:
+                if "held" in await self._client.call("network.history", {"thread_id": thread_id, "limit": 1}):
+                    return True
+            except UnknownMessage:
+                continue  # nobody has replied
+        return False
 
     async def _read_head(self) -> int:
         head: int = (await self._client.call("network.info"))["head"]

@@ -199,6 +199,29 @@ async def test_an_agent_that_runs_elsewhere_is_not_taken_over_live(tmp_path: Pat
             await runner.stop()
 
 
+HELD = """\
+scenario: A person holds the thread for a while
+agents:
+  desk: {script: [{do: [{say: I am back}]}]}
+people: [mia]
+steps:
+  - {as: mia, take: desk}
+  - {as: mia, to: desk, send: hello}
+  - wait: {until: idle, at_most: 20s}
+  - {if: {never: {from: desk}}, then: [{as: mia, give: desk}]}
+  - wait: {until: idle, at_most: 20s}
+expect:
+  - message: {from: desk, contains: I am back, count: 1}
+"""
+
+
+async def test_what_waits_in_a_held_thread_is_idle_live(tmp_path: Path) -> None:
+    scenario = load_scenario(write(tmp_path, HELD))
+    async with serve(NodeConfig(port=0, db=tmp_path / "live.db", durability="normal")) as node:
+        result = await run_live_scenario(scenario, node.url, token=node.owner_token)
+    assert result.passed, describe_result(result)
+
+
 BESIDE = """\
 scenario: A desk beside another program
 agents:
