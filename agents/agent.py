@@ -23,6 +23,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal
 
+from roundelay.network.errors import ConfigError
+
 from .history import HistoryFilter, filter_history, say
 from .middleware import AgentView, Chain, Middleware
 from .models.model import ChatMessage, ToolSpec
@@ -147,8 +149,18 @@ def check_list(agent_id: str, name: str, value: object) -> None:
         raise TypeError(f"Agent {agent_id}: {name} is {_describe(value)} and must be a list.")
 
 
+def check_needs(agent_id: str, middleware: Sequence[Middleware]) -> None:
+    """Raises `ConfigError` for middleware without what has to stand beside it."""
+    for layer in middleware:
+        for kind in layer.needs:
+            if not any(isinstance(it, kind) for it in middleware):
+                names = f"{type(layer).__name__} needs {kind.__name__}"
+                raise ConfigError(f"agent {agent_id}: {names} beside it: add it to the agent's middleware")
+
+
 def _check_kinds(agent: Agent) -> None:
-    """Refuse what would fail only when a reaction comes to it, or be passed over. Raises `TypeError`."""
+    """Refuse what would fail only when a reaction comes to it, or be passed over. Raises `TypeError`, and `ConfigError`
+    for middleware without what it needs."""
     where = f"Agent {agent.id}"
     for name, kinds in (("tools", ()), ("handoffs", (Handoff, Agent)), ("middleware", (Middleware,))):
         items = getattr(agent, name)
@@ -157,6 +169,7 @@ def _check_kinds(agent: Agent) -> None:
             if kinds and not isinstance(item, kinds):
                 wanted = " or ".join(kind.__name__ for kind in kinds)
                 raise TypeError(f"{where}: {name}.{place} is {_describe(item)} and must be a {wanted}.")
+    check_needs(agent.id, agent.middleware)
     if isinstance(agent.model, type) or not callable(getattr(agent.model, "complete", None)):
         raise TypeError(
             f"{where}: its model is {_describe(agent.model)} and must be a Model, such as OpenAIModel(...)."

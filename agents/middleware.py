@@ -243,6 +243,9 @@ class Middleware:
     """Of one with a `review`: what the model writes is shown to nobody before that has seen it. False where it only
     edits."""
 
+    needs: tuple[type[Middleware], ...] = ()
+    """What has to stand beside it: an agent without is refused."""
+
     guards = True
     """Of one with a `review`: that also looks at what an agent says that this one has handed over to. False where it
     only gives its own agent's answers their form."""
@@ -268,7 +271,8 @@ class Middleware:
     def select_messages(
         self, threads: Mapping[str, MessageThread], trigger: BaseMessage
     ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
-        """Choose what of the conversation enters the prompt: leave out, or shorten visibly; the trigger stays."""
+        """Choose what of the conversation enters the prompt: leave out, or shorten visibly, or write otherwise what only
+        the agent's middleware has written; the trigger stays."""
         return threads, trigger
 
     def should_continue(self, state: TurnState) -> bool:

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from roundelay.network.errors import RoundelayError
 
@@ -60,6 +61,9 @@ from .values import (
     Trigger,
     TurnState,
 )
+
+if TYPE_CHECKING:
+    from roundelay.network.messages import BaseMessage
 
 NO_TEXT = "(no reply)"
 EMPTY_REPLY = "Your reply was empty."
@@ -270,7 +274,7 @@ class Reaction:
 
     ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's
     response; ``threads`` are the ids under which the answer would appear, ``keeper`` the agent that the thread stays
-    with already, ``earlier`` those from whom the agent has it. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a shorter prompt
+    with already, ``conversation`` what the prompt shows, ``earlier`` those from whom the agent has it. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a shorter prompt
     for a model that finds this one too long.
     """
 
@@ -288,6 +292,7 @@ class Reaction:
         path: str = "",
         sent_at: int = 0,
         trigger: Trigger | None = None,
+        conversation: Sequence[BaseMessage] = (),
     ) -> None:
         self.state = State.NEW
         self.agent = agent
@@ -303,6 +308,7 @@ class Reaction:
         self._path = path
         self.sent_at = sent_at
         self.trigger = trigger
+        self._conversation = conversation
         # Who handed over and gets control back, as they were, and who had the conversation before them.
         self._callers: list[tuple[Agent, list[ChatMessage], tuple[Agent, ...]]] = []
         self._earlier = tuple(earlier)  # who had the conversation before the agent: their guards hold
@@ -357,6 +363,7 @@ class Reaction:
         return TurnState(
             self.agent.id, self.turn, self.max_turns, self._path, self.usage, self._calls, self._values, self.history,
             self.sent_at, self.trigger, self.turn - self._began + 1,
+            self._conversation,
         )  # fmt: skip
 
     def note(self, values: Mapping[str, object]) -> None:

@@ -178,6 +178,7 @@ class SimpleAgentRunner(AgentRunner):
                 message.metadata or {},
                 {name: thread.messages[0].seq for name, thread in threads.items() if thread.omitted},
             ),
+            conversation=[*(it for thread in threads.values() for it in thread.messages), shown],
             frame=partial(render_system_prompt, agent_id=self.agent_id),
             shorten=partial(self._render_shortly, threads, incoming_thread_id, shown, omitted),
         )

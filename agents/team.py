@@ -34,6 +34,7 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.frames import is_id
 from roundelay.network.yaml import show_value
 
+from .agent import check_needs
 from .events import OnEvent
 from .features.attachments import Attachments, show_images
 from .features.budget import Budget
@@ -382,6 +383,10 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
             made.append(build_middleware(choice, spec.path.parent))
         except (ConfigError, OSError) as error:
             raise line.error(f"agent {spec.id}: {error}") from error
+    try:
+        check_needs(spec.id, made)
+    except ConfigError as error:
+        raise node.error(error.message) from error
     return made
 
 

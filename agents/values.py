@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, JsonValue
 
 from roundelay.network.errors import RoundelayError
 
 from .models.model import ChatMessage, ModelFailure, ModelReply, Usage
+
+if TYPE_CHECKING:
+    from roundelay.network.messages import BaseMessage
 
 Status = Literal["finished", "stopped", "cancelled", "failed"]
 """How a reaction ended: by the model, at a limit, by a person, or by an error."""
@@ -59,6 +62,9 @@ class TurnState:
     trigger: Trigger | None = None
     own_turn: int = 1
     """The turn, counted from where this agent came to have the conversation."""
+
+    conversation: Sequence[BaseMessage] = ()
+    """The messages of the prompt, as it shows them, the incoming one last; none for an agent inside of a call."""
 
 
 @dataclass(frozen=True, slots=True)

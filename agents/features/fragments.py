@@ -20,7 +20,7 @@ from roundelay.agents.options import IN_CODE, checked
 from roundelay.agents.text import cut
 from roundelay.agents.values import AfterTool, ToolResult, TurnState
 
-from .references import Reference, list_references, number_of, read_found
+from .references import Reference, References, find_numbers, read_found
 
 _GATHERED = "fragments.gathered"  # in the state's values: by their keys
 
@@ -42,7 +42,10 @@ def rank_by_score(fragments: Sequence[Fragment], state: TurnState) -> Sequence[F
 
 
 class Fragments(Middleware):
-    """Shows the ``limit`` best fragments before each turn, in at most ``max_chars``."""
+    """Shows the ``limit`` best fragments before each turn, in at most ``max_chars``. `References` stand beside it: they
+    check what is cited and say what that was."""
+
+    needs = (References,)
 
     @checked()
     def __init__(
@@ -60,7 +63,7 @@ class Fragments(Middleware):
         known = state.values.setdefault(_GATHERED, {})
         assert isinstance(known, dict)
         for it in read_found(Fragment, result.data.get(FRAGMENTS), call.name):
-            number = number_of(state, Reference(id=it.id, title=it.title, url=it.url, text=it.text))
+            number = find_numbers(state).find(Reference(id=it.id, title=it.title, url=it.url, text=it.text))
             if number is not None and (it.key not in known or known[it.key].score < it.score):
                 known[it.key] = it
         return None
@@ -69,7 +72,7 @@ class Fragments(Middleware):
         best = list(self._rank(list_fragments(state), state))[: self._limit]
         if not best:
             return step
-        numbers = {it.key: number for number, it in enumerate(list_references(state), 1)}
+        numbers = {it.key: number for number, it in find_numbers(state).sources.items()}
         shown = "\n\n".join(it.write(numbers[it.key]) for it in best if it.key in numbers)
         return step.tell(f"{_HEAD}\n{cut(shown, self._max_chars)}")
 

@@ -4,6 +4,10 @@ A tool gives ``Output(content, {"references": [{"id", "title", "url", "text"}, .
 model reads them with their numbers behind the result, a number that stands for nothing is taken out of the answer, and
 what the answer cites goes into the metadata of its message (``sources``). Numbers follow the order of the calls, so a
 resumed reaction gives them again. What an agent inside of a call cited is numbered anew in its caller's order.
+
+A number stays what it was in a thread, as far as the prompt shows that: what its messages of agents cite is known at
+the beginning (`find_numbers`), and what is found later gets other numbers. Where two agents gave one number to two
+sources, the prompt has another one in the later message. Messages of other threads are shown without their citations.
 """
 
 from __future__ import annotations
@@ -20,11 +24,12 @@ from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import checked
 from roundelay.agents.text import cut
 from roundelay.agents.values import AfterTool, ToolResult, TurnState
+from roundelay.network.messages import BaseMessage, MessageThread
 
 from .structured import is_structured
 
 _logger = logging.getLogger(__name__)
-_NUMBERED = "references.numbered"  # in the state's values: each with its number, by its key
+_NUMBERED = "references.numbered"  # in the state's values: the `Numbers`
 
 MAX_REFERENCES = 999
 """In one reaction: a citation has three digits at most. Another agent's answer may name as many as go into a frame."""
@@ -64,6 +69,38 @@ class Reference(BaseModel):
 
 
 R = TypeVar("R", bound=Reference)
+MessageT = TypeVar("MessageT", bound=BaseMessage)
+
+
+class Numbers:
+    """Which source each number of a thread stands for. A number that is written there and stands for none is not given
+    out: it may be one of a message that is not shown."""
+
+    def __init__(self) -> None:
+        self.sources: dict[int, Reference] = {}
+        self._by_key: dict[tuple[str, ...], int] = {}
+        self._written: set[int] = set()
+
+    def find(self, reference: Reference, wanted: int | None = None) -> int | None:
+        """Give the number of a source: that of the same one, the one that is ``wanted`` if it is free, or the next; None
+        when all are given out."""
+        number = self._by_key.get(reference.key)
+        if number is None:
+            number = wanted if wanted is not None and wanted not in self.sources else self._find_free()
+        if number is None:
+            return None
+        self._by_key[reference.key] = number
+        if number not in self.sources or (reference.text and not self.sources[number].text):
+            self.sources[number] = reference.model_copy(update={"n": None})
+        return number
+
+    def note_written(self, numbers: Iterable[int]) -> None:
+        self._written.update(numbers)
+
+    def _find_free(self) -> int | None:
+        first = max(self.sources, default=0) + 1
+        candidates = (*range(first, MAX_REFERENCES + 1), *range(1, min(first, MAX_REFERENCES + 1)))
+        return next((it for it in candidates if it not in self.sources and it not in self._written), None)
 
 
 class References(Middleware):
@@ -83,9 +120,23 @@ class References(Middleware):
         self._max_chars = max_chars
         self._in_text = in_text
 
+    def select_messages(
+        self, threads: Mapping[str, MessageThread], trigger: BaseMessage
+    ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
+        numbers = Numbers()
+        shown = {
+            name: MessageThread(
+                thread_id=name,
+                messages=[_renumber(it, numbers if name == trigger.thread_id else None) for it in thread.messages],
+                omitted=thread.omitted,
+            )
+            for name, thread in threads.items()
+        }
+        return shown, _renumber(trigger, numbers)
+
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         given = read_found(Reference, result.data.get(REFERENCES), call.name)
-        found = [(number, it) for it in given if (number := number_of(state, it)) is not None]
+        found = [(number, it) for it in given if (number := find_numbers(state).find(it)) is not None]
         if not found:
             return None
         numbers = {it.n: number for number, it in found if it.n is not None}
@@ -96,21 +147,23 @@ class References(Middleware):
         return AfterTool(content)
 
     async def review(self, around: Around, answer: str) -> str | Answer:
-        known, is_json = len(list_references(around.state)), is_structured(around.agent)
-        wrong = sorted({number for number in find_citations(answer, is_json=is_json) if not 1 <= number <= known})
-        if not wrong:
-            return answer
-        valid = map_citations(answer, lambda number: number if 1 <= number <= known else None, is_json=is_json)
-        listed = ", ".join(f"[{number}]" for number in wrong)
-        return Answer(valid, notes=[f"references: {listed} taken out, for there is no such source"])
+        sources, is_json = find_numbers(around.state).sources, is_structured(around.agent)
+        wrong = sorted({number for number in find_citations(answer, is_json=is_json) if number not in sources})
+        notes = []
+        if wrong:
+            answer = map_citations(answer, lambda it: it if it in sources else None, is_json=is_json)
+            listed = ", ".join(f"[{number}]" for number in wrong)
+            notes = [f"references: {listed} taken out, for there is no such source"]
+        if not any(isinstance(it, References) for it in around.agent.chain.middleware):  # nobody else lists them then
+            cited = [_describe(number, it, with_text=False) for number, it in _find_cited(around, answer)]
+            return Answer(answer, {SOURCES: [*cited]} if cited else {}, notes)
+        return Answer(answer, notes=notes) if notes else answer
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        references, is_value = list_references(around.state), is_structured(around.agent)
-        numbers = find_citations(answer, is_json=is_value)
-        cited = [(n, references[n - 1]) for n in numbers if 1 <= n <= len(references)][:MAX_SOURCES]
+        cited = _find_cited(around, answer)
         if not cited:
             return answer
-        if self._in_text and not around.path and not is_value:
+        if self._in_text and not around.path and not is_structured(around.agent):
             return f"{answer}\n\nSources:\n" + "\n".join(f"[{number}] {it.name}" for number, it in cited)
         # Whoever called this agent may have to prove its own answer by them.
         sources: list[JsonValue] = [_describe(number, it, with_text=bool(around.path)) for number, it in cited]
@@ -140,23 +193,48 @@ def read_found(kind: type[R], given: JsonValue, tool: str) -> list[R]:
     return found
 
 
-def number_of(state: TurnState, reference: Reference) -> int | None:
-    """Give the number of a reference in this reaction: that of the same one, or the next; None when all numbers are
-    given out."""
-    known = state.values.setdefault(_NUMBERED, {})
-    assert isinstance(known, dict)
-    if reference.key not in known:
-        if len(known) >= MAX_REFERENCES:
-            return None
-        known[reference.key] = (len(known) + 1, reference.model_copy(update={"n": None}))
-    number: int = known[reference.key][0]
-    return number
-
-
-def list_references(state: TurnState) -> list[Reference]:
-    """Give what was numbered so far, the first one first."""
+def find_numbers(state: TurnState) -> Numbers:
+    """Give the numbers of this reaction: at first those of what the prompt shows of the thread (`select_messages`)."""
     known = state.values.get(_NUMBERED)
-    return [it for _, it in known.values()] if isinstance(known, dict) else []
+    if not isinstance(known, Numbers):
+        known = state.values[_NUMBERED] = Numbers()
+        for message in state.conversation:
+            for reference in _read_sources(message):
+                known.find(reference, reference.n)
+            if message.thread_id == state.conversation[-1].thread_id:
+                known.note_written(find_citations(message.text))
+    return known
+
+
+def _read_sources(message: BaseMessage) -> list[Reference]:
+    """Give what a message of an agent says that it cites."""
+    given = (message.metadata or {}).get(SOURCES) if message.sender_kind == "agent" else None
+    found = read_found(Reference, given, "a message") if isinstance(given, list) else []
+    return [it for it in found if it.n is not None and 0 < it.n <= MAX_REFERENCES]
+
+
+def _renumber(message: MessageT, numbers: Numbers | None) -> MessageT:
+    """Give a message as it cites by these numbers; by None without its citations."""
+    sources = _read_sources(message)
+    if not sources:
+        return message
+    new = {it.n: numbers.find(it, it.n) if numbers is not None else None for it in sources if it.n is not None}
+    if all(n == number for n, number in new.items()):
+        return message
+    text = map_citations(message.text, lambda n: new.get(n, n))
+    kept: list[JsonValue] = [
+        it.model_dump(exclude_defaults=True) | {"n": number} for it in sources if (number := new[it.n or 0]) is not None
+    ]
+    return message.model_copy(
+        update={"text_representation": text, "metadata": {**(message.metadata or {}), SOURCES: kept}}
+    )
+
+
+def _find_cited(around: Around, answer: str) -> list[tuple[int, Reference]]:
+    """Give what an answer cites, in the order of its text."""
+    sources = find_numbers(around.state).sources
+    numbers = find_citations(answer, is_json=is_structured(around.agent))
+    return [(number, sources[number]) for number in numbers if number in sources][:MAX_SOURCES]
 
 
 def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str, JsonValue]:

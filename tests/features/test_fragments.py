@@ -65,5 +65,5 @@ async def test_fragments_are_the_same_after_a_kill() -> None:
 async def test_a_ranking_of_ones_own() -> None:
     shortest = Fragments(limit=1, rank=lambda fragments, state: sorted(fragments, key=lambda it: len(it.text)))
     async with Provider(SCRIPT) as provider:
-        await Loop(Agent("bob", "", provider.model(), TOOLS, middleware=[shortest])).drive()
+        await Loop(Agent("bob", "", provider.model(), TOOLS, middleware=[References(), shortest])).drive()
     assert last_of(provider.requests[2]).endswith("\n[3] c\nOld.")

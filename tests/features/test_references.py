@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.compose import agent_tool
+from roundelay.agents.features.fragments import Fragments
 from roundelay.agents.features.references import HOW_TO_CITE, References, find_citations
 from roundelay.agents.models.model import Model
+from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Output, Tool, tool
 from roundelay.app import Network
+from roundelay.network.errors import ConfigError
 from roundelay.network.messages import DirectMessage
 from roundelay.terminal.screen import Screen
 from tests.support.agents import Person, Provider, running
@@ -212,3 +216,70 @@ def test_references_are_set_in_the_agents_file(tmp_path: Path) -> None:
     path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{references: {in_text: true}}]}")
     [made] = build_runner(load_agents(path)[0]).agent.middleware
     assert isinstance(made, References)
+
+
+# --- across the messages of a thread
+
+
+def talk_script(*cited: str) -> Any:
+    """Looks up one thing for each message, by its text, and answers with what is said of it."""
+
+    def script(body: Body) -> Reply:
+        if results_of(body):
+            return text(cited[str(body["messages"][1]["content"]).count('<message sender="bob">')])
+        found = re.search(r"<incoming_message.*?<content>(\w+)", str(body["messages"][1]["content"]), re.DOTALL)
+        assert found is not None
+        return use((found[1], {}))
+
+    return script
+
+
+async def test_a_number_stays_what_it_was_in_a_thread(tmp_path: Path) -> None:
+    """What an earlier message cited keeps its number, is listed again where it is cited again, and nothing new gets it."""
+    said = ["The Rhine: [1].", "May [2], and as I said [1]. Not [3].", "The Rhine again [1], the Elbe [3]."]
+    async with Provider(talk_script(*said)) as provider, Network.open() as network:
+        tools = [finds("rhine", RHINE), TOOLS[1], TOOLS[0]]
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=tools, middleware=[References()])
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            heard = [await mia.ask("bob", it) for it in ("rhine", "archive", "search and what was [2]?")]
+    listed = [[(it["n"], it["title"]) for it in (one.metadata or {})["sources"]] for one in heard]
+    rhine, note, elbe = "Rivers of Europe", "Field notes", "Elbe"
+    assert listed == [[(1, rhine)], [(2, note), (1, rhine)], [(1, rhine), (3, elbe)]]
+    assert [it.text for it in heard] == [said[0], "May [2], and as I said [1]. Not.", said[2]]
+
+
+async def test_two_agents_that_gave_one_number_in_a_thread_are_told_apart_and_other_threads_cite_nothing() -> None:
+    """In the prompt; a person's claim of sources counts for nothing."""
+    source = {"n": 1, "title": "Ann's", "url": "https://ann.example"}
+    async with Provider(by_turn("See [1], [2] and [3].")) as provider, Network.open() as network:
+        bob = SimpleAgentRunner(
+            "bob", instruction="x", model=provider.model(), middleware=[References()], channels=["dev"]
+        )
+        mia, ann, cid = await Person.join(network, "mia"), await network.join("ann"), await network.join("cid")
+        async with running(network, bob):
+            for it in (mia.client, ann, cid):
+                await it.call("channels.join", {"name": "dev"})
+            await ann.post("dev", "Ann says [1].", metadata={"sources": [source]})
+            await cid.post("dev", "Cid says [1].", metadata={"sources": [{"n": 1, "title": "Cid's"}]})
+            await mia.client.post("dev", "Mia says [3].", metadata={"sources": [{"n": 3, "title": "Mia's"}]})
+            answers = [await mia.hear() for _ in range(3)]
+            private = await mia.ask("bob", "And here?")
+    channel, direct = (str(body["messages"][1]["content"]) for body in provider.requests)
+    assert [it in channel for it in ("Ann says [1].", "Cid says [2].", "Mia says [3].")] == [True] * 3
+    assert [it in direct for it in ("Ann says.", "Cid says.")] == [True] * 2
+    assert (answers[-1].text, [it["title"] for it in (answers[-1].metadata or {})["sources"]]) == (
+        "See [1], [2] and.", ["Ann's", "Cid's"],
+    )  # fmt: skip
+    assert (private.text, private.metadata) == ("See, and.", None)
+
+
+def test_fragments_without_references_are_refused(tmp_path: Path) -> None:
+    """In Python and in a file by the same sentence: nobody would check what is cited, or say what it was."""
+    said = "agent bob: Fragments needs References beside it: add it to the agent's middleware"
+    with pytest.raises(ConfigError, match=said):
+        SimpleAgentRunner("bob", instruction="x", model=ScriptedModel(lambda it: "x"), middleware=[Fragments()])
+    path = tmp_path / "bob.yaml"
+    path.write_text("id: bob\ninstruction: x\nmodel: {rules: []}\nmiddleware:\n  - fragments: {}\n")
+    with pytest.raises(ConfigError, match=rf"bob\.yaml:4.*{said}"):
+        build_runner(load_agents(path)[0])

@@ -352,14 +352,14 @@ async def test_a_busy_hub_is_waited_for_when_a_person_is_asked(
 async def test_a_call_for_which_nobody_can_be_asked_is_not_run_and_the_model_reads_why(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reply = NetworkClient.reply
+    send = NetworkClient.send
 
-    async def refuse(self: NetworkClient, message: Any, said: str, **options: Any) -> Any:
+    async def refuse(self: NetworkClient, to: str, said: str, **options: Any) -> Any:
         if said.startswith("May I call"):
             raise Forbidden("You may not write here.")
-        return await reply(self, message, said, **options)
+        return await send(self, to, said, **options)
 
-    monkeypatch.setattr(NetworkClient, "reply", refuse)
+    monkeypatch.setattr(NetworkClient, "send", refuse)
     assert await approve(network, "") == (
         "done",
         "Not run: nobody could be asked to approve it (forbidden: You may not write here.)",

@@ -142,12 +142,6 @@ def test_quotes_in_a_text_stay_readable() -> None:
     assert '<content>it\'s "fine"</content>' in PROMPT.render({}, "t", make_message(1, content='it\'s "fine"'))
 
 
-def test_the_closing_rule_follows_the_conversation() -> None:
-    after = PROMPT.render({}, "t", make_message(1)).partition("</conversation>")[2]
-    assert "Call a tool" in after
-    assert "finish" in after
-
-
 def test_the_system_prompt_is_the_same_for_every_message() -> None:
     assert render_system_prompt("Be brief.", "bob") == render_system_prompt("Be brief.", "bob")
     assert render_system_prompt("Use <b> & 'quotes'.", "bob").startswith("Use <b> & 'quotes'.")
