@@ -191,10 +191,12 @@ class OpenAIChoice(Strict):
 
 
 class LocalChoice(Strict):
-    """The small model on this machine's CPU, or other ``weights`` (a GGUF file)."""
+    """The small model on this machine's CPU, or other ``weights`` (a GGUF file). ``tools``: the model is large enough
+    to call them."""
 
     weights: Path | None = None
     context_tokens: Count = 8192
+    tools: bool = False
 
 
 class ModelChoice(Strict):
@@ -434,7 +436,7 @@ def _build_choice(spec: AgentSpec, choice: ModelChoice) -> Model:
         from .models.local import LocalModel
 
         weights = spec.path.parent / choice.local.weights if choice.local.weights is not None else None
-        return LocalModel(weights, context_tokens=choice.local.context_tokens)
+        return LocalModel(weights, context_tokens=choice.local.context_tokens, tools=choice.local.tools)
     if choice.replay is not None:
         return TapeModel(spec.path.parent / choice.replay)
     if choice.script is None:

@@ -14,7 +14,11 @@ from roundelay.commands.options import debug_option, json_option
 
 @click.command()
 @click.argument("question", required=False)
-@click.option("--model", metavar="NAME", help="A real model instead of the script: any OpenAI-compatible one.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="A real model instead of the script: any OpenAI-compatible one; local: a small one on this machine.",
+)
 @click.option("--base-url", metavar="URL", help="Where the model is (default: the OpenAI API).")
 @click.option("--serve", is_flag=True, help="Stay up afterwards, to go on with `roundelay chat`.")
 @click.option("--kill", metavar="AGENT", help="Kill this agent in the middle; it goes on where it was.")

@@ -17,10 +17,14 @@ from pathlib import Path
 
 from roundelay.agents.containment import first_error
 from roundelay.agents.events import Event, Finished, Resumed, ToolCallEnd, ToolCallStart, TurnStart, event_to_json
+from roundelay.agents.models.model import Model
 from roundelay.agents.team import AgentSpec, build_runner, load_agents
 from roundelay.network.client import Delivery, NetworkClient
 from roundelay.network.errors import RoundelayError
 from roundelay.nodes.run_agents import run_agents
+
+LOCAL = "local"
+"""As the name of a model: the small one on this machine, if no server is named."""
 
 Report = dict[str, object]
 """What such a process tells: ``type`` is ``ready``, ``delivered`` or that of an agent's event."""
@@ -67,12 +71,18 @@ def main() -> int:
     args = parser.parse_args()
     write = partial(print, file=sys.stderr)
     try:
-        model = None
-        if args.model is not None:
+        model: Model | None = None
+        spec = load_team()[args.agent]
+        if args.model == LOCAL and args.base_url is None:
+            from roundelay.agents.models.local import LocalModel
+
+            model = LocalModel()
+            spec = spec.model_copy(update={"instruction": f"You are {args.agent}, a friendly assistant."})
+        elif args.model is not None:
             from roundelay.agents.models.openai_model import OpenAIModel
 
             model = OpenAIModel(args.model, base_url=args.base_url)
-        runner = build_runner(load_team()[args.agent], model=model, on_event=report_event)
+        runner = build_runner(spec, model=model, on_event=report_event)
         run = run_agents(
             [runner],
             url=args.url,

