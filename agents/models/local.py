@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .model import ModelError, ModelReply, ModelRequest, OnDelta, Usage
+from .model import AssistantMessage, ModelError, ModelReply, ModelRequest, OnDelta, Usage
 from .openai_model import OpenAIModel
 from .small_chat import keep_own_words, read_chat
 
@@ -92,7 +92,7 @@ class LocalServer:
 NOTHING = "I have no answer to that: I am only a small model on this machine."
 
 # One paragraph without elements or braces: what such a model writes besides is what it makes up of a format.
-_CHAT: Mapping[str, object] = {"grammar": r"root ::= [^\n<>{}]+", "max_tokens": 80, "repeat_penalty": 1.1}
+_CHAT: Mapping[str, object] = {"grammar": r"root ::= [^\n<>{}]+", "max_tokens": 80}
 _SETTINGS: Mapping[str, Mapping[str, object]] = {
     "chat": _CHAT,
     "again": {**_CHAT, "temperature": 0.9, "seed": 7},  # the same seed: a reaction that is resumed reads the same
@@ -137,11 +137,13 @@ class LocalModel:
         if self._tools or request.tool_choice not in ("auto", "none"):
             return await models["steps"].complete(request, on_delta)
         messages, said = read_chat(request)
+        before = [it.content or "" for it in messages if isinstance(it, AssistantMessage)]
         usage = Usage()
         for way in ("chat", "again"):
             reply = await models[way].complete(replace(request, messages=messages, tools=(), tool_choice="auto"))
             usage += reply.usage
-            if text := keep_own_words(reply.text or "", said, is_cut=reply.finish_reason == "length"):
+            is_cut = reply.finish_reason == "length"
+            if text := keep_own_words(reply.text or "", said, before, is_cut=is_cut):
                 return replace(reply, text=text, usage=usage, finish_reason="stop")
         return ModelReply(NOTHING, usage=usage, model=self._server.name)
 

@@ -28,8 +28,8 @@ _MANY_WORDS = 4
 
 
 def read_chat(request: ModelRequest) -> tuple[tuple[SystemMessage | UserMessage | AssistantMessage, ...], list[str]]:
-    """Give a request as plain chat, and what others than the agent said in it. Raises `ModelError` for a prompt that is
-    broken."""
+    """Give a request as plain chat, and what others than the agent said in it, as they wrote it. Raises `ModelError`
+    for a prompt that is broken."""
     view = read_prompt(request)
     first = request.messages[0] if request.messages else None
     instruction = first.content.partition(_FRAME)[0].strip()[:MAX_CHARS] if isinstance(first, SystemMessage) else ""
@@ -46,9 +46,10 @@ def read_chat(request: ModelRequest) -> tuple[tuple[SystemMessage | UserMessage 
     return tuple(chat), [it.text for it in said if it.sender != request.agent_id]
 
 
-def keep_own_words(reply: str, said: Iterable[str], *, is_cut: bool = False) -> str:
+def keep_own_words(reply: str, said: Iterable[str], before: Iterable[str] = (), *, is_cut: bool = False) -> str:
     """Give a reply without sentences that people said themselves or that it has twice, of `MAX_SENTENCES` at most;
-    empty if nothing is left. ``is_cut``: it broke off, and its last sentence goes, unless it is the only one."""
+    empty if nothing is left. What the agent said ``before`` goes too, beside something new. ``is_cut``: the reply broke
+    off, and its last sentence goes, unless it is the only one."""
     texts = list(said)
     heard = [_list_words(it) for text in texts for it in (text, *_list_sentences(text))]
     sentences = _list_sentences(reply)
@@ -59,7 +60,9 @@ def keep_own_words(reply: str, said: Iterable[str], *, is_cut: bool = False) -> 
         words = _list_words(sentence)
         if words and not any(_repeats(words, it) for it in heard):
             kept.setdefault(tuple(words), sentence)
-    answer = " ".join([*kept.values()][:MAX_SENTENCES])
+    old = {tuple(_list_words(it)) for text in before for it in _list_sentences(text)}
+    new = [it for words, it in kept.items() if words not in old]
+    answer = " ".join((new or [*kept.values()])[:MAX_SENTENCES])
     return "" if any(_repeats(_list_words(answer), it) for it in heard) else answer
 
 

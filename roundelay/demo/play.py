@@ -204,12 +204,12 @@ class _Stage:
             await self._reach(START_TIMEOUT_S, self._is_complete)
             for member in self._members.values():
                 self._screen.member(member.name, member.pid, self._team[member.name].description)
+            self._screen.write("")
             if local is not None:
                 self._screen.incident(
                     f"The model is {local}, on this machine's CPU. It makes plain English sentences, often wrong ones; it "
                     f"calls no tools and asks nobody, so {DESK} answers alone, and whatever it says proves nothing."
                 )
-            self._screen.write("")
             began_s = time.monotonic()
             await person.send_text(DESK, self._plan.question)
             await self._reach(SCRIPT_TIMEOUT_S if self._plan.model is None else MODEL_TIMEOUT_S, self._has_ended)

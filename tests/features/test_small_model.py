@@ -21,8 +21,7 @@ class Llama(FakeOpenAI):
     """A server that takes what llama.cpp takes beside OpenAI's parameters."""
 
     def _refuse(self, method: str, path: str, headers: Mapping[str, str], body: dict[str, Any]) -> Reply | None:
-        own = ("grammar", "repeat_penalty")
-        return super()._refuse(method, path, headers, {key: it for key, it in body.items() if key not in own})
+        return super()._refuse(method, path, headers, {key: it for key, it in body.items() if key != "grammar"})
 
 
 class Engine:
@@ -106,6 +105,12 @@ async def test_a_persons_own_words_never_come_back(network: Network, model: Loca
 )
 def test_what_is_kept_of_a_reply(reply: str, said: str, kept: str) -> None:
     assert keep_own_words(reply, [said]) == kept
+
+
+def test_what_it_said_before_is_left_out_beside_something_new() -> None:
+    before = ["Yes. I can help."]
+    assert keep_own_words("It is blue. I can help.", ["Which colour?"], before) == "It is blue."
+    assert keep_own_words("I can help.", ["Can you?"], before) == "I can help."
 
 
 def test_a_reply_that_broke_off_ends_with_a_whole_sentence() -> None:
