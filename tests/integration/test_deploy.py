@@ -1,0 +1,132 @@
+"""What deploys a node, in deploy/: the image's and the unit's commands run here, as far as that goes without either."""
+
+from __future__ import annotations
+
+import asyncio
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.command import command, run
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNIT = (DEPLOY / "roundelay.service").read_text(encoding="utf-8")
+
+
+def read_dockerfile() -> list[tuple[str, str]]:
+    """The instructions of the image, without those of the stage that builds."""
+    text = re.sub(r"^#.*\n", "", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    lines = text.replace("\\\n", " ").split("\n")
+    found = [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines if line)]
+    return found[max(place for place, (name, _) in enumerate(found) if name == "FROM") :]
+
+
+IMAGE = read_dockerfile()
+
+
+def of(name: str) -> str:
+    [value] = [rest for it, rest in IMAGE if it == name]
+    return value
+
+
+async def test_the_images_command_runs_and_its_health_check_follows_it(tmp_path: Path) -> None:
+    data, team = tmp_path / "data", tmp_path / "team"
+    data.mkdir()
+    team.mkdir()
+    await run("init", cwd=team)
+
+    def place(text: str) -> str:
+        return text.replace("/data", str(data))
+
+    async def check(port: str) -> int:
+        arguments = json.loads(of("HEALTHCHECK").partition("CMD ")[2])
+        probe = [sys.executable, *(it.replace("8700", port) for it in arguments[1:])]
+        process = await asyncio.create_subprocess_exec(*probe, stderr=asyncio.subprocess.DEVNULL)
+        return await process.wait()
+
+    environment = dict(pair.split("=") for pair in shlex.split(place(of("ENV"))))
+    program, *arguments = json.loads(place(of("CMD")))
+    assert program == "roundelay"
+    async with command(*arguments, "--port", "0", cwd=team, **environment) as up:
+        port = (await up.line(r"^Roundelay is ready at ws://0\.0\.0\.0:(\d+)/ .* agents echo"))[1]
+        assert await check(port) == 0
+        await up.stop()
+    assert await check(port) != 0
+    assert {it["message"] for it in map(json.loads, up.errors)} >= {
+        "the node listens",
+        "joined",
+        "the node has stopped",
+    }
+    assert {it.name for it in data.iterdir()} >= {"roundelay.db", "roundelay.db.owner", "home"}
+    assert sorted(it.name for it in team.iterdir()) == ["agents", "roundelay.yaml"], "it may be read-only"
+
+
+def test_the_image_has_what_it_needs_and_no_root() -> None:
+    names = [name for name, _ in IMAGE]
+    [(made, user)] = re.findall(
+        r"useradd --uid (\d+) .* (\w+) &&", " ".join(rest for name, rest in IMAGE if name == "RUN")
+    )
+    assert (of("USER"), user) == (made, "roundelay")
+    assert int(made) > 0
+    assert names.index("USER") < names.index("CMD")
+    [extras] = re.findall(r"roundelay\[(.*?)\]", " ".join(rest for _, rest in IMAGE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"]) - {"dev", "all", "local"}
+    for _, rest in (it for it in IMAGE if it[0] == "RUN"):
+        subprocess.run(["sh", "-n", "-c", re.sub(r"^--mount\S+ ", "", rest)], check=True)
+
+
+def test_the_compose_file_is_of_this_image() -> None:
+    value: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    node = value["services"]["node"]
+    assert (DEPLOY / node["build"]["context"]).resolve() == ROOT
+    assert (ROOT / node["build"]["dockerfile"]).is_file()
+    assert (ROOT / f"{node['build']['dockerfile']}.dockerignore").is_file()
+    assert node["ports"] == [f"127.0.0.1:{of('EXPOSE')}:{of('EXPOSE')}"], "nothing is encrypted"
+    mounts = dict(reversed(it.split(":")[:2]) for it in node["volumes"])
+    assert mounts == {of("VOLUME"): "data", of("WORKDIR"): "./team"}
+    assert set(value["volumes"]) == {"data"}
+    assert (node["read_only"], node["cap_drop"]) == (True, ["ALL"])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_the_unit_is_right(tmp_path: Path) -> None:
+    unit = tmp_path / "roundelay.service"
+    unit.write_text(UNIT.replace("/opt/roundelay/bin/roundelay up", f"{sys.executable} up"), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_the_units_command_runs_and_a_wrong_file_is_not_tried_again(tmp_path: Path) -> None:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # names of systemd have capitals
+    parser.read_string(UNIT)
+    service = parser["Service"]
+    config, state = tmp_path / "etc", tmp_path / "lib"
+    config.mkdir()
+    state.mkdir()
+    await run("init", cwd=config)
+
+    def place(text: str) -> list[str]:
+        return shlex.split(text.replace("/etc/roundelay", str(config)).replace("/var/lib/roundelay", str(state)))
+
+    environment = dict([place(service["Environment"])[0].split("=")])
+    arguments = place(service["ExecStart"])[1:]
+    assert service["User"] == service["StateDirectory"] == "roundelay"
+    async with command(*arguments, "--port", "0", cwd=config, **environment) as up:
+        await up.line("^Roundelay is ready .* agents echo")
+        await up.stop()
+    assert {it.name for it in state.iterdir()} >= {"roundelay.db", "home"}
+    (config / "roundelay.yaml").write_text("prot: 1\n", encoding="utf-8")
+    await run(*arguments, cwd=config, code=int(service["RestartPreventExitStatus"]), **environment)
