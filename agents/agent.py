@@ -93,6 +93,8 @@ class Agent(AgentView):
         tools = index_tools(self.tools)
         taken = {*tools, *self._handoffs, FINISH}
         for brought in self.chain.list_tools(state or TurnState(self.id, 0, self.policy.max_turns)):
+            if tools.get(brought.name) is brought:
+                continue
             if brought.name in taken:
                 _logger.warning("tool left out: its name is taken", extra={"agent_id": self.id, "tool": brought.name})
                 continue

@@ -15,6 +15,7 @@ import re
 import sqlite3
 import unicodedata
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -84,12 +85,14 @@ CREATE VIRTUAL TABLE said USING fts5(words, tokenize = 'ascii', detail = 'none',
 
 
 class SearchIndex:
-    """The index of one ledger's file. One call at a time has it; none runs on the event loop."""
+    """The index of one ledger's file, from its opening to its closing. It works on a thread of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="roundelay-search")
         self._turn = asyncio.Lock()
+        self._is_closed = False
 
     async def catch_up(self, log: str, first: int, head: int, read: Callable[[int], Awaitable[Sequence[Row]]]) -> None:
         """Bring it up to ``head``; ``log`` is what no other log is called, ``first`` its oldest message, and ``read``
@@ -121,44 +124,50 @@ class SearchIndex:
     async def forget(self, first: int) -> None:
         """Take out what is below ``first``, if there is an index. Raises `LedgerError`."""
         async with self._turn:
-            if self._db is not None or await asyncio.to_thread(self._path.exists):
-                await self._run(partial(self._forget, first))
+            await self._run(lambda: self._forget(first) if self._path.exists() else None)
 
     async def close(self) -> None:
-        async with self._turn:
-            if self._db is not None:
-                await asyncio.to_thread(self._db.close)
-                self._db = None
+        """Close it behind the step that is under way; a search that is not done yet fails."""
+        self._is_closed = True
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown(wait=False)
 
     async def _run(self, function: Callable[[], T]) -> T:
-        def guarded() -> T:
-            try:
-                return function()
-            except (sqlite3.Error, OSError) as error:
-                with suppress(OSError):
-                    self._discard()
-                raise LedgerError(
-                    f"{self._path}, by which messages are searched, cannot be used ({error}); it was thrown away and "
-                    "the next search makes it anew. Without SQLite's FTS5 there is no search."
-                ) from error
+        """Run a step to its end, also if who awaits it is cancelled; the next one begins behind it."""
+        if self._is_closed:
+            raise LedgerError(f"The ledger of {self._path} is closed.")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guard, function)
 
-        return await asyncio.to_thread(guarded)
+    # --- on its thread
 
-    # --- on a thread
+    def _guard(self, function: Callable[[], T]) -> T:
+        try:
+            return function()
+        except (sqlite3.Error, OSError) as error:
+            with suppress(sqlite3.Error, OSError):
+                self._discard()
+            raise LedgerError(
+                f"{self._path}, by which messages are searched, cannot be used ({error}); it was thrown away and the "
+                "next search makes it anew. Without SQLite's FTS5 there is no search."
+            ) from error
+
+    def _close(self) -> None:
+        if self._db is not None:
+            with suppress(sqlite3.Error):  # whatever it has lost is made anew
+                self._db.close()
+            self._db = None
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # it holds what was said
-            self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(self._path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = MEMORY")
             self._db.execute("PRAGMA synchronous = OFF")
             self._db.execute("PRAGMA secure_delete = ON")
         return self._db
 
     def _discard(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+        self._close()
         self._path.unlink(missing_ok=True)
 
     def _begin(self, log: str, head: int) -> int:

@@ -123,7 +123,7 @@ class SQLiteLedger:
         """For what is to be delivered."""
         self._browser: Connection | None = None
         """For what somebody asks: a long look must not hold up deliveries."""
-        self._index = SearchIndex(Path(f"{self.path}.search"))
+        self._index: SearchIndex | None = None
         self._epoch = ""
         self._first = 1
         """The oldest message that may be there."""
@@ -145,6 +145,7 @@ class SQLiteLedger:
             meta, puts = await self._run(self._writer, self._prepare)
             self._reader = await self._connect()
             self._browser = await self._connect()
+            self._index = SearchIndex(Path(f"{self.path}.search"))
         except BaseException:
             await self.close()
             raise
@@ -154,7 +155,9 @@ class SQLiteLedger:
         connections = (self._writer, self._browser, self._reader)
         writer, browser, _ = connections
         self._writer = self._browser = self._reader = None
-        await self._index.close()
+        index, self._index = self._index, None
+        if index is not None:
+            await index.close()
         try:
             if writer is not None and browser is not None:  # one that was refused stays as it is
                 with suppress(sqlite3.Error, LedgerError):  # a database that failed stays marked unclean
@@ -407,10 +410,13 @@ class SQLiteLedger:
         self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
         before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:  # fmt: skip
-        await self._index.catch_up(f"{self._epoch}/{self._boot}", self._first, self._head, self._list_messages)
+        index = self._index
+        if index is None:
+            raise LedgerError(f"The ledger {self.path} is closed.")
+        await index.catch_up(f"{self._epoch}/{self._boot}", self._first, self._head, self._list_messages)
         end, found, size = before if before is not None else 2**62, list[Row](), 0
         while len(found) <= limit and size <= max_bytes:
-            seqs = await self._index.find(terms, spans, sender, stream, end, limit + 1)
+            seqs = await index.find(terms, spans, sender, stream, end, limit + 1)
             if not seqs:
                 break
             rows = await self._read(self._browser, BY_SEQ, [json.dumps(seqs)], list)
@@ -424,7 +430,8 @@ class SQLiteLedger:
         return (await self._read_page(self._browser, sql, (after, INDEXED_STEP), INDEXED_STEP, MAX_PAGE_BYTES)).rows
 
     async def forget_dropped(self) -> None:
-        await self._index.forget(self._first)
+        if self._index is not None:
+            await self._index.forget(self._first)
 
     async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
         sql = """

@@ -393,6 +393,17 @@ def list_indexes(folder: Path) -> list[Path]:
     return list(folder.glob("*.search*"))
 
 
+async def test_a_search_that_is_given_up_leaves_the_next_one_all(ledger: Ledger) -> None:
+    await ledger.append([said(seq, "granite") for seq in range(1, 1600)], [])
+    for turns in range(0, 60, 5):
+        given_up = asyncio.create_task(ledger.search(["granite"], None, "ann", limit=2))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        given_up.cancel()
+    page = await ledger.search(["granite"], None, "ann", limit=1600)
+    assert len(page.rows) == 1599
+
+
 async def test_what_was_dropped_is_in_no_index(opener: Opener, tmp_path: Path) -> None:
     ledger = opener()
     await ledger.open()

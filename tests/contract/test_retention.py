@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from roundelay.network.addresses import memory_of
 from roundelay.network.client import Cursor, NetworkClient
 from roundelay.network.clock import random_id
 from roundelay.network.config import Limits, Retain
@@ -509,3 +510,27 @@ async def test_in_memory_sizes_are_not_counted() -> None:
     async with team(MemoryLedger(epoch="e1")) as it:
         await fill(it, 10)
         assert await it.trim(Retain(bytes=1024)) == 0
+
+
+def read_indexes(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.glob("*.search*"))
+
+
+async def test_what_is_not_kept_is_in_no_search_no_index_and_no_memory(opener: Opener, tmp_path: Path) -> None:
+    async with team(opener()) as it, it.joined("ann") as ann, it.joined("mia", kind="human") as mia:
+        old = await mia.send("agent:ann", "plutonium")
+        await take(ann, 1)
+        body = {"thread_id": old.thread_id, "seqs": [old.seq], "text": "plutonium"}
+        await ann.record(memory_of(old.thread_id), "memory", body, record_id="r1")
+        asking = {"threads": [old.thread_id], "trigger": (await mia.send("agent:ann", "granite")).seq}
+        assert [found["text"] for found in (await ann.call("network.memory", asking))["memories"]] == ["plutonium"]
+        assert len((await mia.call("network.search", {"query": "plutonium"}))["messages"]) == 1
+        await take(ann, 1)
+        it.day += 2
+        asking["trigger"] = (await mia.send("agent:ann", "basalt")).seq
+        await take(ann, 1)
+        assert await it.trim()
+        assert b"plutonium" not in read_indexes(tmp_path)
+        assert (await ann.call("network.memory", asking))["memories"] == []
+        assert (await mia.call("network.search", {"query": "plutonium"}))["messages"] == []
+        assert len((await mia.call("network.search", {"query": "basalt"}))["messages"]) == 1
