@@ -20,7 +20,7 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -71,7 +71,7 @@ from .events import (
 from .inbox import read_decision
 from .journal import Approval, Journal, Recorded, drop_largest
 from .middleware import AgentView, Around, CallModel, Guard
-from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ToolCall, Usage
+from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ModelUse, ToolCall, Usage
 from .models.tape import print_request
 from .reaction import AnsweredCall, CallTools, Reaction, State, Step
 from .text import cut, replace_all_surrogates, replace_surrogates
@@ -196,6 +196,10 @@ class Driver:
         # What the turn's own request came to, middleware included, and which model got it; of several (as middleware
         # may ask) the first. None if none did.
         self._asked: tuple[Model, ModelRequest] | None = None
+        # What middleware used in requests of its own: around the turn's own one; around turns and the whole reaction, or
+        # where there was no reply, which no record but that of the end tells.
+        self._used_around: tuple[ModelUse, ...] = ()
+        self._used_beside: list[ModelUse] = []
         # Numbers what streams, in one order with the runs inside of it.
         self._pieces: Iterator[int] = outer._pieces if outer is not None else itertools.count(1)
         self._agent: AgentView = reaction.agent  # of the last turn
@@ -215,7 +219,10 @@ class Driver:
                 self._emit(Resumed(self._id, len(recorded.replies), other_config, other_prompt, path=self._path))
         chain = self._reaction.agent.chain
         try:
-            return await chain.around_reaction(partial(self._describe, 0, "reaction", []), self._take_turns)
+            around = partial(self._describe, 0, "reaction", self._used_beside)
+            finish = await chain.around_reaction(around, self._take_turns)
+            used = tuple(self._used_beside)
+            return replace(finish, usage=_add_up(used, finish.usage), used=used) if used else finish
         except SystemExit as error:  # of middleware: out of a task it would end the event loop
             raise Broken(error) from error
 
@@ -278,7 +285,7 @@ class Driver:
             await perform()
         else:
             around = self._reaction.agent.chain.around_turn
-            await around(partial(self._describe, turn, "turn", []), perform)
+            await around(partial(self._describe, turn, "turn", self._used_beside), perform)
             if not is_done:
                 raise RoundelayError(
                     f"Middleware around turn {turn} of {self._id} did not let it go on to its end: "
@@ -311,7 +318,7 @@ class Driver:
             return reply
         asked = print_request(*self._asked) if self._asked is not None else None
         return await self._journal.record_reply(
-            step.turn, reply, agent_id=step.agent.id, is_last=step.is_last, request=asked
+            step.turn, reply, agent_id=step.agent.id, is_last=step.is_last, request=asked, used=self._used_around
         )
 
     async def _read_new_messages(self, step: CallModel) -> CallModel:
@@ -368,13 +375,14 @@ class Driver:
         if self._playback is not None:
             reviewed = self._playback.review(self._id, self._path, turn, message)
         if reviewed is None:
-            spent: list[Usage] = []
+            spent: list[ModelUse] = []
             around = self._describe(turn, REVIEW if message is None else "-".join(map(str, (REVIEW, *message))), spent)
             guards = self._list_guards() if message is not None else self._reaction.guards
             # One that was found good once, and was not kept as it was, needs no other answer.
             can_correct = can_correct and known is None
             reviewed = await self._reaction.agent.chain.review(around, text, can_correct=can_correct, guards=guards)
-            reviewed = replace(reviewed, usage=sum(spent, Usage() if known is None else known.usage))
+            usage = _add_up(spent, Usage() if known is None else known.usage)
+            reviewed = replace(reviewed, usage=usage, used=tuple(spent))
             reviewed = _fit(reviewed, self._journal.max_body_bytes - _ENVELOPE_BYTES)
         if known is None:
             await self._journal.record_review(turn, reviewed, message)
@@ -405,13 +413,13 @@ class Driver:
         it."""
         return self._reaction.withholds or (self._outer is not None and self._outer._is_held())
 
-    def _describe(self, turn: int, call: int | str, spent: list[Usage], asked: Model | None = None) -> Around:
+    def _describe(self, turn: int, call: int | str, spent: list[ModelUse], asked: Model | None = None) -> Around:
         """Give what middleware may know; what it spends by ``complete`` is added to ``spent``. ``asked``: the model, if
         one is."""
 
         async def complete(model: Model, request: ModelRequest) -> ModelReply:
             reply = await uncounted(self._complete(model, request, is_own=False))
-            spent.append(reply.usage)
+            spent.append(ModelUse(reply.model or model.name, reply.usage))
             return reply
 
         async def keep(name: str, value: JsonValue, *, of: Collection[str] = ()) -> None:
@@ -443,7 +451,7 @@ class Driver:
 
     async def _ask_model(self, step: CallModel) -> ModelReply | ModelFailed:
         """Ask until there is a reply or nothing more to try."""
-        self._asked = None
+        self._asked, self._used_around = None, ()
         outcome = await self._call_model(step)
         return outcome if self._playback is None else self._playback.settle(self._id, self._path, step.turn, outcome)
 
@@ -454,7 +462,7 @@ class Driver:
         request = ModelRequest(
             step.messages, step.tools, step.tool_choice, agent.id, self._id, step.turn, prompt=prompt or ""
         )
-        spent: list[Usage] = []
+        spent: list[ModelUse] = []
 
         async def proceed(asked: ModelRequest) -> ModelReply:
             is_own = self._asked is None
@@ -468,11 +476,14 @@ class Driver:
         except ModelError as error:
             told = {"reaction": self._id, "reason": error.reason, "error": str(error)}
             _logger.warning("model failed", extra=told)
+            self._used_beside += spent
             return ModelFailed(replace_surrogates(str(error)), error.reason)
         except Exception as error:  # of a model or of middleware: this call's end, never the runner's
             _logger.exception("model failed", extra={"reaction": self._id, "agent_id": agent.id})
+            self._used_beside += spent
             return ModelFailed(replace_surrogates(describe_error(error)))
-        return replace(reply, usage=sum(spent, reply.usage)) if spent else reply
+        self._used_around = tuple(spent)
+        return replace(reply, usage=_add_up(spent, reply.usage)) if spent else reply
 
     async def _complete(
         self, model: Model, request: ModelRequest, *, is_own: bool, is_shown: bool = False
@@ -558,7 +569,7 @@ class Driver:
             known = await self._playback.perform(self._id, self._path, turn, planned)
             if known is not None:
                 return await self._conclude(turn, planned, known, replies)
-        spent: list[Usage] = []
+        spent: list[ModelUse] = []
         try:
             around = partial(self._describe, turn, planned.index, spent)
             proceed = partial(self._run_tool, turn, replies)
@@ -573,7 +584,7 @@ class Driver:
             text = f"Something around {tool.name} failed ({describe_error(error)}). Whether it took effect is unknown."
             result = ToolResult(replace_surrogates(cut(text, self._reaction.agent.policy.max_result_chars)), ok=False)
         if spent:
-            result = replace(result, usage=sum(spent, result.usage))
+            result = replace(result, usage=_add_up(spent, result.usage), used=(*result.used, *spent))
         return await self._conclude(turn, planned, result, replies)
 
     async def _conclude(
@@ -582,6 +593,8 @@ class Driver:
         if (turn, call.index) not in self._recorded.results:
             self._live_turn = turn
             name = call.call.name
+            if result.used:
+                await self._journal.record_used(turn, call.index, result.used)
             await self._journal.record_tool_result(turn, call.index, name, result, tuple(replies))
             self._emit(ToolCallEnd(self._id, turn, call.index, name, result.ok, result.content, path=self._path))
         return result
@@ -591,6 +604,7 @@ class Driver:
         tool, policy = planned.tool, self._reaction.agent.policy
         timeout_s = tool.timeout_s if tool.timeout_s is not None else policy.tool_timeout_s
         ends: list[Finish] = []  # of agents that ran inside of the call
+        reported: list[ModelUse] = []  # by the tool itself
         threads: dict[str, None] = {}  # that its messages went to
         data: dict[str, JsonValue] = {}
         reviews: dict[int, Reviewed] = {}  # of its messages to who asked
@@ -611,6 +625,7 @@ class Driver:
                 run_agent=partial(self._run_inside, turn, planned.index, ends),
                 waiter=self._make_waiter(turn, planned, self._recorded.waits, replies),
                 tell=tell,
+                take_usage=lambda model, usage: reported.append(ModelUse(model, usage)),
             )
             if self._is_reviewed:
                 places = itertools.count(1)
@@ -659,15 +674,17 @@ class Driver:
             named: list[JsonValue] = [cut(key, MAX_KEY_CHARS) for key in dropped[:MAX_NAMED]]
             _logger.warning("tool data dropped", extra={"tool": tool.name, "keys": named})
             data["dropped"] = named
+        used = (*reported, *(it for end in ends for it in end.used))
         return ToolResult(
             cut(content, limit) if len(content) > limit else content,
             ok,
             tuple(threads),
-            usage=sum([*(it.usage for it in ends), *(it.usage for it in reviews.values())], Usage()),
+            usage=_add_up(reported, sum([*(it.usage for it in ends), *(it.usage for it in reviews.values())], Usage())),
             tool_calls=sum(end.tool_calls for end in ends),
             is_answer=ok and tool.answers,
             data=data,
             whole=content if len(content) > limit else None,
+            used=used,
         )
 
     def _show(self, turn: int, planned: PlannedCall, kind: Literal["progress", "piece"], text: str) -> None:
@@ -828,6 +845,10 @@ class Driver:
         finally:
             if ends[place].status == "cancelled":
                 ends[place] = replace(ends[place], usage=reaction.usage, tool_calls=reaction.tool_calls)
+
+
+def _add_up(used: Iterable[ModelUse], total: Usage) -> Usage:
+    return sum((it.usage for it in used), total)
 
 
 def _not_run(why: str) -> ToolResult:

@@ -16,6 +16,7 @@ The order of the records is the contract, since a process may be killed between 
           [asking]                    before questions are sent: killed behind it, they are looked up, not sent twice
           [waiting]                   for whom, until when: a restarted agent goes on waiting
           [review]                    what reviewers made of a message to who asked, before it is sent
+          [used]                      what models used in it of which no other record tells
         tool_result                   after it: the result is taken from here
       [note, review]                  what middleware kept; what reviewers made of the answer
       ...                             turn n + 1
@@ -44,7 +45,7 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.errors import IdConflict, RetryLater
 
 from .containment import retry_later, wait_out
-from .models.model import ModelReply, Usage
+from .models.model import ModelReply, ModelUse, Usage
 from .text import replace_surrogates
 from .values import TOO_LARGE, Altered, Finish, ModelFailed, NewMessages, Replayed, Reviewed, Scope, ToolResult, Wait
 
@@ -105,6 +106,11 @@ class _Note:
 
 
 @dataclass(frozen=True, slots=True)
+class _Used:
+    used: tuple[ModelUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Where a record stands: its turn, and its call's place in that. ``send``: that of a message among those of the
     call that are reviewed, from 1. ``replies`` are those that the call had."""
@@ -127,12 +133,14 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
     "tool_result": TypeAdapter(ToolResult),
     "note": TypeAdapter(_Note),
     "review": TypeAdapter(Reviewed),
+    "used": TypeAdapter(_Used),
     "finished": TypeAdapter(Finish),
 }
 _PLACE = TypeAdapter(_Place)
-_OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result"})
+_OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result", "used"})
 _USAGE = TypeAdapter(Usage)
-_FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile"}
+_USES = TypeAdapter(tuple[ModelUse, ...])
+_FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile", "used"}
 
 _CallAt = tuple[int, int]  # a call: its turn, its place in that
 
@@ -151,6 +159,9 @@ class Recorded:
     """Of those that were begun, the ones whose tool was ``once`` then."""
 
     results: dict[_CallAt, ToolResult] = field(default_factory=dict)
+    used: dict[_CallAt, tuple[ModelUse, ...]] = field(default_factory=dict)
+    """What models used in calls, beside agents inside of them."""
+
     askings: dict[_CallAt, Mapping[str, str]] = field(default_factory=dict)
     waits: dict[_CallAt, Wait] = field(default_factory=dict)
     """Of the calls themselves."""
@@ -255,6 +266,8 @@ class Recorded:
             case ToolResult():
                 self.results[at] = value
                 self.taken.update(place.replies)
+            case _Used():
+                self.used[at] = value.used
             case _Note():
                 self.notes.setdefault(turn, {})[value.name] = value.value
             case Reviewed() if place.send:
@@ -401,15 +414,18 @@ class Journal:
         agent_id: str,
         is_last: bool,
         request: Mapping[str, object] | None = None,
+        used: tuple[ModelUse, ...] = (),
     ) -> ModelReply:
         """Keep a reply, with the print of the request that it answers (`print_request`), by which a replay notices
-        another one. Give it as it is kept: an empty one in place of one that is too large for a record."""
+        another one. ``used`` is what middleware's own requests used of its usage. Give it as it is kept: an empty one in place of one that is too large for a record."""
         printed = {} if request is None else {"request": dict(request)}
         told = reply.to_json()
         if len(json.dumps([told, printed])) > self.max_body_bytes - _ENVELOPE_BYTES:
             reply = ModelReply(text=None, usage=reply.usage, finish_reason=TOO_LARGE, model=reply.model)
             told = reply.to_json()
         body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": told, **printed}
+        if used:
+            body["used"] = _USES.dump_python(used)
         await self._record("model_reply", turn, 0, body)
         return reply
 
@@ -437,6 +453,11 @@ class Journal:
             body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}
         await self._record("tool_result", turn, index, body)
 
+    async def record_used(self, turn: int, call: int, used: tuple[ModelUse, ...]) -> None:
+        """Keep what models used in a call, beside agents inside of it. What an interrupted one had used holds."""
+        with suppress(IdConflict):
+            await self._record("used", turn, call, {"turn": turn, "call": call, "used": _USES.dump_python(used)})
+
     async def record_note(self, turn: int, name: str, value: JsonValue, of: Collection[str] = ()) -> None:
         """Keep what middleware made in a turn, ``of`` the results of these tools. An earlier one of this name holds."""
         made_of = {"of": sorted(of)} if of else {}
@@ -460,6 +481,8 @@ class Journal:
         body = _READERS["review"].dump_python(reviewed, mode="json", exclude={"altered"})
         if not reviewed.is_blocked:
             del body["is_blocked"]
+        if not reviewed.used:
+            del body["used"]
         key: int | str = 0
         if message is not None:
             call, send = message
@@ -470,6 +493,8 @@ class Journal:
         """End the reaction; it will not be resumed."""
         told = replace(finish, reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]))
         body = _READERS["finished"].dump_python(told, mode="json", include=_FINISH_FIELDS)
+        if not finish.used:
+            del body["used"]
         await self._record("finished", 0, 0, body)
 
     async def load(self) -> Recorded:

@@ -18,7 +18,7 @@ import re
 import typing
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -42,7 +42,7 @@ from .citations import CITABLE, fit_sources
 from .containment import describe_error, run_in_thread
 from .import_path import import_named
 from .models.json_schema import describe_type, read_properties
-from .models.model import JsonSchema, ToolCall, ToolSpec
+from .models.model import MAX_TOKENS, JsonSchema, ToolCall, ToolSpec, Usage
 from .text import replace_surrogates
 from .values import ToolArgumentsError, ToolError, ToolResult
 from .waiting import Waiter
@@ -106,6 +106,16 @@ class ToolContext:
 
     tell: Callable[[Literal["progress", "piece"], str], None] | None = None
     state: Any = None
+    take_usage: Callable[[str, Usage], None] | None = None
+
+    def report_usage(self, model: str, usage: Usage) -> None:
+        """Tell what a model used that the tool asked: it counts in the reaction, in budgets and in ``roundelay cost``.
+        Raises `ValueError` for what is no count of tokens."""
+        for name, count in asdict(usage).items():
+            if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_TOKENS:
+                raise ValueError(f"The usage of {model}: {name} is {count!r} and must be a number of tokens.")
+        if self.take_usage is not None:
+            self.take_usage(replace_surrogates(str(model)), usage)
 
     def report(self, text: str) -> None:
         """Tell people what the call is at, until the next report or its end. Not for the model."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, JsonValue
 
 from roundelay.network.errors import RoundelayError
 
-from .models.model import ChatMessage, ModelFailure, ModelReply, Usage
+from .models.model import ChatMessage, ModelFailure, ModelReply, ModelUse, Usage
 
 if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
@@ -86,6 +86,9 @@ class Finish:
     read_meanwhile: tuple[int, ...] = ()
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     """Of the answer's message."""
+
+    used: tuple[ModelUse, ...] = ()
+    """What of ``usage`` no other record tells: of middleware around turns and the reaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,9 @@ class Reviewed:
     is_blocked: bool = False
     """It must not go out, and the model is not asked for another one."""
 
+    used: tuple[ModelUse, ...] = ()
+    """What ``usage`` is the sum of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
@@ -241,6 +247,9 @@ class ToolResult:
 
     whole: str | None = None
     """All of it, where ``content`` is cut; not recorded."""
+
+    used: tuple[ModelUse, ...] = ()
+    """What of ``usage`` is no agent's inside of it; has a record of its own."""
 
 
 Scope = Literal["once", "thread", "always"]

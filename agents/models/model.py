@@ -23,6 +23,10 @@ JsonSchema = Mapping[str, object]
 ToolChoice = Literal["auto", "none", "required"]
 
 
+MAX_TOKENS = 10**12
+"""Of one call: who counts more is not believed, and the hub can add it up."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamedTool:
     """A choice of tool: this one has to be called."""
@@ -56,6 +60,14 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What one call of a model used that is no turn's own: a tool's, a check's, a summary's."""
+
+    model: str
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from openai.types.shared_params import ResponseFormatJSONSchema
 
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
+    MAX_TOKENS,
     AssistantMessage,
     ChatMessage,
     File,
@@ -64,9 +65,6 @@ from .model import (
 ToolMode = Literal["native", "json_schema"]
 
 _PATH = "/chat/completions"
-
-MAX_TOKENS = 10**12
-"""Of one call: a server that counts more is not believed, and the hub can add it up."""
 
 
 class OpenAIModel:

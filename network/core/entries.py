@@ -6,7 +6,7 @@ Plain data. An entry names its session by id; only the hub knows sessions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct
@@ -85,7 +85,7 @@ class Record(Struct, frozen=True):
     trigger: int | None = None
     oldest: int | None = None
     refusal: RoundelayError | None = None
-    spent: tuple[str, Spent] | None = None
+    spent: Mapping[str, Spent] | None = None
     """The model and the tokens that the body tells of."""
     call: str = ""
     """Which call it is about (`reactions.follow`)."""

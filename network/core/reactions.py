@@ -344,7 +344,7 @@ def _reads(shape: type[T]) -> Callable[[bytes], T | None]:
     return read
 
 
-CHARGED = frozenset({"model_reply", "review", "finished"})
+CHARGED = frozenset({"model_reply", "review", "used", "finished"})
 MAX_MODELS = 16
 """Of one sum; further ones count under no name."""
 MAX_MODEL_CHARS = 128
@@ -367,11 +367,20 @@ class _Reply(Struct):
     model: str = ""
 
 
+class _Use(Struct):
+    """What one model was asked beside the turn's own request."""
+
+    usage: _Usage
+    model: str = ""
+
+
 class _Told(Struct):
-    """Of a record's body what is charged: ``reply`` of a ``model_reply``, ``usage`` of the other kinds."""
+    """Of a record's body what is charged: ``reply`` of a ``model_reply``, ``usage`` of the other kinds. ``used`` is what
+    of that is told by model."""
 
     reply: _Reply | None = None
     usage: _Usage | None = None
+    used: list[_Use] = []
 
 
 class Failure(Struct):
@@ -386,48 +395,61 @@ read_failure = _reads(Failure)
 """Why a model gave no reply; None for a body of another shape."""
 
 
-def read_spent(kind: str, body: bytes) -> tuple[str, Spent] | None:
-    """The model and the tokens that a record tells of; None for nothing, or a body of another shape."""
+def read_spent(kind: str, body: bytes) -> Mapping[str, Spent] | None:
+    """The tokens that a record tells of, by model, "" for what none is named for; None for nothing, or a body of another
+    shape."""
     told = _read_told(body)
-    reply = told.reply if told is not None and kind == "model_reply" else None
-    usage = reply.usage if reply is not None else told.usage if told is not None else None
-    if usage is None:
+    if told is None:
         return None
-    tokens = msgspec.structs.astuple(usage)
-    if kind != "model_reply" and not any(tokens):
-        return None
-    return (reply.model[:MAX_MODEL_CHARS] if reply is not None else ""), Spent(int(reply is not None), *tokens)
+    reply = told.reply if kind == "model_reply" else None
+    used = [(it.model, Spent(1, *msgspec.structs.astuple(it.usage))) for it in told.used]
+    usage = reply.usage if reply is not None else told.usage
+    if usage is not None:
+        rest = _rest(Spent(0, *msgspec.structs.astuple(usage)), reduce(_plus, (it for _, it in used), Spent()))
+        of_reply = msgspec.structs.replace(rest, calls=int(reply is not None))
+        used.append((reply.model if reply is not None else "", of_reply))
+    spent: dict[str, Spent] = {}
+    for model, it in used:
+        if it != Spent():
+            spent = _add(spent, model[:MAX_MODEL_CHARS], it)
+    return spent or None
 
 
-def charge(change: ChangeSet, agent_id: str, reaction: str, spent: tuple[str, Spent], *, is_total: bool) -> None:
+def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, Spent], *, is_total: bool) -> None:
     """Add what a record tells of to its reaction's sum, its root's (of all, and of this agent) and its agent's of the
     day.
 
-    A record that claims more than ``max_record_tokens`` counts that.
-    ``is_total``: it is that of the whole reaction; what the sum has already is not added again.
+    A record that claims more than ``max_record_tokens`` of a model counts that.
+    ``is_total``: what no model is named for is that of the whole reaction; what the sum has already is not added again.
     """
     key = f"{agent_id}/{reaction}"
     opened: OpenReaction | None = change.state.get("reaction", key)
     if opened is None:
         return
-    model, used = spent
     if is_total:
-        used = _rest(used, sum_up(opened.spent))
-        if used == Spent():
-            return
+        told = {model: it for model, it in spent.items() if model}
+        # `read_spent` has taken these out of the total, which holds what the sum has already as well.
+        spent = {**told, "": _rest(spent.get("", Spent()), sum_up(opened.spent))}
     most = change.rules.limits.max_record_tokens
-    calls, *tokens = msgspec.structs.astuple(used)
-    used = Spent(calls, *(min(count, most) for count in tokens))
+    by_model = {model: _limit(it, most) for model, it in spent.items() if it != Spent()}
+    if not by_model:
+        return
     root = opened.trigger_head.root
     budget = find_budget(change.state, change.facts, root, opened.trigger_head)
     claims = budget.claims
     if agent_id in claims or len(claims) < MAX_CLAIMANTS:
-        claims = {**claims, agent_id: _add(claims.get(agent_id, {}), model, used, MAX_MODELS_EACH)}
-    changed = msgspec.structs.replace(budget, spent=_add(budget.spent, model, used), claims=claims)
+        claims = {**claims, agent_id: _add_all(claims.get(agent_id, {}), by_model, MAX_MODELS_EACH)}
+    changed = msgspec.structs.replace(budget, spent=_add_all(budget.spent, by_model), claims=claims)
     change.put_row("root", str(root), changed)
-    change.put_row("reaction", key, msgspec.structs.replace(opened, spent=_add(opened.spent, model, used)))
+    change.put_row("reaction", key, msgspec.structs.replace(opened, spent=_add_all(opened.spent, by_model)))
     day = change.stamp // DAY_MS
-    change.put_row("day", agent_id, DaySpent(day, _add(spent_on(day, change.state.get("day", agent_id)), model, used)))
+    of_day = spent_on(day, change.state.get("day", agent_id))
+    change.put_row("day", agent_id, DaySpent(day, _add_all(of_day, by_model)))
+
+
+def _limit(used: Spent, most: int) -> Spent:
+    calls, *tokens = msgspec.structs.astuple(used)
+    return Spent(calls, *(min(count, most) for count in tokens))
 
 
 def spent_on(day: int, newest: DaySpent | None) -> Mapping[str, Spent]:
@@ -444,6 +466,13 @@ def _add(spent: Mapping[str, Spent], model: str, used: Spent, most: int = MAX_MO
     if model not in spent and len(spent) >= most:
         model = ""
     return {**spent, model: _plus(spent.get(model, Spent()), used)}
+
+
+def _add_all(spent: Mapping[str, Spent], used: Mapping[str, Spent], most: int = MAX_MODELS) -> dict[str, Spent]:
+    summed = dict(spent)
+    for model, it in used.items():
+        summed = _add(summed, model, it, most)
+    return summed
 
 
 def _plus(one: Spent, other: Spent) -> Spent:

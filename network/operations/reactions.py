@@ -239,11 +239,17 @@ def describe_call(row: Row, body: object) -> dict[str, Any]:
     reply = reply if isinstance(reply, dict) else {}
     calls = reply.get("tool_calls")
     names = [it.get("name") for it in calls if isinstance(it, dict)] if isinstance(calls, list) else []
+    used = body.get("used")
     usage = reply.get("usage") if row.label == "model_reply" else body.get("usage")
     return {
         "seq": row.seq, "at": row.at, "kind": row.label, "reaction": row.stream, "path": _text(body.get("path")),
         "turn": body.get("turn"), "agent": _text(body.get("agent")), "model": _text(reply.get("model")),
         "usage": usage if isinstance(usage, dict) else {}, "tools": [_text(name) for name in names],
+        "used": [
+            {"model": _text(it.get("model")), "usage": it["usage"]}
+            for it in (used if isinstance(used, list) else ())
+            if isinstance(it, dict) and isinstance(it.get("usage"), dict)
+        ],
     }  # fmt: skip
 
 

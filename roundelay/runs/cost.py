@@ -1,9 +1,9 @@
 """What models used and what that cost, from the ledger's records: ``roundelay cost`` by groups, ``/cost`` of a chat by
 agents.
 
-Only what the caller may see is counted: an agent sees its own records, an operator all. A call is one record, as
-``network.usage`` gives it: a reply, of an agent that runs inside of a call too; a review; and the end of a reaction,
-which tells what no other record told.
+Only what the caller may see is counted: an agent sees its own records, an operator all. ``network.usage`` gives the
+records: a reply, of an agent that runs inside of a call too; what tools and middleware used, by model; a review; and
+the end of a reaction, which tells what no other record told.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
-from roundelay.agents.models.model import Usage
+from roundelay.agents.models.model import ModelUse, Usage
 from roundelay.agents.models.tokens import Prices, write_dollars
 from roundelay.network.client import NetworkClient
 from roundelay.runs.source import LiveSource, Source, read_few_at_once
@@ -27,6 +27,7 @@ from roundelay.terminal.text import clean
 
 By = Literal["agent", "model", "thread", "root", "reaction", "turn", "call", "day"]
 GROUPS: tuple[By, ...] = get_args(By)
+USED = "used"
 
 HEADS: dict[By, tuple[str, ...]] = {
     "agent": ("agent", "model"),
@@ -42,7 +43,8 @@ HEADS: dict[By, tuple[str, ...]] = {
 
 
 class UsedCall(BaseModel):
-    """One record that tells of tokens. ``path`` is empty but for an agent inside of a call."""
+    """What a record tells of tokens: as a whole, less what it tells by model (``used``), which are calls of their own.
+    ``path`` is empty but for an agent inside of a call."""
 
     seq: int
     at: int
@@ -54,6 +56,7 @@ class UsedCall(BaseModel):
     model: str = ""
     usage: Usage = Usage()
     tools: list[str] = []
+    used: list[ModelUse] = []
     thread_id: str | None = None
     root: int | None = None
 
@@ -90,8 +93,7 @@ class Total:
     unpriced: set[str] = field(default_factory=set)
 
     def add(self, call: UsedCall, prices: Prices) -> None:
-        is_reply = call.kind == "model_reply"
-        self.calls += is_reply
+        self.calls += call.kind in ("model_reply", USED)
         self.usage += call.usage
         self.tools += len(call.tools)
         if not call.usage.prompt_tokens and not call.usage.completion_tokens:
@@ -162,11 +164,15 @@ def _read_page(page: Mapping[str, Any], told: dict[tuple[str, str], Usage]) -> I
         except ValueError:  # another program's, of its own shape
             continue
         reaction = (call.agent_id, call.reaction)
+        used = sum((it.usage for it in call.used), Usage())
+        for it in call.used:
+            yield call.model_copy(update={"kind": USED, "model": it.model, "usage": it.usage, "tools": []})
+        rest = _subtract(call.usage, used)
         if call.kind != "finished":
-            told[reaction] = told.get(reaction, Usage()) + call.usage
-            yield call
+            told[reaction] = told.get(reaction, Usage()) + used + rest
+            yield call.model_copy(update={"usage": rest})
             continue
-        rest = _subtract(call.usage, told.pop(reaction, Usage()))
+        rest = _subtract(rest, told.pop(reaction, Usage()))
         if rest != Usage():
             yield call.model_copy(update={"usage": rest})
 

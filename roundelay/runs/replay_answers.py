@@ -113,7 +113,7 @@ class RecordedAnswers:
             return None
         result = run.results.get((turn, planned.index))
         if result is not None and (turn, planned.index) in run.begun_calls:
-            return result
+            return replace(result, used=run.used.get((turn, planned.index), ()))
         if result is not None:
             agent_id = self._recording.reactions[reaction].agent_id
             text = f"{agent_id} runs {planned.tool.name} now; then it was answered: {shorten(result.content)}"

@@ -15,10 +15,12 @@ from roundelay.runs.reading import shorten
 
 _NOT_COMPARED: Mapping[str, frozenset[str]] = {
     "started": frozenset({"config_hash", "prompt_hash"}),  # the prompt itself is compared when the model is asked
-    "model_reply": frozenset({"request"}),
+    "model_reply": frozenset({"request", "used"}),  # what middleware asks by itself is not asked again
     "waiting": frozenset({"until"}),
     "tool_started": frozenset({"once"}),  # which older logs do not say
-    "finished": frozenset({"tool_calls"}),  # one that a restart broke off does not count, and here nothing breaks off
+    "finished": frozenset(
+        {"tool_calls", "usage", "used"}
+    ),  # usage likewise; a call that a restart broke off does not count, and here nothing breaks off
 }
 MAX_WORDS = 120
 

@@ -17,6 +17,7 @@ from roundelay.agents.middleware import Correction, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
 from roundelay.agents.models.tokens import Price, Prices, write_dollars
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
 from roundelay.runs.cost import GROUPS, CostReport, UsedCall, Wanted, read_cost, read_since
@@ -46,8 +47,21 @@ def reply(text: str | None, *tools: str, model: str = "big", usage: Usage | None
     return ModelReply(text, calls, usage or Usage(1000, 100, 400, 50), model=model)
 
 
+@tool(idempotent=True)
+def embed(context: ToolContext, task: str) -> str:
+    """Embed a text."""
+    with pytest.raises(ValueError, match=r"prompt_tokens is -1 and must be a number of tokens"):
+        context.report_usage("embedder", Usage(-1))
+    context.report_usage("embedder", Usage(40))
+    return "0.1 0.2"
+
+
 class Asks(Middleware):
-    """Asks a model of its own before each answer."""
+    """Asks a model of its own in each turn, around each call and before each answer."""
+
+    async def around_turn(self, around: Any, proceed: Any) -> None:
+        await around.complete(Fixed(reply("go on", usage=Usage(3))), ModelRequest(()))
+        await proceed()
 
     async def review(self, around: Any, answer: str) -> str | Correction:
         judged = await around.complete(Fixed(reply("fine", usage=Usage(10, 1))), ModelRequest(()))
@@ -62,8 +76,10 @@ async def work(network: Network) -> tuple[Person, int, int, str]:
     """mia asks ann twice, ann has a helper inside of a call; gives the seqs of the questions, and the first reaction."""
     mia, heard = await Person.join(network, "mia"), Heard()
     helper = agent_tool(Agent("helper", "You help.", Fixed(reply("helped", model="small", usage=Usage(30, 3)))))
-    model = Fixed(reply(None, "helper"), reply("done"), reply("once more", model="small"))
-    runner = SimpleAgentRunner("ann", instruction="x", model=model, tools=[helper], middleware=[Asks()], on_event=heard)
+    model = Fixed(reply(None, "helper", "embed"), reply("done"), reply("once more", model="small"))
+    runner = SimpleAgentRunner(
+        "ann", instruction="x", model=model, tools=[helper, embed], middleware=[Asks()], on_event=heard
+    )
     async with running(network, runner):
         first = await mia.client.send_text("ann", "hello")
         assert (await mia.hear()).text == "done"
@@ -84,24 +100,31 @@ async def test_every_group_adds_up_to_the_same(network: Network) -> None:
     reports = {by: (await read_cost(LiveSource(mia.client), Wanted(), by, PRICES)).to_json() for by in GROUPS}
     totals = [report["total"] for report in reports.values()]
     assert all(total == totals[0] for total in totals)
-    # two replies and a third, a helper's, two reviews, and what middleware asked around a call
-    assert totals[0]["calls"] == 4
-    assert totals[0]["prompt_tokens"] == 3 * 1000 + 30 + 2 * 10 + 7
-    assert (totals[0]["cached_tokens"], totals[0]["reasoning_tokens"], totals[0]["tools"]) == (1200, 150, 1)
-    assert totals[0]["usd"] == pytest.approx(2 * (600 * 10 + 400 * 1 + 100 * 20) / 1e6)
-    assert totals[0]["unpriced"] == ["", "small"]
+    # three replies and a helper's, two reviews, around two calls and three turns, and what a tool asked by itself
+    assert totals[0]["calls"] == 4 + 2 + 2 + 3 + 1
+    assert totals[0]["prompt_tokens"] == 3 * 1000 + 30 + 2 * 10 + 2 * 7 + 3 * 3 + 40
+    assert (totals[0]["cached_tokens"], totals[0]["reasoning_tokens"], totals[0]["tools"]) == (1200, 150, 2)
+    of_replies = 2 * (600 * 10 + 400 * 1 + 100 * 20)
+    assert totals[0]["usd"] == pytest.approx((of_replies + 2 * (10 * 10 + 20) + (2 * 7 + 3 * 3) * 10) / 1e6)
+    assert totals[0]["unpriced"] == ["embedder", "small"]
     by_root: Any = reports["root"]
     assert prompts(by_root, "root", "model") == {
-        (f"#{first}", "big"): 2000, (f"#{first}", "small"): 30, (f"#{first}", "-"): 17, (f"#{second}", "small"): 1000,
-        (f"#{second}", "-"): 10,
+        (f"#{first}", "big"): 2000 + 10 + 14 + 6, (f"#{first}", "small"): 30, (f"#{first}", "embedder"): 40,
+        (f"#{second}", "small"): 1000, (f"#{second}", "big"): 13,
     }  # fmt: skip
     by_turn: Any = reports["turn"]
     of_first = {
-        key[1]: tokens for key, tokens in prompts(by_turn, "reaction", "turn", "model").items() if key[0] == reaction
+        key[1:]: tokens for key, tokens in prompts(by_turn, "reaction", "turn", "model").items() if key[0] == reaction
     }
-    assert of_first == {"1": 1000, "1 [1.0]": 30, "2": 10, "-": 7}
+    assert of_first == {
+        ("1", "big"): 1014, ("1", "embedder"): 40, ("1 [1.0]", "small"): 30, ("2", "big"): 1010, ("-", "big"): 6,
+    }  # fmt: skip
     by_model: Any = reports["model"]
-    assert prompts(by_model, "model") == {("big",): 2000, ("small",): 1030, ("-",): 27}
+    assert prompts(by_model, "model") == {("big",): 2043, ("small",): 1030, ("embedder",): 40}
+    spent = await mia.client.call("network.spent", {"seq": first})  # the hub's own sums, which budgets go by
+    assert {model: (it["calls"], it["prompt_tokens"]) for model, it in spent["of_root"].items()} == {
+        "big": (2 + 1 + 2 + 2, 2030), "small": (1, 30), "embedder": (1, 40),
+    }  # fmt: skip
 
 
 async def test_what_is_wanted_is_counted_and_nothing_else(network: Network) -> None:
@@ -110,19 +133,19 @@ async def test_what_is_wanted_is_counted_and_nothing_else(network: Network) -> N
     async def count(wanted: Wanted) -> int:
         return (await read_cost(LiveSource(mia.client), wanted, "agent")).total.usage.prompt_tokens
 
-    assert await count(Wanted()) == 3057
-    assert await count(Wanted(root=first, after=first)) == await count(Wanted(reaction=reaction)) == 2047
-    assert await count(Wanted(root=second, after=second)) == 1010
-    assert await count(Wanted(thread_id="direct:ann~mia")) == 3057
+    assert await count(Wanted()) == 3113
+    assert await count(Wanted(root=first, after=first)) == await count(Wanted(reaction=reaction)) == 2100
+    assert await count(Wanted(root=second, after=second)) == 1013
+    assert await count(Wanted(thread_id="direct:ann~mia")) == 3113
     assert await count(Wanted(thread_id="broadcast")) == 0
-    assert await count(Wanted(agent_id="ann")) == 3057
+    assert await count(Wanted(agent_id="ann")) == 3113
     assert await count(Wanted(since=2**52)) == 0
 
 
 async def test_an_agent_sees_its_own_and_a_stranger_nothing(network: Network) -> None:
     await work(network)
     ann, joe = await network.join("ann"), await network.join("joe")
-    assert (await read_cost(LiveSource(ann), Wanted(), "agent")).total.calls == 4
+    assert (await read_cost(LiveSource(ann), Wanted(), "agent")).total.calls == 12
     assert (await read_cost(LiveSource(joe), Wanted(), "agent")).total.calls == 0
 
 
