@@ -41,6 +41,10 @@ class Standing(BaseModel):
     is_withdrawn: bool = False
 
 
+STILL_WAITS = "still_waits"
+"""In a message's metadata: the decision that it answers did not fit, and this request (a seq) waits on."""
+
+
 class NobodyDecides(Exception):
     """No person reads the thread in which a call would be asked for."""
 
@@ -51,7 +55,7 @@ class Replier(Protocol):
     @property
     def agent_id(self) -> str: ...
 
-    async def reply(self, message: AnyMessage, text: str, *, message_id: str) -> object: ...
+    async def reply(self, message: AnyMessage, text: str, **options: Any) -> object: ...
 
 
 def describe_request(tool: str, arguments: str, *, why: str, timeout_s: float) -> tuple[str, dict[str, Any]]:
@@ -60,9 +64,9 @@ def describe_request(tool: str, arguments: str, *, why: str, timeout_s: float) -
     lines = [
         f"May I call {tool} with {shown}?",
         *([f"Why: {reason}"] if reason else []),
-        f"I wait for {_describe_span(timeout_s)}. Reply to this message with /approve (this once), /approve thread ({tool} "
-        f"in this thread from now on), /approve always ({tool} wherever you may decide), /deny and a reason, or /edit and "
-        "other arguments.",
+        f"I wait for {_describe_span(timeout_s)}. Reply to this message with /approve, this once; with /approve thread or "
+        f"/approve always, from now on: {tool} in this thread, or wherever you may decide; with /deny REASON; or with /edit "
+        "ARGUMENTS.",
     ]
     return "\n".join(lines), {"tool": tool, "arguments": shown, "reason": reason, "timeout_s": timeout_s}
 
@@ -155,13 +159,15 @@ async def answer_late_decision(client: NetworkClient, decision: AnyMessage) -> N
         await tell_decider(client, decision, text)
 
 
-async def tell_decider(client: Replier, decision: AnyMessage, text: str) -> None:
+async def tell_decider(
+    client: Replier, decision: AnyMessage, text: str, metadata: Mapping[str, Any] | None = None
+) -> None:
     """Answer a decision: once, however often it is delivered, and wherever that has got to."""
     with suppress(
         RequestError, LoopStopped, BudgetExhausted
     ):  # the hub refuses it, or an earlier run said it otherwise
         key = digest("told", client.agent_id, decision.seq)
-        await retry_later(partial(client.reply, decision, text, message_id=key))
+        await retry_later(partial(client.reply, decision, text, message_id=key, metadata=metadata))
 
 
 async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Approval | None, bool] | None:

@@ -33,6 +33,7 @@ from roundelay.network.messages import BaseMessage
 
 from .agent import Agent
 from .approvals import (
+    STILL_WAITS,
     NobodyDecides,
     Replier,
     Standing,
@@ -800,7 +801,7 @@ class Driver:
             except ToolArgumentsError as error:
                 text = f"That changes the arguments to what does not fit, so #{request.seq} still waits. {error}"
                 assert isinstance(reply, AnyMessage)
-                await tell_decider(client, reply, text)
+                await tell_decider(client, reply, text, {STILL_WAITS: request.seq})
                 continue
             break
         return reply

@@ -16,6 +16,7 @@ import click
 
 from roundelay.commands import (
     agent,
+    approvals,
     cost,
     docs,
     explaining,
@@ -63,6 +64,7 @@ for command in (
     agent.agent,
     people.chat,
     people.send,
+    approvals.approvals,
     reading.tail,
     reading.agents,
     reading.threads,

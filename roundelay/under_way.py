@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from roundelay.agents.approvals import read_request
+from roundelay.agents.approvals import STILL_WAITS, read_request
 from roundelay.agents.events import PieceKind
+from roundelay.agents.inbox import read_decision
 from roundelay.agents.journal import is_inside, is_path, outer_paths, path_of_call
 from roundelay.network.client import Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
@@ -57,6 +58,15 @@ class Stream:
     text: str = ""
     end: int = 0
     """Where in the whole text the next piece belongs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A call that waits for a person's decision on the message with this seq, in a thread."""
+
+    seq: int
+    agent_id: str
+    thread_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +187,12 @@ class UnderWay:
     def __init__(self) -> None:
         self.reactions: set[tuple[str, str]] = set()
         """Every reaction that was heard of: its id and its agent's."""
-        self.undecided: dict[_Reaction, int] = {}
-        """The reactions that wait for a person's decision, and the seq of the request."""
+        self.undecided: dict[_Reaction, Undecided] = {}
+        """The reactions that wait for a person's decision."""
+        self._decided: dict[int, tuple[_Reaction, Undecided]] = {}  # by the seq of the decision, the newest of them
+        self._refused: deque[tuple[str, int]] = deque(
+            maxlen=MAX_WORKS
+        )  # decisions that did not fit, and for which agent
         self.is_connected = True
         self.on_change: Callable[[], None] = lambda: None
         self._works: dict[_Reaction, Work] = {}
@@ -211,14 +225,36 @@ class UnderWay:
         for work in self._works.values():
             if (work.agent_id, work.thread_id) == (message.sender_id, message.thread_id):
                 work.streams = {key: it for key, it in work.streams.items() if it.kind != "text" or it.path}
-        reaction = read_request(message)
-        if reaction is not None and len(self.undecided) < MAX_HEARD:
-            self.undecided[message.sender_id, reaction] = message.seq
+        if read_request(message) is not None:
+            self.take_request(message)
+        elif message.reply_to is not None and read_decision(message) is not None:
+            self.decided(message.reply_to, message.seq)
+        elif message.reply_to is not None and isinstance((message.metadata or {}).get(STILL_WAITS), int):
+            self._wait_on(message.sender_id, message.reply_to)
         self.happened()
 
-    def decided(self, seq: int) -> None:
-        """A person has decided the request with this seq."""
-        self.undecided = {key: request for key, request in self.undecided.items() if request != seq}
+    def take_request(self, request: BaseMessage) -> None:
+        """A call waits for a person's decision; also one that was asked for earlier."""
+        reaction = read_request(request)
+        if reaction is not None and len(self.undecided) < MAX_HEARD:
+            self.undecided[request.sender_id, reaction] = Undecided(request.seq, request.sender_id, request.thread_id)
+        self.happened()
+
+    def decided(self, request: int, by: int) -> None:
+        """A person has decided a request by a message; both are seqs."""
+        for key, it in list(self.undecided.items()):
+            if it.seq == request and (it.agent_id, by) not in self._refused:
+                self._decided[by] = (key, self.undecided.pop(key))
+        while len(self._decided) > MAX_WORKS:
+            del self._decided[next(iter(self._decided))]
+        self.happened()
+
+    def _wait_on(self, agent_id: str, decision: int) -> None:
+        """What was decided by this message did not fit, its agent says, perhaps before the decision is known here."""
+        self._refused.append((agent_id, decision))
+        if decision in self._decided and self._decided[decision][1].agent_id == agent_id:
+            reaction, undecided = self._decided.pop(decision)
+            self.undecided[reaction] = undecided
 
     def happened(self) -> None:
         """Something was said or done; whoever waits for quiet waits on."""
@@ -245,8 +281,9 @@ class UnderWay:
         return {it.thread_id for it in self._list_thinking().values()}
 
     def list_writing(self, thread_id: str) -> list[Work]:
-        """The reactions in a thread that have texts which grow."""
-        return [it for it in self._works.values() if it.thread_id == thread_id and it.streams]
+        """The reactions in a thread that have texts which grow; what waits for a decision writes nothing more."""
+        works = (it for key, it in self._works.items() if key not in self.undecided)
+        return [it for it in works if it.thread_id == thread_id and it.streams]
 
     async def wait_until_quiet(self, quiet_s: float) -> None:
         """Wait until the hub is there, nobody thinks who is not waiting for a decision, and nothing has happened for

@@ -47,6 +47,11 @@ async def list_dead_letters(client: NetworkClient, *, of: str | None = None, mos
     )
 
 
+async def list_approvals(client: NetworkClient) -> list[Entry]:
+    """Calls that wait for a person's decision, by the seq of the request. Raises `RoundelayError`."""
+    return await _read_pages(client, "network.approvals", "approvals", {}, lambda last: {"after": last["seq"]})
+
+
 async def list_tokens(client: NetworkClient) -> list[Entry]:
     """Who has tokens, for operators. Raises `RoundelayError`."""
     return await _read_pages(client, "network.list_tokens", "tokens", {}, lambda last: {"after": last["hash"]})

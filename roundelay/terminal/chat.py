@@ -9,15 +9,13 @@ the tab key goes by.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from roundelay.agents.approvals import read_request
-from roundelay.agents.inbox import read_decision
 from roundelay.network.client import (
     AnyMessage,
     NetworkClient,
@@ -28,21 +26,29 @@ from roundelay.network.client import (
     Signal,
     Stored,
 )
-from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RoundelayError
-from roundelay.network.messages import BaseMessage, message_from_wire
+from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RequestError, RoundelayError
+from roundelay.runs.approvals import (
+    check_arguments,
+    decide,
+    find_message,
+    format_until,
+    list_requests,
+    read_until,
+)
 from roundelay.runs.lists import list_participants
 from roundelay.terminal.connection import READER_ID, Patience
 from roundelay.terminal.live import describe_news
 from roundelay.terminal.places import BROADCAST, Place, find_place
 from roundelay.terminal.screen import Screen, describe_place, format_line, format_participants, tell_person
 from roundelay.terminal.text import clean
-from roundelay.under_way import UnderWay
+from roundelay.under_way import Undecided, UnderWay
 
 HISTORY_MESSAGES = 20
 SENT_REMEMBERED = 500
 TYPING_SENT_EVERY_S = 3.0
-LOOKED_THROUGH = 200
-"""Messages, the newest of the request's thread, in which its decision is looked for."""
+SHOWN_AT_FIRST = 5
+_YES_OR_NO = {"yes": "approve", "no": "deny"}
+_SCOPES = ("", "thread", "always")
 
 Obey = Callable[["Chat", str], Awaitable[None]]
 """Obeys a command, given what stands behind its name."""
@@ -109,6 +115,8 @@ class Chat:
         await self._show_participants()
         if to is not None:
             await self.go(to)
+        await self._show_before()
+        await self._show_waiting()
 
     async def show_messages(self) -> None:
         """Show what is delivered, for ever. Raises what ends the connection."""
@@ -116,6 +124,8 @@ class Chat:
             async with delivery as message:
                 self.under_way.take_message(message)
                 self.screen.message(message)
+                if read_request(message) is not None:
+                    self._show_how_to_decide(message.seq, read_until(message))
                 if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
                     self.place = Place(self.place.to, self.place.thread_id, message.seq)
 
@@ -173,6 +183,28 @@ class Chat:
         if not others:
             self.screen.note("Nobody else is registered yet.")
 
+    async def _show_before(self) -> None:
+        """The last messages of this place that the person has seen: what is new is delivered."""
+        with suppress(RequestError):  # a place where nothing was said yet
+            seen = self.client.welcome.cursor
+            history = await self.client.history(self.place.thread_id, before=seen + 1, limit=SHOWN_AT_FIRST)
+            for message in history.messages:
+                self.screen.message(message)
+
+    async def _show_waiting(self) -> None:
+        """What waits for this person's decision, wherever it is."""
+        with suppress(RequestError):  # an older hub
+            for it in await list_requests(self.client):
+                if it.may_decide:
+                    self.under_way.take_request(it.message)
+                    self.screen.note(it.describe())
+                    self._show_how_to_decide(it.seq, it.until)
+
+    def _show_how_to_decide(self, seq: int, until: int | None) -> None:
+        time = f" until {format_until(until)}" if until is not None else ""
+        ways = f"/approve {seq} [thread|always], /deny {seq} [REASON], /edit {seq} JSON"
+        self.screen.note(f"#{seq} waits{time} for yes or no in its thread, or {ways}.")
+
     def _show_sent(self, stored: Stored, to: str, text: str, reply_to: int | None) -> None:
         self.sent.append(stored.seq)
         self.under_way.happened()
@@ -201,7 +233,7 @@ class Chat:
                 await self.say(line.lstrip()[1:])
             elif text.startswith("/"):
                 return await self._obey(text)
-            elif text:
+            elif text and not await self._answer_yes_or_no(text):
                 await self.say(line)
         except ConnectError:
             raise
@@ -250,18 +282,41 @@ class Chat:
     async def _decide(self, word: str, rest: str) -> None:
         """Answer an agent that asks whether it may make a call: its decision counts only as a reply to the request."""
         number, _, text = rest.partition(" ")
-        if not number.isdecimal():
-            raise InvalidArguments(f"Write /{word} SEQ with the number of the message that asks for it.")
-        request = await self._find(int(number))
-        if read_request(request) is None:
-            raise InvalidArguments(f"#{number} asks for no approval, so nothing was sent; /reply {number} answers it.")
-        if why := await find_settled(self.client, request):
-            raise InvalidArguments(f"#{number} {why}, so nothing was sent.")
-        await self._answer(request, f"/{word} {text.strip()}".strip())
-        self.under_way.decided(request.seq)
+        if number.isdecimal():
+            seq = int(number)
+        else:
+            seq, text = self._choose_request(word, list(self.under_way.undecided.values())), rest
+        decision = f"/{word} {text.strip()}".strip()
 
-    async def _find(self, seq: int) -> AnyMessage:
-        return message_from_wire((await self.client.call("network.why", {"seq": seq}))["chain"][0])
+        def show(request: AnyMessage, stored: Stored) -> None:
+            to = f"agent:{request.sender_id}" if request.kind == "direct" else request.to
+            self._show_sent(stored, to, decision, seq)
+            self.under_way.decided(seq, stored.seq)
+
+        await decide(self.client, seq, decision, show)
+
+    def _choose_request(self, word: str, waiting: Sequence[Undecided]) -> int:
+        """The one that waits for a decision. Raises `InvalidArguments` where none does, or several."""
+        if len(waiting) == 1:
+            return waiting[0].seq
+        if not waiting:
+            raise InvalidArguments(
+                f"No call waits for your decision that is known here; write /{word} SEQ for an older one."
+            )
+        listed = ", ".join(f"#{it.seq} of {clean(it.agent_id)}" for it in waiting)
+        raise InvalidArguments(
+            f"Several calls wait for your decision: {listed}. Write /{word} SEQ with the number of one."
+        )
+
+    async def _answer_yes_or_no(self, text: str) -> bool:
+        """Take a plain yes or no as a decision where a call waits for one in this thread; False where it is a text like any
+        other."""
+        word = _YES_OR_NO.get(text.strip().rstrip(".!").lower())
+        waiting = [it for it in self.under_way.undecided.values() if it.thread_id == self.place.thread_id]
+        if word is None or not waiting:
+            return False
+        await self._decide(word, str(self._choose_request(word, waiting)))
+        return True
 
     def _read_whom_and_where(self, word: str, rest: str) -> tuple[str, str]:
         """Who is named, and the channel that is: the current one if none is."""
@@ -360,25 +415,22 @@ class Chat:
         number, _, text = rest.partition(" ")
         if not number.isdecimal() or not text.strip():
             raise InvalidArguments("Write /reply SEQ TEXT with the number of the message that you answer.")
-        await self._answer(await self._find(int(number)), text.strip())
+        await self._answer(await find_message(self.client, int(number)), text.strip())
 
-    @command("/approve SEQ", "let an agent make the call that it asks for in this message")
+    @command("/approve [SEQ] [SCOPE]", "let an agent make the call that it asks for; SCOPE: thread or always")
     async def _approve(self, rest: str) -> None:
+        scope = rest.partition(" ")[2].strip() if rest[:1].isdecimal() else rest
+        if scope not in _SCOPES:
+            raise InvalidArguments(f"/approve is followed by thread, always or nothing, not by {clean(scope)!r}.")
         await self._decide("approve", rest)
 
-    @command("/deny SEQ [REASON]", "do not let it")
+    @command("/deny [SEQ] [REASON]", "do not let it")
     async def _deny(self, rest: str) -> None:
         await self._decide("deny", rest)
 
-    @command("/edit SEQ JSON", "let it, with these arguments instead")
+    @command("/edit [SEQ] JSON", "let it, with these arguments instead")
     async def _edit(self, rest: str) -> None:
-        try:
-            is_object = isinstance(json.loads(rest.partition(" ")[2]), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
-            wanted = "the arguments that the call is made with, as a JSON object"
-            raise InvalidArguments(f"Write /edit SEQ ARGUMENTS with {wanted}.")
+        check_arguments(rest.partition(" ")[2] if rest[:1].isdecimal() else rest)
         await self._decide("edit", rest)
 
     @command("/stop [THREAD]", "stop what agents do in this thread, or in another")
@@ -414,23 +466,5 @@ class Chat:
     @command("/help", "this list")
     async def _help(self, _rest: str) -> None:
         for usage, meaning in [*((it.usage, it.meaning) for it in COMMANDS.values()), ("/quit", "leave")]:
-            self.screen.write(f"  {usage:<26} {self.screen.paint.dim(meaning)}")
+            self.screen.write(f"  {usage:<28} {self.screen.paint.dim(meaning)}")
         self._show_place()
-
-
-async def find_settled(client: NetworkClient, request: BaseMessage) -> str | None:
-    """Why a request is not to be decided any more, to be put behind its number; None if it may be. Raises
-    `RoundelayError`."""
-    history = await client.history(request.thread_id, limit=LOOKED_THROUGH)
-    for message in history.messages:  # the first decision holds
-        if message.reply_to == request.seq and read_decision(message) is not None:
-            word = message.said.split(maxsplit=1)[0]
-            return f"was decided by {clean(message.sender_id)} in #{message.seq}: {clean(word)}"
-    if request.reply_to is None:
-        return None
-    status = await client.call("network.message_status", {"seq": request.reply_to})
-    for it in status["recipients"]:
-        is_it = it["agent_id"] == request.sender_id and it.get("reaction") == read_request(request)
-        if is_it and it["reaction_status"] != "open":
-            return f"waits no more: what {clean(request.sender_id)} was at is {clean(it['reaction_status'])}"
-    return None

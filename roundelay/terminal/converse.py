@@ -72,9 +72,9 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
             await chat.under_way.wait_until_quiet(QUIET_S)
             while await _count_open_reactions(chat.client) > open_before + len(chat.under_way.undecided):
                 await chat.under_way.wait_until_quiet(QUIET_S)
-        for (agent_id, _), seq in chat.under_way.undecided.items():
-            decide = f"/approve {seq} or /deny {seq} in: roundelay chat --as {chat.client.agent_id}"
-            chat.screen.note(f"{clean(agent_id)} waits for the decision of #{seq}: {decide}")
+        for it in chat.under_way.undecided.values():
+            decide = f"/approve {it.seq} or /deny {it.seq} in: roundelay chat --as {chat.client.agent_id}"
+            chat.screen.note(f"{clean(it.agent_id)} waits for the decision of #{it.seq}: {decide}")
     except TimeoutError:
         chat.screen.note(f"Left after {MOST_QUIET_WAIT_S:g} s; to stay longer, give --wait SECONDS.")
 

@@ -18,8 +18,11 @@ def describe_busy(under_way: UnderWay) -> str:
     """Who does what at the moment, for a prompt; empty when nobody does anything."""
     if not under_way.is_connected:
         return "not connected"
-    busy = under_way.list_busy()
-    parts = [f"{agent_id} {_describe_calls(calls)}" for agent_id, calls in busy.items() if calls]
+    asking = sorted({it.agent_id for it in under_way.undecided.values()})
+    busy = {agent_id: calls for agent_id, calls in under_way.list_busy().items() if agent_id not in asking}
+    waits = f"{', '.join(asking)} {'waits' if len(asking) == 1 else 'wait'} for your decision"
+    parts = [waits] if asking else []
+    parts += [f"{agent_id} {_describe_calls(calls)}" for agent_id, calls in busy.items() if calls]
     thinking = [agent_id for agent_id, calls in busy.items() if not calls]
     named = ((thinking, "thinking"), (under_way.typing, "typing"))
     return clean("; ".join([*parts, *(f"{', '.join(names)} {verb}" for names, verb in named if names)]))

@@ -23,6 +23,8 @@ OPTION = re.compile(r"--[a-z][a-z-]*")
 def find_commands(command: click.Command = cli, path: str = "roundelay") -> Iterator[tuple[str, click.Command]]:
     """Every command that does something, with the words that call it."""
     if isinstance(command, click.Group):
+        if command.invoke_without_command:
+            yield path, command
         for name, inner in command.commands.items():
             yield from find_commands(inner, f"{path} {name}")
     else:

@@ -1,0 +1,100 @@
+"""A person's commands for calls that wait for a decision: list them over all agents, and decide by number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundelay.commands.options import ask, identity_options, join, json_option, run
+from roundelay.commands.output import show, show_list
+
+if TYPE_CHECKING:
+    from roundelay.network.client import Stored
+
+_seq_argument = click.argument("seq", type=click.IntRange(1))
+
+
+@click.group(invoke_without_command=True, short_help="Calls that wait for a person's decision: list, decide.")
+@json_option
+@identity_options
+@click.pass_context
+def approvals(context: click.Context, as_json: bool) -> None:
+    """Calls of agents that wait for a person's decision. Without a command they are listed, over all agents.
+
+    With --as ID those that ID may read; people who use the owner's token are operators, and read all. A
+    decision counts of who reads the request's thread.
+    """
+    if context.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError(f"Write --json behind {context.invoked_subcommand}.")
+        return
+    from roundelay.runs.approvals import format_until, list_requests
+
+    show_list(
+        {"approvals": [it.to_json() for it in ask(list_requests)]},
+        {
+            "REQUEST": lambda it: f"#{it['seq']}",
+            "AGENT": lambda it: it["agent_id"],
+            "TOOL": lambda it: it["tool"],
+            "ARGUMENTS": lambda it: it["arguments"],
+            "THREAD": lambda it: it["thread_id"],
+            "UNTIL": lambda it: format_until(it["until"]),
+            "REASON": lambda it: it["reason"],
+        },
+        empty="Nothing waits for a decision.",
+        as_json=as_json,
+    )
+
+
+@approvals.command(short_help="Let the call that #SEQ asks for be made.")
+@_seq_argument
+@click.option(
+    "--for", "scope", type=click.Choice(("once", "thread", "always")), default="once", show_default=True,
+    help="This call; all of the tool in this thread; all that you may decide.",
+)  # fmt: skip
+@json_option
+@identity_options
+def approve(seq: int, scope: str, as_json: bool) -> None:
+    """Let the call that the request SEQ asks for be made."""
+    _decide(seq, "/approve" if scope == "once" else f"/approve {scope}", as_json=as_json)
+
+
+@approvals.command(short_help="Do not let the call that #SEQ asks for be made.")
+@_seq_argument
+@click.argument("reason", default="")
+@json_option
+@identity_options
+def deny(seq: int, reason: str, as_json: bool) -> None:
+    """Do not let the call that the request SEQ asks for be made; the agent is told the REASON."""
+    _decide(seq, f"/deny {reason}".strip(), as_json=as_json)
+
+
+@approvals.command(short_help="Let the call be made with other arguments.")
+@_seq_argument
+@click.argument("arguments")
+@json_option
+@identity_options
+def edit(seq: int, arguments: str, as_json: bool) -> None:
+    """Let the call that the request SEQ asks for be made with these ARGUMENTS, a JSON object, instead.
+
+    Arguments that do not fit the tool are refused by the agent in the thread, and the request waits on.
+    """
+    from roundelay.runs.approvals import check_arguments
+
+    check_arguments(arguments)
+    _decide(seq, f"/edit {arguments}", as_json=as_json)
+
+
+def _decide(seq: int, decision: str, *, as_json: bool) -> None:
+    from roundelay.runs.approvals import decide
+    from roundelay.terminal.text import clean
+
+    async def send() -> tuple[Any, Stored]:
+        async with join(as_person=True) as client:
+            return await decide(client, seq, decision)
+
+    request, stored = run(send())
+    value = {"seq": seq, "agent_id": request.sender_id, "decision": decision, "decided_in": stored.seq}
+    told = f"Told {clean(request.sender_id)} in #{stored.seq}: {clean(decision)}."
+    show(value, lambda _: [told], as_json=as_json)

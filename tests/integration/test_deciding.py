@@ -1,0 +1,157 @@
+"""A person decides on calls of an agent, as it looks: in `roundelay chat` at a terminal, and by `roundelay approvals`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Action, call, say
+from roundelay.agents.tools import tool
+from roundelay.network.client import NetworkClient
+from tests.support.agents import make_runner
+from tests.support.announced import announced_node
+from tests.support.command import run
+from tests.support.node import Node
+from tests.support.terminals import Terminal, at_terminal
+
+
+@tool(once=True, needs_approval=True)
+def pay(to: str, amount: int) -> str:
+    """Pay."""
+    return f"{amount} paid to {to}"
+
+
+def script(request: ModelRequest) -> Action | list[Action]:
+    view = read_prompt(request)
+    if view.tool_results:
+        return say(view.tool_results[-1].content)
+    return [say("A bill came."), call("pay", to=view.incoming_text.removeprefix("pay "), amount=5)]
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with announced_node(tmp_path) as running:
+        yield running
+
+
+@asynccontextmanager
+async def guides(node: Node, *names: str) -> AsyncIterator[None]:
+    runners = [make_runner(name, script, tools=[pay]) for name in names]
+    clients = [
+        NetworkClient(it.agent_id, node.url, token=node.token_of(it.agent_id), role="reactor", card=it.describe_card())
+        for it in runners
+    ]
+    for client in clients:
+        await client.connect()
+    tasks = [asyncio.create_task(it.run(client)) for it, client in zip(runners, clients, strict=True)]
+    await asyncio.gather(*(it.ready() for it in runners))
+    try:
+        yield
+    finally:
+        for runner in runners:
+            await runner.stop()
+        await asyncio.gather(*tasks)
+        for client in clients:
+            await client.close()
+
+
+WAITS = r"\(guide waits for your decision\) guide>"
+
+
+async def see_request(terminal: Terminal) -> int:
+    """Wait for a request and the prompt that tells of it; gives its number."""
+    screen = await terminal.shows(rf"May I call pay(.*\n)*{WAITS}$")
+    return int(re.findall(r"#(\d+) guide → mia.*: May I call pay", screen)[-1])
+
+
+async def test_the_prompt_says_who_waits_and_yes_no_or_a_right_edit_decides(node: Node) -> None:
+    async with guides(node, "guide"), at_terminal("--to", "guide", columns=110) as terminal:
+        terminal.type("pay ann\r")
+        seq = await see_request(terminal)
+        screen = terminal.screen
+        assert re.search(r'May I call pay with \{"to": "ann", "amount": 5\}\?\n *\| Why: A bill came\.', screen)
+        shown = " ".join(screen.replace("  | ", "").split())
+        assert re.search(
+            rf"\* #{seq} waits until 20[\d: -]+ for yes or no in its thread, or /approve {seq} \[thread\|always\], ",
+            shown,
+        )
+        assert "guide … " not in screen, "it writes nothing more"
+        terminal.type("yes\r")
+        await terminal.shows(rf"mia → guide \(re #{seq}\): /approve\n(.*\n)*.*guide → mia.*: 5 paid to ann\nguide>$")
+
+        terminal.type("pay zoe\r")
+        again = await see_request(terminal)
+        assert again > seq
+        terminal.type('/edit {"to": "zoe"}\r')
+        await terminal.shows(rf"so #{again} still waits(.*\n)*{WAITS}$")
+        terminal.type('/edit {"to": "zoe", "amount": 3}\r')
+        await terminal.shows(r"guide → mia.*: 3 paid to zoe\nguide>$")
+
+        terminal.type("pay eve\r")
+        await see_request(terminal)
+        terminal.type("/deny not her\r")
+        await terminal.shows(r"Not run: mia denied it: not her\nguide>$")
+        terminal.type("/approve\r")
+        await terminal.shows(r"! No call waits for your decision")
+
+
+async def test_a_chat_begins_with_what_was_said_and_what_waits(node: Node) -> None:
+    async with guides(node, "guide", "till"):
+        async with at_terminal("--to", "guide", columns=110) as terminal:
+            terminal.type("pay ann\r")
+            seq = await see_request(terminal)
+            terminal.type("\x04")
+            assert await terminal.process.wait() == 0
+        async with at_terminal("--to", "guide", columns=110) as terminal:
+            screen = await terminal.shows(WAITS)
+            assert re.search(rf"mia → guide: pay ann\n(.*\n)*.*#{seq} guide → mia", screen), "what was said last"
+            assert f'* #{seq} guide asks to call pay with {{"to": "ann", "amount": 5}} (A bill came.), in ' in " ".join(
+                screen.replace("  | ", "").split()
+            )
+            terminal.type("/dm till pay zoe\r")
+            await terminal.shows(r"\(guide, till wait for your decision\) till>")
+            terminal.type("/approve\r")
+            await terminal.shows(rf"! Several calls wait for your decision: #{seq} of guide, #\d+ of till\.")
+            terminal.type("no\r")
+            await terminal.shows(r"Not run: mia denied it\.\n(.*\n)*.*\(guide waits for your decision\) till>$")
+            terminal.type("/approve thread\r")
+            await terminal.shows(r"guide → mia.*: 5 paid to ann\n(.*\n)*till>$")
+
+
+async def test_what_waits_is_listed_over_all_agents_and_decided_by_number(node: Node) -> None:
+    mia = await node.person("mia")
+    async with guides(node, "guide", "till"):
+        for agent_id, what in (("guide", "pay ann"), ("till", "pay zoe")):
+            await mia.send(f"agent:{agent_id}", what)
+            await mia.delivery()
+        while len(listed := json.loads((await run("approvals", "--json")).out)["approvals"]) < 2:
+            pass  # asked before it is recorded as waiting
+        first, second = (it["seq"] for it in listed)
+        assert [(it["agent_id"], it["tool"], it["arguments"], it["reason"]) for it in listed] == [
+            ("guide", "pay", '{"to": "ann", "amount": 5}', "A bill came."),
+            ("till", "pay", '{"to": "zoe", "amount": 5}', "A bill came."),
+        ]
+        table = (await run("approvals")).lines
+        assert re.match(rf"#{first} +guide +pay +{{.*}} +direct:guide~mia +20\d\d-.* A bill came\.$", table[1])
+
+        done = await run("approvals", "approve", str(first), "--as", "mia")
+        assert re.match(r"Told guide in #\d+: /approve\.$", done.out)
+        await mia.deliveries_until("5 paid to ann")
+        done = await run("approvals", "deny", str(first), "--as", "mia", code=1)
+        assert re.search(rf"#{first} was decided by mia in #\d+: /approve, so nothing was sent", done.err)
+        done = await run("approvals", "deny", str(second), "too much", "--as", "zoe", code=1)
+        assert "is decided by a person who reads direct:mia~till, which zoe does not" in done.err
+        done = await run("approvals", "edit", str(second), "[]", "--as", "mia", code=1)
+        assert "as a JSON object" in done.err
+        done = await run("approvals", "deny", str(second), "too much", "--as", "mia", "--json")
+        assert json.loads(done.out)["decision"] == "/deny too much"
+        await mia.deliveries_until("Not run: mia denied it: too much")
+        assert (await run("approvals")).out == "Nothing waits for a decision.\n"
