@@ -149,7 +149,7 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
                 texts = [*([content] if content else []), *(_render_call(call) for call in calls)]
                 yield AssistantMessage("\n".join(texts))
             case ToolMessage(call_id, content):
-                yield UserMessage(f"Result of {names.get(call_id, 'a tool')}: {content}")
+                yield UserMessage(f"Result of {names.get(call_id, 'a tool')}: {_write_result(content)}")
             case _:
                 assert_never(message)
 
@@ -164,6 +164,16 @@ def _merge(messages: Iterable[PlainMessage]) -> Iterable[PlainMessage]:
             images, files = ([it for one in said for it in one.images], [it for one in said for it in one.files])
             joined = replace(joined, images=tuple(images), files=tuple(files))
         yield joined
+
+
+def _write_result(content: str) -> str:
+    """Give a result as JSON, as it is if it is that: in a message of the user's, no text of a tool's passes for what
+    stands behind it."""
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return json.dumps(content, ensure_ascii=False)
+    return content
 
 
 def _render_call(call: ToolCall) -> str:
