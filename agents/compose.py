@@ -20,7 +20,6 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER, Agent, Returns, handoff_name
-from .citations import REFERENCES, SOURCES, fit_sources
 from .inbox import is_declined
 from .middleware import Around, Instruction, Middleware
 from .models.model import ModelReply, ModelRequest, ToolCall, derive_call_id
@@ -55,7 +54,7 @@ def agent_tool(
         end = await context.run_agent(inner, task)
         if end.status == "failed":
             raise ToolError(f"{agent.id} failed. {end.answer or ''}".strip())
-        return Output(end.answer or end.reason, _pass_on(end.metadata))
+        return _read_answer(context, end.answer or end.reason, end.metadata)
 
     about = description or agent.description or f"Give a task to {agent.id}, who works on it and answers."
     return tool(name=name or tool_name(agent.id), description=about, idempotent=True, timeout_s=math.inf)(run)
@@ -83,7 +82,8 @@ def remote_handoff(
         message = context.trigger
         reply = await _ask(context, agent_id, f"{note}\n\n{message.sender_id} wrote: {message.text}".strip(), timeout_s)
         keeper: dict[str, JsonValue] = {KEEPER: agent_id} if returns == "never" else {}
-        return Output(reply.text, _pass_on(reply.metadata or {}) | keeper)
+        read = _read_answer(context, reply.text, reply.metadata or {})
+        return replace(read, data={**read.data, **keeper})
 
     about = f"Hand the conversation over to {agent_id}, who answers. {description}".strip()
     name = handoff_name(agent_id)
@@ -105,7 +105,7 @@ def remote_agent_tool(
         context: ToolContext, task: Annotated[str, Field(description="What to do, with all that it has to know")]
     ) -> Output:
         reply = await _ask(context, agent_id, task, timeout_s)
-        return Output(reply.text, _pass_on(reply.metadata or {}))
+        return _read_answer(context, reply.text, reply.metadata or {})
 
     about = description or f"Give a task to {agent_id}, who works on it and answers."
     return tool(name=tool_name(name or agent_id), description=about, idempotent=True, timeout_s=math.inf)(run)
@@ -127,10 +127,10 @@ async def _ask(context: ToolContext, agent_id: str, text: str, timeout_s: float)
     return reply
 
 
-def _pass_on(metadata: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Give what another agent's answer cites, as the references of a result."""
-    sources = metadata.get(SOURCES)
-    return {REFERENCES: fit_sources(sources)} if isinstance(sources, list) and sources else {}
+def _read_answer(context: ToolContext, text: str, metadata: Mapping[str, JsonValue]) -> Output:
+    """Give another agent's answer as the result of a call."""
+    [read], data = context.read_answers([(text, metadata)])
+    return Output(read, data)
 
 
 def relay(agent: Agent, keeper: str) -> Agent | None:

@@ -76,7 +76,7 @@ from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelReques
 from .models.tape import print_request
 from .reaction import AnsweredCall, CallTools, Reaction, State, Step
 from .text import cut, replace_all_surrogates, replace_surrogates
-from .tools import PlannedCall, ToolContext
+from .tools import PlannedCall, Tool, ToolContext
 from .values import (
     CORRECTED,
     DISABLED,
@@ -586,7 +586,17 @@ class Driver:
             result = ToolResult(replace_surrogates(cut(text, self._reaction.agent.policy.max_result_chars)), ok=False)
         if spent:
             result = replace(result, usage=_add_up(spent, result.usage), used=(*result.used, *spent))
-        return await self._conclude(turn, planned, result, replies)
+        return await self._conclude(turn, planned, self._bound_data(tool, result), replies)
+
+    def _bound_data(self, tool: Tool, result: ToolResult) -> ToolResult:
+        """Give a result without what makes its data too large for its record, the largest first, which is named."""
+        data = dict(result.data)
+        dropped = drop_largest(data, self._journal.max_body_bytes // 4)
+        if not dropped:
+            return result
+        named: list[JsonValue] = [cut(key, MAX_KEY_CHARS) for key in dropped[:MAX_NAMED]]
+        _logger.warning("tool data dropped", extra={"tool": tool.name, "keys": named})
+        return replace(result, data={**data, "dropped": named})
 
     async def _conclude(
         self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult, replies: Collection[int] = ()
@@ -627,6 +637,7 @@ class Driver:
                 waiter=self._make_waiter(turn, planned, self._recorded.waits, replies),
                 tell=tell,
                 take_usage=lambda model, usage: reported.append(ModelUse(model, usage)),
+                read_answers=self._reaction.agent.chain.read_answers,
             )
             if self._is_reviewed:
                 places = itertools.count(1)
@@ -671,10 +682,6 @@ class Driver:
         content = replace_surrogates(content)
         if any(it.correction is not None for it in reviews.values()):
             data[CORRECTED] = True
-        if data and (dropped := drop_largest(data, self._journal.max_body_bytes // 4)):
-            named: list[JsonValue] = [cut(key, MAX_KEY_CHARS) for key in dropped[:MAX_NAMED]]
-            _logger.warning("tool data dropped", extra={"tool": tool.name, "keys": named})
-            data["dropped"] = named
         used = (*reported, *(it for end in ends for it in end.used))
         return ToolResult(
             cut(content, limit) if len(content) > limit else content,

@@ -301,6 +301,13 @@ class Middleware:
         were not run."""
         return None
 
+    def read_answers(
+        self, answers: Sequence[tuple[str, Mapping[str, JsonValue]]]
+    ) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
+        """Read what other agents answered a call, each a text and the metadata of its message: give the texts for the
+        model, in that order, and what goes into the data of the call's result."""
+        return [text for text, _ in answers], {}
+
     def on_no_tool_calls(self, state: TurnState, reason: NoCallsReason) -> str | End | None:
         """Give what to tell the model, which is asked once more; `End`; or None for what happens anyway."""
         return None
@@ -509,6 +516,16 @@ class Chain:
             if given is not None:
                 return given
         return None
+
+    def read_answers(
+        self, answers: Sequence[tuple[str, Mapping[str, JsonValue]]]
+    ) -> tuple[list[str], dict[str, JsonValue]]:
+        texts: list[str] = [text for text, _ in answers]
+        data: dict[str, JsonValue] = {}
+        for hook in self._hooks["read_answers"]:
+            read, added = hook([(text, metadata) for text, (_, metadata) in zip(texts, answers, strict=True)])
+            texts, data = list(read), {**data, **added}
+        return texts, data
 
     def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
         for hook in self._hooks["store"]:

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from pydantic import Field
 
-from .citations import REFERENCES, SOURCES, merge_sources
 from .models.json_schema import read_properties
 from .models.model import JsonSchema
 from .prompt import write_said
@@ -170,13 +169,11 @@ async def _ask(
     """Ask agents something and wait for their answers, which are the result of this call."""
     asked = list(dict.fromkeys(it.strip().removeprefix("agent:").removeprefix("@") for it in agent_ids))
     replies, problems = await put_question(context, asked, text, timeout_s)
-    # What they cite can be cited here; each has numbers of its own.
     who = [it for it in asked if it in replies and not is_declined(replies[it])]
-    texts, sources = merge_sources([(replies[it].text, (replies[it].metadata or {}).get(SOURCES)) for it in who])
-    if sources:
-        for it, written in zip(who, texts, strict=True):
-            replies[it] = replies[it].model_copy(update={"content": written, "text_representation": None})
-    return Output(describe_replies(asked, replies, problems, timeout_s), {REFERENCES: sources} if sources else {})
+    texts, data = context.read_answers([(replies[it].text, replies[it].metadata or {}) for it in who])
+    for it, text in zip(who, texts, strict=True):
+        replies[it] = replies[it].model_copy(update={"content": text, "text_representation": None})
+    return Output(describe_replies(asked, replies, problems, timeout_s), data)
 
 
 @tool(name=FINISH, idempotent=True)

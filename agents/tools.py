@@ -38,7 +38,6 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from roundelay.network.errors import ConfigError
 
-from .citations import CITABLE, fit_sources
 from .containment import describe_error, run_in_thread
 from .import_path import import_named
 from .models.json_schema import describe_type, read_properties
@@ -85,6 +84,16 @@ _DATA = TypeAdapter(dict[str, JsonValue])
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # what OpenAI-compatible servers take
 
 
+ReadAnswers = Callable[[Sequence[tuple[str, Mapping[str, JsonValue]]]], tuple[Sequence[str], Mapping[str, JsonValue]]]
+
+
+def read_texts(
+    answers: Sequence[tuple[str, Mapping[str, JsonValue]]],
+) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
+    """Read answers as they are: their texts alone."""
+    return [text for text, _ in answers], {}
+
+
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """What a tool may know about the call; a parameter annotated with it is filled in and hidden from the model.
@@ -116,6 +125,9 @@ class ToolContext:
                 raise ValueError(f"The usage of {model}: {name} is {count!r} and must be a number of tokens.")
         if self.take_usage is not None:
             self.take_usage(replace_surrogates(str(model)), usage)
+
+    read_answers: ReadAnswers = read_texts
+    """Reads what other agents answered the call, as the agent's middleware has it (`Middleware.read_answers`)."""
 
     def report(self, text: str) -> None:
         """Tell people what the call is at, until the next report or its end. Not for the model."""
@@ -222,9 +234,6 @@ class Tool:
             raise ToolError(f"The tool {self.name} returned data that does not go into JSON: {error}") from error
         if is_deeper(data, MAX_DATA_DEPTH):
             raise ToolError(f"The tool {self.name} returned data that is nested deeper than {MAX_DATA_DEPTH}.")
-        for name, listed in data.items():
-            if name in CITABLE and isinstance(listed, list):
-                data[name] = fit_sources(listed)
         return _write_result(self.name, value.content), data
 
 

@@ -8,19 +8,19 @@ which is not kept: the history stays short and the provider's cache holds. They 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from roundelay.agents.citations import FRAGMENTS
-from roundelay.agents.middleware import CallModel, Middleware
+from roundelay.agents.middleware import Around, CallModel, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import IN_CODE, checked
 from roundelay.agents.text import cut
+from roundelay.agents.tools import PlannedCall
 from roundelay.agents.values import AfterTool, ToolResult, TurnState
 
-from .references import Reference, References, find_numbers, read_found
+from .references import FRAGMENTS, Reference, References, find_numbers, fit_found, read_found
 
 _GATHERED = "fragments.gathered"  # in the state's values: by their keys
 
@@ -58,6 +58,11 @@ class Fragments(Middleware):
         self._limit = limit
         self._max_chars = max_chars
         self._rank = rank
+
+    async def around_tool(
+        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        return fit_found(await proceed(call), FRAGMENTS)
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         known = state.values.setdefault(_GATHERED, {})

@@ -15,12 +15,13 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from roundelay.agents.citations import REFERENCES, find_citations
 from roundelay.agents.middleware import Around, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import checked
 from roundelay.agents.tools import PlannedCall, Tool, tool
 from roundelay.agents.values import AfterTool, ToolError, ToolResult, TurnState
+
+from .references import REFERENCES, find_citations
 
 READ_RESULT = "read_result"
 WHOLE = "whole"

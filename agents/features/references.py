@@ -1,4 +1,5 @@
-"""References: what tools found, numbered for citation across tools and turns, and the sources that an answer cites.
+"""References: what tools found, numbered for citation across tools and turns, and the sources that an answer cites. All
+that is known of citing stands here.
 
 A tool gives ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware: the
 model reads them with their numbers behind the result, a number that stands for nothing is taken out of the answer, and
@@ -12,21 +13,35 @@ sources, the prompt has another one in the later message. Messages of other thre
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from roundelay.agents.citations import REFERENCES, SOURCES, find_citations, map_citations
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.options import checked
 from roundelay.agents.text import cut
+from roundelay.agents.tools import PlannedCall
 from roundelay.agents.values import AfterTool, ToolResult, TurnState
 from roundelay.network.messages import BaseMessage, MessageThread
 
 from .structured import is_structured
+
+REFERENCES, FRAGMENTS = "references", "fragments"
+"""In the data of a tool's result: what may be cited."""
+
+SOURCES = "sources"
+"""In the metadata of an answer: what it cites."""
+
+MAX_SOURCES_CHARS = 40_000
+"""As JSON: what a call gives beside its result has a quarter of a record."""
+
+_CITATION = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|(?P<citation> ?\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\())", re.DOTALL)
 
 _logger = logging.getLogger(__name__)
 _NUMBERED = "references.numbered"  # in the state's values: the `Numbers`
@@ -146,6 +161,23 @@ class References(Middleware):
             content = f"{content}\n\n{HOW_TO_CITE}\n{cut(shown, self._max_chars)}".strip()
         return AfterTool(content)
 
+    def read_answers(
+        self, answers: Sequence[tuple[str, Mapping[str, JsonValue]]]
+    ) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
+        """Several answers, each with numbers of its own, get one numbering; what they cite can be cited here."""
+        given = [(text, metadata.get(SOURCES)) for text, metadata in answers]
+        match given:
+            case [(text, list(sources))]:  # its numbers are changed when the result is read
+                texts, merged = [text], fit_sources(sources)
+            case _:
+                texts, merged = merge_sources(given)
+        return texts, {REFERENCES: merged} if merged else {}
+
+    async def around_tool(
+        self, around: Around, call: PlannedCall, proceed: Callable[[PlannedCall], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        return fit_found(await proceed(call), REFERENCES)
+
     async def review(self, around: Around, answer: str) -> str | Answer:
         sources, is_json = find_numbers(around.state).sources, is_structured(around.agent)
         wrong = sorted({number for number in find_citations(answer, is_json=is_json) if number not in sources})
@@ -171,6 +203,13 @@ class References(Middleware):
 
 
 HOW_TO_CITE = "Sources, to be cited by their numbers in brackets, like [1] or [1, 2], right after what they show:"
+
+
+def fit_found(result: ToolResult, name: str) -> ToolResult:
+    """Give a result with what it found as it goes into a record: shortened rather than left out, or the result would
+    cite somebody else's."""
+    listed = result.data.get(name)
+    return replace(result, data={**result.data, name: fit_sources(listed)}) if isinstance(listed, list) else result
 
 
 def read_found(kind: type[R], given: JsonValue, tool: str) -> list[R]:
@@ -241,3 +280,116 @@ def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str
     fields: Mapping[str, str] = reference.model_dump(exclude={"n", "text"})
     shown: Iterable[tuple[str, str]] = ((name, value[:MAX_FIELD_CHARS]) for name, value in fields.items() if value)
     return {"n": number, **dict(shown), **({"text": reference.text} if with_text and reference.text else {})}
+
+
+# --- citations in a text. Code and links of Markdown are left alone (`values[1]`, [1](https://...)). In a text that is JSON, a
+# structured answer for example, only its strings cite: {"amounts": [10, 20]} cites nothing.
+
+
+def find_citations(text: str, *, is_json: bool = False) -> list[int]:
+    """Give the numbers that a text cites, each once, in the order in which they stand there. ``is_json``: it is known
+    to be JSON, be it a list of numbers."""
+    value = _read_json(text, is_json)
+    texts = [text] if value is None else _list_strings(value)
+    found = (it["citation"] for one in texts for it in _CITATION.finditer(one))
+    return list(dict.fromkeys(int(number) for it in found if it is not None for number in re.findall(r"\d+", it)))
+
+
+def map_citations(text: str, change: Callable[[int], int | None], *, is_json: bool = False) -> str:
+    """Give the text with other numbers; one without a number is taken out."""
+    value = _read_json(text, is_json)
+    if value is None:
+        return _map(text, change)
+    changed = _map_strings(value, change)
+    return text if changed == value else json.dumps(changed, ensure_ascii=False, separators=(",", ":"))
+
+
+def merge_sources(answers: Sequence[tuple[str, JsonValue]]) -> tuple[list[str], list[JsonValue]]:
+    """Give the texts of several answers, each with its own sources (objects with their number ``n``), as they cite the
+    sources of all of them, in one numbering.
+
+    What is no source is left out, and so is a number that stands for none. Where there are no sources at all, the texts
+    stay as they are.
+    """
+    numbers: list[dict[int, int]] = []
+    merged: list[JsonValue] = []
+    for _, given in answers:
+        own: dict[int, int] = {}
+        for it in given if isinstance(given, list) else ():
+            if isinstance(it, dict) and type(n := it.get("n")) is int and n not in own:
+                own[n] = len(merged) + 1
+                merged.append({**it, "n": own[n]})
+        numbers.append(own)
+    if not merged:
+        return [text for text, _ in answers], []
+    kept = fit_sources(merged)
+    there = {it["n"] for it in kept if isinstance(it, dict)}
+    left = [{n: new for n, new in own.items() if new in there} for own in numbers]
+    return [map_citations(text, own.get) for (text, _), own in zip(answers, left, strict=True)], kept
+
+
+def fit_sources(sources: list[JsonValue]) -> list[JsonValue]:
+    """Give sources as they go into a record beside a result: if need be with shorter texts, without any, or the first
+    ones."""
+    fitting = sources
+    for share in (4000, 1000, 0):
+        if len(json.dumps(fitting)) <= MAX_SOURCES_CHARS:
+            return fitting
+        fitting = [_shorten(it, share) for it in sources]
+    while len(json.dumps(fitting)) > MAX_SOURCES_CHARS:
+        fitting = fitting[: len(fitting) * 3 // 4]
+    return fitting
+
+
+def _shorten(source: JsonValue, max_chars: int) -> JsonValue:
+    if not isinstance(source, dict) or not isinstance(text := source.get("text"), str):
+        return source
+    rest = {name: value for name, value in source.items() if name != "text"}
+    return {**rest, "text": cut(text, max_chars)} if max_chars else rest
+
+
+def _map(text: str, change: Callable[[int], int | None]) -> str:
+    def rewrite(found: re.Match[str]) -> str:
+        if found["citation"] is None:
+            return found[0]
+        numbers = [change(int(it)) for it in re.findall(r"\d+", found[0])]
+        kept = ", ".join(str(it) for it in dict.fromkeys(numbers) if it is not None)
+        return f"{' ' if found[0].startswith(' ') else ''}[{kept}]" if kept else ""
+
+    return _CITATION.sub(rewrite, text)
+
+
+def _read_json(text: str, is_known: bool) -> object | None:
+    """Give what a text says that is a JSON object, or a list with anything but numbers in it (which is a citation)."""
+    if not is_known and not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_citation = isinstance(value, list) and all(isinstance(it, int) for it in value)
+    return None if is_citation and not is_known else value
+
+
+def _list_strings(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for it in value.values():
+                yield from _list_strings(it)
+        case list():
+            for it in value:
+                yield from _list_strings(it)
+
+
+def _map_strings(value: object, change: Callable[[int], int | None]) -> object:
+    match value:
+        case str():
+            return _map(value, change)
+        case dict():
+            return {name: _map_strings(it, change) for name, it in value.items()}
+        case list():
+            return [_map_strings(it, change) for it in value]
+        case _:
+            return value

@@ -9,11 +9,17 @@ import pytest
 from pydantic import BaseModel, JsonValue
 
 from roundelay.agents.agent import Agent, Handoff
-from roundelay.agents.citations import MAX_SOURCES_CHARS, find_citations, fit_sources, map_citations, merge_sources
 from roundelay.agents.compose import agent_tool
 from roundelay.agents.features.evaluations import Evaluations, Rule
 from roundelay.agents.features.long_results import LongResults
-from roundelay.agents.features.references import References
+from roundelay.agents.features.references import (
+    MAX_SOURCES_CHARS,
+    References,
+    find_citations,
+    fit_sources,
+    map_citations,
+    merge_sources,
+)
 from roundelay.agents.features.registry import ToolRegistry
 from roundelay.agents.features.structured import StructuredAnswer
 from roundelay.agents.middleware import Middleware
