@@ -149,7 +149,8 @@ def test_work_is_told_in_words(records: list[tuple[str, Any]], lines: list[str])
 )
 def test_what_was_over_before_a_turn(path: str, turn: int, earlier: list[str]) -> None:
     """Calls of one turn go on at once, whichever is recorded first."""
-    calls = [("tool_started", {**GAVE, "path": it, "args": "{}"}) for it in ("", "1.0", "1.0.1", "1.1/3.0")]
+    places = [("", 1), ("", 3), ("1.0", 1), ("1.0.1", 1), ("1.1/3.0", 1), ("3.0", 1)]
+    calls = [("tool_started", {**GAVE, "path": inside, "turn": at, "args": "{}"}) for inside, at in places]
     found = read(("started", STARTED), *calls)
     assert [it.path for it in choose_earlier(found.work, path, turn)] == earlier
 
