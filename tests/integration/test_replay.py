@@ -354,12 +354,13 @@ async def test_an_approval_plays_again(tmp_path: Path) -> None:
 
     async def talk(network: Network, people: dict[str, Person]) -> None:
         asked = await people["mia"].ask("chief", "Clean up")
-        await people["mia"].client.reply(asked, "/approve")
+        await people["mia"].client.reply(asked, "/approve always")
         assert (await people["mia"].hear()).text == "It is wiped"
+        assert (await people["mia"].ask("chief", "Clean up again")).text == "It is wiped", "it is not asked again"
 
     recording = await record(tmp_path / "log.db", [make_runner("chief", script, tools=[wipe])], talk)
     await plays_as_it_was(recording, make_runner("chief", never, tools=[wipe]))
-    assert ran == [1]
+    assert ran == [1, 1]
 
 
 async def test_messages_read_in_the_middle_play_again(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.client import Signal
+from roundelay.network.messages import BaseMessage, DirectMessage
 from roundelay.terminal.live import describe_busy, describe_news, draw_writing
 from roundelay.terminal.screen import PLAIN
 from roundelay.terminal.text import display_width
@@ -51,6 +52,41 @@ def test_an_agent_that_begins_everything_hides_nobody_else() -> None:
         under_way.take(delta("noise", by="eve", reaction=f"e{number}"))
     under_way.take(delta("is salt.", at=8))
     assert "bob … The sea is salt." in shown(under_way, rows=1000)
+
+
+def test_a_decision_that_did_not_fit_leaves_the_request_waiting_whichever_is_known_first() -> None:
+    """Nobody but the agent that asked can say so."""
+
+    def say(seq: int, by: str, text: str, reply_to: int, **metadata: Any) -> BaseMessage:
+        kind = "human" if by == "mia" else "agent"
+        where = {
+            "kind": "direct",
+            "to": "agent:bob",
+            "thread_id": "direct:bob~mia",
+            "message_id": f"m{seq}",
+            "root": seq,
+            "hops": 0,
+            "sent_at": 1,
+        }
+        who = {
+            "sender_id": by,
+            "sender_kind": kind,
+            "content": text,
+            "reply_to": reply_to,
+            "metadata": metadata or None,
+        }
+        return DirectMessage.model_validate({"seq": seq, **where, **who})
+
+    for refused_first in (True, False):
+        under_way = UnderWay()
+        under_way.take_message(say(5, "bob", "May I?", 4, approval={"reaction": "r", "tool": "pay"}))
+        edit, refusal = say(6, "mia", "/edit {}", 5), say(7, "bob", "It does not fit.", 6, still_waits=5)
+        for message in (refusal, edit) if refused_first else (edit, refusal):
+            under_way.take_message(message)
+        assert describe_busy(under_way) == "bob waits for your decision"
+        under_way.take_message(say(8, "mia", "/approve", 5))
+        under_way.take_message(say(9, "eve", "It waits.", 8, still_waits=5))
+        assert describe_busy(under_way) == ""
 
 
 def test_nobody_ends_what_another_one_writes() -> None:
