@@ -388,8 +388,8 @@ class WaitStep(Strict):
 
 
 class RepeatStep(Strict):
-    """``times``, or once for ``each`` of these; ``var`` names what counts them, or holds each one. With ``until`` it ends
-    after the first time that leaves that so, and fails if none of ``times`` does."""
+    """``times``, or once for ``each`` of these; ``var`` names what counts them, or holds each one. With ``until`` it
+    ends after the first time that leaves that so, and fails if none of ``times`` does."""
 
     times: Annotated[int, Field(ge=0, le=100_000)] | None = None
     each: list[JsonValue] | None = None

@@ -109,7 +109,8 @@ async def run_live_scenario(
 async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
     """Act a scenario out on a stage, and judge."""
     began_s, began_at = time.perf_counter(), stage.clock()
-    variables = Variables({**scenario.head.vars, "state": stage.state} if scenario.head.state else scenario.head.vars)
+    has_state = scenario.head.state is not None
+    variables = Variables({**scenario.head.vars, **({"state": stage.state} if has_state else {})})
     matcher = Matcher(scenario.head.threads, variables.render)
     steps = Steps(scenario, stage, variables, matcher)
     faulting: asyncio.Task[list[str]] | None = None

@@ -318,7 +318,10 @@ class Steps:
             return self._variables.holds(condition)
         record = await self._stage.read_record()
         if condition.mod is not None:
-            record.values = [await ask_operation(self._stage, condition.mod, self._variables)]
+            try:
+                record.values = [await ask_operation(self._stage, condition.mod, self._variables)]
+            except TimeoutError as error:
+                raise StepFailed(place, f"the hub did not answer within {ANSWER_S:g} s; is it down?") from error
         return Judge(record, self._matcher).judge(PlacedExpectation(condition, place)).holds
 
 

@@ -247,6 +247,8 @@ def test_a_nodes_file_gives_rights_limits_and_agents(tmp_path: Path) -> None:
 
 
 def test_a_hub_that_is_down_is_named_at_the_step_that_finds_it_so() -> None:
+    ask = {"if": {"mod": {"op": "network.info", "as": "mia", "equals": 1}}, "then": [{"wait": "1s"}]}
+    assert "the hub did not answer within 60 s; is it down?" in failure_of(run(steps=[{"kill": "hub"}, ask]))
     result = run(steps=[REFUND, {"wait": "idle"}, {"kill": "hub"}, {"as": "mia", "to": "desk", "send": "still there?"}])
     assert "the hub did not answer within 60 s; is it down, or is mia disconnected?" in failure_of(result)
     assert "still there?" in failure_of(result)
