@@ -63,12 +63,15 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordedReview:
-    """What reviewers made of an answer in a turn. ``seq`` is that of its record."""
+    """What reviewers made of an answer in a turn, or of a message of this ``call`` to who asked, the ``send``-th of it.
+    ``seq`` is that of its record."""
 
     seq: int
     turn: int
     reviewed: Reviewed
     path: str = ""
+    call: int | None = None
+    send: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +194,8 @@ class Reaction:
                     assert isinstance(of_call, list)
                     of_call.append(record)
                 case "review":
-                    turn = int(body["turn"])
-                    reviewed = self.runs[path].reviews[turn]
-                    found[path, "review", turn] = RecordedReview(record["seq"], turn, reviewed, path)
+                    review = self._read_review(record)
+                    found[path, "review", review.turn, review.call, review.send] = review
                 case "model_reply":
                     speaker = (int(body["turn"]), str(body.get("agent", "")))
                     before = speakers.get(path, speaker)
@@ -227,6 +229,14 @@ class Reaction:
             request=next(iter(request.questions.values()), None) if request is not None else None,
             approval=approval,
         )
+
+    def _read_review(self, record: Record) -> RecordedReview:
+        path, body = read_path(record), record["body"]
+        turn, call, send = int(body["turn"]), int(body.get("call", 0)), int(body.get("send", 0))
+        run = self.runs[path]
+        if not send:
+            return RecordedReview(record["seq"], turn, run.reviews[turn], path)
+        return RecordedReview(record["seq"], turn, run.sent_reviews[turn, call, send], path, call, send)
 
     def _read_handoff(self, record: Record, turn: int, from_id: str) -> RecordedHandoff:
         """Read from whom to whom the conversation went before a reply."""

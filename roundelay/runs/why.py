@@ -75,7 +75,7 @@ class Step:
         if self.sent is None:
             return [it for it in self.reaction.work if it.seq < self.message.seq]
         is_answer = self.sent.tool_call is None  # it comes after the calls of its turn, and may be the result of one
-        return choose_earlier(self.reaction.work, self.sent.path, self.sent.turn + is_answer)
+        return choose_earlier(self.reaction.work, self.sent.path, self.sent.turn + is_answer, self.sent.call)
 
     @property
     def sending_call(self) -> RecordedCall | None:

@@ -18,13 +18,15 @@ Messages = Mapping[int, BaseMessage]
 """Those of the messages that may be seen, by their seqs."""
 
 
-def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int) -> list[RecordedWork]:
+def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int | None = None) -> list[RecordedWork]:
     """Give what was over before the model of the run at ``path`` wrote in this turn, which is all that its words can
-    rest on; and what reviewers made of an answer of that turn."""
+    rest on; and what reviewers made of what this ``call`` of it sends."""
     at = _place(path, turn)
+    of_call = (path, turn, call)
     return [
         it for it in work
-        if _is_before(_place(it.path, it.turn), at) or (isinstance(it, RecordedReview) and (it.path, it.turn) == (path, turn))
+        if _is_before(_place(it.path, it.turn), at)
+        or (isinstance(it, RecordedReview) and call is not None and (it.path, it.turn, it.call) == of_call)
     ]  # fmt: skip
 
 
@@ -65,8 +67,13 @@ def work_to_json(it: RecordedWork, messages: Messages) -> dict[str, Any]:
             told = {"call": it.call, "tool": it.tool, "arguments": it.arguments, "result": it.result, "is_ok": it.is_ok}
             return {"type": "call", **place, **told, **exchange_to_json(it, messages)}
         case RecordedReview(reviewed=made):
-            told = {"is_accepted": made.is_accepted, "correction": made.correction, "notes": list(made.notes)}
-            return {"type": "review", **place, "answer": made.answer, **told}
+            of = {
+                "call": it.call,
+                "answer": made.answer,
+                "is_accepted": made.is_accepted,
+                "is_blocked": made.is_blocked,
+            }
+            return {"type": "review", **place, **of, "correction": made.correction, "notes": list(made.notes)}
         case RecordedHandoff():
             told = {"from": it.from_id, "to": it.to_id, "note": it.note, "is_return": it.is_return}
             return {"type": "handoff", **place, **told}
@@ -115,11 +122,13 @@ def describe_work(it: RecordedWork, messages: Messages) -> list[str]:
             return [called, *(f"  {line}" for line in describe_exchange(it, messages))]
         case RecordedReview(reviewed=made):
             notes = tell("; ".join(made.notes))
+            what = "the answer" if it.call is None else f"what call {it.turn}.{it.call} sends"
             if made.correction is not None:
-                back = f"{where}: the answer was sent back: {notes or tell(made.correction)}"
+                back = f"{where}: {what} was sent back: {notes or tell(made.correction)}"
                 return [back, f"  It was: {tell(made.answer)}"]
-            found = "was found good" if made.is_accepted else "went out although it was not found good"
-            return [f"{where}: the answer {found}{f' ({notes})' if notes else ''}"]
+            passed = "was found good" if made.is_accepted else "went out although it was not found good"
+            found = "was blocked" if made.is_blocked else passed
+            return [f"{where}: {what} {found}{f' ({notes})' if notes else ''}"]
         case RecordedHandoff():
             back, note = "back " if it.is_return else "", f": {tell(it.note)}" if it.note else ""
             return [f"{where}: {clean(it.from_id)} handed the conversation {back}to {clean(it.to_id)}{note}"]

@@ -19,7 +19,7 @@ from roundelay.agents.compose import agent_tool
 from roundelay.agents.features.evaluations import Evaluations
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
-from roundelay.agents.models.scripted import ScriptedModel, call, say
+from roundelay.agents.models.scripted import ScriptedModel, call, finish, say, send
 from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.cli import cli
@@ -204,3 +204,23 @@ async def test_an_agent_is_told_of_its_own_work(run: Run) -> None:
     own, boss = await run.network.join("desk"), await run.network.join("boss", kind="human")
     [step, *_] = await explain(LiveSource(own), run.seq(LAST))
     assert step.to_json() == (await explain(LiveSource(boss), run.seq(LAST)))[0].to_json()
+
+
+async def test_a_message_by_a_tool_rests_on_its_own_review_and_what_was_sent_back(tmp_path: Path) -> None:
+    script = by_turn(
+        [send("mia", "I guarantee it."), call("look", what="it")],
+        [call("look", what="books"), send("mia", "Perhaps.")],
+        finish(),
+    )
+    desk = make_runner("desk", script, tools=[look], middleware=[Evaluations(always=[no_promises])])
+    async with Network.open(tmp_path / "team.db") as network:
+        mia = await Person.join(network, "mia")
+        async with running(network, desk):
+            heard = await mia.ask("desk", "Will it work?")
+        steps = await explain(LiveSource(mia.client), heard.seq)
+    told = [it for it in steps[0].to_json()["reaction"]["work"] if it["type"] == "review"]
+    assert [(it["turn"], it["call"], it["is_accepted"]) for it in told] == [(1, 0, False), (2, 1, True)]
+    assert [line.strip() for line in describe_steps(steps) if "what call" in line] == [
+        "turn 1: what call 1.0 sends was sent back: no_promises: Promise nothing.",
+        "turn 2: what call 2.1 sends was found good",
+    ]

@@ -125,6 +125,10 @@ GAVE = {**AT, "tool": "pay", "content": "paid", "ok": True}
             [("model_reply", {**REPLY, "turn": 2, "agent": "bob"}), ("model_reply", {**REPLY, "turn": 3})],
             ["turn 1: ann handed the conversation back to bob", "turn 2: bob handed the conversation back to ann"],
         ),
+        (
+            [("review", {"turn": 1, "call": 0, "send": 1, "answer": "a", "is_blocked": True, "notes": ["rude"]})],
+            ["turn 1: what call 1.0 sends was blocked (rude)"],
+        ),
         ([("review", {"turn": 1, "answer": "a", "notes": ["rude"]})], ["turn 1: the answer went out although it was not found good (rude)"]),
     ],
 )  # fmt: skip
