@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
 
-from .tables import Participant, Put, Row, Spent
+from .tables import Awaited, Participant, Put, Row, Spent
 
 
 class Origin(Struct, frozen=True):
@@ -89,6 +89,8 @@ class Record(Struct, frozen=True):
     """The model and the tokens that the body tells of."""
     call: str = ""
     """Which call it is about (`reactions.follow`)."""
+    awaited: Awaited | None = None
+    """What that waits for, by a ``waiting`` record."""
     may_withdraw: bool = False
     """It ends a reaction that is not open: perhaps one that was given up."""
 

@@ -137,6 +137,11 @@ def check_begin(state: State, trigger: MessageHead) -> None:
             raise held(hold)
 
 
+def is_held(state: State, head: MessageHead) -> bool:
+    """Whether somebody holds a thread in which a message may be answered."""
+    return any(hold.by for hold in _holds_over(state, head))
+
+
 def is_overtaken(state: State, reaction: OpenReaction) -> bool:
     """Whether what a reaction was begun for may not be answered by it any more."""
     return any(hold.by or reaction.seq < hold.given for hold in _holds_over(state, reaction.trigger_head))

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from roundelay.network.errors import BudgetExhausted, Forbidden, UnknownMessage
-from roundelay.network.frames import StoredFrame, encode
+from roundelay.network.frames import StoredFrame, encode, is_id
 
 from .change import ChangeSet, answer_error
 from .entries import NOTHING, Answer, Lost, Nack, Notify, Outcome, Record, Retry, Settle
@@ -32,6 +32,7 @@ from .state import State
 from .tables import (
     DAY_MS,
     Attempt,
+    Awaited,
     Bucket,
     DaySpent,
     DeadLetter,
@@ -163,7 +164,7 @@ def _go_on(change: ChangeSet, entry: Record) -> None:
     participant = change.state.participant(agent_id)
     if opened is None or participant is None:
         return
-    now = follow(opened, frame.kind, entry.call, participant.life)
+    now = follow(opened, frame.kind, entry.call, participant.life, entry.awaited)
     if now is not opened:
         change.put_row("reaction", key, now)
 
@@ -185,7 +186,9 @@ def _begin_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
         )
     participant = state.participant(agent_id)
     life = participant.life if participant is not None else 0
-    opened = OpenReaction(reaction, agent_id, trigger, row.seq, head, entry.oldest or trigger, life=life)
+    opened = OpenReaction(
+        reaction, agent_id, trigger, row.seq, head, entry.oldest or trigger, life=life, at=state.stamp
+    )
     change.put_row("reaction", key, opened)
     key = f"{agent_id}/{trigger}"
     earlier: Triggered | None = change.find_cold("triggered", key)
@@ -508,6 +511,8 @@ REPEATED_KINDS = frozenset({"started", "waiting"})
 MAX_CALLS = 64
 """So many are told apart; with more of them a reaction is taken to be at work."""
 MAX_PLACE_CHARS = 128
+MAX_AWAITED = 16
+"""Of one call, so many that it waits for are named."""
 
 
 class _Call(Struct):
@@ -528,7 +533,25 @@ def read_call(body: bytes) -> str:
     return place if len(place) <= MAX_PLACE_CHARS else ""
 
 
-def follow(opened: OpenReaction, kind: str, call: str, life: int) -> OpenReaction:
+class _Waiting(Struct):
+    questions: dict[str, int] = {}
+    is_approval: bool = False
+
+
+_read_waiting = _reads(_Waiting)
+
+
+def read_awaited(body: bytes) -> Awaited | None:
+    """What a ``waiting`` record says that its call waits for; None for a body of another shape."""
+    it = _read_waiting(body)
+    if it is None or not it.questions:
+        return None
+    if it.is_approval:
+        return Awaited(request=next(iter(it.questions.values())))
+    return Awaited(tuple(name for name in it.questions if is_id(name))[:MAX_AWAITED])
+
+
+def follow(opened: OpenReaction, kind: str, call: str, life: int, awaited: Awaited | None = None) -> OpenReaction:
     """The reaction after one more record, written in a process's ``life``; the same object if that changes nothing."""
     calls = opened.calls
     if kind == "started":  # a process goes on with it: until it has come to its waits again, it works
@@ -540,19 +563,24 @@ def follow(opened: OpenReaction, kind: str, call: str, life: int) -> OpenReactio
             calls = {**calls, "": False}
         else:
             calls = {**calls, call: kind == "waiting"}
-    if life == opened.life and calls == opened.calls:
+    awaits = opened.awaits if awaited is None else {**opened.awaits, call: awaited}
+    awaits = {it: awaits[it] for it, waits in calls.items() if waits and it in awaits}
+    if life == opened.life and calls == opened.calls and awaits == opened.awaits:
         return opened
-    return msgspec.structs.replace(opened, life=life, calls=calls)
+    return msgspec.structs.replace(opened, life=life, calls=calls, awaits=awaits)
 
 
 def is_at_work(opened: OpenReaction, life: int) -> bool:
     """Whether the process of this life was at it and did more than to wait: a model's or a tool's call was running."""
     if opened.life != life:
         return False  # it waits in the inbox for its turn
-    innermost = [
-        waits for it, waits in opened.calls.items() if not any(_is_inside(other, it) for other in opened.calls)
-    ]
-    return not innermost or not all(innermost)
+    innermost = innermost_calls(opened)
+    return not innermost or not all(innermost.values())
+
+
+def innermost_calls(opened: OpenReaction) -> dict[str, bool]:
+    """The calls under way that have no other one inside of them, and whether each waits for somebody else."""
+    return {it: waits for it, waits in opened.calls.items() if not any(_is_inside(other, it) for other in opened.calls)}
 
 
 def _is_inside(place: str, outer: str) -> bool:

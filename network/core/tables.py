@@ -248,6 +248,13 @@ class Heard:
         self.newest = seq
 
 
+class Awaited(Struct, frozen=True, omit_defaults=True):
+    """What a call waits for: the answers of these participants, or a person's decision on its ``request`` (a seq)."""
+
+    to: tuple[str, ...] = ()
+    request: int | None = None
+
+
 class OpenReaction(Struct, frozen=True):
     """A reaction begun and not finished, under ``AGENT/REACTION``; ``seq`` is that of its ``started`` record."""
 
@@ -267,6 +274,12 @@ class OpenReaction(Struct, frozen=True):
 
     calls: dict[str, bool] = {}
     """The calls that were begun and have no result (`reactions.follow`), and whether each waits for somebody else."""
+
+    awaits: dict[str, Awaited] = {}
+    """For whom, of those that do."""
+
+    at: int = 0
+    """When it was begun; 0 where that was not kept."""
 
 
 class Hold(Struct, frozen=True):

@@ -36,7 +36,7 @@ from roundelay.network.core.entries import (
 from roundelay.network.core.joining import hash_token
 from roundelay.network.core.limits import SENDS, beyond_rate
 from roundelay.network.core.mod import Incoming, Operation, ask_before
-from roundelay.network.core.reactions import CALL_KINDS, CHARGED, read_call, read_spent
+from roundelay.network.core.reactions import CALL_KINDS, CHARGED, read_awaited, read_call, read_spent
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.tables import OpenReaction, Token
 from roundelay.network.errors import (
@@ -313,7 +313,8 @@ class Intake:
             except RoundelayError as error:
                 entry = Record(origin, frame, digest, refusal=error)
         elif frame.kind in CALL_KINDS:
-            entry = Record(origin, frame, digest, call=read_call(body))
+            awaited = read_awaited(body) if frame.kind == "waiting" else None
+            entry = Record(origin, frame, digest, call=read_call(body), awaited=awaited)
         elif frame.kind in CHARGED:
             opened: OpenReaction | None = self._board.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
             if opened is None:  # its `started` may not be stored yet: then its `finished` will tell what it has spent

@@ -37,6 +37,7 @@ from roundelay.network.errors import Forbidden, InvalidArguments, ThreadHeld, Un
 from roundelay.network.frames import Kind, Seq
 from roundelay.network.ledger import ThreadSummary, find_newest
 
+from .activity import describe_activity, tells_activity
 from .listing import ListPage, take_page
 from .reading import Reading, reads
 from .views import Limit, find_message
@@ -206,6 +207,8 @@ async def list_agents(
                 continue
             entry: dict[str, Any] = {"agent_id": agent_id, "kind": participant.kind}
             entry["state"] = "online" if is_online else "offline"
+            if participant.kind == "agent" and tells_activity(reading):
+                entry |= describe_activity(reading, participant, is_online=is_online)
             if participant.card is not UNSET:
                 entry["card"] = participant.card
             yield entry

@@ -1,0 +1,83 @@
+"""What an agent does, as the hub knows it: by who has a session, and by the open reactions and what their records say
+that they wait for. Told to people and operators (`list_agents`), of the reactions to messages that they may read.
+
+An agent is told nothing of it: what it knows of others' work could leave by its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias
+
+from roundelay.network.core.holds import is_held, is_overtaken
+from roundelay.network.core.reactions import innermost_calls, is_at_work
+from roundelay.network.core.shares import was_spoken_to
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import OpenReaction, Participant
+
+from .reading import Reading, reads
+
+Activity: TypeAlias = Literal["works", "waits", "queued", "held", "stopping", "interrupted"]
+"""Of a reaction: a model or a tool of it runs; it waits for somebody; its turn has not come yet in a process that was
+started again, or in a thread that was given back; a person holds its thread; it was asked to stop; its agent is gone."""
+ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
+"""Which of its reactions says what an agent does."""
+MAX_SHOWN = 16
+"""Reactions of one agent that are told one by one, the oldest."""
+
+
+def tells_activity(reading: Reading) -> bool:
+    """Whether the caller is told what agents do."""
+    return reading.origin.kind == "human" or reading.origin.is_operator
+
+
+def describe_activity(reading: Reading, participant: Participant, *, is_online: bool) -> dict[str, Any]:
+    """What is told of one agent beside its id."""
+    state = reading.hub.state
+    opened = [it for it in state.reactions_of(participant.agent_id).values() if reads(reading, it.trigger_head)]
+    opened.sort(key=lambda it: it.seq)
+    work = [(it, _find_activity(state, participant, it, is_online=is_online)) for it in opened]
+    uncaused = state.bucket(participant.agent_id).uncaused
+    if not is_online:
+        activity = "gone"
+    elif uncaused.is_told and not was_spoken_to(state, participant.agent_id, uncaused.since):
+        activity = "stopped"
+    else:
+        activity = next((it for it in ORDER if it in {at for _, at in work}), "idle")
+    told: dict[str, Any] = {"activity": activity}
+    if work:
+        told |= {"open_reactions": len(work), "work": [_describe(it, at) for it, at in work[:MAX_SHOWN]]}
+    return told
+
+
+def _find_activity(state: State, participant: Participant, opened: OpenReaction, *, is_online: bool) -> Activity:
+    if is_overtaken(state, opened):
+        return "held" if is_held(state, opened.trigger_head) else "queued"
+    if not is_online:
+        return "interrupted"
+    if opened.is_cancelled:
+        return "stopping"
+    if is_at_work(opened, participant.life):
+        return "works"
+    return "waits" if opened.life == participant.life else "queued"
+
+
+def _describe(opened: OpenReaction, activity: Activity) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "reaction": opened.reaction,
+        "thread_id": opened.trigger_head.thread_id,
+        "trigger": opened.trigger,
+        "seq": opened.seq,
+        "activity": activity,
+        **({"at": opened.at} if opened.at else {}),
+    }
+    if activity == "waits":
+        awaited = [opened.awaits[it] for it in innermost_calls(opened) if it in opened.awaits]
+        told |= _list("waits_for", (name for it in awaited for name in it.to))
+        told |= _list("decisions", (it.request for it in awaited if it.request is not None))
+    return told
+
+
+def _list(name: str, values: Iterable[object]) -> dict[str, list[object]]:
+    found = list(dict.fromkeys(values))
+    return {name: found} if found else {}
