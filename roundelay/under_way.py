@@ -16,13 +16,13 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from roundelay.agents.approvals import STILL_WAITS, read_request
 from roundelay.agents.events import PieceKind
 from roundelay.agents.inbox import read_decision
 from roundelay.agents.journal import is_inside, is_path, outer_paths, path_of_call
-from roundelay.network.client import Presence, Reconnected, Reconnecting, Signal
+from roundelay.network.client import Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
 
 TYPING_SHOWN_S = 6.0
@@ -193,6 +193,8 @@ class UnderWay:
         self._refused: deque[tuple[str, int]] = deque(
             maxlen=MAX_WORKS
         )  # decisions that did not fit, and for which agent
+        self.holds: dict[str, str] = {}
+        """Who has taken over which thread, by thread."""
         self.is_connected = True
         self.on_change: Callable[[], None] = lambda: None
         self._works: dict[_Reaction, Work] = {}
@@ -212,6 +214,10 @@ class UnderWay:
                 self._typing[event.sender_id] = loop.call_later(TYPING_SHOWN_S, self._stop_typing, event.sender_id)
             case Signal(body={"reaction": str(name)}) if len(name) <= MAX_ID_CHARS:
                 news = [it for it in self._take_signal((event.sender_id, name), event) if it is not None]
+            case Notice(kind="taken", thread_id=str(thread_id), body={"agent_id": str(by)}):
+                self.holds[thread_id] = by
+            case Notice(kind="given", thread_id=str(thread_id)):
+                self.holds.pop(thread_id, None)
             case Presence(state="offline"):
                 self._works = {key: it for key, it in self._works.items() if it.agent_id != event.agent_id}
             case Reconnecting() | Reconnected():
@@ -255,6 +261,22 @@ class UnderWay:
         if decision in self._decided and self._decided[decision][1].agent_id == agent_id:
             reaction, undecided = self._decided.pop(decision)
             self.undecided[reaction] = undecided
+
+    def take_work(self, agents: Iterable[Mapping[str, Any]]) -> None:
+        """Take what agents were at before anything was heard of them, as ``network.list_agents`` tells it."""
+        for agent in agents:
+            for it in agent.get("work", ()):
+                if (
+                    it["activity"] in ("works", "stopping")
+                    and (key := (agent["agent_id"], it["reaction"])) not in self._ended
+                ):
+                    self._find(key, it["thread_id"]).is_thinking = True
+        self.happened()
+
+    def take_threads(self, threads: Iterable[Mapping[str, Any]]) -> None:
+        """Take who holds which thread, as ``network.list_threads`` tells it."""
+        self.holds = {it["thread_id"]: it["held"]["by"] for it in threads if "held" in it}
+        self.happened()
 
     def happened(self) -> None:
         """Something was said or done; whoever waits for quiet waits on."""

@@ -11,6 +11,8 @@ from typing import Any
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, UnknownOperation
 from roundelay.nodes.hub_http import get_from_hub
+from roundelay.runs.activity import sum_up
+from roundelay.runs.lists import list_participants
 from roundelay.terminal.text import clean
 
 Figures = Mapping[str, float]
@@ -33,6 +35,7 @@ async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
     return {
         "url": client.url,
         **info,
+        "agents": await list_participants(client),
         "figures": figures,
         "rates": rates,
         "quotas": quotas["quotas"],
@@ -44,6 +47,8 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
     """Tell it in lines that can go to a terminal."""
     parts = dict(status)
     figures, rates, quotas, stopped = (parts.pop(name) for name in ("figures", "rates", "quotas", "stopped"))
+    agents = sum_up(parts.pop("agents"))
+    parts |= {"agents": agents} if agents else {}
     shown = {**parts, **describe_figures(figures, rates), **describe_quotas(quotas), **describe_stopped(stopped)}
     return [f"{name:<14} {clean(', '.join(it) if isinstance(it, list) else str(it))}" for name, it in shown.items()]
 

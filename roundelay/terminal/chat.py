@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from roundelay.agents.approvals import read_request
 from roundelay.network.client import (
@@ -27,6 +28,7 @@ from roundelay.network.client import (
     Stored,
 )
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RequestError, RoundelayError
+from roundelay.runs.activity import list_work, tell_activity
 from roundelay.runs.approvals import (
     check_arguments,
     decide,
@@ -35,15 +37,25 @@ from roundelay.runs.approvals import (
     list_requests,
     read_until,
 )
-from roundelay.runs.lists import list_participants
+from roundelay.runs.lists import list_participants, list_threads
 from roundelay.terminal.connection import READER_ID, Patience
 from roundelay.terminal.live import describe_news
-from roundelay.terminal.places import BROADCAST, Place, find_place
-from roundelay.terminal.screen import Screen, describe_place, format_line, format_participants, tell_person
+from roundelay.terminal.places import BROADCAST, Place, check_recipient, find_place
+from roundelay.terminal.screen import (
+    Screen,
+    describe_place,
+    format_line,
+    format_participants,
+    format_table,
+    tell_person,
+)
 from roundelay.terminal.text import clean
 from roundelay.under_way import Undecided, UnderWay
 
 HISTORY_MESSAGES = 20
+MAX_THREADS = 50
+MAX_BUSY = 10
+"""Agents of whom it is told at the beginning what they do."""
 SENT_REMEMBERED = 500
 TYPING_SENT_EVERY_S = 3.0
 SHOWN_AT_FIRST = 5
@@ -112,9 +124,11 @@ class Chat:
         name, url = clean(self.client.welcome.network.name), clean(self.client.url)
         await self._watch()
         self.screen.note(f"You are {self.client.agent_id} in the network {name} at {url}.")
-        await self._show_participants()
+        listed = await self._show_participants()
         if to is not None:
+            check_recipient(to, [str(agent["agent_id"]) for agent in listed])
             await self.go(to)
+        await self._take_up(listed)
         await self._show_before()
         await self._show_waiting()
 
@@ -140,6 +154,8 @@ class Chat:
                 case Signal(kind="delta" | "tool"):
                     for it in news:
                         self.screen.note(f"{describe_news(it)} ({clean(event.thread_id)})")
+                case Notice(kind="taken" | "given", body={"agent_id": self.client.agent_id}):
+                    continue  # what is done here is said here
                 case Notice(kind="loop_stopped", body={"began_by": self.client.agent_id}):
                     continue  # a message tells of it, here and to who was away
                 case Presence(agent_id=agent_id) if agent_id in (self.client.agent_id, READER_ID):
@@ -172,8 +188,15 @@ class Chat:
     async def _watch_again(self) -> None:
         with suppress(RoundelayError):
             await self._watch()
+            await self._take_up(await list_participants(self.client))
 
-    async def _show_participants(self) -> None:
+    async def _take_up(self, listed: Iterable[Mapping[str, Any]]) -> None:
+        """Take what went on before one came: who works, for a prompt that shows it, and which threads are held."""
+        if not self._shows_activity:
+            self.under_way.take_work(listed)
+        self.under_way.take_threads(await list_threads(self.client, most=MAX_THREADS))
+
+    async def _show_participants(self) -> list[Mapping[str, Any]]:
         listed = await list_participants(self.client)
         others = [agent for agent in listed if agent["agent_id"] != self.client.agent_id]
         for state in ("online", "offline"):
@@ -182,6 +205,11 @@ class Chat:
                 self.screen.note(f"{state.title()}: {', '.join(ids)}.")
         if not others:
             self.screen.note("Nobody else is registered yet.")
+        busy = [it for it in others if it.get("activity") not in ("idle", "gone", None)]
+        busy = [it for it in busy if not any("decisions" in work for work in it.get("work", ()))]  # which are shown next
+        for agent in busy[:MAX_BUSY]:
+            self.screen.note(clean(f"{tell_activity(agent)}."))
+        return [*listed]
 
     async def _show_before(self) -> None:
         """The last messages of this place that the person has seen: what is new is delivered."""
@@ -339,6 +367,12 @@ class Chat:
             self._complain(f"There is no command /{clean(name)}; {known}")
         return True
 
+    @command("/who", "what agents do at the moment: who works, who waits, for whom")
+    async def _who(self, _rest: str) -> None:
+        rows = list_work(await list_participants(self.client), time.time_ns() // 1_000_000)
+        head = ("AGENT", "DOES", "THREAD", "FOR")
+        self.screen.write(format_table(head, rows, paint=self.screen.paint) if rows else "There are no agents.")
+
     @command("/agents", "who is registered, and what they can do")
     async def _agents(self, _rest: str) -> None:
         self.screen.write(format_participants(await list_participants(self.client), paint=self.screen.paint))
@@ -353,6 +387,53 @@ class Chat:
     @command("/broadcast [TEXT]", "write to everyone, and go on there")
     async def _broadcast(self, rest: str) -> None:
         await self._go_and_say("broadcast", rest)
+
+    @command("/to [PLACE]", "go on at an ID, channel:NAME, broadcast or thread:SEQ; or say where lines go")
+    async def _to(self, rest: str) -> None:
+        if rest:
+            check_recipient(rest, [str(it["agent_id"]) for it in await list_participants(self.client)])
+            await self.go(rest)
+        self._show_place()
+
+    @command("/threads", "the threads that you read, the newest first, and who holds them")
+    async def _threads(self, _rest: str) -> None:
+        threads = await list_threads(self.client, most=MAX_THREADS)
+        self.under_way.take_threads(threads)
+        rows = [
+            (it["thread_id"], it["messages"], f"#{it['last_seq']}", it.get("held", {}).get("by", "")) for it in threads
+        ]
+        head = ("THREAD", "MESSAGES", "LAST", "HELD BY")
+        self.screen.write(format_table(head, rows, paint=self.screen.paint) if rows else "Nothing has been said yet.")
+
+    @command("/channels", "the channels that there are for you")
+    async def _channels(self, _rest: str) -> None:
+        channels = (await self.client.call("channels.list"))["channels"]
+        rows = [
+            (
+                it["name"],
+                it["members"],
+                "yes" if it["is_member"] else "invited" if it.get("is_invited") else "",
+                it["access"],
+                it["topic"],
+            )
+            for it in channels
+        ]
+        head = ("CHANNEL", "MEMBERS", "YOU ARE IN", "ACCESS", "TOPIC")
+        self.screen.write(format_table(head, rows, paint=self.screen.paint) if rows else "There are no channels yet.")
+
+    @command("/take [THREAD]", "take this thread over, or another: its agents are silent there until /give")
+    async def _take(self, rest: str) -> None:
+        thread_id = rest or self.place.thread_id
+        await self.client.call("network.take", {"thread_id": thread_id})
+        self.under_way.holds[thread_id] = self.client.agent_id
+        self.screen.note(f"You have taken over {clean(thread_id)}: agents are silent there until you /give it back.")
+
+    @command("/give [THREAD]", "give it back: they read what was said meanwhile, and answer again")
+    async def _give(self, rest: str) -> None:
+        thread_id = rest or self.place.thread_id
+        await self.client.call("network.give", {"thread_id": thread_id})
+        self.under_way.holds.pop(thread_id, None)
+        self.screen.note(f"You gave {clean(thread_id)} back: agents answer there again.")
 
     @command("/join CHANNEL", "join a channel, or make it, and go on there")
     async def _join(self, rest: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from roundelay.network.addresses import agent_address, direct_thread, mod_address, mod_thread, thread_parties
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import InvalidArguments
+from roundelay.network.errors import InvalidArguments, UnknownRecipient
 from roundelay.network.frames import is_id
 from roundelay.terminal.screen import describe_place
 from roundelay.terminal.text import clean
@@ -25,6 +27,16 @@ class Place:
 
 
 BROADCAST = Place("broadcast", "broadcast")
+
+
+def check_recipient(written: str, known: Sequence[str]) -> None:
+    """Raises `UnknownRecipient` where an id, or the address of one, is none of these, with one that it may be."""
+    target = written.removeprefix("agent:")
+    if ":" in target or written == BROADCAST.to or not is_id(target) or target in known:
+        return
+    close = get_close_matches(target, known, n=1)
+    meant = f" Did you mean {clean(close[0])}?" if close else ""
+    raise UnknownRecipient(f"Nobody is registered as {target!r}.{meant} `roundelay agents` lists who is.")
 
 
 async def find_place(client: NetworkClient, written: str) -> Place:

@@ -69,6 +69,7 @@ class PromptLine:
         self.paint = Paint(is_on=wants_color(stream))
         self._stream = stream
         self.chat: Chat | None = None
+        self._has_hinted = False  # since the last line, that agents are at work
         self._due: asyncio.TimerHandle | None = None  # the next time to draw
         self._lines: asyncio.Queue[str | None] = asyncio.Queue(maxsize=MAX_LINES + 1)  # None: the person leaves
         # Nobody is asked where the cursor stands: not every terminal answers, and who types meanwhile would be in the
@@ -142,9 +143,23 @@ class PromptLine:
         """Take an entered line; gives whether it stays in the prompt."""
         if self._lines.qsize() >= MAX_LINES:
             return True
+        self._has_hinted = False
         # What was no UTF-8 has come as lone surrogates.
         self._lines.put_nowait(buffer.text.encode(errors="surrogateescape").decode(errors="replace"))
         return False
+
+    def _hint_at_work(self) -> bool:
+        """Say once, while agents work, that to leave does not stop them; gives whether it was said now."""
+        busy = list(self.chat.under_way.list_busy()) if self.chat is not None else []
+        if self.chat is None or not busy or self._has_hinted:
+            return False
+        self._has_hinted = True
+        names = clean(", ".join(busy))
+        is_here = self.chat.place.thread_id in self.chat.under_way.list_busy_threads()
+        stop = "/stop" if is_here else "/stop THREAD"
+        verb = "is" if len(busy) == 1 else "are"
+        self.chat.screen.note(f"{names} {verb} at work: {stop} stops that, and Ctrl-C again leaves, which does not.")
+        return True
 
     def _leave(self) -> None:
         if not self._lines.full():
@@ -179,7 +194,7 @@ class PromptLine:
         def _(event: KeyPressEvent) -> None:
             if event.current_buffer.text:
                 event.current_buffer.reset()
-            else:
+            elif not self._hint_at_work():
                 self._leave()
 
         @keys.add("c-d", filter=here)
@@ -226,7 +241,9 @@ class PromptLine:
         rows = min(MAX_LIVE_ROWS, height // 2 - 1)
         here, under_way = self.chat.place, self.chat.under_way
         live = draw_writing(under_way, here.thread_id, width=width - 1, rows=rows, paint=self.paint)
-        place = f"{fit(clean(here.describe()), min(MAX_LABEL, width // 3))}> "
+        by = under_way.holds.get(here.thread_id)
+        held = "" if by is None else ", held by you" if by == self.chat.client.agent_id else f", held by {clean(by)}"
+        place = f"{fit(clean(here.describe()) + held, min(MAX_LABEL, width // 3))}> "
         room = min(MAX_LABEL, width - display_width(place) - len("() ") - MIN_TYPING)
         busy = fit(describe_busy(under_way), room) if room >= MIN_STATE else ""
         state = f"({busy}) " if busy else ""

@@ -15,6 +15,7 @@ from typing import Protocol, assert_never
 from roundelay.network.addresses import short_address, thread_start
 from roundelay.network.client import Event, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
+from roundelay.runs.activity import describe_activity
 from roundelay.terminal.connection import READER_ID
 from roundelay.terminal.text import break_lines, clean, clean_lines, display_width
 
@@ -204,7 +205,9 @@ def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint 
     for agent in agents:
         card = agent.get("card")
         description = card.get("description", "") if isinstance(card, dict) else ""
-        rows.append((agent["agent_id"], agent["kind"], agent["state"], " ".join(str(description).split())[:100]))
+        rows.append(
+            (agent["agent_id"], agent["kind"], describe_activity(agent), " ".join(str(description).split())[:100])
+        )
     return format_table(("ID", "KIND", "STATE", "DESCRIPTION"), rows, paint=paint)
 
 
@@ -348,6 +351,10 @@ def _describe_notice(notice: Notice) -> str | None:
             return f"{clean(str(body.get('agent_id')))} could not handle #{body.get('seq')} and gave up{reason}"
         case "dead_letter_withdrawn":
             return f"{clean(str(body.get('agent_id')))} has handled #{body.get('seq')} after all"
+        case "taken":
+            return f"{clean(str(body.get('agent_id')))} has taken over {where}: agents are silent there until /give"
+        case "given":
+            return f"{clean(str(body.get('agent_id')))} gave {where} back: agents answer there again"
         case "damaged":
             return f"#{body.get('seq')} can no longer be read: the hub's ledger is damaged there"
         case "draining":

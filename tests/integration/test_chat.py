@@ -341,7 +341,7 @@ async def test_commands_show_who_is_there_and_what_was_said(node: Node) -> None:
     await node.agent("ann", card={"description": "adds numbers"})
     async with chatting() as chat:
         await chat.type("/agents", "hello", "/history", "/help")
-        assert await chat.line(r"^ann +agent +online +adds numbers")
+        assert await chat.line(r"^ann +agent +idle +adds numbers")
         await chat.line("mia → broadcast: hello")
         await chat.line(r"^\* broadcast:")
         await chat.line("mia → broadcast: hello")

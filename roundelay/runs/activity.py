@@ -1,0 +1,95 @@
+"""What agents do, as `network.list_agents` tells it, in words: for every screen and command that shows it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Agent = Mapping[str, Any]
+MAX_NAMED = 5
+
+
+def describe_activity(agent: Agent) -> str:
+    """What one participant does, in a few words: ``works on #12``, ``waits for ann``, ``idle``; of others than agents,
+    and by a hub that does not tell, whether it is here."""
+    activity = agent.get("activity")
+    work: Sequence[Agent] = agent.get("work", ())
+    if activity is None:
+        return str(agent["state"])
+    if activity == "gone":
+        count = agent.get("open_reactions", 0)
+        return f"gone, in the middle of {count} reaction{'s' if count != 1 else ''}" if count else "gone"
+    if activity in ("idle", "stopped"):
+        return str(activity)
+    return describe_work([it for it in work if it["activity"] == activity] or work)
+
+
+def tell_activity(agent: Agent) -> str:
+    """The same with who it is: ``bob waits for ann``, ``bob is gone``."""
+    verb = "is " if agent.get("activity") in ("idle", "gone", "stopped", None) else ""
+    return f"{agent['agent_id']} {verb}{describe_activity(agent)}"
+
+
+def describe_work(work: Sequence[Agent]) -> str:
+    """What reactions of one agent that are in the same state do."""
+    triggers = _name(f"#{it['trigger']}" for it in work)
+    match work[0]["activity"]:
+        case "works":
+            return f"works on {triggers}"
+        case "waits":
+            return f"waits for {_name_awaited(work) or f'others, on {triggers}'}"
+        case "queued":
+            return f"has yet to take up {triggers}"
+        case "held":
+            return f"is silent on {triggers}: a person has taken over"
+        case "stopping":
+            return f"was asked to stop {triggers}"
+        case _:
+            return f"was interrupted on {triggers}"
+
+
+def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str, str]]:
+    """Rows of who does what, in which thread, for how long: one for each reaction, one for each agent without any."""
+    rows = []
+    for agent in agents:
+        if "activity" not in agent:
+            continue
+        work = agent.get("work", ())
+        if not work or agent["activity"] == "stopped":
+            rows.append((str(agent["agent_id"]), describe_activity(agent), "", ""))
+        for it in work:
+            since = _describe_span(now_ms - it["at"]) if "at" in it else ""
+            rows.append((str(agent["agent_id"]), describe_work([it]), str(it["thread_id"]), since))
+    return rows
+
+
+def sum_up(agents: Iterable[Agent]) -> str:
+    """What all agents do, in one line, those who do nothing as a number; empty without any."""
+    told, idle = [], 0
+    for agent in agents:
+        if agent.get("activity") in ("idle", None):
+            idle += "activity" in agent
+        else:
+            told.append(tell_activity(agent))
+    shown = [*told[:MAX_NAMED], *([f"{len(told) - MAX_NAMED} more are not idle"] if len(told) > MAX_NAMED else [])]
+    return "; ".join([*shown, *([f"{idle} idle"] if idle else [])])
+
+
+def _name_awaited(work: Sequence[Agent]) -> str:
+    names = dict.fromkeys(name for it in work for name in it.get("waits_for", ()))
+    requests = dict.fromkeys(seq for it in work for seq in it.get("decisions", ()))
+    decisions = [f"a person's decision on {_name(f'#{seq}' for seq in requests)}"] if requests else []
+    return " and ".join([*([_name(names)] if names else []), *decisions])
+
+
+def _name(names: Iterable[object]) -> str:
+    listed = [str(it) for it in names]
+    return ", ".join(listed[:MAX_NAMED]) + (f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else "")
+
+
+def _describe_span(span_ms: int) -> str:
+    seconds = max(span_ms, 0) // 1000
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
