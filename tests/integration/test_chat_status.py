@@ -74,7 +74,7 @@ async def test_a_person_takes_over_and_gives_back_and_others_see_it(node: Node) 
     ):
         mia.type("/take\r")
         await mia.shows(r"(?m)^\* You have taken over channel:dev")
-        await mia.shows(r"(?m)^channel:dev, held by\S* ?")
+        await mia.shows(r"(?m)^\(held by you\) channel:dev>")
         await other.line(r"^\* mia has taken over channel:dev: agents are silent there until /give$")
         await bob.refused("held", "channel:dev")
         await other.type("/take")
