@@ -206,7 +206,9 @@ class Chat:
         if not others:
             self.screen.note("Nobody else is registered yet.")
         busy = [it for it in others if it.get("activity") not in ("idle", "gone", None)]
-        busy = [it for it in busy if not any("decisions" in work for work in it.get("work", ()))]  # which are shown next
+        busy = [
+            it for it in busy if not any("decisions" in work for work in it.get("work", ()))
+        ]  # which are shown next
         for agent in busy[:MAX_BUSY]:
             self.screen.note(clean(f"{tell_activity(agent)}."))
         return [*listed]
