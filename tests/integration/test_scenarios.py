@@ -152,7 +152,7 @@ CLERK = {
         {"when": {"after": "refund"}, "do": [{"say": "{{ result }}"}]},
     ],
 }
-ORDERS = {"orders": {"x1": {"refunded": 0}, "x2": {"refunded": 0}}, "left": 100}
+ORDERS = {"orders": {"x1": {"refunded": 0}, "x2": {"refunded": 0}}, "left": 200}
 
 
 def test_calls_are_decided_and_the_state_of_the_tools_is_each_runs_own(
@@ -168,16 +168,18 @@ def test_calls_are_decided_and_the_state_of_the_tools_is_each_runs_own(
         {"as": "mia", "decide": {"deny": "no {{ state.left }}"}},
         {"wait": "idle"},
         {
-            "if": "state.left == 75",
-            "then": [{"as": "mia", "to": "desk", "send": "x2"}, {"as": "mia", "decide": "approve"}],
+            "if": "state.left == 175",
+            "then": [{"as": "mia", "to": "desk", "send": "x2"}, {"as": "mia", "decide": {"approve": "thread"}}],
         },
+        {"wait": "idle"},
+        {"as": "mia", "to": "desk", "send": "x2"},  # which is approved already
         {"wait": "idle"},
     ]
     expected = [
         {"state": {"path": "orders.x1.refunded", "equals": 25}},
         {"state": {"changed": ["orders.x1.refunded", "orders.x2.refunded", "left"]}},
-        {"state": {"contains": {"left": 35}}},
-        {"message": {"from": "desk", "to": "mia", "contains": "mia denied it: no 75"}},
+        {"state": {"contains": {"left": 95}}},
+        {"message": {"from": "desk", "to": "mia", "contains": "mia denied it: no 175"}},
         {"state": {"changed": ["left"]}},
         {"state": {"changed": ["orders.x1.refunded", "orders.x2.refunded", "left", "orders.x3"]}},
     ]
