@@ -100,6 +100,16 @@ async def test_what_a_tool_sends_to_who_asked_is_reviewed_like_the_answer(networ
         assert [it["n"] for it in (heard.metadata or {})["sources"]] == [1]
 
 
+async def test_a_message_to_who_asked_has_the_form_of_a_structured_answer(network: Network) -> None:
+    said = [use(("send_text_message", {"target_agent_id": "mia", "text": it})) for it in ("three", "3")]
+    async with Provider(by_turn(*said, use(("finish", {"reason": "said"})))) as provider:
+        bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), middleware=[StructuredAnswer(int)])
+        async with running(network, bob):
+            heard = await (await Person.join(network, "mia")).ask("bob", "How many?")
+    assert (heard.text, heard.metadata) == ("3", {"structured": 3})
+    assert "Not sent. It does not fit" in results_of(provider.requests[1])[0]
+
+
 async def test_what_an_agent_in_a_call_sends_to_who_asked_passes_the_guards_of_its_caller(network: Network) -> None:
     def script(body: Body) -> Reply:
         is_inside = "helper" in system_of(body)
