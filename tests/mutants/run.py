@@ -67,8 +67,11 @@ def copy_tree(target: Path) -> Path:
 
 def run_tests(tree: Path, tests: list[str]) -> tuple[list[str], str]:
     """The ids of the tests that failed, and what pytest printed."""
-    environment = os.environ | {"PYTHONPATH": str(tree)}
-    options = ["-q", "-rfE", "--tb=no", "--no-header", "--full", "-p", "no:cacheprovider"]
+    # A run of its own, whoever runs it: workers of one run share what they build, as the wheel.
+    known = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment = known | {"PYTHONPATH": str(tree)}
+    # A mutant may well make a test hang: by signal that is a failed test, not the end of the process.
+    options = ["-q", "-rfE", "--tb=no", "--no-header", "--full", "-p", "no:cacheprovider", "--timeout-method=signal"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=tree,
