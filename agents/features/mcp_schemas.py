@@ -155,9 +155,11 @@ class SchemaCheck:
         """Raises `ToolError` with a sentence for the model: the arguments are wrong, or they could not be checked."""
         problems = await self._ask(name, schema, arguments)
         if isinstance(problems, str):
-            raise ToolError(f"Not run: the schema of {name}, by the MCP server {self._server}, is wrong: {problems}.")
-        if problems:
-            raise ToolError(f"Not run: Wrong arguments for {name}: {'; '.join(problems)}.")
+            told = write_line(problems, MAX_PARAMETER_CHARS)
+            raise ToolError(f"Not run: the schema of {name}, by the MCP server {self._server}, is wrong: {told}.")
+        if problems:  # they quote the schema
+            told = "; ".join(write_line(it, MAX_PARAMETER_CHARS) for it in problems)
+            raise ToolError(f"Not run: Wrong arguments for {name}: {told}.")
 
     async def close(self) -> None:
         """End the process. Idempotent."""

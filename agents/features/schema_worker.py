@@ -7,6 +7,7 @@ wrong, or by a text if the schema itself is. Nothing that a schema refers to is 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from itertools import islice
 from typing import Any
@@ -17,6 +18,7 @@ from referencing.exceptions import Unresolvable
 
 MAX_PROBLEMS = 5
 MAX_PROBLEM_CHARS = 300
+ORPHAN_S = 60
 MAX_BYTES = 1 << 30  # of memory, where the system can hold a process to it
 
 
@@ -48,7 +50,15 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     print("ready", flush=True)  # noqa: T201 (what its parent reads)
     for line in sys.stdin:
+        _end_after(ORPHAN_S)
         print(json.dumps(find_problems(*json.loads(line))), flush=True)  # noqa: T201 (likewise)
+        _end_after(0)
+
+
+def _end_after(seconds: int) -> None:
+    """End this process unless that is taken back by 0: a parent that was killed in a check ends no process."""
+    if hasattr(signal, "alarm"):  # not on Windows
+        signal.alarm(seconds)
 
 
 if __name__ == "__main__":
