@@ -317,6 +317,8 @@ class Driver:
         reply = await self._ask_model(step)
         if isinstance(reply, ModelFailed):
             return reply
+        if reply.reasoning and step.agent.policy.keep.thinking:
+            await self._journal.record_thinking(step.turn, reply.reasoning)
         asked = print_request(*self._asked) if self._asked is not None else None
         return await self._journal.record_reply(
             step.turn, reply, agent_id=step.agent.id, is_last=step.is_last, request=asked, used=self._used_around
@@ -566,10 +568,11 @@ class Driver:
             is_once = tool.effect == "once"
             await self._journal.record_tool_started(turn, planned.index, tool.name, written, is_once=is_once)
         self._emit(ToolCallStart(self._id, turn, planned.index, tool.name, written, path=self._path))
+        began_s = asyncio.get_running_loop().time()
         if self._playback is not None:
             known = await self._playback.perform(self._id, self._path, turn, planned)
             if known is not None:
-                return await self._conclude(turn, planned, known, replies)
+                return await self._conclude(turn, planned, known, replies, began_s)
         spent: list[ModelUse] = []
         try:
             around = partial(self._describe, turn, planned.index, spent)
@@ -586,7 +589,7 @@ class Driver:
             result = ToolResult(replace_surrogates(cut(text, self._reaction.agent.policy.max_result_chars)), ok=False)
         if spent:
             result = replace(result, usage=_add_up(spent, result.usage), used=(*result.used, *spent))
-        return await self._conclude(turn, planned, self._bound_data(tool, result), replies)
+        return await self._conclude(turn, planned, self._bound_data(tool, result), replies, began_s)
 
     def _bound_data(self, tool: Tool, result: ToolResult) -> ToolResult:
         """Give a result without what makes its data too large for its record, the largest first, which is named."""
@@ -599,15 +602,25 @@ class Driver:
         return replace(result, data={**data, "dropped": named})
 
     async def _conclude(
-        self, turn: int, call: PlannedCall | AnsweredCall, result: ToolResult, replies: Collection[int] = ()
+        self,
+        turn: int,
+        call: PlannedCall | AnsweredCall,
+        result: ToolResult,
+        replies: Collection[int] = (),
+        began_s: float | None = None,
     ) -> ToolResult:
         if (turn, call.index) not in self._recorded.results:
             self._live_turn = turn
             name = call.call.name
             if result.used:
                 await self._journal.record_used(turn, call.index, result.used)
+            if result.steps:
+                await self._journal.record_progress(turn, call.index, name, result.steps)
             await self._journal.record_tool_result(turn, call.index, name, result, tuple(replies))
-            self._emit(ToolCallEnd(self._id, turn, call.index, name, result.ok, result.content, path=self._path))
+            took_s = asyncio.get_running_loop().time() - began_s if began_s is not None else 0.0
+            self._emit(
+                ToolCallEnd(self._id, turn, call.index, name, result.ok, result.content, took_s, path=self._path)
+            )
         return result
 
     async def _run_tool(self, turn: int, replies: list[int], planned: PlannedCall) -> ToolResult:
@@ -616,6 +629,7 @@ class Driver:
         timeout_s = tool.timeout_s if tool.timeout_s is not None else policy.tool_timeout_s
         ends: list[Finish] = []  # of agents that ran inside of the call
         reported: list[ModelUse] = []  # by the tool itself
+        steps: list[str] = []  # likewise, where its progress is kept
         threads: dict[str, None] = {}  # that its messages went to
         data: dict[str, JsonValue] = {}
         reviews: dict[int, Reviewed] = {}  # of its messages to who asked
@@ -627,6 +641,8 @@ class Driver:
                 loop.call_soon_threadsafe(tell, kind, text)
             elif is_heard:
                 has_step |= kind == "progress"
+                if kind == "progress" and policy.keep.progress:
+                    steps.append(replace_surrogates(text))
                 self._show(turn, planned, kind, text)
 
         async def attempt() -> str:
@@ -693,6 +709,7 @@ class Driver:
             data=data,
             whole=content if len(content) > limit else None,
             used=used,
+            steps=tuple(steps),
         )
 
     def _show(self, turn: int, planned: PlannedCall, kind: Literal["progress", "piece"], text: str) -> None:
@@ -887,6 +904,7 @@ def _find_odd(reply: object) -> str:
     if not isinstance(reply, ModelReply):
         return f"it is a {type(reply).__name__}"
     texts = {"text": reply.text or "", "finish_reason": reply.finish_reason, "model": reply.model}
+    texts["reasoning"] = reply.reasoning
     for index, call in enumerate(reply.tool_calls):
         where = f"tool_calls.{index}"
         texts |= {f"{where}.id": call.id, f"{where}.name": call.name, f"{where}.arguments": call.arguments}

@@ -125,6 +125,8 @@ class ToolCallEnd(CallEvent):
     type = "tool_call_end"
     ok: bool
     content: str
+    duration_s: float = 0.0
+    """From its start to its end, waiting included; 0 for one that was not run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ The order of the records is the contract, since a process may be killed between 
 
     started                           the trigger counts as handled; the prompt follows from manifest and as_of
       [new_messages]                  turn n: what arrived meanwhile, before the model reads it
+      [thinking]                      before the reply, where that is kept
       model_reply | model_failed      before anything of it is run; never asked for again
         [asking, waiting, approval]   call c, if a person has to approve it
         tool_started                  before the tool runs: killed behind it, a `once` call has an unknown outcome
           [asking]                    before questions are sent: killed behind it, they are looked up, not sent twice
           [waiting]                   for whom, until when: a restarted agent goes on waiting
           [review]                    what reviewers made of a message to who asked, before it is sent
-          [used]                      what models used in it of which no other record tells
+          [used, progress]            what models used in it of which no other record tells
         tool_result                   after it: the result is taken from here
       [note, review]                  what middleware kept; what reviewers made of the answer
       ...                             turn n + 1
@@ -46,13 +47,15 @@ from roundelay.network.errors import IdConflict, RetryLater
 
 from .containment import retry_later, wait_out
 from .models.model import ModelReply, ModelUse, Usage
-from .text import replace_surrogates
+from .text import cut, replace_surrogates
 from .values import TOO_LARGE, Altered, Finish, ModelFailed, NewMessages, Replayed, Reviewed, Scope, ToolResult, Wait
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_REASON_CHARS = 2000
+MAX_STEPS = 100
+"""Of what one call reported of its progress."""
 _ENVELOPE_BYTES = 1024  # of a record's frame, around the reply
 
 
@@ -111,6 +114,16 @@ class _Used:
 
 
 @dataclass(frozen=True, slots=True)
+class _Thinking:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Where a record stands: its turn, and its call's place in that. ``send``: that of a message among those of the
     call that are reviewed, from 1. ``replies`` are those that the call had."""
@@ -134,10 +147,12 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
     "note": TypeAdapter(_Note),
     "review": TypeAdapter(Reviewed),
     "used": TypeAdapter(_Used),
+    "thinking": TypeAdapter(_Thinking),
+    "progress": TypeAdapter(_Progress),
     "finished": TypeAdapter(Finish),
 }
 _PLACE = TypeAdapter(_Place)
-_OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result", "used"})
+_OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result", "used", "progress"})
 _USAGE = TypeAdapter(Usage)
 _USES = TypeAdapter(tuple[ModelUse, ...])
 _FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile", "used"}
@@ -161,6 +176,9 @@ class Recorded:
     results: dict[_CallAt, ToolResult] = field(default_factory=dict)
     used: dict[_CallAt, tuple[ModelUse, ...]] = field(default_factory=dict)
     """What models used in calls, beside agents inside of them."""
+
+    thinking: dict[int, str] = field(default_factory=dict)
+    progress: dict[_CallAt, tuple[str, ...]] = field(default_factory=dict)
 
     askings: dict[_CallAt, Mapping[str, str]] = field(default_factory=dict)
     waits: dict[_CallAt, Wait] = field(default_factory=dict)
@@ -268,6 +286,10 @@ class Recorded:
                 self.taken.update(place.replies)
             case _Used():
                 self.used[at] = value.used
+            case _Thinking():
+                self.thinking[turn] = value.text
+            case _Progress():
+                self.progress[at] = value.steps
             case _Note():
                 self.notes.setdefault(turn, {})[value.name] = value.value
             case Reviewed() if place.send:
@@ -457,6 +479,20 @@ class Journal:
         """Keep what models used in a call, beside agents inside of it. What an interrupted one had used holds."""
         with suppress(IdConflict):
             await self._record("used", turn, call, {"turn": turn, "call": call, "used": _USES.dump_python(used)})
+
+    async def record_thinking(self, turn: int, text: str) -> None:
+        """Keep what the model thought before its reply, cut to what a record holds. What an interrupted turn thought
+        holds."""
+        with suppress(IdConflict):
+            kept = cut(replace_surrogates(text), self.max_body_bytes // 12)  # an escaped character takes six bytes
+            await self._record("thinking", turn, 0, {"turn": turn, "text": kept})
+
+    async def record_progress(self, turn: int, call: int, tool: str, steps: Sequence[str]) -> None:
+        """Keep what a call reported of its progress, the newest `MAX_STEPS` of it."""
+        most = self.max_body_bytes // 12 // MAX_STEPS
+        kept = [cut(step, most) for step in steps[-MAX_STEPS:]]
+        with suppress(IdConflict):
+            await self._record("progress", turn, call, {"turn": turn, "call": call, "tool": tool[:64], "steps": kept})
 
     async def record_note(self, turn: int, name: str, value: JsonValue, of: Collection[str] = ()) -> None:
         """Keep what middleware made in a turn, ``of`` the results of these tools. An earlier one of this name holds."""

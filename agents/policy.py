@@ -127,6 +127,19 @@ tool, and the closing answer is treated as by ``auto`` (``nudge``); only recorde
 
 OnNewMessage = Literal["queue", "inject"]
 
+
+@dataclass(frozen=True, slots=True)
+class KeptRecords:
+    """What the journal keeps beside what it takes to go on: what models ``thinking`` aloud say, where their provider
+    tells it; the ``progress`` that calls report."""
+
+    thinking: bool = False
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 MAX_THREADS = 100
 """Beside the incoming one, that the hub looks for (`network.window`)."""
 
@@ -201,6 +214,8 @@ class AgentPolicy:
     message_filter: MessageFilter = ALL
     """Which messages of the conversation the prompt shows, and how many of each thread."""
 
+    keep: KeptRecords = KeptRecords()
+
     describe_turn: Annotated[Callable[[int, int], str], IN_CODE] = describe_turn
 
     initial_state: Annotated[Callable[[], Mapping[str, object]] | None, IN_CODE] = None
@@ -238,7 +253,7 @@ class AgentPolicy:
 MAX_SHOWN_CHARS = 100
 
 
-_CHOICES = ("on_text", "on_new_message", "message_filter")  # which stand beside the limits in a file
+_CHOICES = ("on_text", "on_new_message", "message_filter", "keep")  # which stand beside the limits in a file
 
 
 class AgentLimits(optional_form(AgentPolicy, without=_CHOICES)):  # type: ignore[misc]  # a base made here

@@ -63,7 +63,7 @@ from .models.model import Model, ModelError
 from .models.scripted import Rule, RuleSet, ScriptedModel, load_rules, load_script
 from .models.tape import NamedModel, TapeModel
 from .options import Count, Strict, Text, form_of, make_from, read_form
-from .policy import ALL, AgentLimits, AgentPolicy, MessageFilter, OnNewMessage, OnText
+from .policy import ALL, AgentLimits, AgentPolicy, KeptRecords, MessageFilter, OnNewMessage, OnText
 from .prompt import ConversationPrompt
 from .simple import SimpleAgentRunner
 from .tools import Tool, load_tool
@@ -237,6 +237,7 @@ class AgentSpec(Strict):
     on_new_message: OnNewMessage = "queue"
     template: Path | None = None
     message_filter: MessageFilter = ALL
+    keep: KeptRecords = KeptRecords()
     limits: AgentLimits = AgentLimits()
     middleware: tuple[MiddlewareChoice, ...] = ()
 
@@ -320,6 +321,7 @@ def build_runner(
                 on_text=spec.on_text,
                 on_new_message=spec.on_new_message,
                 message_filter=spec.message_filter,
+                keep=spec.keep,
                 **{name: value for name, value in read_form(spec.limits).items() if value is not None},
             ),
             middleware=_build_middleware(spec),

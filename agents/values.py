@@ -251,6 +251,9 @@ class ToolResult:
     used: tuple[ModelUse, ...] = ()
     """What of ``usage`` is no agent's inside of it; has a record of its own."""
 
+    steps: tuple[str, ...] = ()
+    """What it reported of its progress, where that is kept; likewise."""
+
 
 Scope = Literal["once", "thread", "always"]
 """For how long a person approves the calls of a tool: this call, those in this thread, or wherever that person may

@@ -108,6 +108,11 @@ class DataPolicy(Middleware):
                 return {**body, "reason": self._redact(reason)}
             case "model_failed":
                 return {**body, "reason": self._redact(body["reason"])}  # a provider's words may repeat the request's
+            case "thinking":
+                return {**body, "text": self._redact(body["text"]) if self._keeps_text else NOT_KEPT}
+            case "progress":
+                is_kept = self._keeps_results(body["tool"])
+                return {**body, "steps": [self._redact(step) for step in body["steps"]] if is_kept else [NOT_KEPT]}
             case "note":
                 # A summary holds what the model wrote, too.
                 is_kept = self._keeps_text and all(self._keeps_results(name) for name in body.get("of", ()))

@@ -149,10 +149,12 @@ class ModelReply:
     usage: Usage = field(default_factory=Usage)
     finish_reason: str = "stop"
     model: str = ""
+    reasoning: str = ""
+    """What the model thought, where it tells: for a record of its own, if the agent keeps that."""
 
     def to_json(self) -> dict[str, object]:
-        """Give the reply as plain JSON values, for the journal."""
-        value: dict[str, object] = _REPLY.dump_python(self, mode="json")
+        """Give the reply as plain JSON values, for the journal; without the reasoning."""
+        value: dict[str, object] = _REPLY.dump_python(self, mode="json", exclude={"reasoning"})
         return value
 
 

@@ -140,7 +140,8 @@ class OpenAIModel:
         if step is not None and step.schema is not None and not calls:
             text, calls = decode_step(request, draft.text.getvalue())
         reason = "refusal" if refusal else draft.finish_reason
-        return ModelReply(text, calls, draft.usage, reason, draft.model or self.name)
+        thought = draft.reasoning.getvalue()
+        return ModelReply(text, calls, draft.usage, reason, draft.model or self.name, thought)
 
     async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> _Draft:
         # Not `chat.completions.create`: it walks through every message, and all types that one may have, to rename
@@ -338,6 +339,7 @@ class _Draft:
     """A reply while it is read; without a ``finish_reason`` it was cut off."""
 
     text: StringIO = field(default_factory=StringIO)
+    reasoning: StringIO = field(default_factory=StringIO)
     refusal: StringIO = field(default_factory=StringIO)
     calls: list[_CallDraft] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
@@ -362,6 +364,7 @@ def _read_completion(completion: object) -> _Draft:
     message = choice.message
     draft = _Draft(
         StringIO(_text(message.content)),
+        StringIO(_read_reasoning(message.model_extra)),
         StringIO(_text(message.refusal)),
         model=_text(completion.model),
         usage=_read_usage(completion.usage),
@@ -399,9 +402,14 @@ def _add_choice(draft: _Draft, positions: dict[int, int], choice: Choice) -> Mod
     draft.refusal.write(_text(delta.refusal))
     for part in delta.tool_calls or ():
         _add_call_part(draft.calls, positions, part)
-    extra = delta.model_extra or {}
-    reasoning = extra.get("reasoning_content") or extra.get("reasoning")  # two spellings, no standard
-    return ModelDelta(text, reasoning if isinstance(reasoning, str) else "")
+    reasoning = _read_reasoning(delta.model_extra)
+    draft.reasoning.write(reasoning)
+    return ModelDelta(text, reasoning)
+
+
+def _read_reasoning(extra: Mapping[str, object] | None) -> str:
+    found = (extra or {}).get("reasoning_content") or (extra or {}).get("reasoning")  # two spellings, no standard
+    return found if isinstance(found, str) else ""
 
 
 def _add_call_part(calls: list[_CallDraft], positions: dict[int, int], part: ChoiceDeltaToolCall) -> None:

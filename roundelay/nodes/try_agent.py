@@ -266,7 +266,8 @@ def describe_event(event: Event) -> str | None:
             calls = [f"{event.turn}.{n} calls {it.name} {it.arguments or '{}'}" for n, it in enumerate(event.calls)]
             return "\n".join([*calls, *([f"beside: {event.text}"] if event.text else [])])
         case ToolCallEnd():
-            return f"{event.turn}.{event.call} {event.tool} {'gave' if event.ok else 'failed'}: {event.content}"
+            took = f" after {event.duration_s:.1f} s" if event.duration_s >= 0.1 else ""
+            return f"{event.turn}.{event.call} {event.tool} {'gave' if event.ok else 'failed'}{took}: {event.content}"
         case Waiting():
             until = f"{datetime.fromtimestamp(event.until / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
             whom = "an approval" if event.is_approval else ", ".join(event.agent_ids)

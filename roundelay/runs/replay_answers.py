@@ -102,7 +102,7 @@ class RecordedAnswers:
         ):
             return outcome
         if turn in run.replies:
-            return run.replies[turn]
+            return replace(run.replies[turn], reasoning=run.thinking.get(turn, ""))
         failed = run.failures.get(turn)
         return replace(failed, is_recorded=False) if failed is not None else outcome
 
@@ -113,7 +113,8 @@ class RecordedAnswers:
             return None
         result = run.results.get((turn, planned.index))
         if result is not None and (turn, planned.index) in run.begun_calls:
-            return replace(result, used=run.used.get((turn, planned.index), ()))
+            place_there = (turn, planned.index)
+            return replace(result, used=run.used.get(place_there, ()), steps=run.progress.get(place_there, ()))
         if result is not None:
             agent_id = self._recording.reactions[reaction].agent_id
             text = f"{agent_id} runs {planned.tool.name} now; then it was answered: {shorten(result.content)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.events import Event, Progress, ToolCallEnd, ToolCallStart, event_to_json
+from roundelay.agents.features.data_policy import NOT_KEPT
 from roundelay.agents.features.evaluations import Evaluations, Rule
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Output, ToolContext, tool
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient, Signal
 from tests.support.agents import Person, Provider, running
 from tests.support.announced import announced_node
 from tests.support.command import run
-from tests.support.loops import Loop, by_turn, use
+from tests.support.loops import Loop, by_turn, survives_kills, use
 
 
 @tool(idempotent=True)
@@ -56,6 +59,48 @@ async def test_thinking_steps_and_progress_are_events_with_a_clear_end() -> None
         ("progress", ("", True)),
     ]
     assert "archive" not in str(provider.requests), "progress is for people, not for the model"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ("{}", ([], [])),
+        ("{thinking: true, progress: true}", (["I should dig."], [["opens the archive", "reads 3 files"]])),
+        ("{thinking: true, progress: true}\nmiddleware: [{data_policy: {text: false, results: [other]}}]", ([NOT_KEPT], [[NOT_KEPT]])),
+    ],
+)  # fmt: skip
+async def test_thinking_and_progress_are_records_where_the_agent_keeps_them(
+    tmp_path: Path, stream: bool, keep: str, kept: tuple[list[str], list[list[str]]]
+) -> None:
+    file = tmp_path / "bob.yaml"
+    file.write_text(f"id: bob\ninstruction: x\nmodel: {{rules: []}}\ntools: ['{__name__}:dig']\nkeep: {keep}\n")
+    script = by_turn(use(("dig", {}), reasoning="I should dig."), "Here it is.")
+    async with Provider(script) as provider:
+        agent = build_runner(load_agents(file)[0], model=provider.model(stream=stream)).agent
+        loop = Loop(agent)
+        if "data_policy" in keep:  # under which a resumed agent writes its answer again
+            await loop.drive()
+        else:
+            loop.records = (await survives_kills(provider, lambda model: replace(agent, model=model))).records
+    bodies = loop.records.bodies
+    assert ([it["text"] for it in bodies("thinking")], [it["steps"] for it in bodies("progress")]) == kept
+    assert "I should dig." not in str([bodies("model_reply"), provider.requests])
+
+
+async def test_a_call_says_how_long_it_took() -> None:
+    @tool(idempotent=True)
+    async def doze() -> str:
+        """Doze."""
+        await asyncio.sleep(0.05)
+        return "rested"
+
+    async with Provider(by_turn(use(("doze", {}), ("nap", {})), "Fine.")) as provider:
+        loop = Loop(Agent("bob", "", provider.model(), [doze]))
+        await loop.drive()
+    took_s = {it.tool: it.duration_s for it in loop.events if isinstance(it, ToolCallEnd)}
+    assert took_s["nap"] == 0, "it was not run"
+    assert 0.05 <= took_s["doze"] < 60
 
 
 async def test_a_step_ends_with_a_call_that_fails() -> None:

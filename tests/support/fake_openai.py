@@ -297,6 +297,8 @@ class FakeOpenAI:
 
     def _build_completion(self, reply: Reply, body: Body) -> Body:
         message: Body = {"role": "assistant", "content": reply.content, "refusal": reply.refusal}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
         if reply.tool_calls:
             message["tool_calls"] = [self._number(item) for item in reply.tool_calls]
         choice = {"index": 0, "message": message, "finish_reason": _finish_reason(reply), "logprobs": None}
