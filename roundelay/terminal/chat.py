@@ -214,11 +214,12 @@ class Chat:
         return [*listed]
 
     async def _show_before(self) -> None:
-        """The last messages of this place that the person has seen: what is new is delivered."""
+        """The last messages of this place that the person has seen, or has said: what is new is delivered."""
         with suppress(RequestError):  # a place where nothing was said yet
-            seen = self.client.welcome.cursor
-            history = await self.client.history(self.place.thread_id, before=seen + 1, limit=SHOWN_AT_FIRST)
-            for message in history.messages:
+            welcome, me = self.client.welcome, self.client.agent_id
+            history = await self.client.history(self.place.thread_id, before=welcome.head + 1, limit=HISTORY_MESSAGES)
+            known = [it for it in history.messages if it.seq <= welcome.cursor or it.sender_id == me]
+            for message in known[-SHOWN_AT_FIRST:]:
                 self.screen.message(message)
 
     async def _show_waiting(self) -> None:

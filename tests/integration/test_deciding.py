@@ -18,7 +18,7 @@ from roundelay.agents.tools import tool
 from roundelay.network.client import NetworkClient
 from tests.support.agents import make_runner
 from tests.support.announced import announced_node
-from tests.support.command import run
+from tests.support.command import command, run
 from tests.support.node import Node
 from tests.support.terminals import Terminal, at_terminal
 
@@ -124,6 +124,19 @@ async def test_a_chat_begins_with_what_was_said_and_what_waits(node: Node) -> No
             await terminal.shows(r"Not run: mia denied it\.\n(.*\n)*.*\(guide waits for your decision\) till>$")
             terminal.type("/approve thread\r")
             await terminal.shows(r"guide → mia.*: 5 paid to ann\n(.*\n)*till>$")
+
+
+async def test_a_chat_shows_each_of_the_last_messages_once(node: Node) -> None:
+    """Also what its person said last, which is delivered to nobody's next session; and what nobody has read is new."""
+    bob = await node.agent("bob")
+    await run("chat", "--as", "mia", "--wait", "0", stdin="one\n")
+    await bob.send("broadcast", "two")
+    for _ in range(2):
+        async with command("chat", "--as", "mia") as chat:
+            await chat.line("bob → broadcast: two")
+            chat.close_input()
+            await chat.end()
+        assert [line.split(": ")[-1] for line in chat.lines if "broadcast" in line] == ["one", "two"]
 
 
 async def test_what_waits_is_listed_over_all_agents_and_decided_by_number(node: Node) -> None:
