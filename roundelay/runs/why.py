@@ -227,11 +227,12 @@ class Reacted:
 
     def describe(self) -> list[list[str]]:
         """Tell its work, without the calls of which a message that followed says all."""
-        return [
-            describe_work(it, self.messages) for it in self.work
-            if not isinstance(it, RecordedCall) or it.questions or it.request or it.approval
-            or (it.path, it.turn, it.call) not in self.sent
-        ]  # fmt: skip
+        return [describe_work(it, self.messages) for it in self.work if not self._is_told_by_message(it)]
+
+    def _is_told_by_message(self, it: RecordedWork) -> bool:
+        if not isinstance(it, RecordedCall) or it.questions or it.request or it.approval:
+            return False
+        return (it.path, it.turn, it.call) in self.sent
 
 
 @dataclass(frozen=True, slots=True)

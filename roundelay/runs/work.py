@@ -22,12 +22,13 @@ def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int
     """Give what was over before the model of the run at ``path`` wrote in this turn, which is all that its words can
     rest on; and what reviewers made of what this ``call`` of it sends."""
     at = _place(path, turn)
-    of_call = (path, turn, call)
-    return [
-        it for it in work
-        if _is_before(_place(it.path, it.turn), at)
-        or (isinstance(it, RecordedReview) and call is not None and (it.path, it.turn, it.call) == of_call)
-    ]  # fmt: skip
+
+    def counts(it: RecordedWork) -> bool:
+        if isinstance(it, RecordedReview) and call is not None and (it.path, it.turn, it.call) == (path, turn, call):
+            return True
+        return _is_before(_place(it.path, it.turn), at)
+
+    return [it for it in work if counts(it)]
 
 
 def _place(path: str, turn: int) -> list[tuple[int, ...]]:

@@ -85,15 +85,18 @@ async def refund(db: Path) -> AsyncIterator[Run]:
     checks = [Evaluations(always=[no_promises])]
     heard = Heard()
     desk = make_runner(
-        "desk", work, tools=[look, pay, agent_tool(inner)], on_event=heard,
+        "desk",
+        work,
+        tools=[look, pay, agent_tool(inner)],
+        on_event=heard,
         handoffs=[Handoff(Agent("billing", "", billing, middleware=checks))],
-    )  # fmt: skip
+    )
     finance = make_runner("finance", lambda request: say("Yes, 40 EUR"))
     async with Network.open(db) as network:
         mia = await Person.join(network, "mia")
         async with running(network, desk, finance):
             asked = await mia.ask("desk", "Refund order 12")
-            await mia.client.reply(asked, f"/edit {EDITED} ")  # type: ignore[arg-type]
+            await mia.client.reply(asked, f"/edit {EDITED} ")  # type: ignore[arg-type]  # a person hears messages of every kind
             answer = await mia.hear()
             await heard.finished()
         boss = await network.join("boss", kind="human")
@@ -135,13 +138,21 @@ async def test_why_tells_what_an_answer_rests_on(run: Run) -> None:
     assert [it["type"] for it in told] == ["call"] * 5 + ["handoff", "review", "review"]
     question, answer = run.seq("May I?"), run.seq("Yes, 40 EUR")
     assert told[1]["asked"] == [
-        {"agent_id": "finance", "seq": question, "text": "May I?",
-         "answer": {"seq": answer, "text": "Yes, 40 EUR", "is_declined": False}},
-    ]  # fmt: skip
+        {
+            "agent_id": "finance",
+            "seq": question,
+            "text": "May I?",
+            "answer": {"seq": answer, "text": "Yes, 40 EUR", "is_declined": False},
+        },
+    ]
     assert told[4]["approval"] == {
-        "request": run.seq("May I call pay"), "is_approved": True, "by": "mia", "seq": run.seq("/edit"),
-        "arguments": EDITED, "reason": "",
-    }  # fmt: skip
+        "request": run.seq("May I call pay"),
+        "is_approved": True,
+        "by": "mia",
+        "seq": run.seq("/edit"),
+        "arguments": EDITED,
+        "reason": "",
+    }
     assert (told[5]["from"], told[5]["to"], told[5]["note"]) == ("desk", "billing", "It is paid.")
     assert (told[6]["is_accepted"], told[6]["correction"]) == (False, "Promise nothing.")
     assert json.loads(json.dumps(told)) == told

@@ -64,9 +64,14 @@ def test_a_line_of_json_is_one_object_whatever_is_in_it(capsys: pytest.CaptureFi
     library, own, said, passed, printed = map(json.loads, lines)
     assert (library["level"], library["logger"]) == ("warning", "openai")
     assert own | {"at": 0, "exception": own["exception"].splitlines()[-1]} == {
-        "at": 0, "level": "debug", "logger": "roundelay.test", "message": "it\nfailed", "agent_id": "a\x9bb", "path": "x",
+        "at": 0,
+        "level": "debug",
+        "logger": "roundelay.test",
+        "message": "it\nfailed",
+        "agent_id": "a\x9bb",
+        "path": "x",
         "exception": "ValueError: a\x1b]0;owned\x07b",
-    }  # fmt: skip
+    }
     assert (said["level"], said["message"]) == ("warning", "a\u202eb")
     assert passed == {"at": "t", "level": "error", "message": "m", "seq": 3, "process": "ann"}
     assert (printed["logger"], printed["message"], printed["process"]) == ("output", "printed\x1b", "ann")

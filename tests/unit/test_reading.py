@@ -109,18 +109,37 @@ GAVE = {**AT, "tool": "pay", "content": "paid", "ok": True}
 @pytest.mark.parametrize(
     ("records", "lines"),
     [
-        ([("waiting", {**AT, **APPROVAL})], ["turn 1 called pay {}, and has no result", "  It was to be approved (#4), and nobody has decided"]),
+        (
+            [("waiting", {**AT, **APPROVAL})],
+            ["turn 1 called pay {}, and has no result", "  It was to be approved (#4), and nobody has decided"],
+        ),
         (
             [("waiting", {**AT, **APPROVAL}), ("tool_result", {**GAVE, "content": "Not run.", "ok": False})],
             ["turn 1 called pay {}, which failed: Not run.", "  It was to be approved (#4), and nobody did"],
         ),
         (
-            [("waiting", {**AT, **APPROVAL}), ("approval", {**AT, "is_approved": False, "by": "mia", "seq": 5, "at": 1, "reason": "no"})],
+            [
+                ("waiting", {**AT, **APPROVAL}),
+                ("approval", {**AT, "is_approved": False, "by": "mia", "seq": 5, "at": 1, "reason": "no"}),
+            ],
             ["turn 1 called pay {}, and has no result", "  It was to be approved (#4), and mia denied it (#5): no"],
         ),
-        ([ASKED], ["turn 1 called pay {}, and has no result", "  It asked bob (#4): May I?", "  No answer to that is there yet"]),
-        ([ASKED, ("tool_result", GAVE)], ["turn 1 called pay {}, which gave: paid", "  It asked bob (#4): May I?", "  No answer to that was had"]),
-        ([ASKED, ("tool_result", {**GAVE, "replies": [6]})], ["turn 1 called pay {}, which gave: paid", "  It asked bob (#4): May I?", "  bob declined (#6)"]),
+        (
+            [ASKED],
+            [
+                "turn 1 called pay {}, and has no result",
+                "  It asked bob (#4): May I?",
+                "  No answer to that is there yet",
+            ],
+        ),
+        (
+            [ASKED, ("tool_result", GAVE)],
+            ["turn 1 called pay {}, which gave: paid", "  It asked bob (#4): May I?", "  No answer to that was had"],
+        ),
+        (
+            [ASKED, ("tool_result", {**GAVE, "replies": [6]})],
+            ["turn 1 called pay {}, which gave: paid", "  It asked bob (#4): May I?", "  bob declined (#6)"],
+        ),
         (
             [("model_reply", {**REPLY, "turn": 2, "agent": "bob"}), ("model_reply", {**REPLY, "turn": 3})],
             ["turn 1: ann handed the conversation back to bob", "turn 2: bob handed the conversation back to ann"],
@@ -129,9 +148,12 @@ GAVE = {**AT, "tool": "pay", "content": "paid", "ok": True}
             [("review", {"turn": 1, "call": 0, "send": 1, "answer": "a", "is_blocked": True, "notes": ["rude"]})],
             ["turn 1: what call 1.0 sends was blocked (rude)"],
         ),
-        ([("review", {"turn": 1, "answer": "a", "notes": ["rude"]})], ["turn 1: the answer went out although it was not found good (rude)"]),
+        (
+            [("review", {"turn": 1, "answer": "a", "notes": ["rude"]})],
+            ["turn 1: the answer went out although it was not found good (rude)"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_work_is_told_in_words(records: list[tuple[str, Any]], lines: list[str]) -> None:
     found = read(("started", STARTED), ("model_reply", REPLY), *records)
     messages = {4: said(4, "ann", "May I?"), 6: said(6, "bob", "", reply_to=4, metadata={"declined": True})}
