@@ -207,7 +207,7 @@ async def test_an_address_that_others_reach_takes_a_flag(folder: Path) -> None:
     async with node_up(folder, "--host", "0.0.0.0", "--insecure") as (up, url):
         assert url.startswith("ws://0.0.0.0:")
         assert [node.url for node in running_nodes()] == [url.replace("0.0.0.0", "127.0.0.1")]
-        assert (await run("agents", "--online")).out.count("online") == 2
+        assert (await run("agents", "--online")).out.count("idle") == 2
         await up.stop()
 
 
