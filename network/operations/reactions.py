@@ -20,7 +20,7 @@ from roundelay.network.frames import Seq
 
 from .listing import ListPage, take_page
 from .reading import Reading, reads, reads_as_itself, whose
-from .views import PAGE, Limit, find_message
+from .views import PAGE, Limit, View, find_message, find_reaction, shows_cause
 
 
 async def open_reactions(
@@ -258,9 +258,9 @@ def _text(value: object) -> str:
 
 
 async def _describe_reactions(reading: Reading, agent_id: str, reactions: set[str]) -> dict[str, Any]:
-    """Where each reaction of an agent belongs: its trigger, the trigger's thread and root, as far as the log still
-    holds them, by the agent's own records (anybody may write under any id), and as far as the caller may read the
-    trigger."""
+    """Where each reaction of an agent belongs: its trigger, the trigger's thread and root, and the reaction that sent
+    the trigger, as far as the log still holds them, by the agent's own records (anybody may write under any id), and as
+    far as the caller may read the trigger, and what that follows from."""
     triggers: dict[str, int] = {}
     for reaction in sorted(reactions):
         page = await reading.hub.ledger.reaction(reaction, 0, 1, actor=agent_id)
@@ -270,8 +270,12 @@ async def _describe_reactions(reading: Reading, agent_id: str, reactions: set[st
         if isinstance(trigger, int):
             triggers[reaction] = trigger
     heads = await reading.hub.ledger.heads(set(triggers.values()))
-    return {
-        reaction: {"trigger": seq, "thread_id": heads[seq].thread_id, "root": heads[seq].root}
-        for reaction, seq in triggers.items()
-        if reads(reading, heads.get(seq))
-    }
+    shown: dict[str, Any] = {}
+    for reaction, seq in triggers.items():
+        head = heads.get(seq)
+        if head is not None and reads(reading, head):
+            shown[reaction] = {"trigger": seq, "thread_id": head.thread_id, "root": head.root}
+            sent_in = await find_reaction(reading, head) if await shows_cause(View(reading), reading, head) else None
+            if sent_in is not None:
+                shown[reaction]["sent_in"] = sent_in["reaction"]
+    return shown

@@ -318,8 +318,8 @@ async def why(
             chain.append(messages.entries[-1])
         if head.cause is None:
             break
-        if is_seen and await _shows_cause(view, reading, head):
-            sent_in = await _find_reaction(reading, head)
+        if is_seen and await shows_cause(view, reading, head):
+            sent_in = await find_reaction(reading, head)
             if sent_in is not None:
                 chain.append(sent_in)
         head = (await reading.hub.ledger.heads([head.cause])).get(head.cause)
@@ -361,7 +361,7 @@ async def impact(
             if found is not None and await _follows(reading, found, follows) and await view.shows(found):
                 if not messages.take(Raw(row.data)):
                     break
-                sent_in = await _find_reaction(reading, found) if await _shows_cause(view, reading, found) else None
+                sent_in = await find_reaction(reading, found) if await shows_cause(view, reading, found) else None
                 if sent_in is not None and sent_in not in reactions:
                     reactions.append(sent_in)
             place = row.seq
@@ -386,7 +386,7 @@ def find_open(begun: Iterable[Begun], finished: Collection[tuple[str, int]], seq
     return max(is_open, key=lambda it: it.seq, default=None)
 
 
-async def _find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] | None:
+async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] | None:
     """The reaction that a message was sent in, as far as there is one."""
     agent_id, ledger = head.sender_id, reading.hub.ledger
     triggered: Triggered | None = await ledger.lookup_cold("triggered", f"{agent_id}/{head.cause}")
@@ -401,7 +401,7 @@ async def _find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] 
     return {"reaction": found.reaction, "agent_id": agent_id, "trigger": head.cause, "seq": found.seq}
 
 
-async def _shows_cause(view: View, reading: Reading, head: MessageHead) -> bool:
+async def shows_cause(view: View, reading: Reading, head: MessageHead) -> bool:
     """Whether the trigger of the reaction that a message was sent in may be shown: its cause."""
     if head.cause is None:
         return False

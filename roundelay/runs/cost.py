@@ -34,7 +34,7 @@ HEADS: dict[By, tuple[str, ...]] = {
     "model": ("model",),
     "thread": ("thread", "agent", "model"),
     "root": ("root", "agent", "model"),
-    "reaction": ("reaction", "agent", "model"),
+    "reaction": ("reaction", "asked in", "agent", "model"),
     "turn": ("reaction", "agent", "turn", "model"),
     "call": ("record", "agent", "turn", "model"),
     "day": ("day", "agent", "model"),
@@ -59,11 +59,14 @@ class UsedCall(BaseModel):
     used: list[ModelUse] = []
     thread_id: str | None = None
     root: int | None = None
+    sent_in: str = ""
+    """The reaction that sent the message which the call's one is to: of whoever asked this agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which calls are asked for. Times are in milliseconds since the Unix epoch."""
+    """Which calls are asked for. Times are in milliseconds since the Unix epoch. With a ``reaction`` come those of the
+    agents that it asked, and so on."""
 
     agent_id: str | None = None
     thread_id: str | None = None
@@ -74,12 +77,7 @@ class Wanted:
     """No record at or below this seq is read: what followed from a root came after it."""
 
     def admits(self, call: UsedCall) -> bool:
-        return (
-            call.at >= self.since
-            and self.thread_id in (None, call.thread_id)
-            and self.root in (None, call.root)
-            and self.reaction in (None, call.reaction)
-        )
+        return call.at >= self.since and self.thread_id in (None, call.thread_id) and self.root in (None, call.root)
 
 
 @dataclass(slots=True)
@@ -145,12 +143,26 @@ async def read_cost(source: Source, wanted: Wanted, by: By, prices: Prices | Non
     """Add up the calls that are wanted. Reads pages, and keeps the sums alone."""
     report = CostReport(by)
     prices = prices or Prices()
+    within = await _find_asked(source, wanted) if wanted.reaction is not None else None
     told: dict[tuple[str, str], Usage] = {}
     async for page in source.usage(wanted.agent_id, wanted.after):
         for call in _read_page(page, told):
-            if wanted.admits(call):
+            if wanted.admits(call) and (within is None or call.reaction in within):
                 report.add(call, prices)
     return report
+
+
+async def _find_asked(source: Source, wanted: Wanted) -> set[str]:
+    """Give the wanted reaction and those to messages that were sent in it, and so on."""
+    sent: dict[str, set[str]] = {}
+    async for page in source.usage(wanted.agent_id, wanted.after):
+        for reaction, place in page["reactions"].items():
+            sent.setdefault(place.get("sent_in", ""), set()).add(reaction)
+    found, news = {str(wanted.reaction)}, {str(wanted.reaction)}
+    while news:
+        news = set().union(*(sent.get(it, set()) for it in news)) - found
+        found |= news
+    return found
 
 
 def _read_page(page: Mapping[str, Any], told: dict[tuple[str, str], Usage]) -> Iterator[UsedCall]:
@@ -158,7 +170,8 @@ def _read_page(page: Mapping[str, Any], told: dict[tuple[str, str], Usage]) -> I
     reviews (``told``, of each agent's reaction that is open); nothing for none."""
     for written in page["calls"]:
         place = page["reactions"].get(written["reaction"], {})
-        more = {"agent_id": page["agent_id"], "thread_id": place.get("thread_id"), "root": place.get("root")}
+        more = {"agent_id": page["agent_id"], "sent_in": place.get("sent_in", "")}
+        more |= {name: place.get(name) for name in ("thread_id", "root")}
         try:
             call = UsedCall(**{**written, **more})
         except ValueError:  # another program's, of its own shape
@@ -187,6 +200,7 @@ _NAMES: dict[str, Callable[[UsedCall], str]] = {
     "thread": lambda it: it.thread_id or "-",
     "root": lambda it: f"#{it.root}" if it.root is not None else "-",
     "reaction": lambda it: it.reaction,
+    "asked in": lambda it: it.sent_in or "-",
     "turn": lambda it: f"{it.turn or '-'}{f' [{it.path}]' if it.path else ''}",
     "record": lambda it: f"#{it.seq}",
     "day": lambda it: f"{datetime.fromtimestamp(it.at / 1000, UTC):%Y-%m-%d}",

@@ -383,7 +383,11 @@ class FileSource:
 
     def _place_reaction(self, trigger: int | None) -> dict[str, Any]:
         head = row.head if trigger is not None and (row := self._log.row(trigger)) is not None else None
-        return {"thread_id": head.thread_id, "root": head.root} if head is not None else {}
+        if head is None:
+            return {}
+        sent_in = self._find_reaction(head.sender_id, head.cause, head.seq) if head.cause is not None else None
+        place = {"thread_id": head.thread_id, "root": head.root}
+        return {**place, "sent_in": sent_in["reaction"]} if sent_in is not None else place
 
     async def begin(self, last: int) -> list[BaseMessage]:
         """Give the last messages."""

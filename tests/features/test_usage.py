@@ -13,6 +13,7 @@ import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.compose import agent_tool
+from roundelay.agents.journal import reaction_id
 from roundelay.agents.middleware import Correction, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
 from roundelay.agents.models.tokens import Price, Prices, write_dollars
@@ -20,8 +21,9 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
+from roundelay.network.ledger.log_file import open_log
 from roundelay.runs.cost import GROUPS, CostReport, UsedCall, Wanted, read_cost, read_since
-from roundelay.runs.source import LiveSource
+from roundelay.runs.source import FileSource, LiveSource
 from tests.support.agents import Heard, Person, running
 from tests.support.announced import announced_node
 from tests.support.command import run
@@ -125,6 +127,34 @@ async def test_every_group_adds_up_to_the_same(network: Network) -> None:
     assert {model: (it["calls"], it["prompt_tokens"]) for model, it in spent["of_root"].items()} == {
         "big": (2 + 1 + 2 + 2, 2030), "small": (1, 30), "embedder": (1, 40),
     }  # fmt: skip
+
+
+async def test_what_asked_agents_used_has_lines_of_its_own_in_the_reaction_that_asked(tmp_path: Path) -> None:
+    def agent(agent_id: str, *replies: ModelReply) -> SimpleAgentRunner:
+        return SimpleAgentRunner(agent_id, instruction="x", model=Fixed(*replies))
+
+    def ask(whom: str) -> ModelReply:
+        call = ToolCall("c", "ask", json.dumps({"agent_ids": [whom], "text": "?", "timeout_s": 60}))
+        return ModelReply(None, (call,), Usage(100), model="big")
+
+    ann, bob = agent("ann", ask("bob"), reply("so")), agent("bob", ask("carl"), reply("so"))
+    async with Network.open(tmp_path / "n.db") as network:
+        mia = await Person.join(network, "mia")
+        async with running(network, ann, bob, agent("carl", reply("yes", model="small"), reply("yes"))):
+            await mia.ask("carl", "first, something else")
+            seq = (await mia.client.send_text("ann", "hello")).seq
+            await mia.hear()
+            ours = reaction_id("ann", seq, mia.client.welcome.network.epoch)
+            report = await read_cost(LiveSource(mia.client), Wanted(reaction=ours), "reaction", PRICES)
+    with open_log(tmp_path / "n.db") as log:
+        from_file = await read_cost(FileSource(log), Wanted(reaction=ours), "reaction", PRICES)
+    lines = {names[2:]: (names[0], names[1], total.usage.prompt_tokens) for names, total in report.groups.items()}
+    assert lines["ann", "big"] == (ours, "-", 1100)
+    of_bob = lines["bob", "big"]
+    assert of_bob[1:] == (ours, 1100)
+    assert lines["carl", "big"][1:] == (of_bob[0], 1000)
+    assert len(lines) == 3
+    assert from_file.groups.keys() == report.groups.keys()
 
 
 async def test_what_is_wanted_is_counted_and_nothing_else(network: Network) -> None:
