@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -466,8 +466,9 @@ async def test_cost_counts_records_of_another_shape_as_hidden(node: Node) -> Non
 
 
 async def test_resume_lets_a_stopped_conversation_go_on(tmp_path: Path) -> None:
-    async with announced_node(tmp_path, limits={"max_root_messages": 2}) as node, chatting("--to", "bob") as chat:
+    async with announced_node(tmp_path, limits={"max_root_messages": 2}) as node, AsyncExitStack() as stack:
         bob = await node.agent("bob")
+        chat = await stack.enter_async_context(chatting("--to", "bob"))
         await chat.type("go")
         root = await bob.message("go")
         await bob.send("agent:mia", "one", cause=root["seq"])
