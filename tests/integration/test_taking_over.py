@@ -15,7 +15,9 @@ from roundelay.agents.models.scripted import call
 from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.network.config import Limits
+from roundelay.runs.replay import ReplayOptions, replay
 from tests.support.agents import Heard, Person, make_runner, running, until_state
+from tests.support.recorded import record
 
 DIRECT = "direct:bob~mia"
 
@@ -198,3 +200,22 @@ async def test_a_reply_thread_that_nobody_has_begun_is_held_too(network: Network
         await until_nothing_is_open(mia)
     assert answer.thread_id == f"thread:{asked.seq}"
     assert "my answer" in bob.read[-1]
+
+
+async def test_a_run_in_which_a_person_took_over_is_played_again_as_it_was(tmp_path: Path) -> None:
+    def answer(request: ModelRequest) -> str:
+        return "answered"
+
+    async def talk(network: Network, people: dict[str, Person]) -> None:
+        mia = people["mia"]
+        await mia.ask("bob", "hello")
+        await turn(mia, "take")
+        await mia.client.send_text("bob", "note")
+        await turn(mia, "give")
+        await mia.hear()
+        await until_nothing_is_open(mia)
+
+    recording = await record(tmp_path / "held.db", [make_runner("bob", answer)], talk)
+    report = await asyncio.to_thread(replay, recording, [make_runner("bob", answer)], ReplayOptions())
+    assert [str(it) for it in report.differences] == []
+    assert [row.type for row in recording.rows].count("hold") == 2
