@@ -81,8 +81,10 @@ UPDATE meta SET crc = checksum(key, value);
 # Nothing of the form changes, but what the tables say of channels (who may join) and participants (which sessions are
 # over): who does not know of it must not open the file, for to it every channel is open.
 _V3 = ""
+# Again only what the tables say: which threads people hold (table ``hold``). To an older one agents answer in all.
+_V4 = ""
 
-STEPS = (_V1, _V2, _V3)
+STEPS = (_V1, _V2, _V3, _V4)
 SCHEMA_VERSION = len(STEPS)
 CHECKSUMS_SINCE = 2
 """The first schema whose rows have checksums."""
