@@ -405,7 +405,7 @@ class Driver:
     @property
     def _is_reviewed(self) -> bool:
         """Whether anybody looks at what its tools send to who asked."""
-        return self._reaction.is_reviewed or bool(self._list_guards())
+        return self._reaction.is_reviewed or (self._outer is not None and bool(self._list_guards()))
 
     def _tell_end(self, end: Finish) -> None:
         told = (end.status, end.reason, end.answer, end.turns, end.usage, end.tool_calls)
@@ -593,6 +593,8 @@ class Driver:
 
     def _bound_data(self, tool: Tool, result: ToolResult) -> ToolResult:
         """Give a result without what makes its data too large for its record, the largest first, which is named."""
+        if not result.data:
+            return result
         data = dict(result.data)
         dropped = drop_largest(data, self._journal.max_body_bytes // 4)
         if not dropped:

@@ -146,7 +146,8 @@ class Inbox:
         self._waits: Counter[str] = Counter()  # of reactions that wait for others: in how many of their calls
         self._paused: dict[str, tuple[str, _Line]] = {}  # the thread of each
         self._held: dict[str, list[BaseMessage]] = {}  # threads that a person holds
-        self._passed_over: list[BaseMessage] = []  # of these: a later message has come
+        self.passed_over: list[BaseMessage] = []
+        """Of these: a later message has come."""
         self._known: set[int] = set()  # seqs that wait or are in work
         self._handled: OrderedDict[int, None] = OrderedDict()  # the last REMEMBERED seqs, oldest first
 
@@ -211,7 +212,7 @@ class Inbox:
 
     def take_passed_over(self) -> list[BaseMessage]:
         """Take out what needs no reaction of its own any more, since a later message of its held thread has come."""
-        passed, self._passed_over = self._passed_over, []
+        passed, self.passed_over = self.passed_over, []
         for message in passed:
             self.note_handled(message.seq)
         return passed
@@ -222,7 +223,7 @@ class Inbox:
         newest = max((it.seq for it in kept if not is_question(it, self.agent_id)), default=0)
         held = self._held[thread_id] = [it for it in kept if it.seq == newest or is_question(it, self.agent_id)]
         seqs = {it.seq for it in held}
-        self._passed_over += [it for it in kept if it.seq not in seqs]
+        self.passed_over += [it for it in kept if it.seq not in seqs]
 
     def next_message(self) -> BaseMessage | None:
         """Give the next message to react to and mark its thread as in work; None when none can start now."""

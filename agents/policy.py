@@ -67,11 +67,6 @@ PerThread = Annotated[Annotated[_Shown, Tag("fixed")] | _Growing, Discriminator(
 _OrNone = Annotated[Annotated[int, Field(ge=0, le=MAX_PER_THREAD), Tag("fixed")] | _Growing, Discriminator(_tell_apart)]
 
 
-def count_shown(per_thread: PerThread, there: int) -> int:
-    """Give how many of so many messages of a thread are shown."""
-    return per_thread.count_shown(there) if isinstance(per_thread, GrowingWindow) else min(per_thread, there)
-
-
 def count_most(per_thread: PerThread) -> int:
     """Give how many messages of a thread are shown at most."""
     return per_thread.most if isinstance(per_thread, GrowingWindow) else per_thread

@@ -28,7 +28,7 @@ from roundelay.templates import CONVERSATION, read_template
 
 from .containment import retry_later
 from .inbox import Visibility
-from .policy import ALL, AgentPolicy, MessageFilter, PerThread, count_most, count_shown
+from .policy import ALL, AgentPolicy, GrowingWindow, MessageFilter, PerThread, count_most
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient
@@ -224,7 +224,9 @@ def select_threads(
         if chosen is not ALL:
             window = chosen.find_for(thread.thread_id, per_thread)
             others = [it for it in others if chosen.admits(it, reader)]
-        most = min(len(others), count_shown(window, thread.omitted + len(others)))
+        if isinstance(window, GrowingWindow):
+            window = window.count_shown(thread.omitted + len(others))
+        most = min(len(others), window)
         if most:
             shown = others[-most:]
             omitted = thread.omitted + len(others) - most

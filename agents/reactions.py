@@ -69,6 +69,7 @@ class ReactionResult:
 class UnderWay:
     """A reaction that a runner is at, from taking its message out of the inbox to its end."""
 
+    id: str
     client: NetworkClient
     message: AnyMessage
     journal: Journal
@@ -107,10 +108,6 @@ class UnderWay:
 
     is_answered: bool = False
     """Whether its answer is in the thread."""
-
-    @property
-    def id(self) -> str:
-        return self.journal.reaction
 
     @property
     def has_spoken(self) -> bool:

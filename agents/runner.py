@@ -284,7 +284,7 @@ class AgentRunner(ABC):
         match self._inbox.offer(message):
             case Arrival.QUEUED:
                 self._deliveries[message.seq] = delivery
-                if self._taken_over is not None:
+                if self._taken_over is not None and self._inbox.passed_over:
                     await self._taken_over.pass_over()
             case Arrival.CONTEXT | Arrival.HANDLED:
                 await delivery.ack()
@@ -349,7 +349,7 @@ class AgentRunner(ABC):
             await self._taken_over.set_aside(begun)
         elif is_handled:
             self._inbox.finish(message)
-            if self._taken_over is not None:
+            if self._taken_over is not None and message.seq in self._taken_over.overtaken:
                 await self._taken_over.end(message.seq)
         else:
             self._inbox.release(message)
@@ -357,11 +357,11 @@ class AgentRunner(ABC):
 
     def _begin(self, message: BaseMessage) -> UnderWay:
         reaction, recorded, questions = self._resumed.pop(message.seq, (None, None, ()))
-        if self._taken_over is not None:
+        if self._taken_over is not None and message.seq in self._taken_over.overtaken:
             reaction = reaction or self._taken_over.next_reaction(message.seq)
         begun = self._make_under_way(message, reaction)
         begun.journal.is_started = recorded is not None
-        if self._taken_over is not None:
+        if self._taken_over is not None and message.seq in self._taken_over.held_back:
             self._taken_over.follow_up(begun)
         begun.recorded, begun.questions = recorded, questions
         begun.delivery = self._deliveries.pop(message.seq, None)
@@ -375,9 +375,9 @@ class AgentRunner(ABC):
         reaction = reaction or reaction_id(self.agent_id, message.seq, self.client.welcome.network.epoch)
         # What an agent asks for a person goes to that one, who is no reader of the question's thread: the prompt must
         # hold nothing but what the people of the conversation may read.
-        is_seen = is_watched(message) and (message.sender_kind == "human" or self.visibility != "all")
+        is_seen = message.sender_kind == "human" or (self.visibility != "all" and is_watched(message))
         shown = Shown(self._display, reaction, message.thread_id, message.seq, is_watched=is_seen)
-        begun = UnderWay(self.client, message, open_journal(self.client, reaction), shown)
+        begun = UnderWay(reaction, self.client, message, open_journal(self.client, reaction), shown)
         begun.is_awaited = self.should_answer(message)
         if self.policy.on_new_message == "inject":
             begun.new_messages = MessagesMeanwhile(

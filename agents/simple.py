@@ -214,7 +214,7 @@ class SimpleAgentRunner(AgentRunner):
             cause=trigger.seq,
             visibility=self.visibility,
             reply_metadata={KEEPER: keeper} if keeper is not None else {},
-            askers=frozenset((trigger.sender_id, *read_waiting(trigger))),
+            askers=frozenset((trigger.sender_id, *(read_waiting(trigger) if trigger.metadata else ()))),
         )
         journal = begun.journal
         return ToolContext(self.agent_id, journal.reaction, turn, call_id, trigger, client, state=self.state)

@@ -55,20 +55,21 @@ class TakenOver:
         self._client = client
         self._inbox = inbox
         self._ack = ack
-        self._overtaken: dict[int, str] = {}  # by the trigger's seq: reactions that are open and may not answer
-        self._held_back: set[int] = set()  # seqs of what waited for a thread to be given back
+        self.overtaken: dict[int, str] = {}
+        """By the trigger's seq: reactions that are open and may not answer."""
+        self.held_back: set[int] = set()
+        """Seqs of what waited for a thread to be given back."""
         self._gives = 0  # how often something was given back, or may have been
 
-    def next_reaction(self, trigger: int) -> str | None:
-        """Give the id of the next reaction to a message, where one to it was overtaken."""
-        overtaken = self._overtaken.get(trigger)
-        return next_reaction_id(overtaken) if overtaken is not None else None
+    def next_reaction(self, trigger: int) -> str:
+        """Give the id of the next reaction to a message to which one was `overtaken`."""
+        return next_reaction_id(self.overtaken[trigger])
 
     async def note_open(self, message: BaseMessage, reaction: str, begun: Collection[str]) -> bool:
         """At the start a reaction is open that may not answer any more; ``begun`` are the ids of all that are open.
         Gives whether its message is to be reacted to anew: no other reaction has taken its place, nor a later
         message."""
-        self._overtaken[message.seq] = reaction
+        self.overtaken[message.seq] = reaction
         if next_reaction_id(reaction) in begun or await self._has_later(message):
             await self.end(message.seq)
             return False
@@ -92,7 +93,7 @@ class TakenOver:
         """A thread was given back; None: any may have been, while nothing was heard."""
         self._gives += 1
         for name in [thread_id] if thread_id is not None else self._inbox.held:
-            self._held_back |= {message.seq for message in self._inbox.give(name)}
+            self.held_back |= {message.seq for message in self._inbox.give(name)}
 
     async def set_aside(self, begun: UnderWay) -> None:
         """A reaction may not begin, or not answer. Its message waits until the thread is given back, or, if it has been
@@ -100,7 +101,7 @@ class TakenOver:
         message = begun.message
         if begun.journal.is_started:
             await self.end(message.seq)
-            self._overtaken[message.seq] = begun.id
+            self.overtaken[message.seq] = begun.id
         while True:
             gives = self._gives
             thread_id = await self._find_held(message)
@@ -112,7 +113,7 @@ class TakenOver:
         if thread_id is not None:
             self._inbox.hold(thread_id)
         if is_first:
-            self._held_back.add(message.seq)
+            self.held_back.add(message.seq)
             self._inbox.admit(message)
             await self.pass_over()
         else:
@@ -121,7 +122,7 @@ class TakenOver:
 
     async def end(self, trigger: int) -> None:
         """End the reaction to a message that was overtaken, if there is one: another has taken its place."""
-        reaction = self._overtaken.pop(trigger, None)
+        reaction = self.overtaken.pop(trigger, None)
         if reaction is None:
             return
         try:
@@ -133,15 +134,14 @@ class TakenOver:
             _logger.warning("an overtaken reaction stays open", extra={"reaction": reaction, "code": error.code})
 
     def follow_up(self, begun: UnderWay) -> None:
-        """Let a reaction to what waited for its thread read, before its first turn, what was said there since."""
-        if begun.message.seq in self._held_back:
-            self._held_back.discard(begun.message.seq)
-            begun.new_messages = SaidSince(begun, self._inbox, begun.new_messages)
+        """Let a reaction to what was `held_back` read, before its first turn, what was said in its thread since."""
+        self.held_back.discard(begun.message.seq)
+        begun.new_messages = SaidSince(begun, self._inbox, begun.new_messages)
 
     async def pass_over(self) -> None:
         """What a later message of a held thread has made context needs no reaction of its own."""
         for message in self._inbox.take_passed_over():
-            self._held_back.discard(message.seq)
+            self.held_back.discard(message.seq)
             await self._drop(message.seq)
 
     async def _drop(self, seq: int) -> None:

@@ -107,14 +107,14 @@ class HoldInfo(Struct, frozen=True, omit_defaults=True):
 
 def describe_hold(state: State, thread_id: str) -> HoldInfo | None:
     """Who holds a thread now; None if nobody does."""
-    hold = state.hold(thread_id)
+    hold = state.holds.get(thread_id)
     return HoldInfo(hold.by, hold.taken, hold.at) if hold is not None and hold.by else None
 
 
 def check_answer(state: State, origin: Origin, thread_id: str, cause: int | None) -> None:
     """Raises `ThreadHeld` for what an agent may not say in a thread: somebody holds it, or it is said in a reaction
     that was begun before the thread was given back."""
-    hold = state.hold(thread_id)
+    hold = state.holds.get(thread_id)
     if hold is None:
         return
     if hold.by:
@@ -153,7 +153,7 @@ def _holds_over(state: State, head: MessageHead) -> Iterator[Hold]:
     if head.kind in ("broadcast", "channel") and thread_start(head.thread_id) is None:
         threads.append(reply_thread(head.seq))
     for thread_id in threads:
-        hold = state.hold(thread_id)
+        hold = state.holds.get(thread_id)
         if hold is not None:
             yield hold
 

@@ -163,7 +163,7 @@ def write_message(
     if state.rights is not None:
         check_right_to_send(state, origin, address_kind, name)
     place = _find_place(rules, state, origin, address_kind, name, parent, frame)
-    if origin.kind == "agent":
+    if origin.kind == "agent" and state.holds:
         for thread_id in {place.thread_id, parent.thread_id} if parent is not None else (place.thread_id,):
             check_answer(state, origin, thread_id, None if cause is None else cause.seq)
     seq = state.head + 1

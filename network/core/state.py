@@ -59,6 +59,8 @@ class State:
         """What a draft changed that the ledger keeps, the last value of each key."""
         self.everyone: Mapping[str, Participant] = self.tables["participant"] if parent is None else parent.everyone
         """All who were ever registered, by id: the committed table itself, as long as a draft changes nobody."""
+        self.holds: Mapping[str, Hold] = self.tables["hold"] if parent is None else parent.holds
+        """The last time that a person took each thread over, given back or not: nearly always there is none."""
         self._groups: dict[Group, dict[Any, Any]] = {}
         """By key; None for one that this level took out."""
         self._orders: dict[str, _Order] = {}
@@ -176,11 +178,6 @@ class State:
         """The failures of a participant's messages that are not settled, by seq."""
         return self._group("attempts", agent_id)
 
-    def hold(self, thread_id: str) -> Hold | None:
-        """The last time that a person took a thread over, given back or not; None if nobody ever has."""
-        found: Hold | None = self.get("hold", thread_id)
-        return found
-
     # --- reading: channels
 
     def channel(self, name: str) -> Channel | None:
@@ -282,6 +279,8 @@ class State:
             self.kept[name, key] = put
             if name == "participant" and self.everyone is self._parent.everyone:
                 self.everyone = ChainMap(self.tables[name], self.everyone)  # type: ignore[arg-type]
+            elif name == "hold" and self.holds is self._parent.holds:
+                self.holds = ChainMap(self.tables[name], self.holds)  # type: ignore[arg-type]
 
     def _levels(self) -> Iterator[State]:
         """This one and those below it, down to the committed state."""

@@ -97,7 +97,7 @@ def take(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
     """Take a thread over: agents answer there no more until it is given back. People in it do, and operators."""
     state, by = change.state, change.origin.agent_id
     head = find_thread(state, change.facts, change.origin, thread_id)
-    known = state.hold(thread_id)
+    known = state.holds.get(thread_id)
     if known is not None and known.by:
         if known.by != by:
             raise ThreadHeld(
@@ -118,7 +118,7 @@ def take(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
 def give(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
     """Give a thread back that was taken over, by whomever: its agents answer there again."""
     find_thread(change.state, change.facts, change.origin, thread_id)
-    hold = change.state.hold(thread_id)
+    hold = change.state.holds.get(thread_id)
     if hold is None or not hold.by:
         raise InvalidArguments(f"Nobody has taken {thread_id} over, so it is not given back; network.take takes it.")
     return {"thread_id": thread_id, "seq": give_back(change, hold), "taken": hold.taken, "by": hold.by}

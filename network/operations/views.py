@@ -193,7 +193,7 @@ async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
     agent_id, state = reading.origin.agent_id, reading.hub.state
     if thread_id == BROADCAST:
         return True
-    if (hold := state.hold(thread_id)) is not None:
+    if (hold := state.holds.get(thread_id)) is not None:
         return reading.origin.is_operator or may_read(state, agent_id, as_of_now(state, hold.head))
     if kind == "channel" and state.channel(name) is not None:
         return reading.origin.is_operator or bool(state.member(name, agent_id).spans)
