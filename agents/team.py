@@ -444,5 +444,5 @@ def _build_choice(spec: AgentSpec, choice: ModelChoice) -> Model:
     if choice.script is None:
         return ScriptedModel(RuleSet(rules=choice.rules or []).answer, name="rules")
     if choice.script.endswith((".yaml", ".yml")):
-        return ScriptedModel(load_rules(spec.path.parent / choice.script).answer, name=choice.script)
-    return ScriptedModel(load_script(choice.script), name=choice.script)
+        return ScriptedModel(load_rules(spec.path.parent / choice.script).answer, name=f"script {choice.script}")
+    return ScriptedModel(load_script(choice.script), name=f"script {choice.script}")

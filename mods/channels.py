@@ -23,14 +23,12 @@ from roundelay.network.core.access import (
 )
 from roundelay.network.core.tables import Access, History
 from roundelay.network.errors import InvalidArguments
-from roundelay.network.frames import Seq
+from roundelay.network.frames import ID_PATTERN, Seq
 from roundelay.network.mod import Change, Mod, Reading, operation
 from roundelay.network.operations.listing import take_page
 from roundelay.network.operations.views import find_listeners
 
-ChannelName = Annotated[
-    str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$", description="The channel's name, without 'channel:'.")
-]
+ChannelName = Annotated[str, Meta(pattern=ID_PATTERN, description="The channel's name, without 'channel:'.")]
 Topic = Annotated[str, Meta(max_length=1000, description="What the channel is about.")]
 Who = Annotated[str, Meta(description="The id of an agent, a person or a service.")]
 PageLimit = Annotated[int, Meta(ge=1, le=1000)]

@@ -21,6 +21,8 @@ Seq: TypeAlias = Annotated[int, Meta(ge=0, lt=SEQ_LIMIT)]
 Kind: TypeAlias = Literal["agent", "human", "service"]
 Role: TypeAlias = Literal["observer", "reactor"]
 
+ID_PATTERN = "^[a-z0-9][a-z0-9._-]{0,63}$"
+ID_IN_WORDS = "a name of lower case letters, digits, '.', '_' and '-', a letter or digit first, at most 64"
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 
 

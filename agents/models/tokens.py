@@ -111,6 +111,8 @@ def _count_tool(tool: ToolSpec, count: Count) -> int:
 
 # What a server adds to the name that it was asked by.
 _VERSION = re.compile(r"[-@:](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)\Z")
+_SCRIPT = re.compile(r"rules|scripted|script .+")
+"""What is named so asks nobody: see `scripted` and `team`."""
 _Dollars = Annotated[Decimal, Field(ge=0)]
 
 
@@ -128,11 +130,14 @@ class Prices(dict[str, Price]):
     (``gpt-4o`` of ``gpt-4o-2024-08-06``)."""
 
     def cost(self, model: str, usage: Usage, calls: int = 1) -> Decimal | None:
-        """Give what this usage of ``calls`` calls cost, None where no price is known.
+        """Give what this usage of ``calls`` calls cost, None where no price is known; nothing for rules and scripts,
+        which ask no model.
 
         Some prices depend on a call's length: of several calls the average one counts.
         """
         known = self.get(model) or self.get(_VERSION.sub("", model))
+        if known is None and _SCRIPT.fullmatch(model):
+            return Decimal(0)
         if known is not None:
             cached_price = known.input if known.cached is None else known.cached
             cached = min(usage.prompt_tokens, usage.cached_tokens)  # some servers count them beside the prompt

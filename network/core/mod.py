@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from roundelay.network.errors import Forbidden, InternalError, InvalidArguments, ModError, RoundelayError
-from roundelay.network.frames import ModInfo, OperationInfo, SendFrame, Seq, is_id
+from roundelay.network.frames import ID_IN_WORDS, ID_PATTERN, ModInfo, OperationInfo, SendFrame, Seq, is_id
 
 from .entries import Origin
 from .state import State
@@ -139,7 +139,8 @@ class Operation(Struct, frozen=True):
             known = ", ".join(
                 field.encode_name + ("" if field.required else "?") for field in msgspec.structs.fields(self.args_type)
             )
-            raise InvalidArguments(f"{self.op}: {error}; its arguments are {{{known}}}.") from error
+            said = str(error).replace(f"`str` matching regex {ID_PATTERN!r}", ID_IN_WORDS)
+            raise InvalidArguments(f"{self.op}: {said}; its arguments are {{{known}}}.") from error
 
     def call(self, context: Any, args: Struct) -> Any:
         """Perform it with what it is given, a `Change` or a `Reading`, and `decode`d arguments; a reading one gives an

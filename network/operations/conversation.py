@@ -143,7 +143,8 @@ def _tell_readers(change: ChangeSet, kind: Literal["taken", "given"], hold: Hold
 
 
 def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
-    """Let a conversation that has used its budget go on, with as much again."""
+    """Let a conversation that has used its budget go on, with as much again. ``was_stopped``: the hub had stopped it;
+    the budgets that its agents keep are not the hub's to know."""
     if change.origin.is_operator:
         head = change.facts.heads.get(root)
     else:
@@ -152,8 +153,12 @@ def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
             raise Forbidden(
                 "Only people who may read its first message, and operators, let a stopped conversation go on."
             )
-    if head is None or head.root != root:
-        raise UnknownMessage(f"There is no root message {root}; a loop_stopped notice names it.")
+    if head is None:
+        raise UnknownMessage(f"There is no message #{root}; root is the first message of a conversation.")
+    if head.root != root:
+        raise UnknownMessage(
+            f"Message #{root} belongs to the conversation that began with #{head.root}: name that one."
+        )
     budget = find_budget(change.state, change.facts, root, head)
     limits = change.rules.limits
     change.write_row("budget", data=msgspec.json.encode({"root": root, "event": "resumed"}))
@@ -167,7 +172,7 @@ def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
     )
     change.put_row("root", str(root), extended)
     change.put_row("stopped", stopped_key(root), None)
-    return {}
+    return {"was_stopped": bool(budget.told)}
 
 
 # --- what there is

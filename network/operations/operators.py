@@ -203,13 +203,15 @@ async def stopped(reading: Reading, *, before: Seq | None = None, limit: Limit =
 
 
 def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
-    """Let an agent go on that has answered without causes until it was stopped."""
+    """Let an agent go on that has answered without causes until it was stopped. ``was_stopped``: it had been."""
     if change.state.present(agent_id) is None:
         raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
     bucket = change.state.bucket(agent_id)
+    uncaused = bucket.uncaused
+    was_stopped = uncaused.is_told and not was_spoken_to(change.state, agent_id, uncaused.since)
     change.write_row("budget", data=msgspec.json.encode({"agent_id": agent_id, "event": "resumed"}))
     change.put_row("bucket", agent_id, msgspec.structs.replace(bucket, uncaused=Uncaused()))
-    return {}
+    return {"was_stopped": was_stopped}
 
 
 # --- quotas

@@ -93,7 +93,8 @@ def up(
     def announce_ready(line: str) -> None:
         click.echo(line)
         if sys.stderr.isatty():
-            click.echo("Ctrl-C stops it. In another terminal: roundelay chat", err=True)
+            to = f" --to {agents[0].id}" if agents else ""
+            click.echo(f"Ctrl-C stops it. In another terminal: roundelay chat{to}", err=True)
 
     work = run_node(
         config,

@@ -180,7 +180,7 @@ def pick_word(text: Text, which: Literal["longest", "shortest"]) -> str:
 @tool(idempotent=True)
 def count_in_text(text: Text, what: Literal["words", "letters", "vowels"]) -> str:
     """Count the words, letters or vowels of a text."""
-    letters = [char for char in text.casefold() if char.isalpha()]
+    letters = [char for char in text.lower() if char.isalpha()]  # casefold() makes two of "ß"
     vowels = [char for char in letters if char in _VOWELS]
     count = len({"words": _list_words(text), "letters": letters, "vowels": vowels}[what])
     return f"{count} {what if count != 1 else what.removesuffix('s')}"

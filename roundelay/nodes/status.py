@@ -32,10 +32,12 @@ async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
     figures = await _read_figures(client)
     rates = compute_rates(before, figures, time.perf_counter() - began)
     quotas = await _ask(client, "network.quotas", {"quotas": []})
+    agents = await list_participants(client)
     return {
         "url": client.url,
         **info,
-        "agents": await list_participants(client),
+        "participants": len(agents),  # as `roundelay agents` lists them: the hub counts who asks, too
+        "agents": agents,
         "figures": figures,
         "rates": rates,
         "quotas": quotas["quotas"],

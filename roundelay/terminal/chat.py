@@ -534,11 +534,13 @@ class Chat:
         if not rest:
             raise InvalidArguments("Write /resume SEQ, or /resume AGENT, with what the notice names.")
         if rest.isdecimal():
-            await self.client.call("network.resume_root", {"root": int(rest)})
-            self.screen.note(f"The conversation that began with #{rest} may go on.")
+            what, more = f"The conversation that began with #{rest}", "; it may now be as long once more"
+            resumed = await self.client.call("network.resume_root", {"root": int(rest)})
         else:
-            await self.client.call("network.resume_agent", {"agent_id": rest})
-            self.screen.note(f"{clean(rest)} may go on.")
+            what, more = clean(rest), ""
+            resumed = await self.client.call("network.resume_agent", {"agent_id": rest})
+        was_stopped = resumed.get("was_stopped", True)  # a hub from before says nothing of it
+        self.screen.note(f"{what} may go on." if was_stopped else f"{what} had not been stopped{more}.")
 
     @command("/cost", "tokens that agents used on what was said since you joined")
     async def _cost(self, _rest: str) -> None:

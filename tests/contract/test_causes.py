@@ -157,7 +157,8 @@ async def test_a_person_resumes_a_stopped_root() -> None:
         root = await mia.send("agent:bob", "root")
         await bob.send("agent:mia", "1", cause=root["seq"])
         await bob.refused("loop_stopped", "agent:mia", "2", cause=root["seq"], message_id="m2")
-        assert await mia.call("network.resume_root", {"root": root["seq"]}) == {}
+        assert await mia.call("network.resume_root", {"root": root["seq"]}) == {"was_stopped": True}
+        assert await mia.call("network.resume_root", {"root": root["seq"]}) == {"was_stopped": False}
         stored = await bob.send("agent:mia", "2", cause=root["seq"], message_id="m2")
         assert stored["duplicate"] is False
 

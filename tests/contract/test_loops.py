@@ -221,7 +221,9 @@ async def test_an_operator_lets_an_agent_go_on_and_nobody_else() -> None:
         )
         await session.call_refused("forbidden", "network.resume_agent", {"agent_id": name})
         await session.refused("loop_stopped", to)
-        await mia.call("network.resume_agent", {"agent_id": name})
+        for was_stopped in (True, False):
+            told = await mia.call("network.resume_agent", {"agent_id": name})
+            assert told == {"was_stopped": was_stopped}
         await session.send(to, "again")
 
 

@@ -18,6 +18,7 @@ from roundelay.agents.middleware import Correction, Middleware
 from roundelay.agents.models.model import ModelReply, ModelRequest, OnDelta, ToolCall, Usage
 from roundelay.agents.models.tokens import Price, Prices, write_dollars
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
@@ -218,6 +219,23 @@ def test_the_command_offers_every_group() -> None:
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with announced_node(tmp_path) as running_node:
         yield running_node
+
+
+async def test_agents_that_ask_no_model_cost_nothing(network: Network, tmp_path: Path) -> None:
+    (tmp_path / "script.yaml").write_text("rules: [{do: [{say: hello}]}]")
+    path = tmp_path / "agents.yaml"
+    models = {"ann": "{rules: [{do: [{say: hello}]}]}", "bob": "{script: script.yaml}"}
+    agents = [f"{{id: {name}, instruction: x, model: {model}}}" for name, model in models.items()]
+    path.write_text(f"agents: [{', '.join(agents)}]")
+    mia = await Person.join(network, "mia")
+    async with running(network, *map(build_runner, load_agents(path))):
+        for agent_id in models:
+            await mia.ask(agent_id, "hi")
+    report = await read_cost(LiveSource(mia.client), Wanted(), "agent")
+    assert [(names[0], total.calls, total.cost, total.unpriced) for names, total in report.by_cost()] == [
+        ("ann", 1, 0, set()),
+        ("bob", 1, 0, set()),
+    ]
 
 
 async def test_roundelay_cost_shows_what_was_used(node: Node) -> None:

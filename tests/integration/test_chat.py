@@ -478,6 +478,8 @@ async def test_resume_lets_a_stopped_conversation_go_on(tmp_path: Path) -> None:
         )
         await chat.type(f"/resume {told[1]}")
         await chat.line("may go on")
+        await chat.type("/resume bob")
+        await chat.line(r"bob had not been stopped\.")
         await bob.send("agent:mia", "two", cause=root["seq"])
         await chat.line("bob → mia.*: two")
 

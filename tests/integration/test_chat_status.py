@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -51,6 +52,7 @@ async def test_chat_agents_and_status_tell_the_same_of_what_agents_do(node: Node
         await chat.type("/quit")
         await chat.end()
     listed = await run("agents")
+    assert len(listed.lines) - 1 == json.loads((await run("status", "--json")).out)["participants"]
     assert [line.split("  ")[0] for line in listed.lines if "waits for bob" in line] == ["ann"]
     [told] = [line for line in (await run("status", "--over", "0.1")).lines if line.startswith("agents")]
     assert told.split(None, 1)[1] == (

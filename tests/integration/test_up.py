@@ -21,6 +21,7 @@ from roundelay.network.home import home, running_nodes
 from roundelay.network.hub import Hub
 from tests.support.announced import announced_node
 from tests.support.command import TIMEOUT_S, Command, command, run
+from tests.support.terminals import command_at_terminal
 from tests.support.wire import WireSession, hello_frame, make_token
 
 NODE = "port: 0\nagents: [ann.yaml, {id: bob, instruction: Greet., model: {rules: [{do: [{say: 'bob heard {{ text }}'}]}]}}]\n"
@@ -94,6 +95,13 @@ async def test_agents_that_the_page_of_rights_locks_out_are_named_at_the_start(f
         await up.error("^bob may write to nobody")
         await up.error("bob: .* kept out of a channel.* channel='dev'")
         await up.line("^Roundelay is ready .* agents ann bob")
+
+
+async def test_a_terminal_is_told_how_to_talk_to_the_first_agent(folder: Path) -> None:
+    shown = "In another terminal: roundelay chat --to ann"
+    async with command_at_terminal("up", shows=shown, columns=120, cwd=folder) as up:
+        up.process.terminate()
+        await up.process.wait()
 
 
 async def test_what_init_writes_works_at_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pyte
 
@@ -88,15 +89,24 @@ class Terminal:
 @asynccontextmanager
 async def at_terminal(*flags: str, person: str = "mia", columns: int = 60) -> AsyncIterator[Terminal]:
     """A chat on a node that is up here, or at ``--url``, until the block ends."""
+    async with command_at_terminal("chat", "--as", person, *flags, shows="Ctrl-D leaves", columns=columns) as terminal:
+        yield terminal
+
+
+@asynccontextmanager
+async def command_at_terminal(
+    *arguments: str, shows: str, columns: int = 60, cwd: Path | None = None
+) -> AsyncIterator[Terminal]:
+    """A command at a terminal, from when it shows this until the block ends."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "roundelay", "chat", "--as", person, *flags,
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"},
+        sys.executable, "-m", "roundelay", *arguments,
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env={**os.environ, "TERM": "xterm"},
     )  # fmt: skip
     terminal = Terminal(ours, process, columns)
     try:
-        await terminal.shows("Ctrl-D leaves")
+        await terminal.shows(shows)
         yield terminal
     finally:
         if process.returncode is None:

@@ -62,6 +62,7 @@ def test_numbers_finds_and_does_what_is_asked(question: str, found: list[str]) -
         ("the shortest word in “to be or not”?", ["the shortest word in “to be or not” is “to” and “be” and “or” (2 letters each)"]),
         ("How many vowels are in roundelay?", ["“roundelay” has 4 vowels"]),
         ("How many letters are in “the refrain”?", ["“the refrain” has 10 letters"]),
+        ("How many letters are in “Straße”?", ["“Straße” has 6 letters"]),
         ("reverse hello world", ["“hello world” backwards is “dlrow olleh”"]),
         ("What is roundelay backwards?", ["“roundelay” backwards is “yalednuor”"]),
         ("How many words has “one two”?", ["“one two” has 2 words"]),
