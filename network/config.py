@@ -16,8 +16,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     InstanceOf,
     JsonValue,
@@ -27,7 +25,7 @@ from pydantic import (
 )
 
 from .errors import ConfigError
-from .yaml import PLACED, Settings, YamlNode, bind, describe_problem, load_yaml, show_value
+from .yaml import Settings, YamlNode, bind, describe_problem, load_yaml, show_value
 
 __all__ = [
     "Limits",
@@ -107,7 +105,6 @@ class Quota(Settings):
     max_created_channels: _Allowance = None
 
 
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
 _RoleName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
 
@@ -129,11 +126,9 @@ _Pattern = Annotated[str, AfterValidator(_check_pattern)]
 _Addressee = Annotated[str, AfterValidator(_check_addressee)]
 
 
-class Role(BaseModel):
+class Role(Settings):
     """What those may who have one role; what none of one's roles allows is denied (`rights`). ``*`` in a pattern
     stands for anything."""
-
-    model_config = _FROZEN
 
     ids: tuple[_Pattern, ...] = ()
     kinds: tuple[Literal["agent", "human", "service"], ...] = ()
@@ -158,10 +153,8 @@ class Retain(Settings):
     patience_minutes: Annotated[int, Field(ge=1, le=60 * 24 * 365)] = 30
 
 
-class NodeConfig(BaseModel):
+class NodeConfig(Settings):
     """One node: where it listens, what it keeps, what it allows, and the agents that it starts."""
-
-    model_config = _FROZEN
 
     name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")] = "roundelay"
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -176,7 +169,7 @@ class NodeConfig(BaseModel):
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
     retain: Retain = Retain()
-    quotas: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")], Quota] = {}
+    quotas: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")], Quota] = Field(default_factory=dict)
     rights: Annotated[dict[_RoleName, Role], Field(min_length=1)] | None = None
     # As read: what an agent may say is for the package `roundelay.agents` to know. A text is the path of an agent file.
     agents: tuple[InstanceOf[YamlNode], ...] = Field(default=(), exclude=True, repr=False)
@@ -334,9 +327,7 @@ def _check(field: str, value: object, label: str) -> JsonValue:
     if field not in _FIELDS:
         raise ValueError(f"no such field: {field}")  # a mistake in the command line's own code
     try:
-        checked = NodeConfig.model_validate(
-            _nest({field: value}), strict=False, context=PLACED
-        )  # "8700" is a number here
+        checked = NodeConfig.model_validate(_nest({field: value}), strict=False)  # "8700" is a number here
     except ValidationError as error:
         raise ConfigError(f"{label} {describe_problem(error.errors()[0])}") from error
     return flat_values(checked)[field]

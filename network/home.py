@@ -186,14 +186,15 @@ def node_at(url: str) -> RunningNode | None:
     for node in running_nodes():
         parts = urlsplit(node.url)
         # A hub on another machine that has the same port must not be shown this one's token.
-        is_here = wanted.hostname == parts.hostname or _is_loopback(wanted.hostname or "")
+        is_here = wanted.hostname == parts.hostname or is_loopback(wanted.hostname or "")
         if is_here and parts.port == wanted.port:
             return node
     return None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host, by the address or name of a socket or a URL, is this machine alone."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return host == "localhost"

@@ -25,10 +25,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     JsonValue,
-    ModelWrapValidatorHandler,
     ValidationError,
-    ValidationInfo,
-    model_validator,
 )
 from pydantic_core import ErrorDetails, to_jsonable_python
 
@@ -103,31 +100,29 @@ def bind_values(cls: type[ModelT], whose: str, given: Mapping[str, object]) -> M
 
 def _validate(cls: type[ModelT], node: YamlNode) -> ModelT:
     # By way of JSON, because only there strict mode still takes what a file can hold for a path, a tuple or an enum.
-    return cls.model_validate_json(json.dumps(node.plain()), strict=True, extra="forbid", context=PLACED)
-
-
-PLACED = "placed"
-"""The context of a validation of which whoever asks for it says what is wrong, and where."""
+    return cls.model_validate_json(json.dumps(node.plain()), strict=True, extra="forbid")
 
 
 class Settings(BaseModel):
-    """A frozen group of numbers of which a program that makes one is refused what a file is: by the same sentence, as a
-    `ConfigError`.
+    """A frozen model of which a program that makes one is refused what a file is: by the same sentence, as a
+    `ConfigError`. Fields that no file has are left out of what it shows (``exclude``)."""
 
-    Not for lists and paths: of what passes a validator, strict mode no longer takes a JSON list for a tuple.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    if not TYPE_CHECKING:  # for checkers it is made as any model
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _explain(cls, given: Any, make: ModelWrapValidatorHandler[Any], info: ValidationInfo) -> Any:
-        try:
-            return make(given)
-        except ValidationError as error:
-            if info.context is PLACED:
-                raise
-            raise ConfigError(f"{cls.__name__}: {_list_problems(cls, _tree_of(given), error)[0][1]}") from error
+        def __init__(self, /, **given: Any) -> None:
+            whose = type(self)
+            in_files = {it: value for it, value in given.items() if not _is_in_code(whose, it)}
+            bind_values(whose, whose.__name__, in_files)
+            super().__init__(**given)
+
+        # What is read of a file does not pass here: there the file says where it is wrong.
+        __init__.__pydantic_base_init__ = True
+
+
+def _is_in_code(cls: type[BaseModel], name: str) -> bool:
+    return name in cls.model_fields and cls.model_fields[name].exclude is True
 
 
 def _list_problems(cls: type[BaseModel], node: YamlNode, error: ValidationError) -> list[tuple[YamlNode, str]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import functools
-import ipaddress
 import json
 import math
 import os
@@ -38,6 +37,8 @@ from openai.types.chat import (
 )
 from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta, ChoiceDeltaToolCall
 from openai.types.shared_params import ResponseFormatJSONSchema
+
+from roundelay.network.home import is_loopback
 
 from .json_schema import StepRequest, decode_step, encode_steps
 from .model import (
@@ -103,7 +104,8 @@ class OpenAIModel:
         """What goes into each request's body beside messages and tools."""
 
         self._client: AsyncOpenAI | None = None
-        if not self._api_key and not _is_loopback(self._base_url):
+        host = urlsplit(self._base_url or "").hostname or ""
+        if not self._api_key and not is_loopback(host) and not host.endswith(".localhost"):
             raise ModelError(
                 f"Model {name} needs a key, and the environment variable {api_key_env} is not set: "
                 f"export {api_key_env}=..., or name another variable with api_key_env.",
@@ -520,13 +522,3 @@ def _read_retry_after(headers: Mapping[str, str]) -> int | None:
         return max(0, int((at.timestamp() - time.time()) * 1000))
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-def _is_loopback(base_url: str | None) -> bool:
-    host = urlsplit(base_url or "").hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -13,9 +13,12 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 from roundelay.network.addresses import name_of, short_address
+
+if TYPE_CHECKING:
+    from roundelay.network.config import Role
 
 Verb: TypeAlias = Literal["send", "broadcast", "create", "join", "read", "write", "call", "administer"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -32,22 +35,6 @@ SAYS: Mapping[str, str] = {
 """How a sentence begins that goes on with what it is done to."""
 REMEMBERED = 16_384
 """Decisions that are kept; what is asked beyond is decided anew."""
-
-
-class Role(Protocol):
-    """What a page says of one role (`config.Role`). Patterns are ids or names with ``*`` for anything; ``send``
-    takes ``role:`` and ``mod:`` too."""
-
-    ids: tuple[str, ...]
-    kinds: tuple[Any, ...]
-    send: tuple[str, ...]
-    broadcast: bool
-    create: tuple[str, ...]
-    join: tuple[str, ...]
-    read: tuple[str, ...]
-    write: tuple[str, ...]
-    call: tuple[str, ...]
-    administer: bool
 
 
 class Decision(NamedTuple):

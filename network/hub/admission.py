@@ -21,6 +21,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 
 from roundelay.network.core.entries import Peer
+from roundelay.network.home import is_loopback
 
 
 class Newcomer(Protocol):
@@ -106,7 +107,7 @@ _FORWARDING_HEADERS = (
 def describe_peer(connection: ServerConnection, *, behind_proxy: bool) -> Peer:
     """``behind_proxy``: connections come through a proxy, so that none is local, whatever its address."""
     headers: Headers = connection.request.headers if connection.request is not None else Headers()
-    is_near = all(_is_loopback(address) for address in (connection.local_address, connection.remote_address))
+    is_near = all(is_loopback(_host_of(address)) for address in (connection.local_address, connection.remote_address))
     is_local = is_near and not behind_proxy and not _is_forwarded(headers) and _names_loopback(headers)
     return Peer(is_local=is_local, is_page="Origin" in headers)
 
@@ -146,7 +147,12 @@ def _names_loopback(headers: Headers) -> bool:
 def crowd_of(address: Any) -> str:
     """What a socket's remote address counts as where places are shared out: itself, or, as whoever has one IPv6 address
     has many, its /64."""
-    return _crowd_of_host(str(address[0]) if isinstance(address, tuple) and address else "")
+    return _crowd_of_host(_host_of(address))
+
+
+def _host_of(address: Any) -> str:
+    """The host of a socket's address; empty where it has none, as a Unix socket."""
+    return str(address[0]) if isinstance(address, tuple) and address else ""
 
 
 @lru_cache(maxsize=1024)
@@ -160,13 +166,6 @@ def _crowd_of_host(host: str) -> str:
     if found.ipv4_mapped is not None:
         return str(found.ipv4_mapped)
     return str(ipaddress.ip_network((found, 64), strict=False))
-
-
-def _is_loopback(address: Any) -> bool:
-    try:
-        return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
-    except (TypeError, ValueError, IndexError):
-        return False
 
 
 def count_unsent(sock: Any) -> int:

@@ -71,12 +71,13 @@ def up(
 
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConnectError, ModError
+    from roundelay.network.home import is_loopback
     from roundelay.network.hub.memory import return_large_blocks
     from roundelay.nodes.logs import Voice, log_to_stderr
-    from roundelay.nodes.up import is_loopback_host, place_mod_error, run_node
+    from roundelay.nodes.up import place_mod_error, run_node
 
     config, origins = resolve_config(pick_file(file), os.environ, flags)
-    if not is_loopback_host(config.host) and config.tls_cert is None and config.tls_key is None and not insecure:
+    if not is_loopback(config.host) and config.tls_cert is None and config.tls_key is None and not insecure:
         raise click.UsageError(
             f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on "
             "their way. "

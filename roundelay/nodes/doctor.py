@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 from roundelay.app import OWN_MODS, make_rights, raise_file_limit
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
-from roundelay.network.home import find_url, node_at, running_nodes
+from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
 from roundelay.network.ledger.files import explain
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.mod import load_mods
@@ -35,7 +35,6 @@ from roundelay.nodes.up import (
     check_folder,
     describe_exposed,
     find_exposed,
-    is_loopback_host,
     listening_url,
     load_tls,
     place_mod_error,
@@ -245,7 +244,7 @@ def check_tls(config: NodeConfig) -> Check:
         return Check("tls", "failed", str(error))
     if tls is not None:
         return Check("tls", "ok", f"{config.tls_cert} and {config.tls_key} fit each other.")
-    if is_loopback_host(config.host):
+    if is_loopback(config.host):
         return Check("tls", "ok", f"Nothing is encrypted, and only this machine reaches {config.host}.")
     return Check(
         "tls", "note", f"Nothing is encrypted, and others reach {config.host}.", "Give it tls_cert and tls_key."

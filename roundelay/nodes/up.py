@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import ssl
@@ -241,14 +240,6 @@ def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> s
     if agent_ids:
         parts.append(f"agents {' '.join(agent_ids)}")
     return f"Roundelay is ready at {node.url} ({', '.join(parts)})"
-
-
-def is_loopback_host(host: str) -> bool:
-    """Whether only this machine can connect to what listens there."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def listening_url(config: NodeConfig) -> str:

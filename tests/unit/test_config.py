@@ -16,6 +16,7 @@ from roundelay.network.config import (
     NodeConfig,
     Quota,
     Retain,
+    Role,
     YamlNode,
     bind,
     env_name,
@@ -76,6 +77,13 @@ def refusal(path: Path, cls: type[BaseModel] = Team) -> str:
         (Quota, {"bytes_per_day": "much"}),
         (Retain, {"days": 0}),
         (Retain, {"bytes": 1 << 60}),
+        (Role, {"broadcast": "yes"}),
+        (Role, {"send": ["everybody!"]}),
+        (Role, {"sends": ["*"]}),
+        (NodeConfig, {"port": "8700"}),
+        (NodeConfig, {"rights": {}}),
+        (NodeConfig, {"rights": {"staff": {"kinds": ["people"]}}}),
+        (NodeConfig, {"limits": {"max_hops": 0}}),
     ],
 )
 def test_a_program_is_refused_what_a_file_is_and_by_the_same_sentence(
