@@ -6,6 +6,7 @@ decide, is a record of the agent's own (``standing``): it holds over restarts, u
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,7 +15,15 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ValidationError
 
 from roundelay.network.client import AnyMessage, NetworkClient
-from roundelay.network.errors import BudgetExhausted, InternalError, LoopStopped, RequestError
+from roundelay.network.errors import (
+    ConnectError,
+    IdConflict,
+    InternalError,
+    LoopStopped,
+    RequestError,
+    RoundelayError,
+    Superseded,
+)
 from roundelay.network.messages import BaseMessage
 
 from .containment import retry_later
@@ -22,6 +31,8 @@ from .inbox import read_decision
 from .journal import Approval, RecordClient, digest, fetch_fates, fetch_records, open_journal
 from .text import cut
 from .values import Scope
+
+_logger = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARS, MAX_WHY_CHARS = 4000, 1000
 """Of the arguments that a person is asked to approve, and of what the model says beside its call."""
@@ -140,7 +151,19 @@ def _place(client: RecordClient) -> str:
 
 async def answer_late_decision(client: NetworkClient, decision: AnyMessage) -> None:
     """Tell a person whose decision decides nothing who has decided, or that nothing waits any more. A denial takes back
-    what its sender approved for longer. Nothing is said of a decision that counts, or of what is no request of ours."""
+    what its sender approved for longer. Nothing is said of a decision that counts, or of what is no request of ours.
+    What the hub refuses of it (the thread is held, the quota spent) is logged: it is nobody's reaction that could fail.
+    """
+    try:
+        await _answer_late(client, decision)
+    except (ConnectError, Superseded):
+        raise
+    except RoundelayError as error:
+        place = {"agent_id": client.agent_id, "seq": decision.seq, "code": error.code}
+        _logger.warning("a late decision is not answered", extra=place)
+
+
+async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
     said, found = read_decision(decision), await _find_request(client, decision)
     if said is None or found is None:
         return
@@ -163,9 +186,7 @@ async def tell_decider(
     client: Replier, decision: AnyMessage, text: str, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Answer a decision: once, however often it is delivered, and wherever that has got to."""
-    with suppress(
-        RequestError, LoopStopped, BudgetExhausted
-    ):  # the hub refuses it, or an earlier run said it otherwise
+    with suppress(IdConflict, LoopStopped):  # an earlier run said it otherwise, or nothing more may be said there
         key = digest("told", client.agent_id, decision.seq)
         await retry_later(partial(client.reply, decision, text, message_id=key, metadata=metadata))
 

@@ -774,7 +774,7 @@ class Driver:
         for. Raises `NobodyDecides`."""
         if self._replies is None:
             return None
-        trigger = self._find_trigger(turn, planned)
+        trigger = _find_trigger(self._make_context(self._journal.derive_id(turn, planned.index), turn))
         people = await find_people(self._journal.client, trigger)
         if people is None:
             return None
@@ -791,12 +791,12 @@ class Driver:
         if waiter is None:
             return None
         context = self._make_context(f"{self._journal.derive_id(turn, planned.index)}-approval", turn)
-        trigger, timeout_s = self._find_trigger(turn, planned), self._reaction.agent.policy.approval_timeout_s
-        arguments = planned.call.arguments or "{}"
-        text, told = describe_request(planned.tool.name, arguments, why=why, timeout_s=timeout_s)
-        metadata = {"approval": {"reaction": context.reaction, **told}}
-        send = partial(context.client.reply, trigger, text, message_id=context.call_id, metadata=metadata)
-        stored = await retry_later(send)
+        if (
+            known := waiter.known
+        ) is not None:  # it was sent before: what it said then holds, whatever the policy is now
+            stored = Stored(known.questions[PERSON], context.call_id, True, known.threads[PERSON])
+        else:
+            stored = await self._send_request(context, planned, why)
         waiter.expect(stored.seq, is_approval=True)
         try:
             reply = await self._await_decision(waiter, planned, stored, context.client)
@@ -811,6 +811,16 @@ class Driver:
             await keep_standing(self._journal.client, Standing.model_validate(kept))
         await self._journal.record_approval(turn, planned.index, approval)
         return approval
+
+    async def _send_request(self, context: ToolContext, planned: PlannedCall, why: str) -> Stored:
+        """Ask. What the model says beside the call is left out where its words are reviewed before anybody reads them;
+        the arguments are what is decided on."""
+        timeout_s, shown = self._reaction.agent.policy.approval_timeout_s, "" if self._is_held() else why
+        text, told = describe_request(planned.tool.name, planned.call.arguments or "{}", why=shown, timeout_s=timeout_s)
+        metadata = {"approval": {"reaction": context.reaction, **told}}
+        trigger = _find_trigger(context)
+        send = partial(context.client.reply, trigger, text, message_id=context.call_id, metadata=metadata)
+        return await retry_later(send)
 
     async def _await_decision(
         self, waiter: Waiter, planned: PlannedCall, request: Stored, client: Replier
@@ -831,11 +841,6 @@ class Driver:
                 continue
             break
         return reply
-
-    def _find_trigger(self, turn: int, planned: PlannedCall) -> AnyMessage:
-        trigger = self._make_context(self._journal.derive_id(turn, planned.index), turn).trigger
-        assert isinstance(trigger, AnyMessage)
-        return trigger
 
     # --- an agent inside of a call
 
@@ -876,6 +881,12 @@ class Driver:
 
 def _add_up(used: Iterable[ModelUse], total: Usage) -> Usage:
     return sum((it.usage for it in used), total)
+
+
+def _find_trigger(context: ToolContext) -> AnyMessage:
+    trigger = context.trigger
+    assert isinstance(trigger, AnyMessage)
+    return trigger
 
 
 def _not_run(why: str) -> ToolResult:

@@ -322,3 +322,25 @@ async def test_who_declines_an_answer_that_is_reviewed_says_none_of_its_models_w
             await mia.client.send_text("ann", "Will it?")
             await heard.finished()
     assert results_of(provider.requests[-1]) == ['<declined sender="bob">there is no answer</declined>']
+
+
+async def test_a_request_for_approval_of_who_is_reviewed_says_nothing_but_what_is_decided_on(network: Network) -> None:
+    @tool(needs_approval=True)
+    def pay(to: str) -> str:
+        """Pay."""
+        return f"paid to {to}"
+
+    def script(body: Body) -> Reply:
+        return text("Done.") if results_of(body) else use(("pay", {"to": "ann"}), text="I guarantee it is right.")
+
+    async with Provider(script) as provider:
+        bob = SimpleAgentRunner(
+            "bob", instruction="x", model=provider.model(), tools=[pay], middleware=[checks(blocking=("no_promises",))]
+        )
+        async with running(network, bob):
+            mia = await Person.join(network, "mia")
+            request = await mia.ask("bob", "Pay.")
+            assert 'May I call pay with {"to": "ann"}?' in request.text
+            assert "guarantee" not in request.model_dump_json()
+            await mia.client.reply(cast("Any", request), "/approve")
+            assert (await mia.hear()).text == "Done."

@@ -213,6 +213,21 @@ async def test_an_approval_holds_once_or_in_the_thread_or_wherever_its_person_ma
             assert await pays(mia, "agent:bob") is False
 
 
+async def test_a_decision_in_a_thread_that_somebody_holds_ends_no_agent(network: Network) -> None:
+    """The agent may not say there that nothing waits any more: it goes on, and takes back what was approved."""
+    mia, bank = await Person.join(network, "mia"), Bank()
+    async with running(network, bank.make_runner()):
+        request = await mia.ask("bob", "pay ann")
+        await decide(mia, request, "/approve thread")
+        assert (await mia.hear()).text == "5 paid to ann"
+        await mia.client.call("network.take", {"thread_id": request.thread_id})
+        await decide(mia, request, "/deny not any more")
+        zoe = await Person.join(network, "zoe")
+        await zoe.ask("bob", "pay ann")
+        await mia.client.call("network.give", {"thread_id": request.thread_id})
+        assert (await mia.ask("bob", "pay ann")).text.startswith("May I call pay")
+
+
 async def test_where_nobody_can_approve_the_call_is_refused_at_once(network: Network) -> None:
     """A person is registered, and does not read the thread."""
     mia, bank = await Person.join(network, "mia"), Bank()
@@ -270,7 +285,9 @@ async def test_a_request_survives_restarts_of_the_agent_the_hub_and_the_person(t
         mia = await Person.join(network, "mia")
         if decided == "while it was away":
             await decide(mia, request, "/approve")
-        async with running(network, bank.make_runner()):
+        async with running(
+            network, bank.make_runner(policy=AgentPolicy(approval_timeout_s=3600))
+        ):  # told otherwise then
             if decided == "after it is back":
                 await decide(mia, request, "/approve")
             assert (await mia.hear()).seq == request.seq  # not acknowledged before the hub went down
