@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from roundelay.network.errors import BudgetExhausted, Forbidden, UnknownMessage
-from roundelay.network.frames import StoredFrame, encode, is_id
+from roundelay.network.frames import SEQ_LIMIT, Seq, StoredFrame, encode, is_id
 
 from .change import ChangeSet, answer_error
 from .entries import NOTHING, Answer, Lost, Nack, Notify, Outcome, Record, Retry, Settle
@@ -534,7 +534,8 @@ def read_call(body: bytes) -> str:
 
 
 class _Waiting(Struct):
-    questions: dict[str, int] = {}
+    questions: dict[str, Seq] = {}
+    until: int = 0
     is_approval: bool = False
 
 
@@ -547,7 +548,7 @@ def read_awaited(body: bytes) -> Awaited | None:
     if it is None or not it.questions:
         return None
     if it.is_approval:
-        return Awaited(request=next(iter(it.questions.values())))
+        return Awaited(request=next(iter(it.questions.values())), until=max(0, min(it.until, SEQ_LIMIT - 1)))
     return Awaited(tuple(name for name in it.questions if is_id(name))[:MAX_AWAITED])
 
 

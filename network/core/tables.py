@@ -249,10 +249,12 @@ class Heard:
 
 
 class Awaited(Struct, frozen=True, omit_defaults=True):
-    """What a call waits for: the answers of these participants, or a person's decision on its ``request`` (a seq)."""
+    """What a call waits for: the answers of these participants, or a person's decision on its ``request`` (a seq), ``until`` then
+    (ms)."""
 
     to: tuple[str, ...] = ()
     request: int | None = None
+    until: int = 0
 
 
 class OpenReaction(Struct, frozen=True):

@@ -3,16 +3,15 @@ the records."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from heapq import nsmallest
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from roundelay.network.core.reactions import CHARGED, read_call, spent_on
+from roundelay.network.core.reactions import CHARGED, spent_on
 from roundelay.network.core.tables import DAY_MS, MessageHead, OpenReaction, RootBudget, Row, Spent
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import InternalError
@@ -56,58 +55,42 @@ async def open_reactions(
 async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
     """Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`: those whose
     message the caller may read. `may_decide` says whether a reply of the caller's would decide."""
+    requests = _list_requests(reading, after)
+    page = ListPage(limit, reading.hub.limits.max_result_bytes)
+    for start in range(0, len(requests), PAGE):
+        heads = await reading.hub.ledger.heads({seq for seq, _ in requests[start : start + PAGE]})
+        for seq, told in requests[start : start + PAGE]:
+            head = heads.get(seq)
+            if head is None or head.sender_id != told["agent_id"] or not reads(reading, head):
+                continue
+            row = (await reading.hub.ledger.messages([seq])).get(seq)
+            if row is None or row.is_damaged:
+                continue
+            may_decide = reading.origin.kind == "human" and reads_as_itself(reading, head)
+            if not page.take({**told, "may_decide": may_decide, "message": Raw(row.data)}):
+                return {"approvals": page.entries, "has_more": True}
+    return {"approvals": page.entries, "has_more": False}
+
+
+def _list_requests(reading: Reading, after: int) -> list[tuple[int, dict[str, Any]]]:
+    """The messages above ``after`` that open reactions say they wait on for a person's decision, by seq, with what is
+    told of each. What else the records of a reaction claim is never read here: an agent may write any number of them."""
     claimed: dict[tuple[int, str], dict[str, Any]] = {}
     for _, opened in reading.hub.state.items("reaction"):
-        if any(opened.calls.values()) and not opened.is_cancelled and reads(reading, opened.trigger_head):
-            async for it in _find_requests(reading, opened):
-                claimed[it["seq"], opened.agent_id] = it
-    heads = await reading.hub.ledger.heads({seq for seq, _ in claimed if seq > after})
-    own = [key for key in sorted(claimed) if key[0] in heads and heads[key[0]].sender_id == key[1]]
-    shown = [key for key in own if reads(reading, heads[key[0]])][: limit + 1]
-    rows = await reading.hub.ledger.messages([seq for seq, _ in shown])
-    page = ListPage(limit, reading.hub.limits.max_result_bytes)
-    for key in shown:
-        row, is_person = rows.get(key[0]), reading.origin.kind == "human"
-        if row is None or row.is_damaged:
+        waits = {place: it for place, it in opened.awaits.items() if it.request is not None and it.request > after}
+        if not waits or opened.is_cancelled or not reads(reading, opened.trigger_head):
             continue
-        may_decide = is_person and reads_as_itself(reading, heads[key[0]])
-        if not page.take({**claimed[key], "may_decide": may_decide, "message": Raw(row.data)}):
-            break
-    return {"approvals": page.entries, "has_more": page.has_more}
-
-
-async def _find_requests(reading: Reading, opened: OpenReaction) -> AsyncIterator[dict[str, Any]]:
-    """What a reaction says that it waits for from a person: the newest wait of each call that waits now."""
-    waits: dict[str, _Wait] = {}
-    after, has_more = opened.seq, True
-    while has_more:
-        page = await reading.hub.ledger.records(opened.agent_id, "waiting", after, PAGE, reaction=opened.reaction)
-        has_more = page.has_more
-        for row in page.rows:
-            after = row.seq
-            if not row.is_damaged and (place := read_call(row.data)):
-                with suppress(msgspec.DecodeError):
-                    waits[place] = msgspec.json.decode(row.data, type=_Wait)
-    for place, wait in waits.items():
-        if wait.is_approval and opened.calls.get(place):
-            for seq in wait.questions.values():
-                yield {
-                    "seq": seq,
-                    "agent_id": opened.agent_id,
-                    "reaction": opened.reaction,
-                    "call": place,
-                    "trigger": opened.trigger,
-                    "thread_id": opened.trigger_head.thread_id,
-                    "until": wait.until,
-                }
-
-
-class _Wait(Struct):
-    """What is read of a record ``waiting``."""
-
-    questions: dict[str, Seq] = {}
-    until: int = 0
-    is_approval: bool = False
+        for place, wait in waits.items():
+            claimed[wait.request, opened.agent_id] = {
+                "seq": wait.request,
+                "agent_id": opened.agent_id,
+                "reaction": opened.reaction,
+                "call": place,
+                "trigger": opened.trigger,
+                "thread_id": opened.trigger_head.thread_id,
+                "until": wait.until,
+            }
+    return [(seq, claimed[seq, agent_id]) for seq, agent_id in sorted(claimed)]
 
 
 async def records(

@@ -508,6 +508,23 @@ async def test_calls_that_wait_for_a_decision_are_listed_for_who_may_read_the_re
     assert await listed(mia) == []
 
 
+async def test_a_call_asks_for_one_decision_whatever_else_its_records_claim(node: Node) -> None:
+    """What is looked at is bounded by the calls that wait, not by what an agent writes down."""
+    mia, bot = await node.person("mia"), await node.agent("bot", role="reactor")
+    trigger = (await mia.send("agent:bot", "go"))["seq"]
+    asked = [(await bot.send("agent:mia", f"May I {number}?", reply_to=trigger))["seq"] for number in range(100)]
+    await bot.record("r", "started", {"trigger": trigger})
+    for place in (0, *range(80)):
+        claims = {f"person {number}": seq for number, seq in enumerate(asked[place:])}
+        body = {"turn": 1, "call": place, "questions": claims, "until": 10**30, "is_approval": True}
+        await bot.record("r", "waiting", body)
+    await bot.record("r", "waiting", {"turn": 1, "call": 0, "questions": {"a person": 2**53}, "is_approval": True})
+    listed = (await mia.call("network.approvals", {"limit": 500}))["approvals"]
+    assert [it["seq"] for it in listed] == asked[: len(listed)]
+    assert 1 < len(listed) <= 64
+    assert {it["until"] for it in listed} == {2**53 - 1}
+
+
 async def test_open_reactions_are_ones_own_and_all_for_operators(node: Node, alice: WireSession) -> None:
     bot, other = await node.agent("bot", role="reactor"), await node.agent("other", role="reactor")
     mia = await node.person("mia")
