@@ -86,6 +86,14 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
     return repaired
 
 
+def say_instead(messages: Sequence[ChatMessage], trailing: str, other: str) -> tuple[ChatMessage, ...]:
+    """Give a request with another end of what is said last in it, if it ends so."""
+    *before, last = messages
+    if not isinstance(last, UserMessage) or not last.content.endswith(trailing):
+        return tuple(messages)
+    return (*before, replace(last, content=last.content.removesuffix(trailing) + other))
+
+
 def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[ChatMessage]:
     """Shorten what is long and old: every result but those of the last turn, and the prompt, to ``prompt`` if that is
     given."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from roundelay.network.errors import RoundelayError
 
 from .agent import KEEPER, Agent, Handoff
-from .history import compact, leave_out, read_argument, repair, say, well_formed
+from .history import compact, leave_out, read_argument, repair, say, say_instead, well_formed
 from .middleware import FAILED_CHECKS, CallModel, Guard
 from .models.model import (
     FAILURE_SENTENCES,
@@ -33,6 +33,7 @@ from .models.model import (
     SystemMessage,
     ToolCall,
     ToolMessage,
+    ToolSpec,
     Usage,
     UserMessage,
 )
@@ -396,20 +397,24 @@ class Reaction:
             self._instructed = agent
             self.history[0] = SystemMessage(self._frame(agent.instruct(state)))
         about = agent.policy.describe_turn(self.turn, self.turn if self._is_last else self.max_turns)
-        messages = repair(self.history, f"{about}\n{self._say_how_to_answer()}")
         specs = () if self._is_last else agent.specs
+        rule = self._say_how_to_answer(specs)
+        messages = repair(self.history, f"{about}\n{rule}")
         step = CallModel(self.turn, agent, tuple(messages), specs, state, self._is_last)
         if self._next_tool is not None and any(spec.name == self._next_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(self._next_tool))
-        return chain.prepare(state, step)
+        step = chain.prepare(state, step)
+        if step.tools is specs:
+            return step
+        return replace(step, messages=say_instead(step.messages, rule, self._say_how_to_answer(step.tools)))
 
-    def _say_how_to_answer(self) -> str:
+    def _say_how_to_answer(self, specs: Collection[ToolSpec]) -> str:
         """Say which text is the answer in this turn, and how it is given, with the tools that there are."""
         policy, is_inside = self.agent.policy, bool(self._path or self._callers)
         is_sent = self.sends_text() or bool(self._callers)
-        if self._is_last or not self.agent.specs:
+        if self._is_last or (not specs and policy.on_text != "nudge"):
             return CLOSING if is_sent else CLOSING_UNSENT
-        finish = any(spec.name == FINISH for spec in self.agent.specs)
+        finish = any(spec.name == FINISH for spec in specs)
         if not is_sent:
             said = NOBODY_WAITS
         elif policy.on_text == "nudge":

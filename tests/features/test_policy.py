@@ -99,6 +99,8 @@ async def test_a_turn_without_tools_is_one_that_should_send_none() -> None:
     whole = await run(by_turn(OFTEN[0], "Done."), should_send_tools=lambda state: state.turn == 1)
     assert [tools_of(body) for body in whole.requests] == [["look", "note"], []]
     assert "the last one" not in last_text(whole.requests[-1])
+    assert "tool" in last_text(whole.requests[0])
+    assert "tool" not in last_text(whole.requests[-1])
     assert (whole.end.status, whole.end.answer) == ("finished", "Done.")
 
 
