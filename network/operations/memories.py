@@ -8,12 +8,13 @@ more. Reads, changes nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from roundelay.network.addresses import memory_of
+from roundelay.network.core.tables import Row
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.frames import Seq
 
@@ -22,6 +23,10 @@ from .reading import Reading
 from .views import PAGE, View, open_view
 
 MAX_THREADS = 100
+MAX_SEQS = 1000
+"""Messages that one record sums up; of more it is no memory."""
+MAX_KNOWN = 4096
+"""Memories of a thread that a later one can go on from: of those that may be shown, the newest."""
 MEMORY = "memory"
 """The kind of the record."""
 
@@ -30,9 +35,9 @@ class Memory(Struct, frozen=True):
     """The body of the record: the messages that were summed up, and the memory (its seq) that this one goes on from."""
 
     thread_id: str
-    seqs: list[int]
+    seqs: Annotated[list[Seq], Meta(max_length=MAX_SEQS)]
     text: str
-    earlier: int | None = None
+    earlier: Seq | None = None
 
 
 async def memory(
@@ -54,61 +59,59 @@ async def memory(
 
 
 async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str, Any] | None:
-    kept = await _read(reading, thread_id)
-    shown: dict[int, bool] = {}
-    for seq in sorted(kept, reverse=True):
-        sources = _trace(kept, seq)
-        if sources is not None and await _shows_all(reading, view, sources, shown):
-            return {
-                "thread_id": thread_id,
-                "seq": seq,
-                "upto": max(sources),
-                "messages": len(sources),
-                "text": kept[seq].text,
-            }
-    return None
+    """The newest memory of a thread that may be shown.
 
-
-async def _read(reading: Reading, thread_id: str) -> dict[int, Memory]:
-    """The memories of a thread that the caller wrote, by seq."""
-    kept: dict[int, Memory] = {}
-    after, has_more = 0, True
+    A memory goes on from an earlier one, so in the order of the log each is judged by its own messages alone, and of
+    what was read before only the sums are kept: an agent may write as many and as long ones as it likes.
+    """
+    known: dict[int, _Sum] = {}
+    newest: dict[str, Any] | None = None
+    stream, after, has_more = memory_of(thread_id), 0, True
+    room = reading.hub.limits.max_result_bytes
     while has_more:
-        stream = memory_of(thread_id)
-        rows, has_more = await reading.hub.ledger.reaction(stream, after, PAGE, actor=reading.origin.agent_id)
+        rows, has_more = await reading.hub.ledger.reaction(
+            stream, after, PAGE, actor=reading.origin.agent_id, max_bytes=room
+        )
         for row in rows:
             after = row.seq
-            if row.label == MEMORY and not row.is_damaged:
-                try:
-                    kept[row.seq] = msgspec.json.decode(row.data, type=Memory)
-                except msgspec.ValidationError:
-                    continue  # anybody can write anything into a record of its own
-    return kept
+            it = _read(row)
+            before = _NOTHING if it is None or it.earlier is None else known.get(it.earlier)
+            if it is None or before is None or not await _shows_all(reading, view, it.seqs):
+                continue
+            upto, messages = made_of = _Sum(max([before.upto, *it.seqs]), before.messages + len(it.seqs))
+            if not messages:
+                continue
+            known[row.seq] = made_of
+            if len(known) > MAX_KNOWN:
+                del known[next(iter(known))]
+            newest = {"thread_id": thread_id, "seq": row.seq, "upto": upto, "messages": messages, "text": it.text}
+    return newest
 
 
-def _trace(kept: dict[int, Memory], seq: int) -> list[int] | None:
-    """The messages that a memory was made of, the last first; None where that is not known any more."""
-    sources: list[int] = []
-    at: int | None = seq
-    while at is not None:
-        if at not in kept:
-            return None
-        sources += reversed(kept[at].seqs)
-        earlier = kept[at].earlier
-        if earlier is not None and earlier >= at:
-            return None
-        at = earlier
-    return sources or None
+class _Sum(NamedTuple):
+    """What a memory was made of: its newest message, and how many."""
+
+    upto: int
+    messages: int
 
 
-async def _shows_all(reading: Reading, view: View, sources: list[int], known: dict[int, bool]) -> bool:
-    """Whether each of these messages may be shown; ``known`` are those that were judged."""
-    for start in range(0, len(sources), PAGE):
-        asked = [seq for seq in sources[start : start + PAGE] if seq not in known]
-        heads = await reading.hub.ledger.heads(asked) if asked else {}
-        await view.load(heads.values())
-        for seq in asked:
-            known[seq] = await view.shows(heads.get(seq))
-        if not all(known[seq] for seq in sources[start : start + PAGE]):
+_NOTHING = _Sum(0, 0)
+
+
+def _read(row: Row) -> Memory | None:
+    if row.label != MEMORY or row.is_damaged:
+        return None
+    try:
+        return msgspec.json.decode(row.data, type=Memory)
+    except msgspec.ValidationError:
+        return None  # anybody can write anything into a record of its own
+
+
+async def _shows_all(reading: Reading, view: View, seqs: list[int]) -> bool:
+    """Whether each of these messages may be shown."""
+    heads = await reading.hub.ledger.heads(seqs)
+    await view.load(heads.values())
+    for seq in seqs:
+        if not await view.shows(heads.get(seq)):
             return False
     return True

@@ -56,6 +56,19 @@ async def test_a_memory_is_given_where_everything_that_it_was_made_of_may_be_sho
     assert await recall(team.worker, mias[-1]) == [("mia's, and on", 2)]
 
 
+async def test_a_memory_that_sums_up_too_much_at_once_is_none_and_a_long_chain_is_one(team: Team) -> None:
+    """A program may write into its records what it likes; what a recall costs the hub is bounded by the record."""
+    trigger = await tell(team, team.mia, "mia")
+    await write(team.worker, "too long", [trigger["seq"]] * 1001)
+    assert await recall(team.worker, trigger) == []
+    earlier: int | None = None
+    for number in range(50):
+        earlier = await write(team.worker, f"memory {number}", [trigger["seq"]] * 1000, earlier=earlier)
+    await write(team.worker, "of nothing but an earlier one", [], earlier=earlier)
+    await write(team.worker, "of a number that is no seq", [2**64], earlier=earlier)
+    assert await recall(team.worker, trigger) == [("of nothing but an earlier one", 50_000)]
+
+
 async def test_a_memory_is_its_writers_alone(team: Team) -> None:
     trigger = await tell(team, team.mia, "mia")
     await write(team.helper, "the helper's", [trigger["seq"]])
