@@ -20,6 +20,7 @@ from roundelay.cli import cli
 from roundelay.network.home import announce_node
 from roundelay.terminal.text import clean, clean_json
 from tests.support.node import Node, running_node
+from tests.support.wire import WireSession
 
 FORMATS = "\u061c\u200b\u200e\u200f\u2060\u2066\u2067\u2068\u2069\u202a\u202b\u202c\u202d\u202e\ufeff\u2028\u2029"
 EVIL = (
@@ -41,6 +42,9 @@ SCENARIO = {
 COMMANDS: dict[str, str] = {
     "agent try": "{folder}/desk.yaml hello",
     "agents": "",
+    "approvals approve": "--as mia {first_request}",
+    "approvals deny": "--as mia {second_request}",
+    "approvals edit": "--as mia {third_request} {{}}",
     "backup": "--db {folder}/team.db {folder}/copy.db",
     "config show": "{folder}/roundelay.yaml",
     "cost": "",
@@ -57,7 +61,7 @@ COMMANDS: dict[str, str] = {
     "search": "end",
     "send": "--as mia mia again",
     "status": "--over 0.1",
-    "tail": "--last 3 --count 3",
+    "tail": "--last 9 --count 9",
     "threads": "",
     "why": "{said}",
     "reactions cancel": "r1",
@@ -69,14 +73,18 @@ COMMANDS: dict[str, str] = {
 }
 """Every command that takes --json, in an order in which each has what it needs: with it the first test fails for one that is not here."""
 SILENT = frozenset({
-    "backup", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
-    "status",
+    "approvals approve", "approvals deny", "approvals edit", "backup", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
     "threads", "token create", "token list", "token revoke",
 })  # fmt: skip
 """Those that tell nothing of what anybody wrote."""
 
+IN_WORDS = {
+    **dict.fromkeys(("approvals", "approvals --json"), ""),
+    "export": "--format markdown",
+    "export ": "--format mermaid",
+}
 CHANGING = frozenset({
-    "backup", "reactions cancel", "dead-letters retry", "dead-letters drop", "token create", "token revoke",
+    "approvals approve", "approvals deny", "approvals edit", "backup", "reactions cancel", "dead-letters retry", "dead-letters drop", "token create", "token revoke",
 })  # fmt: skip
 
 
@@ -130,6 +138,15 @@ async def fail_five_times(node: Node, *seqs: int) -> None:
         await slow.expect("notice", kind="dead_letter")
 
 
+async def ask_to_decide(evil: WireSession, number: int) -> int:
+    """A call that waits for mia's decision; gives the seq of the message that asks."""
+    told = {"reaction": "r1", "tool": EVIL, "arguments": EVIL, "reason": EVIL, "timeout_s": 600}
+    seq: int = (await evil.send("agent:mia", EVIL, metadata={"approval": told}))["seq"]
+    wait = {"turn": 1, "call": number, "questions": {"a person": seq}, "until": 2**53, "is_approval": True}
+    await evil.record("r1", "waiting", wait)
+    return seq
+
+
 def test_every_command_with_json_is_in_the_table() -> None:
     assert sorted(json_commands(cli)) == sorted(COMMANDS)
 
@@ -167,8 +184,11 @@ async def test_no_command_prints_what_drives_a_terminal(tmp_path: Path, monkeypa
         dead = [(await evil.send("agent:slow", EVIL))["seq"] for _ in range(2)]
         await fail_five_times(node, *dead)
         await mia.send("agent:evil", EVIL)
-        places = {"folder": str(tmp_path), "said": said, "first": dead[0], "second": dead[1]}
-        for name, rest in {**COMMANDS, "export": "--format markdown", "export ": "--format mermaid"}.items():
+        requests = {
+            f"{it}_request": await ask_to_decide(evil, number) for number, it in enumerate(("first", "second", "third"))
+        }
+        places = {"folder": str(tmp_path), "said": said, "first": dead[0], "second": dead[1], **requests}
+        for name, rest in {**COMMANDS, **IN_WORDS}.items():
             if name not in CHANGING:
                 out = await invoke(*name.split(), *(it.format(**places) for it in rest.split()))
                 assert not [hex(ord(char)) for char in out if is_unsafe(char)], name
