@@ -177,6 +177,17 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def without_words(error: BaseException, causes: int = 8) -> BaseException:
+    """Give an error of the same name, raised at the same places, that says nothing, with so many of its causes: for a
+    log, since what such code raises may quote what was said."""
+    kind = type(error)
+    named = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+    told: BaseException = named().with_traceback(error.__traceback__)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    told.__cause__ = without_words(cause, causes - 1) if cause is not None and causes else None
+    return told
+
+
 @dataclass(frozen=True, slots=True)
 class _Failure:
     error: Exception

@@ -52,6 +52,7 @@ from .containment import (
     retry_later,
     run_contained,
     uncounted,
+    without_words,
 )
 from .events import (
     AnswerReviewed,
@@ -482,7 +483,8 @@ class Driver:
             self._used_beside += spent
             return ModelFailed(replace_surrogates(str(error)), error.reason)
         except Exception as error:  # of a model or of middleware: this call's end, never the runner's
-            _logger.exception("model failed", extra={"reaction": self._id, "agent_id": agent.id})
+            told = {"reaction": self._id, "agent_id": agent.id}
+            _logger.error("model failed", extra=told, exc_info=without_words(error))
             self._used_beside += spent
             return ModelFailed(replace_surrogates(describe_error(error)))
         self._used_around = tuple(spent)
@@ -584,7 +586,7 @@ class Driver:
             if is_told_to_end(error):
                 raise
             place_told = {"tool": tool.name, "reaction": self._id, "turn": turn}
-            _logger.exception("middleware around a tool failed", extra=place_told)
+            _logger.error("middleware around a tool failed", extra=place_told, exc_info=without_words(error))
             text = f"Something around {tool.name} failed ({describe_error(error)}). Whether it took effect is unknown."
             result = ToolResult(replace_surrogates(cut(text, self._reaction.agent.policy.max_result_chars)), ok=False)
         if spent:
@@ -687,7 +689,8 @@ class Driver:
         except RoundelayError as error:
             content = f"{error.code}: {error}"
         except Exception as error:  # whatever the tool's code raises is its call's result
-            _logger.exception("tool failed", extra={"tool": tool.name, "reaction": self._id, "turn": turn})
+            told = {"tool": tool.name, "reaction": self._id, "turn": turn}
+            _logger.error("tool failed", extra=told, exc_info=without_words(error))
             content = describe_error(error)
         finally:
             is_heard = False  # a call that was given up may go on for a while

@@ -45,7 +45,7 @@ from pydantic import BaseModel, JsonValue, TypeAdapter
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import IdConflict, RetryLater
 
-from .containment import retry_later, wait_out
+from .containment import retry_later, wait_out, without_words
 from .models.model import ModelReply, ModelUse, Usage
 from .text import cut, replace_surrogates
 from .values import TOO_LARGE, Altered, Finish, ModelFailed, NewMessages, Replayed, Reviewed, Scope, ToolResult, Wait
@@ -551,11 +551,14 @@ class Journal:
         if self.store is not None:
             try:
                 body = {**self.store(kind, body)}
-            except Exception:  # of the hook's code: a reaction that it keeps from ending would never leave its thread
+            except (
+                Exception
+            ) as error:  # of the hook's code: a reaction that it keeps from ending would never leave its thread
                 if kind != "finished":
                     raise
-                _logger.exception(
-                    "the end of a reaction is recorded without its reason", extra={"reaction": self.reaction}
+                told = {"reaction": self.reaction}
+                _logger.error(
+                    "the end of a reaction is recorded without its reason", extra=told, exc_info=without_words(error)
                 )
                 body = {**body, "reason": "not kept: what decides on it failed"}  # a reaction must be able to end
         placed = {**body, "path": self.path} if self.path else body

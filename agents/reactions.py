@@ -33,7 +33,7 @@ from roundelay.network.frames import OpenReactionInfo
 from roundelay.network.messages import BaseMessage
 
 from .agent import KEEPER
-from .containment import Broken, abandon, describe_error, retry_later
+from .containment import Broken, abandon, describe_error, retry_later, without_words
 from .driver import Driver, NewMessagesSource
 from .events import Finished
 from .inbox import ASK, DECLINED, Inbox, Visibility, is_question
@@ -199,8 +199,9 @@ class UnderWay:
             raise
         except RoundelayError as refused:
             _logger.warning("failed reaction stays open", extra={"reaction": self.id, "code": refused.code})
-        except Exception:  # of middleware that decides on the records: the other threads go on
-            _logger.exception("failed reaction stays open", extra={"reaction": self.id})
+        except Exception as broken:  # of middleware that decides on the records: the other threads go on
+            told = {"reaction": self.id}
+            _logger.error("failed reaction stays open", extra=told, exc_info=without_words(broken))
         return True
 
     async def _decline(self, finish: Finish) -> None:

@@ -38,7 +38,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from roundelay.network.errors import ConfigError
 
-from .containment import describe_error, run_in_thread
+from .containment import describe_error, run_in_thread, without_words
 from .import_path import import_named
 from .models.json_schema import describe_type, read_properties
 from .models.model import MAX_TOKENS, JsonSchema, ToolCall, ToolSpec, Usage
@@ -535,10 +535,11 @@ async def _collect(context: ToolContext, pieces: AsyncGenerator[object, None]) -
                 if (chars := chars + len(texts[-1])) > MAX_STREAMED_CHARS:
                     raise ToolError(f"The tool streamed more than {MAX_STREAMED_CHARS} characters and was stopped.")
                 await asyncio.sleep(0)  # a generator need not wait for anything, and would hold up all others
-    except Exception:  # of the tool's code; one that comes while it is closed does not undo the result
+    except Exception as error:  # of the tool's code; one that comes while it is closed does not undo the result
         if result is None:
             raise
-        _logger.warning("a tool failed after its result", extra={"reaction": context.reaction}, exc_info=True)
+        told = {"reaction": context.reaction}
+        _logger.warning("a tool failed after its result", extra=told, exc_info=without_words(error))
     return "".join(texts) if result is None else result
 
 

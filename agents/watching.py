@@ -26,6 +26,7 @@ from typing import Literal
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.errors import RoundelayError
 
+from .containment import without_words
 from .events import (
     CallEvent,
     Event,
@@ -150,8 +151,9 @@ class Shown:
         if self._display.on_event is not None:
             try:
                 self._display.on_event(event)
-            except Exception:  # of who listens: it must not end what it listens to
-                _logger.exception("on_event failed", extra={"agent_id": self._display.agent_id})
+            except Exception as error:  # of who listens: it must not end what it listens to
+                told = {"agent_id": self._display.agent_id}
+                _logger.error("on_event failed", extra=told, exc_info=without_words(error))
 
     @property
     def has_pieces(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Annotated, Protocol, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from roundelay.agents.containment import describe_error, run_contained
+from roundelay.agents.containment import describe_error, run_contained, without_words
 from roundelay.agents.import_path import import_callable
 from roundelay.agents.middleware import Answer, Around, Correction, Middleware
 from roundelay.agents.models.model import AssistantMessage, Model, ModelError, ToolMessage, UserMessage
@@ -128,10 +128,11 @@ class Evaluations(Middleware):
         try:
             return await run_contained(perform, name=f"check-{name_check(check)}", timeout_s=self._timeout_s), ""
         except Exception as error:  # whatever a check's code or model raises is its own end
+            said = describe_error(error) if isinstance(error, ModelError) else type(error).__name__
             _logger.warning(
                 "check not made",
-                extra={"check": name_check(check), "reaction": around.reaction, "error": describe_error(error)},
-                exc_info=not isinstance(error, ModelError),  # where it was raised tells of code, not of a model's reply
+                extra={"check": name_check(check), "reaction": around.reaction, "error": said},
+                exc_info=None if isinstance(error, ModelError) else without_words(error),
             )
             return None, f"could not be made ({describe_error(error)})"
 

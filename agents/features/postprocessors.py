@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter
 from pydantic_core import to_json
 
-from roundelay.agents.containment import describe_error, run_contained
+from roundelay.agents.containment import describe_error, run_contained, without_words
 from roundelay.agents.import_path import import_callable
 from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.models.model import Model
@@ -74,7 +74,8 @@ class Postprocessors(Middleware):
                 work = partial(_apply, processor, answer, around)
                 made = _read(await run_contained(work, name=name, timeout_s=self._timeout_s))
             except Exception as error:  # whatever its code or model raises is its own end
-                _logger.warning("postprocessor failed", extra={"reaction": around.reaction}, exc_info=True)
+                told = {"postprocessor": name, "reaction": around.reaction}
+                _logger.warning("postprocessor failed", extra=told, exc_info=without_words(error))
                 notes.append(f"{name} failed ({describe_error(error)})")
                 continue
             answer, metadata = made.text, {**metadata, **made.metadata}

@@ -21,6 +21,7 @@ from roundelay.agents.middleware import Answer, Around, Middleware
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
+from roundelay.agents.tools import Tool, tool
 from roundelay.agents.values import Finish
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
@@ -364,3 +365,56 @@ async def test_a_structured_answer_too_large_for_a_message_is_asked_for_again_sh
     assert json.loads(heard.text) == {"text": "short"}
     told = next(it["content"] for it in provider.requests[1]["messages"] if it["role"] == "tool")
     assert told.startswith("Not given: your answer has 120017 characters as JSON, and may have ")
+
+
+SECRET = "the pass phrase is tangerine"
+
+
+def fail(*_: object) -> Any:
+    try:
+        raise KeyError(SECRET)
+    except KeyError as error:
+        raise ValueError(f"cannot do it: {SECRET}") from error
+
+
+class FailsAround(Middleware):
+    async def around_tool(self, around: Around, call: object, proceed: object) -> Any:
+        fail()
+
+
+@tool(idempotent=True)
+def look(what: str) -> str:
+    """Look."""
+    return str(fail(what))
+
+
+@tool(idempotent=True)
+def see(what: str) -> str:
+    """See."""
+    return what
+
+
+@pytest.mark.parametrize(
+    ("told", "tools", "layers"),
+    [
+        ("tool failed", [look], []),
+        ("middleware around a tool failed", [see], [FailsAround()]),
+        ("postprocessor failed", [], [Postprocessors(fail)]),
+        ("check not made", [], [Evaluations(always=[fail])]),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+async def test_what_an_authors_code_raises_is_logged_with_its_places_and_without_its_words(
+    told: str, tools: list[Tool], layers: list[Middleware], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may quote the conversation; the model, and the record of the call or the review, have the words."""
+    replies = [use((tools[0].name, {"what": SECRET}))] if tools else []
+    async with Provider(by_turn(*replies, text("Done."))) as provider:
+        loop = Loop(Agent("bob", "", provider.model(), tools, middleware=layers))
+        end = await loop.drive()
+    assert end.answer == "Done."
+    assert told in caplog.text
+    assert "KeyError" in caplog.text, "the cause"
+    assert "in fail" in caplog.text, "the place"
+    assert "tangerine" not in caplog.text + str([vars(it) for it in caplog.records])
+    assert "tangerine" in json.dumps([it["body"] for it in loop.records.kept.values()])
