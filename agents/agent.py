@@ -172,6 +172,10 @@ def _check_kinds(agent: Agent) -> None:
                 wanted = " or ".join(kind.__name__ for kind in kinds)
                 raise TypeError(f"{where}: {name}.{place} is {_describe(item)} and must be a {wanted}.")
     check_needs(agent.id, agent.middleware)
+    for layer in agent.middleware:
+        if layer.min_turns > agent.policy.max_turns:
+            told = f"{type(layer).__name__} needs {layer.min_turns} turns, and max_turns is {agent.policy.max_turns}"
+            raise ConfigError(f"agent {agent.id}: {told}: the last turn has no tools; allow more, or take it out")
     if isinstance(agent.model, type) or not callable(getattr(agent.model, "complete", None)):
         raise TypeError(
             f"{where}: its model is {_describe(agent.model)} and must be a Model, such as OpenAIModel(...)."
@@ -227,7 +231,7 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
     policy = agent.policy
     lowered: AgentPolicy = replace(
         policy,
-        max_turns=min(policy.max_turns, turns or policy.max_turns),
+        max_turns=max(min(policy.max_turns, turns or policy.max_turns), *(it.min_turns for it in agent.middleware), 1),
         max_tool_calls=min((it for it in (policy.max_tool_calls, calls) if it is not None), default=None),
     )
     limited = tuple(replace(it, agent=_limit(it.agent, turns, calls)) for it in agent.all_handoffs)

@@ -243,6 +243,10 @@ class Middleware:
     """Of one with a `review`: what the model writes is shown to nobody before that has seen it. False where it only
     edits."""
 
+    min_turns = 1
+    """How many turns an agent must be allowed for it to work: one with fewer is refused, and no message lowers them
+    further."""
+
     needs: tuple[type[Middleware], ...] = ()
     """What has to stand beside it: an agent without is refused."""
 

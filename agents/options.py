@@ -27,6 +27,9 @@ MadeT = TypeVar("MadeT")
 IN_CODE = "only a program can give it"
 """In the `Annotated` of a parameter: a file has no such option."""
 
+OR_NONE = "there may be none of them"
+"""In the `Annotated` of ``*options``, of which else at least one is given."""
+
 MAX_COUNT = 1_000_000
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -157,7 +160,9 @@ def _list_options(make: Callable[..., object]) -> Iterator[tuple[str, Any, Any]]
             continue
         kind: Any = _read_kind(hints[name])
         if parameter.kind is parameter.VAR_POSITIONAL:
-            yield name, Annotated[tuple[kind, ...], Field(min_length=1)], ...
+            may_be_none = OR_NONE in getattr(hints[name], "__metadata__", ())
+            several = tuple[kind, ...]
+            yield (name, several, ()) if may_be_none else (name, Annotated[several, Field(min_length=1)], ...)
         elif parameter.default is parameter.empty:
             yield name, kind, ...
         else:

@@ -13,10 +13,12 @@ from roundelay.agents.features.forced_tools import ForcedTools
 from roundelay.agents.features.registry import ToolRegistry
 from roundelay.agents.models.model import Model
 from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Tool, tool
+from roundelay.app import Network
 from roundelay.network.errors import ConfigError
-from tests.support.agents import Provider
+from tests.support.agents import Person, Provider, running
 from tests.support.fake_openai import Reply, server_error, text
 from tests.support.loops import Body, Loop, Records, results_of, survives_kills, tools_of, turn_of, use
 
@@ -39,6 +41,11 @@ def script(body: Body) -> Reply:
         name = choice["function"]["name"]
         return use((name, {"topic": "tides"}), text=f"First {name}.", usage=(10, 2))
     return text("Twice a day.", usage=(30, 3))
+
+
+def name_choice(body: Body) -> str:
+    choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
+    return str(choice["function"]["name"] if isinstance(choice, dict) else choice)
 
 
 def make_agent(model: Model) -> Agent:
@@ -107,13 +114,37 @@ async def test_a_forced_tool_that_the_agent_does_not_have_is_named() -> None:
     assert end.reason == 'The forced tool "oracle" is none of the tools of bob: search.'
 
 
-async def test_a_turn_without_tools_forces_none() -> None:
-    async with Provider(script) as provider:
-        policy = AgentPolicy(max_turns=1)
-        agent = Agent("bob", "", provider.model(), [SEARCH], policy, middleware=[ForcedTools("search")])
-        end = await Loop(agent).drive()
-    assert [body.get("tool_choice") for body in provider.requests] == [None]
-    assert end.answer == "Twice a day."
+async def test_forced_tools_have_a_turn_beside_the_last_one_or_the_agent_is_refused() -> None:
+    async with Provider(script) as provider, Network.open() as network:
+        options: dict[str, Any] = {"instruction": "x", "model": provider.model(), "tools": [SEARCH]}
+        forced = [ForcedTools("search")]
+        with pytest.raises(ConfigError, match="ForcedTools needs 2 turns, and max_turns is 1"):
+            SimpleAgentRunner("bob", policy=AgentPolicy(max_turns=1), middleware=forced, **options)
+        async with running(network, SimpleAgentRunner("bob", middleware=forced, **options)):
+            mia = await Person.join(network, "mia")
+            await mia.client.send_text("bob", "Tides?", metadata={"limits": {"max_turns": 1}})
+            assert (await mia.hear()).text == "Twice a day."
+    assert [name_choice(body) for body in provider.requests] == ["search", "none"]
+
+
+@pytest.mark.parametrize(
+    ("named", "asked"),
+    [
+        (["search"], ["search", "auto"]),
+        (["search", "finish", "oracle", ["search"], 5], ["search", "auto"]),
+        ("search", ["auto"]),
+        (None, ["auto"]),
+    ],
+)
+async def test_a_message_forces_those_that_the_author_lets_messages_force(named: object, asked: list[str]) -> None:
+    async with Provider(script) as provider, Network.open() as network:
+        forced = ForcedTools(by_message=("search", "archive"))
+        options: dict[str, Any] = {"model": provider.model(), "tools": [SEARCH, ARCHIVE], "middleware": [forced]}
+        async with running(network, SimpleAgentRunner("bob", instruction="x", **options)):
+            mia = await Person.join(network, "mia")
+            await mia.client.send_text("bob", "Tides?", metadata={"forced_tools": named})
+            assert (await mia.hear()).text == "Twice a day."
+    assert [name_choice(body) for body in provider.requests] == asked
 
 
 async def test_the_failure_of_one_forced_call_is_the_failure_of_the_turn() -> None:
@@ -139,8 +170,12 @@ def test_forced_tools_are_named_in_the_agents_file(tmp_path: Path) -> None:
     [made] = build_runner(spec).agent.middleware
     assert isinstance(made, ForcedTools)
     path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {tools: []}}]}")
-    with pytest.raises(ConfigError, match="tools"):
+    with pytest.raises(ConfigError, match="forces nothing: name tools, or in by_message"):
         load_agents(path)
+    path.write_text(
+        "{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {by_message: [search]}}]}"
+    )
+    load_agents(path)
 
 
 async def test_a_forced_tool_of_a_registry_may_be_disabled_and_counts_in_the_limits() -> None:
