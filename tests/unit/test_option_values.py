@@ -84,7 +84,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("few_shot", {"examples": [SAID], "models": "gpt-*"}, '"models" must be a list (`- item` lines), not "gpt-*"'),
     ("few_shot", {"examples": []}, '"examples" must have at least 1 item'),
     ("few_shot", {"examples": [{**SAID, "calls": [{"tool": "look up"}]}]}, '"examples.1.calls.1.tool"'),
-    ("forced_tools", {"tools": []}, '"tools" must have at least 1 item'),
+    ("forced_tools", {"tools": []}, "forces nothing: name tools"),
     ("forced_tools", {"tools": ["add", 3]}, '"tools.2" must be text, not 3; put it in quotes'),
     ("attachments", {"takes": "image"}, '"takes" must be a list (`- item` lines), not "image"'),
     ("attachments", {"takes": ["video"]}, '"takes.1"'),
