@@ -120,8 +120,10 @@ class Arrival(Enum):
 
 @dataclass(slots=True)
 class _Line:
-    """A thread in work: its reactions, those of them that only wait for others, and what waits behind them."""
+    """A thread in work: its reactions, those of them that only wait for others, and what waits behind them. ``seq`` is
+    that of the message that it began with."""
 
+    seq: int
     waiting: deque[BaseMessage]
     reactions: int = 1
     paused: int = 0
@@ -183,8 +185,10 @@ class Inbox:
         self._look(message.thread_id)
 
     def has_later(self, thread_id: str, seq: int) -> bool:
-        """Whether a later message waits in a thread that may be given out, and is no question."""
+        """Whether a later message of a thread is in work, or waits and may be given out, and is no question."""
         line = self._working.get(thread_id)
+        if line is not None and line.seq > seq:
+            return True
         waiting = [*self._waiting.get(thread_id, ()), *(line.waiting if line is not None else ())]
         return any(it.seq > seq and not is_question(it, self.agent_id) for it in waiting)
 
@@ -235,7 +239,7 @@ class Inbox:
         elif self._waiting:
             thread_id, messages = self._waiting.popitem(last=False)
             message = messages.popleft()
-            self._working[thread_id] = _Line(messages)
+            self._working[thread_id] = _Line(message.seq, messages)
         else:
             return None
         self.at_work += 1

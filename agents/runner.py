@@ -312,7 +312,7 @@ class AgentRunner(ABC):
                 continue
             message, recorded = found
             if opened.overtaken:
-                if await taken_over.note_open(message, opened.reaction, begun):
+                if await taken_over.note_open(message, opened.reaction, begun, recorded.read_meanwhile()):
                     self._inbox.admit(message)
                 continue
             questions = await expect_replies(recorded, replies)

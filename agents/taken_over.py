@@ -65,23 +65,26 @@ class TakenOver:
         """Give the id of the next reaction to a message to which one was `overtaken`."""
         return next_reaction_id(self.overtaken[trigger])
 
-    async def note_open(self, message: BaseMessage, reaction: str, begun: Collection[str]) -> bool:
-        """At the start a reaction is open that may not answer any more; ``begun`` are the ids of all that are open.
+    async def note_open(
+        self, message: BaseMessage, reaction: str, begun: Collection[str], read: Collection[int]
+    ) -> bool:
+        """At the start a reaction is open that may not answer any more; ``begun`` are the ids of all that are open,
+        ``read`` the messages that this one had read, which get none of their own.
         Gives whether its message is to be reacted to anew: no other reaction has taken its place, nor a later
         message."""
         self.overtaken[message.seq] = reaction
-        if next_reaction_id(reaction) in begun or await self._has_later(message):
+        if next_reaction_id(reaction) in begun or await self._has_later(message, read):
             await self.end(message.seq)
             return False
         return True
 
-    async def _has_later(self, message: BaseMessage) -> bool:
-        """Whether a later message of the thread in which this one is answered wakes the agent: it is delivered again,
-        or has been reacted to."""
+    async def _has_later(self, message: BaseMessage, read: Collection[int]) -> bool:
+        """Whether a later message of the thread in which this one is answered wakes the agent, and was not ``read``
+        beside it: it is delivered again, or has been reacted to."""
         if answer_thread(message) != message.thread_id:
             return False
         page = await retry_later(partial(self._client.history, message.thread_id, limit=MAX_SAID))
-        later = (it for it in page.messages if it.seq > message.seq)
+        later = (it for it in page.messages if it.seq > message.seq and it.seq not in read)
         return any(wakes(it, self._inbox.agent_id, self._inbox.react_to) for it in later)
 
     async def take(self, thread_id: str) -> None:

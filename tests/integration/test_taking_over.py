@@ -12,9 +12,12 @@ import pytest
 
 from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.scripted import call
+from roundelay.agents.policy import AgentPolicy
+from roundelay.agents.taken_over import TakenOver
 from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.network.config import Limits
+from roundelay.network.messages import BaseMessage
 from roundelay.runs.replay import ReplayOptions, replay
 from tests.support.agents import Heard, Person, make_runner, running, until_state
 from tests.support.recorded import record
@@ -152,6 +155,36 @@ async def test_an_agent_that_starts_again_answers_once_too(
     assert all(text in again.read[0] for text in ["the question", *([note] if note is not None else [])])
 
 
+async def test_what_was_read_while_it_worked_takes_nobodys_place_at_the_next_start(network: Network) -> None:
+    mia, begun, go_on = await Person.join(network, "mia"), asyncio.Event(), asyncio.Event()
+    policy = AgentPolicy(on_new_message="inject")
+
+    @tool(idempotent=True)
+    async def work() -> str:
+        """Work."""
+        begun.set()
+        await go_on.wait()
+        go_on.clear()
+        return "done"
+
+    bob = make_runner("bob", lambda _: call("work"), tools=[work], policy=policy)
+    async with running(network, bob):
+        await mia.client.send_text("bob", "the question")
+        await begun.wait()
+        begun.clear()
+        more = await mia.client.send_text("bob", "and more")
+        await until_state(mia.client, more.seq, "bob", "delivered")
+        go_on.set()
+        await begun.wait()  # and has read it
+    await turn(mia, "take")
+    await turn(mia, "give")
+    async with running(network, make_runner("bob", lambda _: "answered", policy=policy)):
+        async with asyncio.timeout(10):
+            assert (await mia.hear()).text == "answered"
+        await until_nothing_is_open(mia)
+    assert await said_by_bob(mia) == ["answered"]
+
+
 async def test_a_held_thread_holds_up_no_other_however_much_is_said_in_it() -> None:
     async with Network.open(limits=Limits(max_unacked=4)) as network:
         mia, zoe, bob = await Person.join(network, "mia"), await Person.join(network, "zoe"), Bob()
@@ -200,6 +233,33 @@ async def test_a_reply_thread_that_nobody_has_begun_is_held_too(network: Network
         await until_nothing_is_open(mia)
     assert answer.thread_id == f"thread:{asked.seq}"
     assert "my answer" in bob.read[-1]
+
+
+async def test_who_is_at_a_later_message_of_the_thread_answers_once(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given back, and the later one in work, before what was broken off has looked whether it is held."""
+    mia, bob = await Person.join(network, "mia"), Bob()
+    find = TakenOver._find_held
+
+    async def find_late(self: TakenOver, message: BaseMessage) -> str | None:
+        await bob.begun.wait()
+        return await find(self, message)
+
+    monkeypatch.setattr(TakenOver, "_find_held", find_late)
+    async with running(network, bob.runner):
+        asked = await mia.client.broadcast("a question")
+        await bob.begun.wait()
+        bob.begun.clear()
+        thread_id = f"thread:{asked.seq}"
+        await turn(mia, "take", thread_id)
+        await mia.client.send("broadcast", "my answer", reply_to=asked.seq)
+        await turn(mia, "give", thread_id)
+        await bob.begun.wait()
+        bob.release.set()
+        await mia.hear()
+        await until_nothing_is_open(mia)
+    assert len(await said_by_bob(mia, thread_id)) == 1
 
 
 async def test_a_run_in_which_a_person_took_over_is_played_again_as_it_was(tmp_path: Path) -> None:
