@@ -13,7 +13,7 @@ from roundelay.network.frames import ResultFrame, encode
 
 from .access import check_right
 from .change import ChangeSet
-from .entries import NOTHING, Answer, ModEntry, Operate, Outcome
+from .entries import NOTHING, ModEntry, Operate, Outcome, SessionAnswer
 from .limits import ROW_BYTES
 from .sending import Rules, check_session, repeat_error
 from .state import State
@@ -70,8 +70,8 @@ def call_keys(entry: Operate) -> list[tuple[str, str]]:
     ]
 
 
-def _result(entry: Operate, value: Raw) -> Answer:
-    return Answer(entry.origin.session_id, encode(ResultFrame(call_id=entry.call_id, value=value)))
+def _result(entry: Operate, value: Raw) -> SessionAnswer:
+    return SessionAnswer(entry.origin.session_id, encode(ResultFrame(call_id=entry.call_id, value=value)))
 
 
 def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -> Outcome:

@@ -30,7 +30,6 @@ from roundelay.network.frames import SEQ_LIMIT, SendFrame, encode, is_id
 
 from .access import check_admission, check_right, find_channel, is_found
 from .entries import (
-    Answer,
     Answered,
     Effect,
     Entry,
@@ -42,6 +41,7 @@ from .entries import (
     Record,
     Refuse,
     Send,
+    SessionAnswer,
     error_bytes,
 )
 from .ids import NETWORK
@@ -358,7 +358,7 @@ def answer_error(rules: Rules, state: State, entry: Answered, error: RoundelayEr
             puts = [count_entry(rules.limits, state, origin.agent_id)]
         except RateLimited as limited:
             error = limited
-    return Outcome(puts=puts, effects=(Answer(origin.session_id, error_bytes(error, entry.keys)),))
+    return Outcome(puts=puts, effects=(SessionAnswer(origin.session_id, error_bytes(error, entry.keys)),))
 
 
 def stop_loop(rules: Rules, state: State, facts: Facts, entry: Answered, error: Stopping) -> Outcome:
@@ -429,7 +429,7 @@ def answer_defect(entry: Entry, quote: str) -> Outcome:
     error = InternalError(f"The hub failed on this frame and changed nothing; quote {quote} to its operator.")
     match entry:
         case Send() | Record() | Operate():
-            return Outcome(effects=(Answer(entry.origin.session_id, error_bytes(error, entry.keys)),))
+            return Outcome(effects=(SessionAnswer(entry.origin.session_id, error_bytes(error, entry.keys)),))
         case Join():
             return Outcome(effects=(Refuse(entry.session_id, 1011, error),))
         case _:

@@ -186,14 +186,14 @@ Entry: TypeAlias = Join | Answered | Nack | Lost | Leave | Handled | Bind
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
-class Answer(Struct, frozen=True, gc=False):
+class SessionAnswer(Struct, frozen=True, gc=False):
     """A frame for one session, encoded."""
 
     session_id: str
     data: bytes
 
 
-class Welcome(Struct, frozen=True):
+class Accepted(Struct, frozen=True):
     """A session is accepted: it lives from this point of the log on."""
 
     origin: Origin
@@ -255,8 +255,8 @@ class AskToStop(Struct, frozen=True):
     sender_id: str
 
 
-OtherEffect: TypeAlias = Welcome | Refuse | Notify | Settle | Retry | Disconnect | AskToStop
-Effect: TypeAlias = Answer | OtherEffect
+OtherEffect: TypeAlias = Accepted | Refuse | Notify | Settle | Retry | Disconnect | AskToStop
+Effect: TypeAlias = SessionAnswer | OtherEffect
 
 
 class Outcome(Struct, frozen=True, gc=False):

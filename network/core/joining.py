@@ -25,7 +25,7 @@ from roundelay.network.errors import (
 from roundelay.network.frames import PROTOCOL_VERSION, encode, is_id
 
 from .change import ChangeSet
-from .entries import AskToStop, Join, Origin, Outcome, Peer, Refuse, Welcome
+from .entries import Accepted, AskToStop, Join, Origin, Outcome, Peer, Refuse
 from .ids import IS_THE_HUB, NETWORK, describe_reserved
 from .limits import MINUTE_MS, next_arrival
 from .reactions import count_lost_process
@@ -68,7 +68,7 @@ def hash_token(token: str) -> str:
 
 
 def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
-    """What a ``hello`` comes to: a `Welcome`, or a `Refuse`."""
+    """What a ``hello`` comes to: a `Accepted`, or a `Refuse`."""
     try:
         return _join(rules, state, facts, entry)
     except (RequestError, RateLimited) as error:
@@ -119,7 +119,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
         for reaction in change.state.reactions_of(hello.agent_id).values()
         if reaction.is_cancelled and is_reactor
     )
-    return change.outcome(Welcome(origin, hello, updated, is_new, cancelled))
+    return change.outcome(Accepted(origin, hello, updated, is_new, cancelled))
 
 
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:

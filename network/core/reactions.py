@@ -24,7 +24,7 @@ from roundelay.network.errors import BudgetExhausted, Forbidden, UnknownMessage
 from roundelay.network.frames import SEQ_LIMIT, Seq, StoredFrame, encode, is_id
 
 from .change import ChangeSet, answer_error
-from .entries import NOTHING, Answer, Lost, Nack, Notify, Outcome, Record, Retry, Settle
+from .entries import NOTHING, Lost, Nack, Notify, Outcome, Record, Retry, SessionAnswer, Settle
 from .holds import check_begin
 from .limits import MINUTE_MS, due_next
 from .sending import Rules, check_session, find_budget, repeat_error
@@ -131,9 +131,9 @@ def _tell_refused(state: State, facts: Facts, entry: Record, refused: Outcome, r
     return Outcome(puts=(*refused.puts, Put("bucket", key, Bucket(due_at))), effects=(*refused.effects, notice))
 
 
-def _stored(entry: Record, seq: int, *, duplicate: bool) -> Answer:
+def _stored(entry: Record, seq: int, *, duplicate: bool) -> SessionAnswer:
     stored = StoredFrame(record_id=entry.frame.record_id, seq=seq, duplicate=duplicate)
-    return Answer(entry.origin.session_id, encode(stored))
+    return SessionAnswer(entry.origin.session_id, encode(stored))
 
 
 def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, known: Known) -> Outcome:
@@ -386,7 +386,7 @@ class _Told(Struct):
     used: list[_Use] = []
 
 
-class Failure(Struct):
+class ModelFailedBody(Struct):
     """Of a ``model_failed`` record."""
 
     failure: str = ""
@@ -394,7 +394,7 @@ class Failure(Struct):
 
 
 _read_told = _reads(_Told)
-read_failure = _reads(Failure)
+read_failure = _reads(ModelFailedBody)
 """Why a model gave no reply; None for a body of another shape."""
 
 

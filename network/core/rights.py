@@ -37,7 +37,7 @@ REMEMBERED = 16_384
 """Decisions that are kept; what is asked beyond is decided anew."""
 
 
-class Decision(NamedTuple):
+class Ruling(NamedTuple):
     """Whether something is allowed. ``rule`` is the one that says so, or, as the end of a sentence, what would
     have to be changed."""
 
@@ -79,7 +79,7 @@ class Rights:
             if kind in role.kinds or any(pattern.fullmatch(agent_id) for pattern in self._ids[name])
         )
 
-    def _decide(self, verb: Verb, agent_id: str, kind: str, thing: str = "", to_kind: str = "") -> Decision:
+    def _decide(self, verb: Verb, agent_id: str, kind: str, thing: str = "", to_kind: str = "") -> Ruling:
         roles = self.roles_of(agent_id, kind)
         matches = {short_address(thing)} if verb == "send" else {thing}
         if verb == "send" and thing.startswith("agent:"):
@@ -89,12 +89,12 @@ class Rights:
                 break
             if verb in ("broadcast", "administer"):
                 if getattr(self._page[name], verb):
-                    return Decision(True, f"rights.{name}.{verb}: true", roles)
+                    return Ruling(True, f"rights.{name}.{verb}: true", roles)
                 continue
             for text, pattern in self._rules[name, verb]:
                 if any(pattern.fullmatch(it) for it in matches):
-                    return Decision(True, f"rights.{name}.{verb}: {text}", roles)
-        return Decision(False, self._missing(verb, thing, kind, roles), roles)
+                    return Ruling(True, f"rights.{name}.{verb}: {text}", roles)
+        return Ruling(False, self._missing(verb, thing, kind, roles), roles)
 
     def list_rules(self, verb: Verb, agent_id: str, kind: str) -> list[str]:
         """The rules of all its roles that let somebody do something of this kind."""

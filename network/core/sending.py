@@ -36,7 +36,7 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SendFrame, StoredFrame, WireMessage, encode
 
 from .access import check_right_to_send, find_channel
-from .entries import Answer, Origin, Outcome, Send, body_digest
+from .entries import Origin, Outcome, Send, SessionAnswer, body_digest
 from .holds import check_answer
 from .limits import ROW_BYTES, Quotas, count_stored, next_rates
 from .mod import Mod, Operation
@@ -74,9 +74,9 @@ def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome
     return Outcome((row,), puts, (_stored(origin, frame, row, duplicate=False),))
 
 
-def _stored(origin: Origin, frame: SendFrame, row: Known, *, duplicate: bool) -> Answer:
+def _stored(origin: Origin, frame: SendFrame, row: Known, *, duplicate: bool) -> SessionAnswer:
     stored = StoredFrame(message_id=frame.message_id, seq=row.seq, thread_id=row.stream, duplicate=duplicate)
-    return Answer(origin.session_id, encode(stored))
+    return SessionAnswer(origin.session_id, encode(stored))
 
 
 # --- repeats, and who may still speak
@@ -327,7 +327,7 @@ def find_readable(state: State, facts: Facts, agent_id: str, seq: int, field: st
 # --- where it goes
 
 
-class _Place(Struct, frozen=True, gc=False):
+class _Destination(Struct, frozen=True, gc=False):
     kind: Literal["direct", "broadcast", "channel", "mod"]
     thread_id: str
     excluded: tuple[str, ...] = ()
@@ -335,7 +335,7 @@ class _Place(Struct, frozen=True, gc=False):
 
 def _find_place(
     rules: Rules, state: State, origin: Origin, kind: str, name: str, parent: MessageHead | None, frame: SendFrame
-) -> _Place:
+) -> _Destination:
     """Where the message goes: recipients exist, the sender may write there, and a reply stays where its parent is."""
     sender = origin.agent_id
     match kind:
@@ -343,18 +343,18 @@ def _find_place(
             recipient = state.everyone.get(name)
             if recipient is None or recipient.removed_seq is not None:
                 raise UnknownRecipient(f"Nobody is registered as {name!r}; network.list_agents lists who is.")
-            place = _Place("direct", direct_thread(sender, name))
+            place = _Destination("direct", direct_thread(sender, name))
         case "channel":
             find_channel(state, origin, name)
             if not state.member(name, sender).is_in:
                 raise Forbidden(f"{sender} is not a member of the channel {name!r}; join it first.")
-            place = _Place("channel", channel_address(name))
+            place = _Destination("channel", channel_address(name))
         case "mod":
             if name not in rules.mods:
                 raise UnknownRecipient(f"This hub has no mod {name!r}; network.info lists its mods.")
-            place = _Place("mod", mod_thread(name, sender))
+            place = _Destination("mod", mod_thread(name, sender))
         case _:
-            place = _Place("broadcast", "broadcast", _left_out(state, frame))
+            place = _Destination("broadcast", "broadcast", _left_out(state, frame))
     if parent is None:
         return place
     is_private = place.kind in ("direct", "mod")
@@ -367,7 +367,7 @@ def _find_place(
         return place
     start = thread_start(parent.thread_id)
     excluded = tuple(dict.fromkeys((*parent.excluded, *place.excluded)))
-    return _Place(place.kind, reply_thread(parent.seq if start is None else start), excluded)
+    return _Destination(place.kind, reply_thread(parent.seq if start is None else start), excluded)
 
 
 def _left_out(state: State, frame: SendFrame) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from .admission import Gate, count_unsent, crowd_of, describe_peer, forwarded_fo
 from .frame_splitter import REFUSED, WAITING, FrameSplitter, join_text_frames
 from .hub import Hub
 from .session import Pause, Session, SessionState
-from .stall import Reading, StallWatch
+from .stall import Look, StallWatch
 
 log = logging.getLogger(__name__)
 
@@ -420,9 +420,9 @@ class HubConnection(ServerConnection):
         waiting = self._waiting()
         unacked = self._session.outbox.unacked
         match self._stall.look(self.loop.time(), waiting=waiting, taken=self._written - waiting, unacked=unacked):
-            case Reading.MOVING:
+            case Look.MOVING:
                 self._watch_stall()
-            case Reading.STALLED:
+            case Look.STALLED:
                 log.info("a stalled reader is closed", extra={"session_id": self._session.session_id})
                 self.end(4429, "Nothing was read for stall_timeout_ms; reconnect and resume.")
                 self._hub.disconnect(self._session)  # drops its queue

@@ -21,7 +21,7 @@ from roundelay.network.addresses import name_of, parse_address
 from roundelay.network.clock import NewId
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import (
-    Answer,
+    Accepted,
     AskToStop,
     Disconnect,
     Entry,
@@ -33,8 +33,8 @@ from roundelay.network.core.entries import (
     Refuse,
     Retry,
     Send,
+    SessionAnswer,
     Settle,
-    Welcome,
     error_bytes,
 )
 from roundelay.network.core.holds import is_overtaken
@@ -62,7 +62,7 @@ from .delivery import Outbox
 from .outage import Outage
 from .pages import Pages
 from .participants import Mailboxes
-from .reads import Place, Room
+from .reads import PlaceInRoom, Room
 from .redelivery import Redelivery
 from .session import LIVE, Connection, Pause, Session, SessionState
 
@@ -296,11 +296,11 @@ class Switchboard:
         if session not in self._dirty:
             self.touch(session)
 
-    def place(self, session: Session) -> Place:
+    def place(self, session: Session) -> PlaceInRoom:
         """Where a read of this session takes room for its result."""
         if session.room is None:
             session.room = self.room.open(session.live_origin().agent_id, partial(self._end_holder, session))
-        return Place(self.room, session.room)
+        return PlaceInRoom(self.room, session.room)
 
     def write_result(self, session: Session, frame: bytes) -> None:
         """Queue what a read gave; it is written when the connection has taken what was written before. Unlike
@@ -450,7 +450,7 @@ class Publisher:
                     for mod in self._after:
                         self._run_after(mod, row)
             for effect in outcome.effects:
-                if isinstance(effect, Answer):  # before the match, whose class patterns cost
+                if isinstance(effect, SessionAnswer):  # before the match, whose class patterns cost
                     session = sessions.get(effect.session_id)
                     if session is not None:
                         board.write(session, effect.data)
@@ -478,7 +478,7 @@ class Publisher:
     def _perform(self, effect: OtherEffect) -> None:
         board = self._board
         match effect:
-            case Welcome():
+            case Accepted():
                 self._welcome(effect)
             case Refuse():
                 session = board.sessions.get(effect.session_id)
@@ -530,7 +530,7 @@ class Publisher:
 
     # --- welcome
 
-    def _welcome(self, effect: Welcome) -> None:
+    def _welcome(self, effect: Accepted) -> None:
         hello, participant, origin, meta = effect.hello, effect.participant, effect.origin, self._board.meta
         if origin.fence is not None:  # even if the new one is gone by now: the older fence is refused from here on
             self._supersede(participant.agent_id)
@@ -575,7 +575,7 @@ class Publisher:
         shown = {**self._limits, **self._quotas.describe(agent_id)}
         return {name: number for name, number in shown.items() if number is not None}
 
-    def _where_to_start(self, effect: Welcome) -> tuple[int, Any, int | None]:
+    def _where_to_start(self, effect: Accepted) -> tuple[int, Any, int | None]:
         """The cursor, how the session resumes, and, if the history was cut, where it begins."""
         resume, meta = effect.hello.resume, self._board.meta
         if resume is UNSET:

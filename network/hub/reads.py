@@ -234,7 +234,7 @@ class Room:
         self._serve()
 
 
-class Place:
+class PlaceInRoom:
     """The room of one read: taken, given back, and taken again after a wait."""
 
     def __init__(self, room: Room, mine: SessionRoom) -> None:
@@ -264,7 +264,7 @@ async def answer_read(
     args: msgspec.Struct,
     new_id: NewId,
     outage: Outage,
-    place: Place | None = None,
+    place: PlaceInRoom | None = None,
 ) -> bytes:
     """Perform one reading operation; gives the ``result`` or ``error`` frame, whatever happens. ``place`` is the room
     that it has for its result."""

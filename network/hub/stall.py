@@ -12,7 +12,7 @@ from enum import Enum
 LOOKS_PER_TIMEOUT = 4
 
 
-class Reading(Enum):
+class Look(Enum):
     """What a look came to."""
 
     DONE = "nothing waits"
@@ -34,13 +34,13 @@ class StallWatch:
         """Count from the next look on: what was seen so far says nothing of the reader."""
         self._seen = None
 
-    def look(self, now_s: float, *, waiting: int, taken: int, unacked: int) -> Reading:
+    def look(self, now_s: float, *, waiting: int, taken: int, unacked: int) -> Look:
         """Judge by the bytes that wait, those taken so far, and the deliveries that are unacknowledged."""
         if not waiting:
             self._seen = None
-            return Reading.DONE
+            return Look.DONE
         if self._seen is None or taken > self._seen[0] or unacked < self._seen[1]:
             self._moved_at = now_s
         # control frames are not counted as written: while one waits, `taken` is lower by its few bytes
         self._seen = (max(taken, self._seen[0]) if self._seen is not None else taken, unacked)
-        return Reading.STALLED if now_s - self._moved_at >= self._timeout_s else Reading.MOVING
+        return Look.STALLED if now_s - self._moved_at >= self._timeout_s else Look.MOVING

@@ -40,7 +40,7 @@ class LogHead(Struct, frozen=True, kw_only=True):
     is_excerpt: bool = False
 
 
-class _Line(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _RowLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A row; what is empty is left out. ``data_text`` instead of ``data``: JSON that spans lines, as it was sent."""
 
     seq: int
@@ -62,8 +62,8 @@ def encode_row(row: Row) -> bytes:
     """Give a row as one line of JSON, without its end."""
     fields = {name: getattr(row, name) for name in _SAME}
     if b"\n" in row.data or b"\r" in row.data:
-        return msgspec.json.encode(_Line(**fields, data_text=row.data.decode()))
-    return msgspec.json.encode(_Line(**fields, data=Raw(row.data)))
+        return msgspec.json.encode(_RowLine(**fields, data_text=row.data.decode()))
+    return msgspec.json.encode(_RowLine(**fields, data=Raw(row.data)))
 
 
 def decode_row(line: bytes | str) -> Row:
@@ -74,7 +74,7 @@ def decode_row(line: bytes | str) -> Row:
 
 
 _SAME = tuple(name for name in Row.__struct_fields__ if name != "data")
-_decoder = msgspec.json.Decoder(_Line)
+_decoder = msgspec.json.Decoder(_RowLine)
 
 
 def encode_head(head: LogHead) -> bytes:

@@ -182,7 +182,7 @@ UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionEr
 `sqlite3.Error`."""
 
 
-class Batch(NamedTuple):
+class Writes(NamedTuple):
     """What one transaction writes, as SQLite takes it."""
 
     log: list[object]
@@ -193,7 +193,7 @@ class Batch(NamedTuple):
     """Keys of the tables that go."""
 
 
-def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> Batch:
+def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> Writes:
     """What one transaction writes. Raises `Unstorable`."""
     log: list[object] = []
     scratch = bytearray()
@@ -208,7 +208,7 @@ def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> Batch:
             log.append(checksum(columns, scratch))
         kept = [put for put in puts if put.table not in VOLATILE_TABLES]
         saved = [_sign(put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None]
-        return Batch(log, saved, [(put.table, put.key) for put in kept if put.value is None])
+        return Writes(log, saved, [(put.table, put.key) for put in kept if put.value is None])
     except UNENCODABLE as error:
         raise Unstorable from error
 
@@ -217,7 +217,7 @@ def _sign(*columns: object) -> Values:
     return (*columns, checksum(columns))
 
 
-def bind(batch: Batch) -> None:
+def bind(batch: Writes) -> None:
     """Give each value to SQLite as a statement does, and store none. Raises `Unstorable`."""
     with closing(sqlite3.connect(":memory:")) as db:
         for value in chain(batch.log, *batch.saved, *batch.dropped):
@@ -227,7 +227,7 @@ def bind(batch: Batch) -> None:
                 raise Unstorable from error
 
 
-def store(batch: Batch, db: sqlite3.Connection) -> None:
+def store(batch: Writes, db: sqlite3.Connection) -> None:
     """Write a batch in one transaction. Raises `KeyTaken` or `Unstorable`: then nothing is stored."""
     db.execute("BEGIN IMMEDIATE")
     try:

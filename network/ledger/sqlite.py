@@ -65,7 +65,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Connection:
+class SqliteConnection:
     """One SQLite connection, on a thread of its own, which runs one function at a time."""
 
     def __init__(self, path: Path) -> None:
@@ -118,10 +118,10 @@ class SQLiteLedger:
         self._durability = durability
         self._boot = boot_id() if boot is None else boot
         self._files = HeldFiles(self.path)
-        self._writer: Connection | None = None
-        self._reader: Connection | None = None
+        self._writer: SqliteConnection | None = None
+        self._reader: SqliteConnection | None = None
         """For what is to be delivered."""
-        self._browser: Connection | None = None
+        self._browser: SqliteConnection | None = None
         """For what somebody asks: a long look must not hold up deliveries."""
         self._index: SearchIndex | None = None
         self._epoch = ""
@@ -179,8 +179,8 @@ class SQLiteLedger:
     async def verify(self) -> None:
         await self._run(self._writer, lambda _: self._files.check())
 
-    async def _connect(self) -> Connection:
-        connection = Connection(self.path)
+    async def _connect(self) -> SqliteConnection:
+        connection = SqliteConnection(self.path)
         try:
             await connection.open()
         except sqlite3.Error as error:
@@ -188,7 +188,7 @@ class SQLiteLedger:
             raise await asyncio.to_thread(self._failed, error) from error
         return connection
 
-    async def _run(self, connection: Connection | None, function: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, connection: SqliteConnection | None, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on a connection's thread: several statements as one hop, which costs more than a small
         transaction."""
         if connection is None:
@@ -497,14 +497,14 @@ class SQLiteLedger:
         return (await self._read_page(self._browser, sql, (after, limit), limit, bound)).rows
 
     async def _read_page(
-        self, db: Connection | None, sql: str, values: Sequence[object], limit: int, max_bytes: int,
+        self, db: SqliteConnection | None, sql: str, values: Sequence[object], limit: int, max_bytes: int,
         newest: bool = False,
     ) -> Page:  # fmt: skip
         """A page of a query that gives at most one row beyond it; ``newest`` says that its rows descend."""
         return await self._read(db, sql, values, lambda rows: take_page(rows, limit, max_bytes, newest=newest))
 
     async def _read(
-        self, db: Connection | None, sql: str, values: Sequence[object], take: Callable[[Iterator[Row]], T]
+        self, db: SqliteConnection | None, sql: str, values: Sequence[object], take: Callable[[Iterator[Row]], T]
     ) -> T:
         return await self._run(db, partial(read_rows, self._damage, sql, values, take))
 

@@ -298,7 +298,7 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
     return {"seq": seq, "recipients": page.entries, "has_more": page.has_more}
 
 
-class _Progress(NamedTuple):
+class _RecipientProgress(NamedTuple):
     """How far a message is with one of its recipients, by what the hub holds in memory."""
 
     is_delivered: bool
@@ -308,17 +308,17 @@ class _Progress(NamedTuple):
     """It is handled, and its failures are forgotten: only how many attempts they were is kept, in the ledger."""
 
 
-def _look_at(reading: Reading, agent_id: str, seq: int) -> _Progress:
+def _look_at(reading: Reading, agent_id: str, seq: int) -> _RecipientProgress:
     hub = reading.hub
     attempt: Attempt | None = hub.state.get("attempt", f"{agent_id}/{seq}")
     failures = attempt.failures if attempt is not None else 0
     is_delivered, is_handled = hub.delivered_up_to(agent_id) >= seq, hub.is_handled(agent_id, seq)
     is_here = (is_handled or is_delivered) and not hub.is_waiting(agent_id, seq)
-    return _Progress(is_delivered, is_handled, failures + is_here, is_handled and attempt is None)
+    return _RecipientProgress(is_delivered, is_handled, failures + is_here, is_handled and attempt is None)
 
 
 async def _describe_fate(
-    reading: Reading, agent_id: str, seq: int, now: _Progress, cold: Mapping[tuple[str, str], Any]
+    reading: Reading, agent_id: str, seq: int, now: _RecipientProgress, cold: Mapping[tuple[str, str], Any]
 ) -> dict[str, Any]:
     """How far a message has got with one of its recipients."""
     triggered: Triggered | None = cold.get(("triggered", f"{agent_id}/{seq}"))

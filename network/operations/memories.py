@@ -31,7 +31,7 @@ MEMORY = "memory"
 """The kind of the record."""
 
 
-class Memory(Struct, frozen=True):
+class MemoryBody(Struct, frozen=True):
     """The body of the record: the messages that were summed up, and the memory (its seq) that this one goes on from."""
 
     thread_id: str
@@ -98,11 +98,11 @@ class _Sum(NamedTuple):
 _NOTHING = _Sum(0, 0)
 
 
-def _read(row: Row) -> Memory | None:
+def _read(row: Row) -> MemoryBody | None:
     if row.label != MEMORY or row.is_damaged:
         return None
     try:
-        return msgspec.json.decode(row.data, type=Memory)
+        return msgspec.json.decode(row.data, type=MemoryBody)
     except msgspec.ValidationError:
         return None  # anybody can write anything into a record of its own
 

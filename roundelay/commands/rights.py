@@ -15,7 +15,7 @@ from roundelay.commands.node import pick_file
 from roundelay.commands.options import Function, Kind, check_id, debug_option, json_option
 
 if TYPE_CHECKING:
-    from roundelay.network.core.rights import Decision, Rights
+    from roundelay.network.core.rights import Rights, Ruling
     from roundelay.network.mod import Operation
 
 NEEDS = {
@@ -108,10 +108,10 @@ def decide(
     op: str,
     to: str | None = None,
     to_kind: str = "",
-) -> Decision:
+) -> Ruling:
     """The decision on a verb or an operation, as a hub comes to it. Raises `click.UsageError` for a question that
     has no answer."""
-    from roundelay.network.core.rights import VERBS, Decision
+    from roundelay.network.core.rights import VERBS, Ruling
 
     known = [*VERBS, *operations]
     if op not in known:
@@ -119,12 +119,12 @@ def decide(
         raise click.UsageError(f"There is no verb or operation {op!r}{f'; did you mean {near[0]}?' if near else '.'}")
     verb, thing = ("call", op) if op in operations else _find_verb(op, to)
     if page is None:
-        return Decision(True, "this file has no page of rights, so only the hub's own rules count", ())
+        return Ruling(True, "this file has no page of rights, so only the hub's own rules count", ())
     administers = page.decide("administer", *who)
     if administers.allowed or verb == "administer":
         return administers
     if (verb, thing) == ("send", f"agent:{who[0]}"):
-        return Decision(True, "everybody may write to oneself", page.roles_of(*who))
+        return Ruling(True, "everybody may write to oneself", page.roles_of(*who))
     if verb != "call":
         return page.decide(verb, *who, thing, to_kind)
     called = page.decide("call", *who, op)

@@ -33,7 +33,7 @@ from roundelay.network.ledger import files as ledger_files
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.search import read_terms
-from roundelay.network.ledger.sqlite import Connection, SQLiteLedger
+from roundelay.network.ledger.sqlite import SqliteConnection, SQLiteLedger
 
 Opener = Callable[[], Ledger]
 
@@ -531,14 +531,14 @@ async def test_a_close_that_fails_gives_the_file_back(tmp_path: Path, monkeypatc
     await ledger.open()
     closed = []
 
-    async def fail(connection: Connection) -> None:
+    async def fail(connection: SqliteConnection) -> None:
         closed.append(connection)
         await close(connection)
         raise sqlite3.OperationalError("disk I/O error")
 
-    close = Connection.close
+    close = SqliteConnection.close
     with monkeypatch.context() as patch:
-        patch.setattr(Connection, "close", fail)
+        patch.setattr(SqliteConnection, "close", fail)
         with pytest.raises(LedgerError, match="disk I/O error"):
             await ledger.close()
     assert len(closed) == 3

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from roundelay.network.config import Limits
-from roundelay.network.hub.reads import Place, Room, SessionRoom
+from roundelay.network.hub.reads import PlaceInRoom, Room, SessionRoom
 
 LIMITS = Limits(max_result_bytes=1024, session_result_bytes=4096, participant_result_bytes=8192, hub_result_bytes=16384)
 READ = 2048  # what one read counts
@@ -67,7 +67,7 @@ async def test_each_bound_holds_and_participants_take_turns() -> None:
 async def test_a_read_of_a_session_that_is_gone_does_not_begin_and_its_participants_bound_stays() -> None:
     room, begun = Room(LIMITS), list[str]()
     gone = room.open("ann", lambda: None)
-    place = Place(room, gone)
+    place = PlaceInRoom(room, gone)
     await place.take()
     place.give_back()  # it waits for something, as `network.log` does
     room.close(gone)
