@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from tests.support.node import Node, running_node
-from tests.support.wire import WireSession, make_token
+from tests.support.wire import WireSession
 
 
 async def look(reader: WireSession, agent_id: str = "bob") -> dict[str, Any]:
     [found] = [it for it in (await reader.call("network.list_agents"))["agents"] if it["agent_id"] == agent_id]
     return {name: found[name] for name in ("activity", "open_reactions", "work") if name in found}
-
-
-async def person(node: Node, host: WireSession, agent_id: str) -> WireSession:
-    token = make_token()
-    args = {"agent_id": agent_id, "kind": "human", "token_hash": hashlib.sha256(token.encode()).hexdigest()}
-    await host.call("network.create_token", args)
-    return await node.join(agent_id, kind="human", token=token)
 
 
 async def test_an_agent_works_waits_is_held_stops_is_gone_and_comes_back(node: Node) -> None:
@@ -92,7 +84,7 @@ async def test_an_agent_that_answered_without_causes_until_it_was_stopped_is_tol
 
 async def test_what_an_agent_does_is_told_to_people_of_what_they_may_read_and_to_no_agent(node: Node) -> None:
     host, bob = await node.person("host"), await node.agent("bob", role="reactor")
-    mia, zoe, ann = await person(node, host, "mia"), await person(node, host, "zoe"), await node.agent("ann")
+    mia, zoe, ann = await node.invite(host, "mia"), await node.invite(host, "zoe"), await node.agent("ann")
     seq = (await mia.send("agent:bob", "between us"))["seq"]
     await bob.record("r1", "started", {"trigger": seq})
     assert [(await look(it))["activity"] for it in (mia, host)] == ["works", "works"]

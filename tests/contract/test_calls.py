@@ -9,23 +9,6 @@ import pytest
 from tests.support.node import Node
 from tests.support.wire import WireSession, expect_error
 
-OPERATIONS = [
-    "info",
-    "list_agents",
-    "list_threads",
-    "history",
-    "window",
-    "message_status",
-    "why",
-    "impact",
-    "rows",
-    "records",
-    "watch",
-    "cancel",
-    "resume_root",
-    "remove",
-]
-
 
 @pytest.fixture
 async def alice(node: Node) -> WireSession:
@@ -128,9 +111,3 @@ async def test_a_read_after_a_send_sees_it(node: Node, alice: WireSession) -> No
     stored = await alice.answer("m1")
     history = await alice.answer("c1")
     assert [message["seq"] for message in history["value"]["messages"]] == [stored["seq"]]
-
-
-async def test_every_operation_of_the_hub_exists(node: Node, alice: WireSession) -> None:
-    for name in OPERATIONS:
-        answer = await alice.submit_call(f"network.{name}", {"no_such_argument": 1})
-        assert answer.get("code") in ("invalid_arguments", "forbidden"), (name, answer)

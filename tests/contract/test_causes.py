@@ -20,19 +20,6 @@ async def bob(node: Node) -> WireSession:
     return await node.agent("bob")
 
 
-async def ping_pong(one: WireSession, other: WireSession, *, cause: int) -> tuple[list[int], WireSession]:
-    """Two polite agents that answer each other until one is refused: the seqs stored, and who was refused."""
-    seqs: list[int] = []
-    speaker, listener, to = other, one, "agent:alice"
-    while True:
-        answer = await speaker.submit(to, f"thank you {len(seqs)}", cause=cause)
-        if answer["type"] == "error":
-            expect_error(answer, "loop_stopped")
-            return seqs, speaker
-        seqs.append(cause := answer["seq"])
-        speaker, listener, to = listener, speaker, "agent:bob" if to == "agent:alice" else "agent:alice"
-
-
 async def test_root_and_hops_follow_the_cause(node: Node, alice: WireSession, bob: WireSession) -> None:
     carol = await node.agent("carol")
     first = await alice.send("agent:bob", "first")
@@ -56,27 +43,6 @@ async def test_a_cause_may_be_in_any_thread_that_one_reads(alice: WireSession, b
     public = await alice.send("broadcast", "public")
     await bob.send("agent:alice", "private", cause=public["seq"])
     assert (await alice.message("private"))["root"] == public["seq"]
-
-
-async def test_hops_end_in_loop_stopped() -> None:
-    async with running_node(limits={"max_hops": 4}) as node:
-        alice, bob = await node.agent("alice"), await node.agent("bob")
-        root = await alice.send("agent:bob", "hello")
-        seqs, refused = await ping_pong(alice, bob, cause=root["seq"])
-        assert len(seqs) == 4  # hops 1 to 4
-        error = await refused.submit("agent:alice", "and again", cause=seqs[-1], message_id="m-last")
-        assert error["message_id"] == "m-last"
-        expect_error(error, "loop_stopped")
-
-
-async def test_the_messages_of_a_root_end_in_loop_stopped_and_the_root_counts() -> None:
-    async with running_node(limits={"max_root_messages": 5}) as node:
-        alice = await node.agent("alice")
-        await node.agent("bob")
-        root = await alice.send("agent:bob", "root")
-        for number in range(4):
-            await alice.send("agent:bob", f"child {number}", cause=root["seq"])
-        await alice.refused("loop_stopped", "agent:bob", "child 4", cause=root["seq"])
 
 
 async def test_every_thread_of_a_root_draws_on_one_budget() -> None:
@@ -151,16 +117,21 @@ async def test_each_thread_that_a_stopped_root_would_reach_gets_one_notice() -> 
             assert told == threads[session.welcome["agent_id"]]
 
 
-async def test_a_person_resumes_a_stopped_root() -> None:
-    async with running_node(limits={"max_root_messages": 2}) as node:
-        mia, bob = await node.person("mia"), await node.agent("bob")
-        root = await mia.send("agent:bob", "root")
-        await bob.send("agent:mia", "1", cause=root["seq"])
-        await bob.refused("loop_stopped", "agent:mia", "2", cause=root["seq"], message_id="m2")
-        assert await mia.call("network.resume_root", {"root": root["seq"]}) == {"was_stopped": True}
-        assert await mia.call("network.resume_root", {"root": root["seq"]}) == {"was_stopped": False}
-        stored = await bob.send("agent:mia", "2", cause=root["seq"], message_id="m2")
-        assert stored["duplicate"] is False
+@pytest.mark.parametrize("limits", [{"max_root_messages": 2}, {"max_hops": 1}], ids=["messages", "hops"])
+async def test_a_person_in_the_thread_resumes_a_stopped_root_and_nobody_else(limits: dict[str, int]) -> None:
+    async with running_node(limits=limits) as node:
+        host, bob = await node.person("host"), await node.agent("bob")
+        mia, eve = await node.invite(host, "mia"), await node.invite(host, "eve")
+        root = (await mia.send("agent:bob", "root"))["seq"]
+        last = (await bob.send("agent:mia", "1", cause=root))["seq"]
+        await bob.refused("loop_stopped", "agent:mia", "2", cause=last, message_id="m2")
+        await bob.call_refused("forbidden", "network.resume_root", {"root": root})
+        await eve.call_refused("unknown_message", "network.resume_root", {"root": root})
+        await mia.call_refused("unknown_message", "network.resume_root", {"root": 2**50})
+        await bob.refused("loop_stopped", "agent:mia", "2", cause=last, message_id="m2")
+        assert await mia.call("network.resume_root", {"root": root}) == {"was_stopped": True}
+        assert await mia.call("network.resume_root", {"root": root}) == {"was_stopped": False}
+        assert (await bob.send("agent:mia", "2", cause=last, message_id="m2"))["duplicate"] is False
 
 
 async def test_a_resumed_root_stops_again_at_its_next_limit() -> None:
@@ -175,33 +146,6 @@ async def test_a_resumed_root_stops_again_at_its_next_limit() -> None:
             expect_error(answer, "loop_stopped")
             await mia.call("network.resume_root", {"root": root["seq"]})
             await mia.expect("notice", kind="loop_stopped")
-
-
-async def test_hops_can_be_resumed_too() -> None:
-    async with running_node(limits={"max_hops": 2}) as node:
-        operator = await node.person("mia")
-        alice, bob = await node.agent("alice"), await node.agent("bob")
-        root = await alice.send("agent:bob", "hello")
-        seqs, refused = await ping_pong(alice, bob, cause=root["seq"])
-        to = "agent:alice" if refused is bob else "agent:bob"
-        await operator.call("network.resume_root", {"root": root["seq"]})
-        await refused.send(to, "go on", cause=seqs[-1])
-
-
-async def test_an_agent_cannot_resume_a_root() -> None:
-    async with running_node(limits={"max_root_messages": 2}) as node:
-        alice, bob = await node.agent("alice"), await node.agent("bob")
-        root = await alice.send("agent:bob", "root")
-        await bob.send("agent:alice", "1", cause=root["seq"])
-        await bob.refused("loop_stopped", "agent:alice", "2", cause=root["seq"])
-        await alice.call_refused("forbidden", "network.resume_root", {"root": root["seq"]})
-        await bob.refused("loop_stopped", "agent:alice", "2", cause=root["seq"])
-
-
-async def test_resuming_an_unknown_root_is_refused(node: Node) -> None:
-    mia = await node.person("mia")
-    answer = await mia.submit_call("network.resume_root", {"root": 2**50})
-    assert answer["type"] == "error"
 
 
 # -- rates and loads

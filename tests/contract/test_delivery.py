@@ -7,12 +7,10 @@ import time
 
 import pytest
 
-from tests.chaos.bare import read_without_pongs
 from tests.support.node import Node, running_node
 from tests.support.wire import WireSession, expect_error
 
 MAX_ATTEMPTS = 5
-TIMEOUT_S = 20.0
 
 
 @pytest.fixture
@@ -355,23 +353,7 @@ async def test_a_nack_of_something_never_delivered_is_invalid(node: Node, alice:
         expect_error(await session.next_frame(), "invalid_arguments")
 
 
-# -- window and slow readers
-
-
-async def test_at_most_max_unacked_are_unacknowledged() -> None:
-    async with running_node(limits={"max_unacked": 3}) as node:
-        alice, bob = await node.agent("alice"), await node.agent("bob")
-        seqs = await send_all(alice, "agent:bob", *"abcdefg")
-        first = [await bob.delivery() for _ in range(3)]
-        assert [frame["message"]["content"] for frame in first] == ["a", "b", "c"]
-        await bob.settle()
-        assert bob.unread == []  # the hub waits
-        await bob.ack(seqs[1], only=True)
-        await bob.message("d")
-        await bob.settle()
-        assert bob.unread == []
-        await bob.ack(seqs[3])
-        assert [(await bob.delivery())["message"]["content"] for _ in range(3)] == ["e", "f", "g"]
+# -- window; its size and slow readers: test_limits.py
 
 
 async def test_the_window_is_each_sessions_own() -> None:
@@ -424,46 +406,3 @@ async def test_the_window_holds_for_a_backlog_too() -> None:
                 assert again.unread == []
                 await again.ack(delivery["message"]["seq"])
         assert read == sent
-
-
-async def test_a_slow_reader_is_behind_and_gets_everything() -> None:
-    async with running_node(limits={"session_queue_bytes": 64 * 1024, "root_messages_per_s": 100_000}) as node:
-        alice = await node.agent("alice")
-        slow = await node.connect(max_queue=1, receive_buffer_bytes=8 * 1024)
-        await slow.hello("bob", token=node.token_of("bob"))
-        filling = "x" * 60_000
-        seqs = [(await alice.send("agent:bob", f"{n} {filling}"))["seq"] for n in range(150)]
-        alice_was_not_held_up = await alice.call("network.info")
-        assert alice_was_not_held_up["head"] >= seqs[-1]
-        read = [(await slow.delivery())["message"]["seq"] for _ in seqs]
-        assert read == seqs
-        behind = await slow.expect("notice", kind="behind")
-        assert behind["body"]["from_seq"] in seqs
-
-
-async def test_a_stalled_reader_is_closed_with_4429_and_nobody_else_is() -> None:
-    limits = {"session_queue_bytes": 64 * 1024, "stall_timeout_ms": 300, "root_messages_per_s": 100_000}
-    async with running_node(limits=limits) as node:
-        alice, other = await node.agent("alice"), await node.agent("carol")
-        await other.call("network.watch", {"presence": True})
-        stalled = await node.connect(max_queue=1, receive_buffer_bytes=8 * 1024)
-        await stalled.hello("bob", token=node.token_of("bob"))
-        filling = "x" * 60_000
-        for number in range(30):
-            seq = (await alice.send("broadcast", f"{number} {filling}"))["seq"]
-            assert (await other.delivery())["message"]["seq"] == seq
-            await other.ack(seq)
-        await other.expect("presence", agent_id="bob", state="offline")  # it took no byte for so long
-        assert await stalled.closed() == 4429
-        await other.settle()
-
-
-# -- pings
-
-
-async def test_an_unanswered_ping_is_closed_with_1011() -> None:
-    async with running_node(limits={"ping_interval_ms": 200}) as node:
-        alice = await node.agent("alice")
-        async with asyncio.timeout(TIMEOUT_S):
-            assert await read_without_pongs(node, "deaf") == 1011
-        await alice.settle()

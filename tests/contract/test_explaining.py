@@ -51,16 +51,6 @@ def said(chain: list[Any]) -> list[Any]:
 # -- history for a trigger
 
 
-async def test_history_for_a_trigger_holds_what_its_prompt_may(team: Team) -> None:
-    trigger = await team.talk()
-    assert contents((await team.worker.call("network.history", {"thread_id": "direct:helper~worker"}))["messages"]) == [
-        "on bob's canary",
-        "on mia's request",
-    ]
-    assert await read_thread(team.worker, "direct:helper~worker", trigger) == ["on mia's request"]
-    assert await read_thread(team.worker, "broadcast", trigger) == ["said to all"]
-
-
 async def test_history_for_a_trigger_ends_there(team: Team) -> None:
     trigger = await team.talk()
     later = await team.helper.send("agent:worker", "one more for mia", cause=trigger["seq"])
@@ -104,12 +94,6 @@ async def test_an_operator_sees_for_a_trigger_what_it_reads_as_itself(team: Team
     everything = await team.mia.call("network.history", {"thread_id": "direct:helper~worker"})
     assert len(everything["messages"]) == 2
     await team.mia.call_refused("unknown_message", "network.history", args)
-
-
-async def test_a_trigger_that_one_may_not_read_is_unknown(team: Team) -> None:
-    trigger = await team.mia.send("agent:helper", "between us")
-    args = {"thread_id": "broadcast", "trigger": trigger["seq"]}
-    await team.worker.call_refused("unknown_message", "network.history", args)
 
 
 # -- search

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.node import Node, running_node
-from tests.support.wire import Frame, WireSession, expect_error, make_token
+from tests.support.wire import Frame, WireSession, expect_error
 
 DIRECT = "direct:bob~mia"
-
-
-async def person(node: Node, host: WireSession, agent_id: str) -> WireSession:
-    """A person who is no operator."""
-    token = make_token()
-    args = {"agent_id": agent_id, "kind": "human", "token_hash": hashlib.sha256(token.encode()).hexdigest()}
-    await host.call("network.create_token", args)
-    return await node.join(agent_id, kind="human", token=token)
 
 
 async def begin(bob: WireSession, reaction: str, seq: int) -> Frame:
@@ -104,7 +95,7 @@ agents who are (bob) and are not."""
 @pytest.mark.parametrize("who", RIGHTS)
 async def test_people_in_a_thread_and_operators_take_it_and_give_it_back(node: Node, who: str) -> None:
     host = await node.person("host")
-    sessions = {name: await person(node, host, name) for name in ("mia", "zoe", "outsider")}
+    sessions = {name: await node.invite(host, name) for name in ("mia", "zoe", "outsider")}
     sessions |= {"host": host, "bob": await node.agent("bob"), "stranger": await node.agent("stranger")}
     await sessions["mia"].call("channels.create", {"name": "dev", "access": "closed"})
     for name in ("zoe", "bob"):
@@ -140,7 +131,7 @@ async def test_what_is_no_thread_is_not_taken(node: Node, thread_id: str) -> Non
 
 async def test_readers_are_told_and_read_who_holds_it(node: Node) -> None:
     host = await node.person("host")
-    mia, zoe, bob = await person(node, host, "mia"), await person(node, host, "zoe"), await node.agent("bob")
+    mia, zoe, bob = await node.invite(host, "mia"), await node.invite(host, "zoe"), await node.agent("bob")
     await mia.send("agent:bob", "hello")
     taken = (await mia.call("network.take", {"thread_id": DIRECT}))["seq"]
     for reader in (mia, bob):
@@ -172,7 +163,7 @@ async def test_what_was_asked_for_a_held_thread_stops_and_work_there_counts_as_c
 
 async def test_whoever_is_removed_holds_nothing(node: Node) -> None:
     host = await node.person("host")
-    mia, bob = await person(node, host, "mia"), await node.agent("bob")
+    mia, bob = await node.invite(host, "mia"), await node.agent("bob")
     await mia.call("network.take", {"thread_id": "broadcast"})
     await host.call("network.remove", {"agent_id": "mia"})
     assert (await bob.expect("notice", kind="given"))["body"]["by"] == "mia"

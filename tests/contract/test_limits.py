@@ -70,49 +70,62 @@ async def deeper_json_is_an_invalid_frame(node: Node) -> None:
 @reaches("max_record_bytes", 1024)
 async def a_larger_record_is_too_large(node: Node) -> None:
     ann = await node.agent("ann")
-    expect_error(await ann.submit_record("r", "note", {"text": "x" * 1024}), "too_large")
+    error = await ann.submit_record("r", "note", {"text": "x" * 1024}, record_id="r1")
+    assert expect_error(error, "too_large")["record_id"] == "r1"
+    assert "body" in error["message"]
+    await ann.record("r", "note", {"text": "x" * 900}, record_id="r1")
 
 
 @reaches("max_unacked", 2)
 async def the_window_takes_no_more(node: Node) -> None:
     ann, bob = await node.agent("ann"), await node.agent("bob")
-    for text in "abc":
-        await ann.send("agent:bob", text)
-    await bob.message("a")
-    second = await bob.message("b")
+    seqs = [(await ann.send("agent:bob", text))["seq"] for text in "abcdef"]
+    for text in "ab":
+        await bob.message(text)
     await bob.settle()
     assert bob.unread == []
-    await bob.ack(second["seq"])
+    await bob.ack(seqs[1], only=True)
     await bob.message("c")
+    await bob.settle()
+    assert bob.unread == []
+    await bob.ack(seqs[2])
+    await bob.message("d")
+    await bob.message("e")
 
 
 @reaches("hello_timeout_ms", 200)
 async def silence_is_closed(node: Node) -> None:
-    assert await (await node.connect()).closed() == 4408
+    session = await node.connect()
+    assert await session.rest() == []
+    assert await session.closed() == 4408
 
 
 @reaches("stall_timeout_ms", 200, session_queue_bytes=64 * 1024)
 async def a_stalled_reader_is_closed(node: Node) -> None:
-    ann, bob = await node.agent("ann"), await deaf_session(node)
-    await ann.call("network.watch", {"presence": True})
-    for _ in range(20):
-        await ann.send("agent:bob", "x" * 60_000)
-    await ann.expect("presence", agent_id="bob", state="offline")  # it took no byte for so long
+    ann, other, bob = await node.agent("ann"), await node.agent("other"), await deaf_session(node)
+    await other.call("network.watch", {"presence": True})
+    for _ in range(30):
+        seq = (await ann.send("broadcast", "x" * 60_000))["seq"]
+        assert (await other.delivery())["message"]["seq"] == seq
+        await other.ack(seq)
+    await other.expect("presence", agent_id="bob", state="offline")  # it took no byte for so long
     assert await bob.closed() == 4429
+    await other.settle()
 
 
 @reaches("ping_interval_ms", 100)
 async def an_unanswered_ping_is_closed(node: Node) -> None:
+    ann = await node.agent("ann")
     assert await read_without_pongs(node, "deaf") == 1011
+    await ann.settle()
 
 
 @reaches("session_queue_bytes", 64 * 1024)
 async def beyond_its_queue_a_session_is_behind(node: Node) -> None:
     ann, bob = await node.agent("ann"), await deaf_session(node)
-    for _ in range(40):
-        await ann.send("agent:bob", "x" * 60_000)
-    assert [len((await bob.delivery())["message"]["content"]) for _ in range(40)] == [60_000] * 40
-    await bob.expect("notice", kind="behind")
+    seqs = [(await ann.send("agent:bob", "x" * 60_000))["seq"] for _ in range(40)]
+    assert [(await bob.delivery())["message"]["seq"] for _ in range(40)] == seqs
+    assert (await bob.expect("notice", kind="behind"))["body"]["from_seq"] in seqs
 
 
 @reaches("sends_per_s", 2)

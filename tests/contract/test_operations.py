@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
 
 from tests.support.node import Node, running_node
-from tests.support.wire import Frame, WireSession, contents, expect_error
-
-NO_SEQ = 2**50
+from tests.support.wire import WireSession, contents, expect_error
 
 
 @pytest.fixture
@@ -32,17 +29,6 @@ async def stranger(node: Node) -> WireSession:
 @pytest.fixture
 async def operator(node: Node) -> WireSession:
     return await node.person("mia")
-
-
-def wording(error: Frame) -> str:
-    return re.sub(r"\d+|[a-z]+[:~][a-z0-9:~]+", "N", error["message"])
-
-
-async def assert_same_refusal(session: WireSession, op: str, hidden: dict[str, Any], missing: dict[str, Any]) -> None:
-    """What may not be read is refused in the words of what does not exist."""
-    first = await session.call_refused("unknown_message", op, hidden)
-    second = await session.call_refused("unknown_message", op, missing)
-    assert wording(first) == wording(second)
 
 
 # -- info, agents
@@ -127,15 +113,6 @@ async def test_list_threads_is_newest_first_and_holds_what_one_may_read(
     assert (second["last_seq"], second["messages"]) == (public["seq"], 1)
 
 
-async def test_list_threads_counts_only_what_the_caller_may_read(node: Node, alice: WireSession) -> None:
-    await alice.send("broadcast", "early")
-    late = await node.agent("late")
-    assert (await late.call("network.list_threads"))["threads"] == []
-    seen = await alice.send("broadcast", "seen")
-    (thread,) = (await late.call("network.list_threads"))["threads"]
-    assert (thread["messages"], thread["last_seq"]) == (1, seen["seq"])
-
-
 async def test_history_is_oldest_first_with_the_messages_as_delivered(alice: WireSession, bob: WireSession) -> None:
     await alice.send("agent:bob", "one", metadata={"n": 1}, text_representation="eins")
     await bob.send("agent:alice", {"two": 2})
@@ -192,23 +169,6 @@ async def test_history_refuses_arguments_out_of_range(
 ) -> None:
     await alice.send("agent:bob", "x")
     await alice.call_refused("invalid_arguments", "network.history", {"thread_id": "direct:alice~bob"} | args)
-
-
-async def test_a_stranger_cannot_read_a_direct_thread(
-    alice: WireSession, bob: WireSession, stranger: WireSession, operator: WireSession
-) -> None:
-    await alice.send("agent:bob", "private")
-    args = {"thread_id": "direct:alice~bob"}
-    await assert_same_refusal(stranger, "network.history", args, {"thread_id": "direct:alice~nobody"})
-    assert contents((await operator.call("network.history", args))["messages"]) == ["private"]
-
-
-async def test_history_begins_at_the_registration(node: Node, alice: WireSession) -> None:
-    await alice.send("broadcast", "early")
-    late = await node.agent("late")
-    await alice.send("broadcast", "later")
-    history = await late.call("network.history", {"thread_id": "broadcast"})
-    assert (contents(history["messages"]), history["has_more"]) == (["later"], False)
 
 
 # -- message_status
@@ -319,15 +279,6 @@ async def test_readers_of_a_message_poll_whether_the_reaction_to_it_is_over(
     assert await poll(first) == status
 
 
-async def test_message_status_is_for_readers(
-    alice: WireSession, bob: WireSession, stranger: WireSession, operator: WireSession
-) -> None:
-    seq = (await alice.send("agent:bob", "private"))["seq"]
-    await assert_same_refusal(stranger, "network.message_status", {"seq": seq}, {"seq": NO_SEQ})
-    for session in (alice, bob, operator):
-        assert (await session.call("network.message_status", {"seq": seq}))["seq"] == seq
-
-
 # -- why
 
 
@@ -339,11 +290,6 @@ async def test_why_leads_from_a_message_to_its_root(alice: WireSession, bob: Wir
     assert [link["content"] for link in chain if "content" in link] == ["leaf", "middle", "root"]
     (alone,) = (await bob.call("network.why", {"seq": root["seq"]}))["chain"]
     assert alone["seq"] == root["seq"]
-
-
-async def test_why_is_for_readers(alice: WireSession, bob: WireSession, stranger: WireSession) -> None:
-    seq = (await alice.send("agent:bob", "private"))["seq"]
-    await assert_same_refusal(stranger, "network.why", {"seq": seq}, {"seq": NO_SEQ})
 
 
 async def test_why_keeps_the_causes_that_one_may_not_read(
@@ -372,14 +318,19 @@ async def test_why_shows_the_reaction_in_between(node: Node, alice: WireSession,
 # -- cancel
 
 
-async def test_a_person_in_the_thread_cancels_a_reaction(node: Node, operator: WireSession) -> None:
+async def test_a_person_in_the_thread_cancels_a_reaction_and_another_does_not(
+    node: Node, operator: WireSession
+) -> None:
+    zoe, yan = await node.invite(operator, "zoe"), await node.invite(operator, "yan")
     bot = await node.agent("bot", role="reactor")
-    trigger = (await operator.send("agent:bot", "long work"))["seq"]
-    await bot.message("long work")
+    trigger = (await zoe.send("agent:bot", "long work"))["seq"]
     await bot.record("r1", "started", {"trigger": trigger})
-    assert await operator.call("network.cancel", {"reaction": "r1"}) == {"reactions": ["r1"]}
-    asked = await bot.expect("signal", kind="cancel")
-    assert asked["body"] == {"reaction": "r1"}
+    for args in ({"reaction": "r1"}, {"thread_id": "direct:bot~zoe"}):
+        assert await yan.call("network.cancel", args) == {"reactions": []}
+    assert await zoe.call("network.cancel", {"reaction": "r1"}) == {"reactions": ["r1"]}
+    asked = await bot.expect("signal")
+    assert (asked["kind"], asked["sender_id"], asked["body"]) == ("cancel", "zoe", {"reaction": "r1"})
+    await zoe.call_refused("invalid_arguments", "network.cancel", {})
 
 
 async def test_cancel_by_thread_asks_every_open_reaction_in_it(node: Node, operator: WireSession) -> None:
@@ -414,27 +365,13 @@ async def test_who_was_asked_for_a_stopped_reaction_stops_too_and_nobody_else(
         assert (await agent.expect("signal", kind="cancel"))["body"] == {"reaction": reaction}
 
 
-async def test_a_stranger_cancels_nothing(node: Node, operator: WireSession, stranger: WireSession) -> None:
-    bot = await node.agent("bot", role="reactor")
-    trigger = (await operator.send("agent:bot", "long work"))["seq"]
-    await bot.message("long work")
-    await bot.record("r1", "started", {"trigger": trigger})
-    for args in ({"reaction": "r1"}, {"thread_id": "direct:bot~mia"}):
-        assert await stranger.call("network.cancel", args) == {"reactions": []}
-    await bot.settle()
-    assert [frame for frame in bot.unread if frame["type"] == "signal"] == []
-
-
-async def test_cancel_needs_a_reaction_or_a_thread(operator: WireSession) -> None:
-    await operator.call_refused("invalid_arguments", "network.cancel", {})
-
-
 # -- remove
 
 
 async def test_an_operator_removes_a_participant(
     node: Node, alice: WireSession, bob: WireSession, operator: WireSession
 ) -> None:
+    await operator.call_refused("unknown_recipient", "network.remove", {"agent_id": "nobody"})
     assert await operator.call("network.remove", {"agent_id": "bob"}) == {}
     frames = await bob.rest()
     expect_error(frames[-1], "forbidden")
@@ -458,17 +395,6 @@ async def test_what_a_removed_participant_said_stays(
     await operator.call("network.remove", {"agent_id": "bob"})
     history = await alice.call("network.history", {"thread_id": "direct:alice~bob"})
     assert contents(history["messages"]) == ["said"]
-
-
-async def test_only_operators_remove(alice: WireSession, bob: WireSession) -> None:
-    await alice.call_refused("forbidden", "network.remove", {"agent_id": "bob"})
-    await alice.call_refused("forbidden", "network.remove", {"agent_id": "alice"})
-    await bob.settle()
-
-
-async def test_removing_nobody_is_an_error(operator: WireSession) -> None:
-    answer = await operator.submit_call("network.remove", {"agent_id": "nobody"})
-    assert answer["type"] == "error"
 
 
 async def test_calls_that_wait_for_a_decision_are_listed_for_who_may_read_the_request(node: Node) -> None:

