@@ -318,15 +318,18 @@ async def test_why_shows_the_reaction_in_between(node: Node, alice: WireSession,
 # -- cancel
 
 
-async def test_a_person_in_the_thread_cancels_a_reaction_and_another_does_not(
-    node: Node, operator: WireSession
+async def test_a_person_in_the_thread_cancels_a_reaction_and_nobody_else_does(
+    node: Node, operator: WireSession, stranger: WireSession
 ) -> None:
     zoe, yan = await node.invite(operator, "zoe"), await node.invite(operator, "yan")
     bot = await node.agent("bot", role="reactor")
     trigger = (await zoe.send("agent:bot", "long work"))["seq"]
     await bot.record("r1", "started", {"trigger": trigger})
-    for args in ({"reaction": "r1"}, {"thread_id": "direct:bot~zoe"}):
-        assert await yan.call("network.cancel", args) == {"reactions": []}
+    for session in (yan, stranger):
+        for args in ({"reaction": "r1"}, {"thread_id": "direct:bot~zoe"}):
+            assert await session.call("network.cancel", args) == {"reactions": []}
+    await bot.settle()
+    assert [frame for frame in bot.unread if frame["type"] == "signal"] == []
     assert await zoe.call("network.cancel", {"reaction": "r1"}) == {"reactions": ["r1"]}
     asked = await bot.expect("signal")
     assert (asked["kind"], asked["sender_id"], asked["body"]) == ("cancel", "zoe", {"reaction": "r1"})
