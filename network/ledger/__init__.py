@@ -77,6 +77,15 @@ class Page(NamedTuple):
     has_more: bool
 
 
+class Found(NamedTuple):
+    """What a search found, ascending, as a `Page` is; with an ``end`` it has looked at enough, and not at what is below
+    that seq."""
+
+    rows: list[Row]
+    has_more: bool
+    end: int | None = None
+
+
 def take_page(rows: Iterable[Row], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
     """The first of these rows, as far as a page goes; ``newest`` says that they descend. What does not fit is never
     kept."""
@@ -167,9 +176,10 @@ class Ledger(Protocol):
     async def search(
         self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
         before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Found:  # fmt: skip
         """Messages whose text has all of these terms (`search.read_terms`), ascending: the newest below ``before``, of
-        those that `inbox` would give, or of all without spans; of one thread, or of all."""
+        those that `inbox` would give, or of all without spans; of one thread, or of all. Of many that have these terms
+        and are not within the spans it looks at a part, and gives the ``end`` of it."""
 
     async def forget_dropped(self) -> None:
         """Take what `trim` has dropped out of what is kept beside the log for searches."""

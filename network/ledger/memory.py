@@ -24,7 +24,19 @@ from roundelay.network.core.tables import (
 )
 from roundelay.network.errors import LedgerError
 
-from . import KEPT_WITH, KEYED_BY_SEQ, MAX_PAGE_BYTES, KeyTaken, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
+from . import (
+    KEPT_WITH,
+    KEYED_BY_SEQ,
+    MAX_PAGE_BYTES,
+    Found,
+    KeyTaken,
+    Meta,
+    Page,
+    ThreadSummary,
+    Trim,
+    Trimmed,
+    take_page,
+)
 from .search import PRIVATE, holds, is_within
 
 
@@ -170,11 +182,11 @@ class MemoryLedger:
     async def search(
         self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
         before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Found:  # fmt: skip
         until = self._head if before is None else before - 1
         newest_first = (self._rows[seq] for seq in reversed(self._order[: bisect_right(self._order, until)]))
         found = (row for row in newest_first if is_within(row, spans, sender, stream) and holds(row, terms))
-        return take_page(found, limit, max_bytes, newest=True)
+        return Found(*take_page(found, limit, max_bytes, newest=True))
 
     async def forget_dropped(self) -> None:
         """Nothing is kept beside the log."""

@@ -174,6 +174,7 @@ def walk_log(damage: Damage, db: sqlite3.Connection, columns: str = ROW_COLUMNS)
 
 _WALKED = 500
 BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?))"
+NEWEST_BY_SEQ = f"{BY_SEQ} ORDER BY seq DESC"
 
 # --- what is written
 

@@ -115,11 +115,11 @@ class SearchIndex:
         limit: int,
     ) -> list[int]:
         """Give the seqs of the newest messages below ``before`` that may have these terms, descending."""
-        match = " AND ".join(_write_match(terms, spans, sender, stream))
-        sql = "SELECT rowid FROM said WHERE said MATCH ? AND rowid < ? ORDER BY rowid DESC LIMIT ?"
+        sql = "SELECT rowid FROM said WHERE said MATCH ? AND rowid > ? AND rowid < ? ORDER BY rowid DESC LIMIT ?"
+        asked = [(match, after, before, limit) for match, after in _write_matches(terms, spans, sender, stream)]
         async with self._turn:
-            found = await self._run(lambda: self._open().execute(sql, (match, before, limit)).fetchall())
-        return [seq for (seq,) in found]
+            found = await self._run(lambda: [seq for it in asked for (seq,) in self._open().execute(sql, it)])
+        return sorted(set(found), reverse=True)[:limit]
 
     async def forget(self, first: int) -> None:
         """Take out what is below ``first``, if there is an index. Raises `LedgerError`."""
@@ -213,11 +213,25 @@ def _mark(kind: str, name: str) -> str:
     return f"§{kind}{name.encode().hex()}"
 
 
-def _write_match(terms: Sequence[str], spans: Sequence[Span] | None, sender: str, stream: str | None) -> Iterator[str]:
-    for term in terms:
-        yield f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"'
+def _write_matches(
+    terms: Sequence[str], spans: Sequence[Span] | None, sender: str, stream: str | None
+) -> Iterator[tuple[str, int]]:
+    """What is to be matched, and above which seq: apart for the places of which all may be read and for those that a
+    reader has come to, so that a newcomer does not look through what was said before."""
+    asked = [f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"' for term in terms]
     if stream is not None:
-        yield f'"{_mark("s", stream)}"'
-    if spans is not None:
-        places = dict.fromkeys([_mark("a", sender), *(_mark("t", it.target) for it in spans)])
-        yield "(" + " OR ".join(map('"{}"'.format, places)) + ")"
+        asked.append(f'"{_mark("s", stream)}"')
+    if spans is None:
+        yield " AND ".join(asked), 0
+        return
+    came: dict[str, int] = {}
+    for it in spans:
+        came[it.target] = min(it.after, came.get(it.target, it.after))
+    whole = [_mark("a", sender), *(_mark("t", target) for target, after in came.items() if after <= 0)]
+    yield " AND ".join([*asked, _any(whole)]), 0
+    if late := [_mark("t", target) for target, after in came.items() if after > 0]:
+        yield " AND ".join([*asked, _any(late)]), min(after for after in came.values() if after > 0)
+
+
+def _any(marks: Iterable[str]) -> str:
+    return "(" + " OR ".join(map('"{}"'.format, marks)) + ")"

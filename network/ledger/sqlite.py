@@ -24,13 +24,14 @@ from roundelay.network.config import Durability
 from roundelay.network.core.tables import Facts, MessageHead, Put, Row, Span, Table, Wanted
 from roundelay.network.errors import LedgerError
 
-from . import MAX_PAGE_BYTES, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
+from . import MAX_PAGE_BYTES, Found, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
 from .files import HeadFile, HeldFiles, explain
 from .queries import (
     BY_SEQ,
     FAILURES,
     INBOX,
     INBOX_SEQS,
+    NEWEST_BY_SEQ,
     Damage,
     bind,
     drop_calls,
@@ -59,6 +60,8 @@ EXPIRY_STEP = 1000
 """Results of calls that are looked at, and dropped, at a time."""
 INDEXED_STEP = 500
 """Messages that are put into the index of searches at a time."""
+SEARCHED, SEARCH_STEP = 4000, 1000
+"""Messages that one search looks at where few of them are within its spans, and at most at a time."""
 
 T = TypeVar("T")
 
@@ -409,21 +412,31 @@ class SQLiteLedger:
     async def search(
         self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
         before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Found:  # fmt: skip
         index = self._index
         if index is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
+
+        def choose(rows: Iterator[Row]) -> Page:
+            admitted = (it for it in rows if is_within(it, spans, sender, stream) and holds(it, terms))
+            return take_page(admitted, limit + 1, max_bytes, newest=True)
+
         await index.catch_up(f"{self._epoch}/{self._boot}", self._first, self._head, self._list_messages)
         end, found, size = before if before is not None else 2**62, list[Row](), 0
+        looked, step = 0, limit + 1
         while len(found) <= limit and size <= max_bytes:
-            seqs = await index.find(terms, spans, sender, stream, end, limit + 1)
+            if looked >= SEARCHED:
+                return Found(found[::-1], True, end)
+            seqs = await index.find(terms, spans, sender, stream, end, step)
             if not seqs:
                 break
-            rows = await self._read(self._browser, BY_SEQ, [json.dumps(seqs)], list)
-            admitted = [it for it in rows if is_within(it, spans, sender, stream) and holds(it, terms)]
-            found += sorted(admitted, key=lambda it: -it.seq)
-            size, end = size + sum(len(it.data) for it in admitted), seqs[-1]
-        return take_page(found, limit, max_bytes, newest=True)
+            page = await self._read(self._browser, NEWEST_BY_SEQ, [json.dumps(seqs)], choose)
+            found += reversed(page.rows)
+            size += sum(len(it.data) for it in page.rows)
+            end = page.rows[0].seq if page.has_more else seqs[-1]
+            # each `find` looks through all that match anew, and what is not within the spans is found in vain
+            looked, step = looked + len(seqs), min(step * 4, SEARCH_STEP)
+        return Found(*take_page(found, limit, max_bytes, newest=True))
 
     async def _list_messages(self, after: int) -> list[Row]:
         sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? AND type = 'message' ORDER BY seq LIMIT ?"

@@ -54,7 +54,8 @@ async def search(
         )
         found[:0] = await view.choose(page.rows)
         looked, size, has_more = looked + len(page.rows), size * 4, page.has_more
-        before = page.rows[0].seq if page.rows else before
+        before = page.end if page.end is not None else page.rows[0].seq if page.rows else before
+        looked = looked if page.end is None else LOOKED_AT
     shown = take_page(reversed(found), limit, room, newest=True)
     value = {"messages": [Raw(row.data) for row in shown.rows], "has_more": has_more or shown.has_more}
     following = shown.rows[0].seq if shown.has_more else before

@@ -28,7 +28,7 @@ from roundelay.network.core.tables import (
     damaged_row,
 )
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import KeyTaken, Ledger, Page, Trim, Trimmed
+from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed
 from roundelay.network.ledger import files as ledger_files
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
@@ -70,8 +70,8 @@ def message(
     )  # fmt: skip
 
 
-def seqs(found: list[Row] | Page) -> list[int]:
-    return [row.seq for row in (found.rows if isinstance(found, Page) else found)]
+def seqs(found: list[Row] | Page | Found) -> list[int]:
+    return [row.seq for row in (found if isinstance(found, list) else found.rows)]
 
 
 async def test_a_new_ledger_is_empty(opener: Opener) -> None:
@@ -387,6 +387,22 @@ async def test_a_search_sees_what_an_inbox_would_and_pages_from_the_newest(ledge
     assert (seqs(page), page.has_more) == ([4, 5], True)
     page = await ledger.search(["x"], spans, "bob", before=4, limit=2)
     assert (seqs(page), page.has_more) == ([2, 3], False)
+
+
+async def test_what_a_reader_may_not_read_is_looked_through_in_parts_and_by_a_newcomer_not_at_all(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_sqlite, "SEARCHED", 10)
+    monkeypatch.setattr(ledger_sqlite, "SEARCH_STEP", 5)
+    await ledger.append([said(seq, f"apple a{seq}") for seq in range(1, 101)], [])
+    newcomer = await ledger.search(["a*"], [Span("channel:dev", 100)], "bob", limit=2)
+    assert (seqs(newcomer), newcomer.has_more) == ([], False)
+    found, calls, before, has_more = list[int](), 0, 101, True
+    while has_more:
+        page = await ledger.search(["a*"], [Span("channel:dev", 0, 3)], "bob", before=before, limit=2)
+        found, calls, has_more, before = found + seqs(page), calls + 1, page.has_more, page.end or before
+    assert found == [1, 2]
+    assert calls == (1 if isinstance(ledger, MemoryLedger) else 10)
 
 
 def list_indexes(folder: Path) -> list[Path]:
