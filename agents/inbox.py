@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from roundelay.network.addresses import agent_address, reply_thread
+from roundelay.network.addresses import agent_address, answer_threads
 from roundelay.network.messages import BaseMessage
 
 from .values import Scope
@@ -175,7 +175,8 @@ class Inbox:
     def admit(self, message: BaseMessage) -> None:
         """Queue a message that gets a reaction whatever the wake rule says: one that was begun before a restart."""
         self._known.add(message.seq)
-        held = next((it for it in (message.thread_id, reply_thread(message.seq)) if it in self._held), None)
+        places = answer_threads(message.kind, message.thread_id, message.seq)
+        held = next((it for it in places if it in self._held), None)
         if held is not None:
             self._keep(held, [message])
             return

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypedDict, get_args
 
-from roundelay.network.addresses import reply_thread
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Notice, Reconnected, Signal
 from roundelay.network.errors import BudgetExhausted, ConfigError, Forbidden, InvalidArguments, Superseded, ThreadHeld
 from roundelay.network.messages import BaseMessage, MessageThread
@@ -38,7 +37,7 @@ from .reactions import (
     read_open_reaction,
     record_as_read,
 )
-from .taken_over import TakenOver
+from .taken_over import TakenOver, list_answer_threads
 from .waiting import Replies
 from .watching import Display, Shown
 
@@ -476,7 +475,7 @@ class AgentRunner(ABC):
             self._start_reactions(group)
             return
         for begun in self._under_way.values():
-            if thread_id in (begun.message.thread_id, reply_thread(begun.message.seq)):
+            if thread_id in list_answer_threads(begun.message):
                 begun.is_overtaken = True
                 if begun.work is not None:
                     begun.work.cancel()

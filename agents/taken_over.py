@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 
-from roundelay.network.addresses import reply_thread, thread_start
+from roundelay.network.addresses import answer_threads
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError, Superseded, UnknownMessage
 from roundelay.network.frames import SEQ_LIMIT
@@ -41,10 +41,9 @@ def next_reaction_id(overtaken: str) -> str:
     return digest("after", overtaken)
 
 
-def answer_thread(message: BaseMessage) -> str:
-    """Give the thread in which a message is answered: its own, or the one that replies to it begin."""
-    is_first = message.kind in ("broadcast", "channel") and thread_start(message.thread_id) is None
-    return reply_thread(message.seq) if is_first else message.thread_id
+def list_answer_threads(message: BaseMessage) -> tuple[str, ...]:
+    """Give the threads in which a message may be answered: its own, and last the one in which the answer would stand."""
+    return answer_threads(message.kind, message.thread_id, message.seq)
 
 
 class TakenOver:
@@ -81,7 +80,7 @@ class TakenOver:
     async def _has_later(self, message: BaseMessage, read: Collection[int]) -> bool:
         """Whether a later message of the thread in which this one is answered wakes the agent, and was not ``read``
         beside it: it is delivered again, or has been reacted to."""
-        if answer_thread(message) != message.thread_id:
+        if len(list_answer_threads(message)) > 1:
             return False
         page = await retry_later(partial(self._client.history, message.thread_id, limit=MAX_SAID))
         later = (it for it in page.messages if it.seq > message.seq and it.seq not in read)
@@ -111,7 +110,7 @@ class TakenOver:
             if gives == self._gives:
                 break
         # without an await from here on: what waits behind it is given out as soon as it has left the inbox
-        is_first = thread_id is not None or not self._inbox.has_later(answer_thread(message), message.seq)
+        is_first = thread_id is not None or not self._inbox.has_later(list_answer_threads(message)[-1], message.seq)
         self._inbox.release(message)
         if thread_id is not None:
             self._inbox.hold(thread_id)
@@ -153,7 +152,7 @@ class TakenOver:
 
     async def _find_held(self, message: BaseMessage) -> str | None:
         """Give which thread is held of those in which a message may be answered; None if none is any more."""
-        for thread_id in dict.fromkeys((message.thread_id, answer_thread(message))):
+        for thread_id in list_answer_threads(message):
             args = {"thread_id": thread_id, "limit": 1}
             try:
                 page = await retry_later(partial(self._client.call, "network.history", args))
@@ -194,7 +193,7 @@ class SaidSince:
         own."""
         client, trigger = self._begun.client, self._begun.message
         messages: list[BaseMessage] = []
-        for thread_id in dict.fromkeys((trigger.thread_id, answer_thread(trigger))):
+        for thread_id in list_answer_threads(trigger):
             args = {"thread_id": thread_id, "trigger": trigger.seq, "limit": MAX_SAID, "until": SEQ_LIMIT - 1}
             with suppress(UnknownMessage):  # nobody has replied yet
                 page = await retry_later(partial(client.call, "network.history", args))

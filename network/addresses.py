@@ -13,10 +13,11 @@ import hashlib
 from functools import lru_cache
 
 from .errors import InvalidFrame
-from .frames import is_id
+from .frames import SEQ_LIMIT, is_id
 
 BROADCAST = "broadcast"
 _KINDS = ("agent", "channel", "mod")
+_SEQ_DIGITS = len(str(SEQ_LIMIT))
 
 
 def agent_address(agent_id: str) -> str:
@@ -85,8 +86,18 @@ def memory_of(thread_id: str) -> str:
 
 
 def thread_start(thread_id: str) -> int | None:
-    """The seq of the message that a reply thread began with; None for other threads."""
-    return int(thread_id[7:]) if thread_id.startswith("thread:") else None
+    """The seq of the message that a reply thread began with; None for other threads, and for what is the id of none."""
+    if not thread_id.startswith("thread:"):
+        return None
+    digits = thread_id[7:]
+    is_seq = digits.isascii() and digits.isdecimal() and len(digits) <= _SEQ_DIGITS and digits[0] != "0"
+    return int(digits) if is_seq else None
+
+
+def answer_threads(kind: str, thread_id: str, seq: int) -> tuple[str, ...]:
+    """The threads in which a message may be answered: its own, and last the one that replies to it begin, if they do."""
+    begins = kind in ("broadcast", "channel") and thread_start(thread_id) is None
+    return (thread_id, reply_thread(seq)) if begins else (thread_id,)
 
 
 def thread_parties(thread_id: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from msgspec import UNSET
 
+from roundelay.network.addresses import thread_start
 from roundelay.network.errors import RoundelayError
 
 from .calls import apply_mod_entry, apply_operate, call_keys
@@ -33,7 +34,6 @@ from .entries import (
     Refused,
     Send,
 )
-from .holds import find_start
 from .joining import apply_join
 from .mod import named_seqs
 from .reactions import apply_lost, apply_nack, apply_record, keep_handled
@@ -71,7 +71,7 @@ def wanted(entries: list[Entry]) -> Wanted:
                     owner = entry.args.agent_id or entry.origin.agent_id
                     want.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
                 want.seqs.update(named_seqs(entry.args))
-                if entry.op in ("network.take", "network.give") and (start := find_start(entry.args.thread_id)):
+                if entry.op in ("network.take", "network.give") and (start := thread_start(entry.args.thread_id)):
                     want.seqs.add(start)
             case ModEntry():
                 want.seqs.add(entry.cause)

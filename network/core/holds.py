@@ -25,25 +25,18 @@ from msgspec import Struct
 from roundelay.network.addresses import (
     BROADCAST,
     agent_address,
+    answer_threads,
     channel_address,
     reply_thread,
     thread_parties,
     thread_start,
 )
 from roundelay.network.errors import Forbidden, ThreadHeld, UnknownMessage
-from roundelay.network.frames import SEQ_LIMIT
 
 from .entries import Origin
 from .state import State
 from .tables import Facts, Hold, MessageHead, OpenReaction
 from .visibility import may_read, thread_readers
-
-
-def find_start(thread_id: str) -> int | None:
-    """The seq that the id of a reply thread names; None for other ids, and for what is no seq."""
-    kind, _, digits = thread_id.partition(":")
-    is_seq = kind == "thread" and digits.isascii() and digits.isdecimal() and len(digits) <= len(str(SEQ_LIMIT))
-    return int(digits) if is_seq else None
 
 
 def find_thread(state: State, facts: Facts, origin: Origin, thread_id: str) -> MessageHead:
@@ -76,9 +69,9 @@ def _describe_thread(state: State, facts: Facts, thread_id: str) -> MessageHead 
         if one <= other and state.present(one) is not None and state.present(other) is not None:
             return _make_head("direct", agent_address(other), thread_id, sender_id=one)
         return None
-    seq = find_start(thread_id)
+    seq = thread_start(thread_id)
     start = facts.heads.get(seq) if seq is not None else None
-    if start is None or start.kind not in ("broadcast", "channel") or find_start(start.thread_id) is not None:
+    if start is None or start.kind not in ("broadcast", "channel") or thread_start(start.thread_id) is not None:
         return None
     return _make_head(start.kind, start.to, reply_thread(start.seq), excluded=start.excluded)
 
@@ -148,11 +141,8 @@ def is_overtaken(state: State, reaction: OpenReaction) -> bool:
 
 
 def _holds_over(state: State, head: MessageHead) -> Iterator[Hold]:
-    """The holds of the threads in which a message may be answered: its own, and the one that replies to it begin."""
-    threads = [head.thread_id]
-    if head.kind in ("broadcast", "channel") and thread_start(head.thread_id) is None:
-        threads.append(reply_thread(head.seq))
-    for thread_id in threads:
+    """The holds of the threads in which a message may be answered."""
+    for thread_id in answer_threads(head.kind, head.thread_id, head.seq):
         hold = state.holds.get(thread_id)
         if hold is not None:
             yield hold

@@ -116,6 +116,7 @@ async def test_people_in_a_thread_and_operators_take_it_and_give_it_back(node: N
         "direct:bob~nobody",
         "direct:mia~bob",
         "thread:1",
+        "thread:0{said}",
         "thread:x",
         "thread:99999999999999999999",
         "mod:channels~mia",
@@ -125,8 +126,9 @@ async def test_people_in_a_thread_and_operators_take_it_and_give_it_back(node: N
 async def test_what_is_no_thread_is_not_taken(node: Node, thread_id: str) -> None:
     mia = await node.person("mia")
     await node.agent("bob")
+    said = (await mia.send("broadcast", "hello"))["seq"]
     for op in ("network.take", "network.give"):
-        await mia.call_refused("unknown_message", op, {"thread_id": thread_id})
+        await mia.call_refused("unknown_message", op, {"thread_id": thread_id.format(said=said)})
 
 
 async def test_readers_are_told_and_read_who_holds_it(node: Node) -> None:
