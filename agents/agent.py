@@ -103,6 +103,7 @@ class Agent(AgentView):
         return tools
 
     def find_handoff(self, name: str) -> Handoff | None:
+        """Give the handoff whose tool has this name."""
         return self._handoffs.get(name)
 
     @property

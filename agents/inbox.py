@@ -44,6 +44,8 @@ from roundelay.network.messages import BaseMessage
 from .values import Scope
 
 ReactTo = Literal["mentions", "mentions_only", "all"]
+"""What wakes an agent in channels and broadcasts; `wakes` has the rule."""
+
 Visibility = Literal["people", "strict", "all", "current"]
 
 MAX_IN_THREAD = 8

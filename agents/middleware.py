@@ -319,9 +319,11 @@ class Middleware:
     # --- around what is done; only for what is not recorded yet
 
     async def around_reaction(self, around: Around, proceed: Callable[[], Awaitable[Finish]]) -> Finish:
+        """Run the reaction, or what is left of one that is resumed; gives how it ended."""
         return await proceed()
 
     async def around_turn(self, around: Around, proceed: Callable[[], Awaitable[None]]) -> None:
+        """Run one turn: the model call, and the tool calls that it asked for."""
         return await proceed()
 
     async def around_model(

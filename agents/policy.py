@@ -203,13 +203,21 @@ class AgentPolicy:
     it (``queue``), or the model reads them before its next turn, and they get none (``inject``)."""
 
     on_text: OnText = "auto"
+    """What becomes of text without a tool call."""
+
     max_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 50
+    """How many threads the prompt shows at most, the incoming one among them."""
+
     per_thread: PerThread = GrowingWindow(10, 30)
+    """How many messages of each thread the prompt shows: the last so many, or a window that grows."""
+
     max_parallel_reactions: Count = 8
+    """Reactions that run at once, in as many threads; those that only wait for others do not count."""
     message_filter: MessageFilter = ALL
     """Which messages of the conversation the prompt shows, and how many of each thread."""
 
     keep: KeptRecords = KeptRecords()
+    """What the journal keeps beside what it takes to go on."""
 
     describe_turn: Annotated[Callable[[int, int], str], IN_CODE] = describe_turn
 

@@ -44,42 +44,62 @@ class RequestError(RoundelayError):
 
 
 class InvalidFrame(RequestError):
+    """The frame, or a field of it, does not have the form that docs/protocol.md gives it."""
+
     code = "invalid_frame"
 
 
 class NotAuthenticated(RequestError):
+    """The token is missing, is another id's, or has no id yet that may be bound to it from here."""
+
     code = "not_authenticated"
 
 
 class Forbidden(RequestError):
+    """This participant may not do that: by its kind, a channel's or the node's rights, or since it was removed."""
+
     code = "forbidden"
 
 
 class UnsupportedProtocol(RequestError):
+    """The hub speaks another version of the protocol."""
+
     code = "unsupported_protocol"
 
 
 class UnknownRecipient(RequestError):
+    """There is no such participant, channel or mod, or it is closed to the sender: nothing was sent."""
+
     code = "unknown_recipient"
 
 
 class UnknownMessage(RequestError):
+    """There is no such message or thread, or this participant may not read it."""
+
     code = "unknown_message"
 
 
 class UnknownOperation(RequestError):
+    """The hub, with the mods that it has, knows no such operation."""
+
     code = "unknown_operation"
 
 
 class InvalidArguments(RequestError):
+    """An argument is missing, unknown, of a wrong type or out of range; the sentence names it."""
+
     code = "invalid_arguments"
 
 
 class IdConflict(RequestError):
+    """This id was used before, by the same participant, for something else."""
+
     code = "id_conflict"
 
 
 class TooLarge(RequestError):
+    """A field has more bytes or characters than the hub takes; the sentence names both."""
+
     code = "too_large"
 
 
@@ -92,10 +112,14 @@ class RetryLater(RoundelayError):
 
 
 class RateLimited(RetryLater):
+    """This participant sends more a second than the hub grants it."""
+
     code = "rate_limited"
 
 
 class Overloaded(RetryLater):
+    """The hub has more to do than it takes on at a time."""
+
     code = "overloaded"
 
 
@@ -104,6 +128,9 @@ class GiveUp(RoundelayError):
 
 
 class LoopStopped(GiveUp):
+    """The conversation has reached its limit of messages or hops, or the agent its limit of answers without a cause. A
+    person or an operator lets it go on."""
+
     code = "loop_stopped"
 
 
@@ -132,6 +159,8 @@ class Superseded(GiveUp):
 
 
 class InternalError(GiveUp):
+    """The hub failed at it (the sentence has an id to quote), or gave a code that this version does not know."""
+
     code = "internal"
 
 

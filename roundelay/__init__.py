@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         RetryLater,
         RoundelayError,
         Superseded,
+        ThreadHeld,
         TooLarge,
         UnknownMessage,
         UnknownOperation,
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 _ERRORS = (
     "BudgetExhausted", "ConfigError", "ConnectError", "Forbidden", "GiveUp", "IdConflict", "InternalError",
     "InvalidArguments", "InvalidFrame", "LedgerError", "LoopStopped", "ModError", "NotAuthenticated", "Overloaded",
-    "RateLimited", "RequestError", "RetryLater", "RoundelayError", "Superseded", "TooLarge", "UnknownMessage",
-    "UnknownOperation", "UnknownRecipient", "UnsupportedProtocol",
+    "RateLimited", "RequestError", "RetryLater", "RoundelayError", "Superseded", "ThreadHeld", "TooLarge",
+    "UnknownMessage", "UnknownOperation", "UnknownRecipient", "UnsupportedProtocol",
 )  # fmt: skip
 _MESSAGES = (
     "BaseMessage", "BroadcastMessage", "ChannelMessage", "DirectMessage", "Message", "MessageThread", "ModMessage",
@@ -86,8 +87,8 @@ __all__ = [
     "InvalidArguments", "InvalidFrame", "LedgerError", "Limits", "LoopStopped", "Message", "MessageThread", "ModError",
     "ModMessage", "Network", "NetworkClient", "NodeConfig", "NotAuthenticated", "Overloaded", "RateLimited",
     "RequestError", "RetryLater", "RoundelayError", "SimpleAgentRunner", "SimpleOpenAIAgentRunner", "Superseded",
-    "TooLarge", "ToolContext", "UnknownMessage", "UnknownOperation", "UnknownRecipient", "UnsupportedProtocol",
-    "handle_exactly_once", "serve", "tool",
+    "ThreadHeld", "TooLarge", "ToolContext", "UnknownMessage", "UnknownOperation", "UnknownRecipient",
+    "UnsupportedProtocol", "handle_exactly_once", "serve", "tool",
 ]  # fmt: skip
 
 

@@ -81,6 +81,8 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class SystemMessage:
+    """What the author of the agent tells its model, before all else."""
+
     content: str
 
 

@@ -76,6 +76,8 @@ class Think:
 
 
 Action = Say | Call | Think
+"""What a script does in a turn: made by `say`, `call`, `think` and the functions beside them."""
+
 Answer = ModelReply | Action | str | Iterable[Action] | None
 """What a script may give: a whole reply, one action or several (all in one turn), text, or None for an empty reply."""
 

@@ -55,12 +55,16 @@ class Stored(Struct, frozen=True):
 
 
 class Presence(Struct, frozen=True):
+    """A participant came or went; only clients that called ``network.watch`` with ``presence`` are told."""
+
     agent_id: str
     state: Literal["online", "offline"]
     card: dict[str, Any] | None = None
 
 
 class Signal(Struct, frozen=True):
+    """What somebody tells of work under way ("Signals of agents" in docs/protocol.md). It was never stored."""
+
     sender_id: str
     thread_id: str
     kind: str
@@ -68,6 +72,8 @@ class Signal(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
+    """What the hub tells this client; docs/protocol.md, "Notices", has the kinds and the body of each."""
+
     kind: str
     thread_id: str | None
     body: Any
@@ -81,6 +87,8 @@ class Reconnecting(Struct, frozen=True):
 
 
 class Reconnected(Struct, frozen=True):
+    """The connection is back; what was not answered has been sent again."""
+
     welcome: Welcome
 
 
@@ -88,16 +96,20 @@ Event: TypeAlias = Presence | Signal | Notice | Reconnecting | Reconnected
 
 
 class History(Struct, frozen=True):
+    """A page of a thread, oldest first; ``has_more``: there are earlier messages."""
+
     messages: list[AnyMessage]
     has_more: bool
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> History:
-        """Of the value of ``network.history``."""
+        """Make it of the value of ``network.history``."""
         return cls([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
 
 class Window(Struct, frozen=True):
+    """The conversation that may enter a prompt, up to the message with the seq ``as_of``."""
+
     threads: list[MessageThread]
     as_of: int
     omitted_threads: int = 0
@@ -105,7 +117,7 @@ class Window(Struct, frozen=True):
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> Window:
-        """Of the value of ``network.window``."""
+        """Make it of the value of ``network.window``."""
         found = [
             MessageThread(
                 thread_id=thread["thread_id"],

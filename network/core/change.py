@@ -248,6 +248,7 @@ class ChangeSet:
         self.put_row("channel", name, changed)
 
     def invite_to_channel(self, name: str, agent_id: str) -> None:
+        """Let a participant join. Nothing changes for a member, or who is invited. Raises `UnknownRecipient`."""
         self._channel(name)
         member = self.state.member(name, agent_id)
         if member.is_in or member.standing == "invited":
@@ -291,6 +292,7 @@ class ChangeSet:
         self.put_row("member", f"{name}/{agent_id}", joined)
 
     def leave_channel(self, name: str, agent_id: str) -> None:
+        """End a membership; of nobody's nothing changes."""
         self._channel(name)
         member = self.state.member(name, agent_id)
         if not member.is_in:

@@ -28,6 +28,7 @@ COMMAND_PAGES = (
     "docs/rights.md",
     "docs/scenarios.md",
     "docs/seed-features.md",
+    "docs/tutorial.md",
 )
 
 
