@@ -21,7 +21,7 @@ from roundelay.app import Network
 from roundelay.network.client import NetworkClient, Signal
 from tests.support.agents import Person, Provider, running
 from tests.support.announced import announced_node
-from tests.support.command import run
+from tests.support.command import invoke, run
 from tests.support.loops import Loop, by_turn, survives_kills, use
 
 
@@ -194,7 +194,7 @@ async def test_debug_info_of_a_tool_is_out_of_the_conversation_and_in_the_ledger
         async with NetworkClient("mia", node.url, kind="human", token=node.owner_token) as client:
             heard = await Person(client).ask("bob", "dig")
             [status] = (await client.call("network.message_status", {"seq": heard.reply_to}))["recipients"]
-        shown = json.loads((await run("reactions", "show", status["reaction"], "--json")).out)
+        shown = json.loads((await invoke("reactions", "show", status["reaction"], "--json")).out)
         await bob.stop()
         await working
     assert "took_ms" not in str(provider.requests)

@@ -27,7 +27,7 @@ from roundelay.runs.cost import GROUPS, CostReport, UsedCall, Wanted, read_cost,
 from roundelay.runs.source import FileSource, LiveSource
 from tests.support.agents import Heard, Person, running
 from tests.support.announced import announced_node
-from tests.support.command import run
+from tests.support.command import invoke, run
 from tests.support.fake_openai import FakeOpenAI, call, calls, text
 from tests.support.node import Node
 
@@ -251,20 +251,20 @@ async def test_roundelay_cost_shows_what_was_used(node: Node) -> None:
         "model": "my\x1b[2Jmodel",
     }
     await ann.record("r1", "model_reply", {"turn": 1, "agent": "ann", "reply": written})
-    shown = await run("cost")
+    shown = await invoke("cost")
     [head, line, *_] = shown.lines
     assert head.split() == ["AGENT", "MODEL", "CALLS", "PROMPT", "CACHED", "COMPLETION", "REASONING", "TOOLS", "COST"]
     assert line.split()[0] == "ann"
     assert line.split()[-7:] == ["1", "1200", "1000", "34", "5", "1", "?"]
     assert "\x1b[2J" not in shown.out
     assert "No price is known of: my" in shown.out
-    value = json.loads((await run("cost", "--json", "--by", "root", "--thread", "direct:ann~mia")).out)
+    value = json.loads((await invoke("cost", "--json", "--by", "root", "--thread", "direct:ann~mia")).out)
     assert value["groups"][0]["root"] == f"#{root}"
     assert value["total"]["prompt_tokens"] == 1200
 
 
 async def test_a_time_that_is_none_is_wrong_usage() -> None:
-    wrong = await run("cost", "--since", "yesterday", code=2)
+    wrong = await invoke("cost", "--since", "yesterday", code=2)
     assert "write 2h, 7d, or a date" in wrong.err
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.announced import announced_node
-from tests.support.command import Command, command, run
+from tests.support.command import Command, command, invoke, run
 from tests.support.node import Node, node_process
 from tests.support.terminals import at_terminal
 from tests.support.wire import WireSession
@@ -412,7 +412,7 @@ async def test_cost_adds_up_the_recorded_replies(node: Node) -> None:
 async def test_cost_counts_who_was_asked_on_ones_behalf(node: Node) -> None:
     """Their records are not mia's to read, without an operator's rights; what they used is hers to know."""
     bob, ann = await node.agent("bob", role="reactor"), await node.agent("ann", role="reactor")
-    token = (await run("token", "create", "mia", "--kind", "human")).out.strip()
+    token = (await invoke("token", "create", "mia", "--kind", "human")).out.strip()
     async with chatting("--to", "bob", ROUNDELAY_TOKEN=token) as chat:
         await chat.type("work")
         message = await bob.message("work")
@@ -446,7 +446,7 @@ async def test_cost_counts_no_reaction_twice_whoever_claims_it(node: Node) -> No
 
 async def test_cost_says_when_the_records_may_not_be_read(node: Node) -> None:
     bob = await node.agent("bob", role="reactor")
-    token = (await run("token", "create", "mia", "--kind", "human")).out.strip()
+    token = (await invoke("token", "create", "mia", "--kind", "human")).out.strip()
     async with chatting("--to", "bob", ROUNDELAY_TOKEN=token) as chat:
         await chat.type("work")
         await start_reaction(bob, await bob.message("work"))
@@ -508,9 +508,9 @@ async def test_the_chat_outlives_its_hub(tmp_path: Path) -> None:
 
 
 async def test_a_chat_whose_token_is_revoked_ends_with_a_sentence(node: Node) -> None:
-    token = (await run("token", "create", "mia", "--kind", "human")).out.strip()
+    token = (await invoke("token", "create", "mia", "--kind", "human")).out.strip()
     async with chatting(ROUNDELAY_TOKEN=token) as chat:
-        await run("token", "revoke", "mia")
+        await invoke("token", "revoke", "mia")
         await chat.end(code=1)
     assert len(chat.errors) == 1
     assert "revoked" in chat.errors[0]

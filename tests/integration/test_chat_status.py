@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.announced import announced_node
-from tests.support.command import command, run
+from tests.support.command import command, invoke, run
 from tests.support.node import Node
 from tests.support.terminals import at_terminal
 from tests.support.wire import WireSession
@@ -51,10 +51,10 @@ async def test_chat_agents_and_status_tell_the_same_of_what_agents_do(node: Node
         await chat.line("^eve +agent +gone, in the middle of 1 reaction")
         await chat.type("/quit")
         await chat.end()
-    listed = await run("agents")
-    assert len(listed.lines) - 1 == json.loads((await run("status", "--json")).out)["participants"]
+    listed = await invoke("agents")
+    assert len(listed.lines) - 1 == json.loads((await invoke("status", "--json")).out)["participants"]
     assert [line.split("  ")[0] for line in listed.lines if "waits for bob" in line] == ["ann"]
-    [told] = [line for line in (await run("status", "--over", "0.1")).lines if line.startswith("agents")]
+    [told] = [line for line in (await invoke("status", "--over", "0.1")).lines if line.startswith("agents")]
     assert told.split(None, 1)[1] == (
         f"ann waits for bob; bob works on #{works_on}; eve is gone, in the middle of 1 reaction; 1 idle"
     )

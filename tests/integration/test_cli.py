@@ -1,4 +1,4 @@
-"""The command line as a user has it: processes, their output, their exit codes."""
+"""The command line as a user has it: its output, its exit codes; as a process where that makes a difference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from websockets.typing import Subprotocol
 
 from roundelay.network.home import find_owner_token
 from tests.support.announced import announced_node
-from tests.support.command import Done, command, run
+from tests.support.command import Done, command, invoke, run
 from tests.support.fake_openai import FakeOpenAI, calls, error, text
 from tests.support.node import Node, node_process
 from tests.support.wire import SUBPROTOCOL, WireSession
@@ -58,14 +58,14 @@ def read_tree(folder: Path) -> dict[str, bytes]:
 
 
 async def run_json(*arguments: str | Path) -> Any:
-    return json.loads((await run(*arguments, "--json")).out)
+    return json.loads((await invoke(*arguments, "--json")).out)
 
 
 # -- the command itself
 
 
 async def test_help_lists_every_command() -> None:
-    listed = (await run("--help")).out
+    listed = (await invoke("--help")).out
     for name in COMMANDS:
         assert f"\n  {name} " in listed
 
@@ -130,19 +130,19 @@ async def test_completion_is_a_script_for_the_shell(shell: str) -> None:
 
 
 async def test_init_writes_what_works_and_never_overwrites(tmp_path: Path) -> None:
-    await run("init", cwd=tmp_path)
+    await invoke("init", cwd=tmp_path)
     first = read_tree(tmp_path)
     assert set(first) == {"roundelay.yaml", "agents/echo.yaml"}
-    assert "is there already" in sentence(await run("init", cwd=tmp_path, code=1))
+    assert "is there already" in sentence(await invoke("init", cwd=tmp_path, code=1))
     (tmp_path / "roundelay.yaml").unlink()
-    await run("init", cwd=tmp_path, code=1)
+    await invoke("init", cwd=tmp_path, code=1)
     assert read_tree(tmp_path) == {"agents/echo.yaml": first["agents/echo.yaml"]}
 
 
 async def test_config_show_tells_where_a_value_comes_from(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text("name: tests\nport: 8701\n")
     shown = json.loads(
-        (await run("config", "show", "node.yaml", "--origin", "--json", cwd=tmp_path, ROUNDELAY_PORT="9")).out
+        (await invoke("config", "show", "node.yaml", "--origin", "--json", cwd=tmp_path, ROUNDELAY_PORT="9")).out
     )
     assert shown["name"] == {"value": "tests", "origin": "file node.yaml:1"}
     assert shown["port"] == {"value": 9, "origin": "environment ROUNDELAY_PORT"}
@@ -165,11 +165,11 @@ async def test_agents_lists_who_is_registered(node: Node, bob: WireSession) -> N
     await offline.bye()
     listed = await run_json("agents")
     assert [(it["agent_id"], it["state"]) for it in listed["agents"]] == [("ann", "offline"), ("bob", "online")]
-    table = (await run("agents", "--online")).lines
+    table = (await invoke("agents", "--online")).lines
     assert [line.split()[0] for line in table] == ["ID", "bob"]
     assert r"\x1b[31mthings" in table[1]
     await bob.bye()
-    assert (await run("agents", "--online")).out == "Nobody is online.\n"
+    assert (await invoke("agents", "--online")).out == "Nobody is online.\n"
 
 
 async def test_the_owner_reads_every_thread(node: Node, bob: WireSession) -> None:
@@ -182,21 +182,21 @@ async def test_the_owner_reads_every_thread(node: Node, bob: WireSession) -> Non
     ]
     history = await run_json("history", "direct:ann~bob")
     assert [message["content"] for message in history["messages"]] == ["first", "second"]
-    shown = (await run("history", "direct:ann~bob", "--limit", "1")).lines
+    shown = (await invoke("history", "direct:ann~bob", "--limit", "1")).lines
     assert shown[-1].endswith("bob → ann: second")
-    earlier = (await run("history", "direct:ann~bob", "--before", str(stored["seq"] + 1))).lines
+    earlier = (await invoke("history", "direct:ann~bob", "--before", str(stored["seq"] + 1))).lines
     first = [f"#{stored['seq']} ann → bob: first"]
     assert [line.partition(" ")[2] for line in earlier] == first
-    found = (await run("search", "fir*", "--thread", "direct:ann~bob")).lines
+    found = (await invoke("search", "fir*", "--thread", "direct:ann~bob")).lines
     assert [line.partition(" ")[2] for line in found] == first
-    assert (await run("search", "third")).lines == ["* Nothing was found."]
+    assert (await invoke("search", "third")).lines == ["* Nothing was found."]
 
 
 async def test_looking_leaves_no_mark(node: Node, bob: WireSession) -> None:
     mia = await node.person("mia")
     await mia.bye()
     stored = await bob.send("agent:mia", "unread")
-    await asyncio.gather(*(run(*arguments) for arguments in READING))
+    await asyncio.gather(*(invoke(*arguments) for arguments in READING))
     watcher = await node.service("watcher")
     status = await watcher.call("network.message_status", {"seq": stored["seq"]})
     assert [it["state"] for it in status["recipients"]] == ["queued"]
@@ -207,7 +207,7 @@ async def test_status_shows_the_hubs_figures(node: Node, bob: WireSession) -> No
     shown = await run_json("status")
     assert (shown["url"], shown["name"], shown["figures"]["messages_total"]) == (node.url, "contract", 1)
     assert [(it["agent_id"], it["messages"]) for it in shown["quotas"]] == [("bob", 1)]
-    assert (await run("status", "--over", "0.1")).out.count("\n") >= 12
+    assert (await invoke("status", "--over", "0.1")).out.count("\n") >= 12
 
 
 async def test_operators_see_in_tail_and_status_what_has_stopped(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ async def test_operators_see_in_tail_and_status_what_has_stopped(tmp_path: Path)
                 await ann.submit("agent:bob", number)
                 await bob.submit("agent:ann", number)
             await tail.line("mod:network → (ann|bob): .* is stopped: it answered others 1 times without naming a cause")
-        shown = (await run("status", "--over", "0.1")).out
+        shown = (await invoke("status", "--over", "0.1")).out
         assert f"#{root} of ann (limits.max_root_messages; ann sent most, 1): /resume {root}" in shown
         assert "(limits.max_uncaused_answers): /resume" in shown
         stopped = (await run_json("status", "--over", "0.1"))["stopped"]
@@ -235,7 +235,7 @@ async def test_operators_see_in_tail_and_status_what_has_stopped(tmp_path: Path)
 
 async def test_a_participant_sees_the_figures_that_everyone_may_see(node: Node) -> None:
     token = (await run_json("token", "create", "eve", "--kind", "human"))["token"]
-    shown = json.loads((await run("status", "--json", "--as", "eve", ROUNDELAY_TOKEN=token)).out)
+    shown = json.loads((await invoke("status", "--json", "--as", "eve", ROUNDELAY_TOKEN=token)).out)
     assert shown["figures"]["ready"] == 1
 
 
@@ -313,7 +313,7 @@ async def test_send_with_the_same_id_sends_once(node: Node, bob: WireSession) ->
 async def test_a_message_to_nobody_fails(node: Node) -> None:
     cases = {"nobody": "registered", "channel:none": "channel", "mod:none": "mod"}
     for said, done in zip(
-        cases.values(), await asyncio.gather(*(run("send", to, "hello", code=1) for to in cases)), strict=True
+        cases.values(), await asyncio.gather(*(invoke("send", to, "hello", code=1) for to in cases)), strict=True
     ):
         assert said in sentence(done)
 
@@ -322,7 +322,7 @@ async def test_a_message_to_nobody_fails(node: Node) -> None:
 
 
 async def test_a_token_joins_until_it_is_revoked(node: Node) -> None:
-    made = await run("token", "create", "eve", "--kind", "human")
+    made = await invoke("token", "create", "eve", "--kind", "human")
     token = made.out.strip()
     assert token not in made.err
     session = await node.join("eve", kind="human", token=token)
@@ -331,17 +331,17 @@ async def test_a_token_joins_until_it_is_revoked(node: Node) -> None:
         ("eve", "human", False, False)
     ]
     assert token not in json.dumps(listed)
-    assert (await run("token", "revoke", "eve")).out == "Revoked 1 token of eve.\n"
+    assert (await invoke("token", "revoke", "eve")).out == "Revoked 1 token of eve.\n"
     assert await session.closed() == 4403
-    assert "revoked" in sentence(await run("threads", "--as", "eve", "--token", token, code=1))
+    assert "revoked" in sentence(await invoke("threads", "--as", "eve", "--token", token, code=1))
 
 
 async def test_an_operators_token_may_make_tokens(node: Node) -> None:
     token = (await run_json("token", "create", "eve", "--kind", "human", "--operator"))["token"]
     environment = {"ROUNDELAY_TOKEN": token, "ROUNDELAY_AS": "eve"}
-    assert (await run("token", "create", "ann", **environment)).out
+    assert (await invoke("token", "create", "ann", **environment)).out
     other = (await run_json("token", "create", "zoe", "--kind", "human"))["token"]
-    refused = await run("token", "create", "joe", code=1, ROUNDELAY_TOKEN=other, ROUNDELAY_AS="zoe")
+    refused = await invoke("token", "create", "joe", code=1, ROUNDELAY_TOKEN=other, ROUNDELAY_AS="zoe")
     assert "operators" in sentence(refused)
 
 
@@ -349,13 +349,13 @@ async def test_tokens_of_a_database_without_a_node(tmp_path: Path) -> None:
     db = tmp_path / "team.db"
     async with command("up", "--port", "0", "--db", db) as up:
         await up.line("is ready")
-        assert "in use" in sentence(await run("token", "list", "--db", db, code=1))
+        assert "in use" in sentence(await invoke("token", "list", "--db", db, code=1))
         await up.stop()
     token = (await run_json("token", "create", "eve", "--kind", "human", "--db", db))["token"]
     assert token.encode() not in b"".join(read_tree(tmp_path).values())
     async with command("up", "--port", "0", "--db", db) as up:
         await up.line("is ready")
-        assert (await run("threads", "--as", "eve", "--token", token)).out
+        assert (await invoke("threads", "--as", "eve", "--token", token)).out
         await up.stop()
     assert await run_json("token", "revoke", "eve", "--db", db) == {"agent_id": "eve", "revoked": 1}
     assert [it["revoked"] for it in (await run_json("token", "list", "--db", db))["tokens"]] == [True]
@@ -384,7 +384,7 @@ WRONG_USAGE = (
 
 
 async def test_wrong_usage_is_2(tmp_path: Path) -> None:
-    for done in await asyncio.gather(*(run(*arguments, code=2, cwd=tmp_path) for arguments in WRONG_USAGE)):
+    for done in await asyncio.gather(*(invoke(*arguments, code=2, cwd=tmp_path) for arguments in WRONG_USAGE)):
         assert sentence(done)
 
 
@@ -419,7 +419,7 @@ async def test_a_hub_that_is_lost_on_the_way_is_3() -> None:
         leave_after_the_welcome, "127.0.0.1", 0, subprotocols=[Subprotocol(SUBPROTOCOL)]
     ) as hub:
         url = f"ws://127.0.0.1:{next(iter(hub.sockets)).getsockname()[1]}/"
-        for done in await asyncio.gather(*(run(*arguments, "--url", url, code=3) for arguments in commands)):
+        for done in await asyncio.gather(*(invoke(*arguments, "--url", url, code=3) for arguments in commands)):
             assert url in sentence(done)
 
 
@@ -433,7 +433,7 @@ async def test_tail_tells_of_a_lost_connection_and_goes_on(tmp_path: Path) -> No
             async with command("up", "--port", port, "--db", node.db) as again:
                 await again.line("is ready")
                 await tail.error("Connected again")
-                await run("send", "broadcast", "hello again", "--url", node.url)
+                await invoke("send", "broadcast", "hello again", "--url", node.url)
                 await tail.line("hello again")
                 await again.stop()
 
@@ -444,7 +444,7 @@ async def test_tail_begins_with_the_last_messages_of_the_thread_that_is_named(no
         await ann.send("agent:bob", f"to bob {number}")
     for number in range(5):
         await bob.send("broadcast", f"noise {number}")
-    done = await run("tail", "--last", "2", "--count", "2", "--thread", "direct:ann~bob", "--json")
+    done = await invoke("tail", "--last", "2", "--count", "2", "--thread", "direct:ann~bob", "--json")
     assert [json.loads(line)["content"] for line in done.out.splitlines()] == ["to bob 1", "to bob 2"]
 
 
@@ -491,7 +491,7 @@ async def test_something_else_at_the_address_is_3() -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        assert "no Roundelay hub" in sentence(await run("agents", "--url", url, code=3))
+        assert "no Roundelay hub" in sentence(await invoke("agents", "--url", url, code=3))
 
 
 async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) -> None:
@@ -501,18 +501,18 @@ async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) 
         ("send", "mod:none", "hi"): "This hub has no mod 'none'; `roundelay status` lists its mods.",
         ("token", "revoke", "nobody"): "'nobody' has no token; `roundelay token list` lists them.",
     }
-    for done, said in zip(await asyncio.gather(*(run(*it, code=1) for it in cases)), cases.values(), strict=True):
+    for done, said in zip(await asyncio.gather(*(invoke(*it, code=1) for it in cases)), cases.values(), strict=True):
         assert sentence(done).endswith(said)
 
 
 async def test_a_refusal_says_what_to_do(node: Node) -> None:
-    assert "--as" in sentence(await run("agents", "--token", "wrong", code=1))
+    assert "--as" in sentence(await invoke("agents", "--token", "wrong", code=1))
     assert "registered as agent" in sentence(await _as_agent(node))
 
 
 async def _as_agent(node: Node) -> Done:
     await node.agent("bob")
-    return await run("send", "broadcast", "hi", "--as", "bob", code=1)
+    return await invoke("send", "broadcast", "hi", "--as", "bob", code=1)
 
 
 async def test_debug_shows_the_traceback() -> None:
@@ -528,7 +528,7 @@ async def test_debug_shows_the_traceback() -> None:
 
 
 async def examine(*arguments: str | Path, code: int = 0, cwd: Path, **environment: str) -> dict[str, dict[str, str]]:
-    done = await run("doctor", *arguments, "--json", code=code, cwd=cwd, **environment)
+    done = await invoke("doctor", *arguments, "--json", code=code, cwd=cwd, **environment)
     found = json.loads(done.out)
     assert found["ok"] is (code == 0)
     return {check["name"]: check for check in found["checks"]}
@@ -540,7 +540,7 @@ async def test_of_several_nodes_that_of_this_folder_is_meant_else_the_newest_and
         folder.mkdir()
     async with announced_node(folders[0]) as one, announced_node(folders[1]) as two:
         for folder, node, other in zip(folders, (one, two, two), (two, one, one), strict=True):
-            shown = await run("status", "--json", "--over", "0.1", cwd=folder)
+            shown = await invoke("status", "--json", "--over", "0.1", cwd=folder)
             assert json.loads(shown.out)["url"] == node.url
             assert shown.err == f"* Several nodes run here; this is {node.url}. Another one: --url {other.url}\n"
 
@@ -552,13 +552,13 @@ async def test_json_drives_no_terminal(node: Node) -> None:
     said = "grün \x9b2J \x7f \x85"
     seq = (await evil.send("agent:ann", said))["seq"]
     for command_line in (["history", "direct:ann~evil"], ["tail", "--last", "1", "--count", "1"], ["why", str(seq)]):
-        shown = (await run(*command_line, "--json")).out
+        shown = (await invoke(*command_line, "--json")).out
         assert not set(shown) & {"\x9b", "\x7f", "\x85"}
         assert json.dumps(said)[1:-1] in json.dumps(json.loads(shown))
 
 
 async def test_doctor_finds_a_fresh_folder_well(tmp_path: Path) -> None:
-    await run("init", cwd=tmp_path)
+    await invoke("init", cwd=tmp_path)
     checks = await examine(cwd=tmp_path, ROUNDELAY_PORT="0")
     database = checks["database"]
     assert database["status"] == "ok" or "slow to sync" in database["advice"]  # a busy disk may be
@@ -595,7 +595,7 @@ async def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
 
 
 async def test_doctor_says_that_a_file_does_not_exist(tmp_path: Path) -> None:
-    done = await run("doctor", "nofile.yaml", code=2, cwd=tmp_path)
+    done = await invoke("doctor", "nofile.yaml", code=2, cwd=tmp_path)
     assert done.out == ""
     assert "nofile.yaml" in done.err
     assert "no such file" in done.err

@@ -18,7 +18,7 @@ from roundelay.agents.tools import tool
 from roundelay.network.client import NetworkClient
 from tests.support.agents import make_runner
 from tests.support.announced import announced_node
-from tests.support.command import command, run
+from tests.support.command import command, invoke, run
 from tests.support.node import Node
 from tests.support.terminals import Terminal, at_terminal
 
@@ -145,26 +145,26 @@ async def test_what_waits_is_listed_over_all_agents_and_decided_by_number(node: 
         for agent_id, what in (("guide", "pay ann"), ("till", "pay zoe")):
             await mia.send(f"agent:{agent_id}", what)
             await mia.delivery()
-        while len(listed := json.loads((await run("approvals", "--json")).out)["approvals"]) < 2:
+        while len(listed := json.loads((await invoke("approvals", "--json")).out)["approvals"]) < 2:
             pass  # asked before it is recorded as waiting
         first, second = (it["seq"] for it in listed)
         assert [(it["agent_id"], it["tool"], it["arguments"], it["reason"]) for it in listed] == [
             ("guide", "pay", '{"to": "ann", "amount": 5}', "A bill came."),
             ("till", "pay", '{"to": "zoe", "amount": 5}', "A bill came."),
         ]
-        table = (await run("approvals")).lines
+        table = (await invoke("approvals")).lines
         assert re.match(rf"#{first} +guide +pay +{{.*}} +direct:guide~mia +20\d\d-.* A bill came\.$", table[1])
 
-        done = await run("approvals", "approve", str(first), "--as", "mia")
+        done = await invoke("approvals", "approve", str(first), "--as", "mia")
         assert re.match(r"Told guide in #\d+: /approve\.$", done.out)
         await mia.deliveries_until("5 paid to ann")
-        done = await run("approvals", "deny", str(first), "--as", "mia", code=1)
+        done = await invoke("approvals", "deny", str(first), "--as", "mia", code=1)
         assert re.search(rf"#{first} was decided by mia in #\d+: /approve, so nothing was sent", done.err)
-        done = await run("approvals", "deny", str(second), "too much", "--as", "zoe", code=1)
+        done = await invoke("approvals", "deny", str(second), "too much", "--as", "zoe", code=1)
         assert "is decided by a person who reads direct:mia~till, which zoe does not" in done.err
-        done = await run("approvals", "edit", str(second), "[]", "--as", "mia", code=1)
+        done = await invoke("approvals", "edit", str(second), "[]", "--as", "mia", code=1)
         assert "as a JSON object" in done.err
-        done = await run("approvals", "deny", str(second), "too much", "--as", "mia", "--json")
+        done = await invoke("approvals", "deny", str(second), "too much", "--as", "mia", "--json")
         assert json.loads(done.out)["decision"] == "/deny too much"
         await mia.deliveries_until("Not run: mia denied it: too much")
-        assert (await run("approvals")).out == "Nothing waits for a decision.\n"
+        assert (await invoke("approvals")).out == "Nothing waits for a decision.\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import run
+from tests.support.command import invoke
 
 ROOT = Path(__file__).parents[2]
 PAGER = f"""#!{sys.executable}
@@ -20,7 +20,7 @@ print("paged", len(sys.stdin.read()))
 
 
 async def test_the_pages_are_listed_with_what_they_are_about() -> None:
-    done = await run("docs")
+    done = await invoke("docs")
     names = {line.split()[0] for line in done.lines}
     pages = {it.relative_to(ROOT / "docs").with_suffix("").as_posix() for it in (ROOT / "docs").rglob("*.md")}
     assert names == {*pages, "asyncapi"}
@@ -30,12 +30,12 @@ async def test_the_pages_are_listed_with_what_they_are_about() -> None:
 
 @pytest.mark.parametrize("page", ["agents", "agents.md", "docs/agents.md", "docs/agents.md#tools"])
 async def test_in_a_pipe_a_page_is_given_as_it_is(page: str) -> None:
-    assert (await run("docs", page)).out == (ROOT / "docs/agents.md").read_text(encoding="utf-8")
+    assert (await invoke("docs", page)).out == (ROOT / "docs/agents.md").read_text(encoding="utf-8")
 
 
 async def test_path_says_where_the_pages_are() -> None:
-    assert Path((await run("docs", "--path")).out.strip()) == ROOT / "docs"
-    assert Path((await run("docs", "decisions/loops", "--path")).out.strip()) == ROOT / "docs/decisions/loops.md"
+    assert Path((await invoke("docs", "--path")).out.strip()) == ROOT / "docs"
+    assert Path((await invoke("docs", "decisions/loops", "--path")).out.strip()) == ROOT / "docs/decisions/loops.md"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ async def test_path_says_where_the_pages_are() -> None:
     [("operation", "did you mean operations?"), ("zzz", "there are agents,"), ("../README", "no page")],
 )
 async def test_a_page_that_is_not_there_is_refused_with_those_that_are(page: str, told: str) -> None:
-    done = await run("docs", page, code=2)
+    done = await invoke("docs", page, code=2)
     assert told in done.err
     assert done.out == ""
 

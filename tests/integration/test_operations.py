@@ -21,7 +21,7 @@ from roundelay.network.ledger.upkeep import back_up
 from roundelay.nodes import doctor, up
 from roundelay.nodes.status import compute_rates, describe_figures, describe_quotas
 from tests.support.announced import announced_node
-from tests.support.command import command, run
+from tests.support.command import command, invoke, run
 from tests.support.node import Node, ProcessNode, node_process
 from tests.support.wire import WireSession, make_token
 
@@ -35,7 +35,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def run_json(*arguments: str | Path, **environment: str) -> Any:
-    return json.loads((await run(*arguments, "--json", **environment)).out)
+    return json.loads((await invoke(*arguments, "--json", **environment)).out)
 
 
 # -- backup
@@ -86,7 +86,7 @@ async def test_doctor_tells_each_page_that_is_wrong_in_words_of_its_own(tmp_path
     db.write_bytes(bytes(data) + bytes(2 * 4096))
     config = tmp_path / "roundelay.yaml"
     config.write_text("db: team.db\n")
-    told = next(it for it in (await run("doctor", config, code=1)).lines if "integrity" in it)
+    told = next(it for it in (await invoke("doctor", config, code=1)).lines if "integrity" in it)
     assert "right: Page" in told
     assert "\\x0a" not in told
 
@@ -122,7 +122,7 @@ async def test_a_stopped_nodes_database_is_found_by_its_configuration(tmp_path: 
     node = await ProcessNode.start(tmp_path / "team.db")
     assert await node.stop() == 0
     (tmp_path / "roundelay.yaml").write_text("db: team.db\n")
-    done = await run("backup", "copy.db", cwd=tmp_path)
+    done = await invoke("backup", "copy.db", cwd=tmp_path)
     assert done.out.startswith("Wrote copy.db: team.db up to #")
 
 
@@ -155,10 +155,10 @@ def test_a_backup_that_cannot_be_made_leaves_nothing(tmp_path: Path, target: str
 async def test_of_several_nodes_one_has_to_be_named(tmp_path: Path) -> None:
     for port in (1111, 2222):
         announce_node(f"ws://127.0.0.1:{port}/", tmp_path / f"{port}.db.owner")
-    refused = await run("backup", "copy.db", cwd=tmp_path, code=2)
+    refused = await invoke("backup", "copy.db", cwd=tmp_path, code=2)
     assert "1111.db" in refused.err
     assert "--db" in refused.err
-    chosen = await run("backup", "copy.db", cwd=tmp_path, code=1, ROUNDELAY_DB="2222.db")
+    chosen = await invoke("backup", "copy.db", cwd=tmp_path, code=1, ROUNDELAY_DB="2222.db")
     assert "There is no database 2222.db" in chosen.err
 
 
@@ -182,7 +182,7 @@ async def test_a_damaged_database_is_found_and_not_copied(tmp_path: Path) -> Non
     with pytest.raises(LedgerError, match=r"damaged|malformed"):
         back_up(db, tmp_path / "copy.db")
     assert not (tmp_path / "copy.db").exists()
-    done = await run("doctor", "--json", cwd=tmp_path, code=1, ROUNDELAY_DB=str(db), ROUNDELAY_PORT="0")
+    done = await invoke("doctor", "--json", cwd=tmp_path, code=1, ROUNDELAY_DB=str(db), ROUNDELAY_PORT="0")
     checks = {check["name"]: check for check in json.loads(done.out)["checks"]}
     assert checks["integrity"]["status"] == "failed"
     assert "backup" in checks["integrity"]["advice"]
@@ -207,18 +207,18 @@ async def test_dead_letters_are_listed_delivered_again_and_dropped(node: Node) -
     other = await poison(node, bob, "more poison")
     [letter, _] = (await run_json("dead-letters", "list"))["dead_letters"]
     assert (letter["agent_id"], letter["seq"], letter["attempts"]) == ("bob", seq, 5)
-    shown = (await run("dead-letters", "list", "--of", "bob", "--limit", "1")).lines
+    shown = (await invoke("dead-letters", "list", "--of", "bob", "--limit", "1")).lines
     assert shown[0].split() == ["MESSAGE", "RECIPIENT", "AT", "ATTEMPTS", "REASON"]
     assert shown[1].startswith(f"#{seq}")
     assert shown[1].endswith(r"it is \x1b[31mpoison")
 
-    assert (await run("dead-letters", "retry", str(seq))).out == f"#{seq} is delivered again to bob.\n"
+    assert (await invoke("dead-letters", "retry", str(seq))).out == f"#{seq} is delivered again to bob.\n"
     again = await bob.expect("deliver")
     assert (again["message"]["seq"], again["attempt"]) == (seq, 1)
     dropped = await run_json("dead-letters", "drop", str(other))
     assert dropped == {"dead_letters": [{"agent_id": "bob", "seq": other}]}
-    assert (await run("dead-letters", "list")).out == "There are no dead letters.\n"
-    gone = await run("dead-letters", "drop", str(other), code=1)
+    assert (await invoke("dead-letters", "list")).out == "There are no dead letters.\n"
+    gone = await invoke("dead-letters", "drop", str(other), code=1)
     assert f"There is no dead letter #{other}" in gone.err
 
 
@@ -232,10 +232,10 @@ async def test_a_participant_has_its_own_dead_letters_only(node: Node) -> None:
     own, taken = await poison(node, eve), await poison(node, eve)
     identity = {"ROUNDELAY_AS": "eve", "ROUNDELAY_TOKEN": token}
     listed, refused, hidden, _ = await asyncio.gather(
-        run("dead-letters", "list", "--json", **identity),
-        run("dead-letters", "list", "--of", "bob", code=1, **identity),
-        run("dead-letters", "drop", str(others), code=1, **identity),
-        run("dead-letters", "drop", str(taken), **identity),
+        invoke("dead-letters", "list", "--json", **identity),
+        invoke("dead-letters", "list", "--of", "bob", code=1, **identity),
+        invoke("dead-letters", "drop", str(others), code=1, **identity),
+        invoke("dead-letters", "drop", str(taken), **identity),
     )
     assert {letter["seq"] for letter in json.loads(listed.out)["dead_letters"]} - {taken} == {own}
     assert "operators" in refused.err
@@ -252,9 +252,9 @@ async def test_whose_dead_letter_is_meant_has_to_be_said_when_it_is_of_several(n
             await session.expect("deliver")
             await session.nack(seq)
         await session.expect("notice", kind="dead_letter")
-    refused = await run("dead-letters", "drop", str(seq), code=1)
+    refused = await invoke("dead-letters", "drop", str(seq), code=1)
     assert "ann, bob" in refused.err
-    await run("dead-letters", "drop", str(seq), "--of", "ann")
+    await invoke("dead-letters", "drop", str(seq), "--of", "ann")
     assert [it["agent_id"] for it in (await run_json("dead-letters", "list"))["dead_letters"]] == ["bob"]
 
 

@@ -23,7 +23,7 @@ from roundelay.runs.reactions import list_reactions as list_all
 from roundelay.runs.source import LiveSource
 from roundelay.runs.why import follow
 from tests.support.announced import announced_node
-from tests.support.command import TIMEOUT_S, Command, command, run
+from tests.support.command import TIMEOUT_S, Command, command, invoke, run
 from tests.support.node import Node
 
 AGENT = """
@@ -93,7 +93,7 @@ async def at_the_desk(file: Path) -> AsyncIterator[Command]:
 
 
 async def list_reactions(*flags: str) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = json.loads((await run("reactions", "list", "--json", *flags)).out)["reactions"]
+    listed: list[dict[str, Any]] = json.loads((await invoke("reactions", "list", "--json", *flags)).out)["reactions"]
     return listed
 
 
@@ -164,12 +164,12 @@ async def test_try_wants_to_know_which_agent_and_another_person(tmp_path: Path) 
     file.write_text(team)
     assert (
         "has several agents; say with --agent which one: one, two"
-        in (await run("agent", "try", file, "hello", code=2)).err
+        in (await invoke("agent", "try", file, "hello", code=2)).err
     )
-    assert "two → mia (re #" in (await run("agent", "try", file, "hello", "--agent", "two", "--as", "mia")).out
+    assert "two → mia (re #" in (await invoke("agent", "try", file, "hello", "--agent", "two", "--as", "mia")).out
     assert (
         "The person cannot be two"
-        in (await run("agent", "try", file, "hello", "--agent", "two", "--as", "two", code=2)).err
+        in (await invoke("agent", "try", file, "hello", "--agent", "two", "--as", "two", code=2)).err
     )
 
 
@@ -177,7 +177,7 @@ async def test_try_wants_to_know_which_agent_and_another_person(tmp_path: Path) 
 
 
 async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) -> None:
-    assert (await run("reactions", "list")).out == "There are none.\n"
+    assert (await invoke("reactions", "list")).out == "There are none.\n"
     async with at_the_desk(file) as chat:
         await chat.type("look there")
         await chat.line("desk → mia .*Seen: looked at it")
@@ -189,7 +189,7 @@ async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) 
         assert (second["state"], second["turns"]) == ("waiting", 1)
         assert await list_reactions("--open") == [second]
         assert await list_reactions("--agent", "nobody") == []
-        table = (await run("reactions", "list")).lines
+        table = (await invoke("reactions", "list")).lines
         assert table[0].split() == ["REACTION", "AGENT", "TRIGGER", "THREAD", "STATE", "TURNS"]
         assert table[1].split() == [
             first["reaction"],
@@ -200,7 +200,7 @@ async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) 
             "2",
         ]
 
-        shown = (await run("reactions", "show", first["reaction"])).out
+        shown = (await invoke("reactions", "show", first["reaction"])).out
         for told in (
             f"began for #{first['trigger']} in direct:desk~mia; its prompt holds #",
             "turn 1 of desk, ",
@@ -210,15 +210,15 @@ async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) 
             "finished (",
         ):
             assert told in shown
-        records = json.loads((await run("reactions", "show", second["reaction"], "--json")).out)["records"]
+        records = json.loads((await invoke("reactions", "show", second["reaction"], "--json")).out)["records"]
         assert records[0]["kind"] == "started"
         assert records[-1]["body"]["questions"] == {"a person": int(asked[1])}
 
-        await run("reactions", "cancel", second["reaction"])
+        await invoke("reactions", "cancel", second["reaction"])
         assert (await list_until("cancelled"))[1]["reaction"] == second["reaction"]
         assert await list_reactions("--open") == []
-        assert "No reaction" in (await run("reactions", "cancel", first["reaction"], code=1)).err
-    assert "There is no reaction 'r0'" in (await run("reactions", "show", "r0", code=1)).err
+        assert "No reaction" in (await invoke("reactions", "cancel", first["reaction"], code=1)).err
+    assert "There is no reaction 'r0'" in (await invoke("reactions", "show", "r0", code=1)).err
 
 
 # -- approvals from a chat
@@ -277,12 +277,12 @@ async def test_what_another_writes_under_a_reactions_id_is_no_part_of_it(node: N
         ("desk", trigger, "finished"),
         ("evil", own, "failed"),
     ]
-    shown = await run("reactions", "show", name)
+    shown = await invoke("reactions", "show", name)
     assert "forged" not in shown.out
     assert "began for" in shown.out
     assert shown.err == "* evil has used this id too; what it wrote: --agent evil\n"
-    assert "forged" in (await run("reactions", "show", name, "--agent", "evil")).out
-    why = await run("why", str(looked["message"]["seq"]))
+    assert "forged" in (await invoke("reactions", "show", name, "--agent", "evil")).out
+    why = await invoke("why", str(looked["message"]["seq"]))
     assert f"Sent in the reaction {name} of desk to #{trigger} (finished)" in why.out
 
 

@@ -17,7 +17,7 @@ from roundelay.network.home import announce_node, running_nodes
 from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.up import load_tls
 from tests.support.certificates import make_certificate
-from tests.support.command import command, run
+from tests.support.command import command, invoke, run
 
 AGENT = "port: 0\nagents: [{id: bob, instruction: Greet., model: {rules: [{do: [{say: 'bob heard {{ text }}'}]}]}}]\n"
 TIMEOUT_S = 20.0
@@ -38,10 +38,10 @@ async def test_commands_and_agents_of_this_machine_reach_their_node_by_its_certi
                 break
         stranger = {"ROUNDELAY_HOME": str(tmp_path / "elsewhere")}
         listed, plain, unknown, misnamed = await asyncio.gather(
-            run("agents"),
-            run("agents", "--url", url.replace("wss:", "ws:"), code=3),
-            run("agents", "--url", url, code=3, **stranger),
-            run("agents", "--url", url, code=3, **stranger, SSL_CERT_FILE=str(certificate)),
+            invoke("agents"),
+            invoke("agents", "--url", url.replace("wss:", "ws:"), code=3),
+            invoke("agents", "--url", url, code=3, **stranger),
+            invoke("agents", "--url", url, code=3, **stranger, SSL_CERT_FILE=str(certificate)),
         )
         assert "bob" in listed.out
         assert "write wss://" in plain.err
@@ -57,11 +57,12 @@ async def test_another_machine_trusts_it_by_ssl_cert_file(tmp_path: Path) -> Non
     config = {"ROUNDELAY_TLS_CERT": str(certificate), "ROUNDELAY_TLS_KEY": str(key)}
     async with command("up", "--port", "0", cwd=tmp_path, **config) as up:
         url = (await up.line(r"ready at (wss://\S+) "))[1]
-        token = json.loads((await run("token", "create", "eve", "--kind", "human", "--json")).out)["token"]
+        token = json.loads((await invoke("token", "create", "eve", "--kind", "human", "--json")).out)["token"]
         stranger = {"ROUNDELAY_HOME": str(tmp_path / "elsewhere"), "SSL_CERT_FILE": str(certificate)}
         identity = ("--url", url, "--as", "eve", "--token", token)
         sent, status = await asyncio.gather(
-            run("send", "broadcast", "hi", *identity, **stranger), run("status", "--over", "0.1", *identity, **stranger)
+            invoke("send", "broadcast", "hi", *identity, **stranger),
+            invoke("status", "--over", "0.1", *identity, **stranger),
         )
         assert sent.out.startswith("Stored as #")
         assert "sessions" in status.out, "what everyone may see comes over https"
@@ -136,5 +137,5 @@ async def test_a_wrong_pair_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "roundelay.yaml").write_text("port: 0\ntls_cert: cert.pem\n")
     done = await run("up", "--port", "0", cwd=tmp_path, code=2)
     assert done.err == "Error: tls_cert (cert.pem) needs tls_key too: the certificate's private key.\n"
-    checks = json.loads((await run("doctor", "--json", cwd=tmp_path, code=1)).out)["checks"]
+    checks = json.loads((await invoke("doctor", "--json", cwd=tmp_path, code=1)).out)["checks"]
     assert [check["name"] for check in checks if check["status"] == "failed"] == ["tls"]

@@ -13,7 +13,7 @@ from roundelay.network.core.rights import Rights
 from roundelay.network.errors import ConfigError, Forbidden
 from roundelay.network.mod import load_mods
 from roundelay.nodes.doctor import check_mods
-from tests.support.command import run
+from tests.support.command import invoke, run
 
 ROOT = Path(__file__).parents[2]
 PAGE = """\
@@ -131,7 +131,7 @@ async def test_the_command_explains_a_page_without_a_node(tmp_path: Path) -> Non
 
     async def check(*args: str, code: int) -> dict[str, object]:
         file = str(tmp_path / "node.yaml")
-        done = await run("rights", "check", "--file", file, *args, "--json", code=code)
+        done = await invoke("rights", "check", "--file", file, *args, "--json", code=code)
         answer: dict[str, object] = json.loads(done.out)
         assert answer["allowed"] is (code == 0)
         return answer
@@ -147,11 +147,13 @@ async def test_the_command_explains_a_page_without_a_node(tmp_path: Path) -> Non
     assert "it is for operators" in str(found["rule"])
     await check("--as", "mia", "--kind", "human", "--op", "network.remove", code=0)
     await check("--as", "bob", "--op", "send", "--to", "bob", code=0)  # no rule, and none is needed
-    shown = await run("rights", "show", "--file", str(tmp_path / "node.yaml"), "--as", "ann")
+    shown = await invoke("rights", "show", "--file", str(tmp_path / "node.yaml"), "--as", "ann")
     assert "rights.team.read: dev*" in shown.out
     assert "channels.join" in shown.out
     assert "network.remove" not in shown.out
-    wrong = await run("rights", "check", "--file", str(tmp_path / "node.yaml"), "--as", "ann", "--op", "raed", code=2)
+    wrong = await invoke(
+        "rights", "check", "--file", str(tmp_path / "node.yaml"), "--as", "ann", "--op", "raed", code=2
+    )
     assert "did you mean read?" in wrong.err
 
 
@@ -163,11 +165,11 @@ async def test_the_page_of_the_documents_does_what_they_say(tmp_path: Path) -> N
     refused = rights.decide("send", "guest-1", "agent", "agent:ann", "agent")
     assert f"guest-1 may not send to agent:ann: {refused.rule}." in page
     ask = ("rights", "check", "--file", str(tmp_path / "node.yaml"), "--as", "guest-1", "--op")
-    said = await run(*ask, "send", "--to", "ann", code=1)
+    said = await invoke(*ask, "send", "--to", "ann", code=1)
     assert f"> {said.out}" in page  # the hub's own words
-    said = await run(*ask, "channels.leave", "--to", "lobby", code=1)
+    said = await invoke(*ask, "channels.leave", "--to", "lobby", code=1)
     assert said.out.startswith("guest-1 may not call channels.leave for lobby: its role guests")
-    said = await run(*ask, "broadcast", "--kind", "human", code=0)
+    said = await invoke(*ask, "broadcast", "--kind", "human", code=0)
     assert said.out.startswith("guest-1 may send a broadcast: rights.people.broadcast")
     assert rights.decide("call", "bob", "human", "network.watch").allowed  # what `chat` calls first
 
