@@ -66,6 +66,7 @@ class Undecided:
 
     seq: int
     agent_id: str
+    reaction: str
     thread_id: str
 
 
@@ -187,9 +188,9 @@ class UnderWay:
     def __init__(self) -> None:
         self.reactions: set[tuple[str, str]] = set()
         """Every reaction that was heard of: its id and its agent's."""
-        self.undecided: dict[_Reaction, Undecided] = {}
-        """The reactions that wait for a person's decision."""
-        self._decided: dict[int, tuple[_Reaction, Undecided]] = {}  # by the seq of the decision, the newest of them
+        self.undecided: dict[int, Undecided] = {}
+        """The calls that wait for a person's decision, by the seqs of their requests."""
+        self._decided: dict[int, Undecided] = {}  # by the seq of the decision, the newest of them
         self._refused: deque[tuple[str, int]] = deque(
             maxlen=MAX_WORKS
         )  # decisions that did not fit, and for which agent
@@ -243,14 +244,14 @@ class UnderWay:
         """A call waits for a person's decision; also one that was asked for earlier."""
         reaction = read_request(request)
         if reaction is not None and len(self.undecided) < MAX_HEARD:
-            self.undecided[request.sender_id, reaction] = Undecided(request.seq, request.sender_id, request.thread_id)
+            self.undecided[request.seq] = Undecided(request.seq, request.sender_id, reaction, request.thread_id)
         self.happened()
 
     def decided(self, request: int, by: int) -> None:
         """A person has decided a request by a message; both are seqs."""
-        for key, it in list(self.undecided.items()):
-            if it.seq == request and (it.agent_id, by) not in self._refused:
-                self._decided[by] = (key, self.undecided.pop(key))
+        known = self.undecided.get(request)
+        if known is not None and (known.agent_id, by) not in self._refused:
+            self._decided[by] = self.undecided.pop(request)
         while len(self._decided) > MAX_WORKS:
             del self._decided[next(iter(self._decided))]
         self.happened()
@@ -258,9 +259,9 @@ class UnderWay:
     def _wait_on(self, agent_id: str, decision: int) -> None:
         """What was decided by this message did not fit, its agent says, perhaps before the decision is known here."""
         self._refused.append((agent_id, decision))
-        if decision in self._decided and self._decided[decision][1].agent_id == agent_id:
-            reaction, undecided = self._decided.pop(decision)
-            self.undecided[reaction] = undecided
+        if decision in self._decided and self._decided[decision].agent_id == agent_id:
+            undecided = self._decided.pop(decision)
+            self.undecided[undecided.seq] = undecided
 
     def take_work(self, agents: Iterable[Mapping[str, Any]]) -> None:
         """Take what agents were at before anything was heard of them, as ``network.list_agents`` tells it."""
@@ -304,8 +305,13 @@ class UnderWay:
 
     def list_writing(self, thread_id: str) -> list[Work]:
         """The reactions in a thread that have texts which grow; what waits for a decision writes nothing more."""
-        works = (it for key, it in self._works.items() if key not in self.undecided)
+        asking = self.list_asking()
+        works = (it for key, it in self._works.items() if key not in asking)
         return [it for it in works if it.thread_id == thread_id and it.streams]
+
+    def list_asking(self) -> set[tuple[str, str]]:
+        """The reactions that wait for a person's decision: each one's agent and its id."""
+        return {(it.agent_id, it.reaction) for it in self.undecided.values()}
 
     async def wait_until_quiet(self, quiet_s: float) -> None:
         """Wait until the hub is there, nobody thinks who is not waiting for a decision, and nothing has happened for
@@ -316,7 +322,7 @@ class UnderWay:
                 async with asyncio.timeout(quiet_s):
                     await self._news.wait()
             except TimeoutError:
-                if self._list_thinking().keys() <= self.undecided.keys() and self.is_connected:
+                if self._list_thinking().keys() <= self.list_asking() and self.is_connected:
                     return
 
     def _list_thinking(self) -> dict[_Reaction, Work]:
@@ -334,7 +340,9 @@ class UnderWay:
         match signal:
             case Signal(kind="thinking", body={"active": False}):
                 self._works.pop(reaction, None)  # its message, if there is one, says the rest
-                self.undecided.pop(reaction, None)
+                ended = [it.seq for it in self.undecided.values() if (it.agent_id, it.reaction) == reaction]
+                for seq in ended:
+                    del self.undecided[seq]
                 if reaction not in self._ended:
                     self._ended.append(reaction)
             case Signal(kind="thinking", body={"active": True}):

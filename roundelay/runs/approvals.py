@@ -151,7 +151,8 @@ async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[A
 
 
 def _is_edit(decision: BaseMessage) -> bool:
-    return decision.said.lstrip().lower().startswith("/edit")
+    said = read_decision(decision)
+    return said is not None and said.arguments is not None
 
 
 def _describe_decision(decision: BaseMessage) -> str:

@@ -310,21 +310,24 @@ class Chat:
         to = f"agent:{message.sender_id}" if message.kind == "direct" else message.to
         self._show_sent(stored, to, text, message.seq)
 
-    async def _decide(self, word: str, rest: str) -> None:
+    async def _decide(self, word: str, seq: int, text: str) -> None:
         """Answer an agent that asks whether it may make a call: its decision counts only as a reply to the request."""
-        number, _, text = rest.partition(" ")
-        if number.isdecimal():
-            seq = int(number)
-        else:
-            seq, text = self._choose_request(word, list(self.under_way.undecided.values())), rest
-        decision = f"/{word} {text.strip()}".strip()
+        decision = f"/{word} {text}".strip()
 
         def show(request: AnyMessage, stored: Stored) -> None:
-            to = f"agent:{request.sender_id}" if request.kind == "direct" else request.to
-            self._show_sent(stored, to, decision, seq)
+            self._show_sent(stored, self.client.find_reply_address(request), decision, seq)
             self.under_way.decided(seq, stored.seq)
 
         await decide(self.client, seq, decision, show)
+
+    def _read_request(self, word: str, rest: str) -> tuple[int, str]:
+        """The request that is decided, the one that waits where none is named, and what is said of it."""
+        number, _, text = rest.partition(" ")
+        if number.isdecimal():
+            return int(number), text.strip()
+        if number[:1].isdecimal():
+            raise InvalidArguments(f"{clean(number)!r} is no number of a message; write /{word} SEQ.")
+        return self._choose_request(word, list(self.under_way.undecided.values())), rest.strip()
 
     def _choose_request(self, word: str, waiting: Sequence[Undecided]) -> int:
         """The one that waits for a decision. Raises `InvalidArguments` where none does, or several."""
@@ -346,7 +349,7 @@ class Chat:
         waiting = [it for it in self.under_way.undecided.values() if it.thread_id == self.place.thread_id]
         if word is None or not waiting:
             return False
-        await self._decide(word, str(self._choose_request(word, waiting)))
+        await self._decide(word, self._choose_request(word, waiting), "")
         return True
 
     def _read_whom_and_where(self, word: str, rest: str) -> tuple[str, str]:
@@ -503,19 +506,20 @@ class Chat:
 
     @command("/approve [SEQ] [SCOPE]", "let an agent make the call that it asks for; SCOPE: thread or always")
     async def _approve(self, rest: str) -> None:
-        scope = rest.partition(" ")[2].strip() if rest[:1].isdecimal() else rest
+        seq, scope = self._read_request("approve", rest)
         if scope not in _SCOPES:
             raise InvalidArguments(f"/approve is followed by thread, always or nothing, not by {clean(scope)!r}.")
-        await self._decide("approve", rest)
+        await self._decide("approve", seq, scope)
 
     @command("/deny [SEQ] [REASON]", "do not let it")
     async def _deny(self, rest: str) -> None:
-        await self._decide("deny", rest)
+        await self._decide("deny", *self._read_request("deny", rest))
 
     @command("/edit [SEQ] JSON", "let it, with these arguments instead")
     async def _edit(self, rest: str) -> None:
-        check_arguments(rest.partition(" ")[2] if rest[:1].isdecimal() else rest)
-        await self._decide("edit", rest)
+        seq, arguments = self._read_request("edit", rest)
+        check_arguments(arguments)
+        await self._decide("edit", seq, arguments)
 
     @command("/stop [THREAD]", "stop what agents do in this thread, or in another")
     async def _stop(self, rest: str) -> None:

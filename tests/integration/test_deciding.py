@@ -33,7 +33,8 @@ def script(request: ModelRequest) -> Action | list[Action]:
     view = read_prompt(request)
     if view.tool_results:
         return say(view.tool_results[-1].content)
-    return [say("A bill came."), call("pay", to=view.incoming_text.removeprefix("pay "), amount=5)]
+    names = view.incoming_text.removeprefix("pay ").split()
+    return [say("A bill came."), *(call("pay", to=name, amount=5) for name in names)]
 
 
 @pytest.fixture
@@ -101,6 +102,22 @@ async def test_the_prompt_says_who_waits_and_yes_no_or_a_right_edit_decides(node
         await terminal.shows(r"Not run: mia denied it: not her\nguide>$")
         terminal.type("/approve\r")
         await terminal.shows(r"! No call waits for your decision")
+
+
+async def test_of_several_calls_the_one_is_decided_that_is_named_and_no_other(node: Node) -> None:
+    async with guides(node, "guide"), at_terminal("--to", "guide", columns=110) as terminal:
+        terminal.type("pay ann zoe\r")
+        screen = await terminal.shows(rf"May I call pay(.*\n)*.*May I call pay(.*\n)*{WAITS}$")
+        first, second = map(int, re.findall(r"#(\d+) guide → mia.*: May I call pay", screen))
+        for wrong in ("yes", "/deny"):
+            terminal.type(f"{wrong}\r")
+            await terminal.shows(rf"! Several calls wait for your decision: #{first} of guide, #{second} of guide")
+        terminal.type(f"/deny {first} not her\r")
+        await terminal.shows(rf"mia → guide \(re #{first}\): /deny not her(.*\n)*{WAITS}$")
+        terminal.type(f"/approve {second}x\r")
+        await terminal.shows(rf"! '{second}x' is no number of a message")
+        terminal.type("yes\r")
+        await terminal.shows(rf"mia → guide \(re #{second}\): /approve\n(.*\n)*.*guide → mia.*: 5 paid to zoe\nguide>$")
 
 
 async def test_a_chat_begins_with_what_was_said_and_what_waits(node: Node) -> None:
