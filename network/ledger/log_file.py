@@ -24,7 +24,7 @@ from roundelay.network.errors import LedgerError
 
 from .files import explain, is_held
 from .queries import FAILURES, Damage, find_row, load_meta, walk_log
-from .schema import CHECKED_FROM, CHECKSUMS_SINCE, LOG_COLUMNS, ROW_COLUMNS, refuse_schema
+from .schema import CHECKED_FROM, CHECKSUMS_SINCE, COPIED_EPOCH, LOG_COLUMNS, ROW_COLUMNS, refuse_schema
 
 FORMAT = 1
 
@@ -217,12 +217,11 @@ class _Database:
             has_checksums = refuse_schema(self._db) >= CHECKSUMS_SINCE
             meta = load_meta(self._db) if has_checksums else dict(self._db.execute("SELECT key, value FROM meta"))
             first = int(meta.get("first_seq", "1"))
-        if "epoch" not in meta:
-            raise LedgerError(f"The database {path} is no ledger; give the --db of a node.")
         self._columns = ROW_COLUMNS if has_checksums else f"{LOG_COLUMNS}, NULL"
         self.damaged: list[int] = []
         self._damage = Damage(self._tell, int(meta[CHECKED_FROM]) if has_checksums else 2**63)
-        self.head = LogHead(epoch=meta["epoch"], name=meta.get("name", "roundelay"), first_seq=first)
+        epoch = meta.get("epoch") or meta.get(COPIED_EPOCH, "")
+        self.head = LogHead(epoch=epoch, name=meta.get("name", "roundelay"), first_seq=first)
 
     def rows(self) -> Iterator[Row]:
         with _explaining_database(self._path):

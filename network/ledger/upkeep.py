@@ -24,6 +24,7 @@ from .queries import Damage, integer_in, put_meta, read_rows, reading_any_text, 
 from .schema import (
     CHECKED_FROM,
     CHECKSUMS_SINCE,
+    COPIED_EPOCH,
     ROW_COLUMNS,
     checksum,
     expected_schema,
@@ -193,7 +194,7 @@ def back_up(source: Path, target: Path) -> int:
             closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as db,
             closing(sqlite3.connect(draft)) as copy,
         ):
-            refuse_schema(db)
+            version = refuse_schema(db)
             # In one step, a single reading transaction: between steps SQLite begins anew whenever the node has written.
             db.backup(copy)
             problems = check(copy)
@@ -202,7 +203,7 @@ def back_up(source: Path, target: Path) -> int:
                     f"{source} is damaged: {problems[0]}; restore an earlier backup (docs/operations.md)."
                 )
             copy.execute("PRAGMA journal_mode = DELETE")
-            copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
+            _set_epoch_aside(copy, version)
             copy.commit()
             head = read_head(copy)
         give_name(draft, target)
@@ -216,6 +217,15 @@ def back_up(source: Path, target: Path) -> int:
         for leftover in (draft, Path(f"{draft}-journal")):
             leftover.unlink(missing_ok=True)
     return head
+
+
+def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
+    """A node that opens a copy begins an epoch of its own; who reads the copy needs the one that ids in it follow
+    from."""
+    found = copy.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
+    copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
+    if found is not None and version >= CHECKSUMS_SINCE:
+        put_meta(copy, {COPIED_EPOCH: found[0]})
 
 
 def rescue(db: sqlite3.Connection, path: Path) -> bool:

@@ -109,6 +109,11 @@ class Reaction:
         """What is told of the reaction (``""``), and of the runs inside of it, by their paths."""
         return {"": self.told, **self.told.children}
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is no reaction: what an agent keeps beyond its reactions stands under an id of its own."""
+        return all(it["kind"] in ("standing", "memory") for it in self.records)
+
     @cached_property
     def triggers(self) -> list[int]:
         """What its records name as its trigger: one message, but another program may write anything."""

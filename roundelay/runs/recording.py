@@ -64,6 +64,11 @@ class Recording:
         derived = reaction_id(reaction.agent_id, reaction.trigger, self.head.epoch)
         return reaction.run is not None and reaction.reaction == derived
 
+    def find_others(self) -> set[str]:
+        """Give whoever wrote what no runner of this package writes under the ledger's epoch, by id."""
+        strange = {it.agent_id for it in self.reactions.values() if not (it.is_kept or self.is_ours(it))}
+        return strange | self.intruders
+
     def list_agents(self) -> list[str]:
         """Everybody who has reacted, by id."""
         return sorted({reaction.agent_id for reaction in self.reactions.values()})

@@ -157,7 +157,7 @@ class _Replay:
         self._is_lenient = options.is_lenient
         # Ids follow from the epoch: a reaction of another one, or of another program, cannot be brought about by a
         # runner.
-        others = {it.agent_id for it in recording.reactions.values() if not recording.is_ours(it)} | recording.intruders
+        others = recording.find_others()
         self._runners = {runner.agent_id: runner for runner in runners if runner.agent_id not in others}
         self._notes = list(_find_left_out(recording, runners, others))
         self._read_after = _find_read_after(recording)

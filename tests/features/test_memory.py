@@ -161,6 +161,7 @@ async def test_a_run_with_memory_plays_again_from_its_log(tmp_path: Path) -> Non
     report = await asyncio.to_thread(replay, recording, [make(NamedModel("small"))], ReplayOptions())
     assert [str(it) for it in report.differences] == []
     assert report.rows == len(recording.rows)
+    assert report.played == ("helper",)
 
 
 async def test_a_data_policy_that_keeps_no_text_keeps_no_memory(network: Network) -> None:

@@ -17,6 +17,7 @@ from roundelay.network.config import NodeConfig, Retain
 from roundelay.network.core.joining import hash_token
 from roundelay.network.errors import LedgerError
 from roundelay.network.home import announce_node
+from roundelay.network.ledger.log_file import open_log
 from roundelay.network.ledger.upkeep import back_up
 from roundelay.nodes import doctor, up
 from roundelay.nodes.status import compute_rates, describe_figures, describe_quotas
@@ -108,6 +109,10 @@ async def test_a_backup_of_a_node_that_is_written_to_holds_what_was_acknowledged
     assert made["database"] == str(tmp_path / "team.db"), "that of the node which runs"
     assert made["bytes"] == copy.stat().st_size > 100 * len(LARGE)
     assert list_folder(copy.parent) == ["monday.db"]
+    said = await run_json("history", "broadcast", "--limit", 500, "--db", copy)
+    assert len(said["messages"]) >= 100 + before
+    with open_log(copy) as log:
+        assert log.head.epoch == epoch, "by which replay and why know the reactions in it"
     async with node_process(copy) as restored:
         kept = await read_log(restored)
         auditor = restored.sessions[-1]

@@ -359,7 +359,8 @@ async def test_an_approval_plays_again(tmp_path: Path) -> None:
         assert (await people["mia"].ask("chief", "Clean up again")).text == "It is wiped", "it is not asked again"
 
     recording = await record(tmp_path / "log.db", [make_runner("chief", script, tools=[wipe])], talk)
-    await plays_as_it_was(recording, make_runner("chief", never, tools=[wipe]))
+    report = await plays_as_it_was(recording, make_runner("chief", never, tools=[wipe]))
+    assert (report.played, report.notes) == (("chief",), ()), "its word for later calls is a record of its own"
     assert ran == [1, 1]
 
 
