@@ -159,12 +159,28 @@ class SearchIndex:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))  # it holds what was said
+            if self._path.is_symlink():  # what it leads to is somebody else's
+                self._path.unlink()
+            # it holds what was said
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None)
+            self._refuse_foreign(self._db)
             self._db.execute("PRAGMA journal_mode = MEMORY")
             self._db.execute("PRAGMA synchronous = OFF")
             self._db.execute("PRAGMA secure_delete = ON")
         return self._db
+
+    def _refuse_foreign(self, db: sqlite3.Connection) -> None:
+        """Raise `LedgerError` for a database with other tables than ours: it is nobody's to throw away."""
+        names: list[str] = []
+        with suppress(sqlite3.DatabaseError):  # it is no database: an index that was damaged
+            names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        if foreign := [name for name in names if name != "mark" and not name.startswith("said")]:
+            self._close()
+            raise LedgerError(
+                f"{self._path} is another database (it has the table {foreign[0]}), so that there is no search: the "
+                "index of the messages stands under this name. Move that file away."
+            )
 
     def _discard(self) -> None:
         self._close()

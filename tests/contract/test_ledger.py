@@ -462,6 +462,27 @@ async def test_an_index_of_another_log_is_made_anew(tmp_path: Path, left: str) -
     await ledger.close()
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
+async def test_a_database_that_is_no_index_is_neither_thrown_away_nor_written(tmp_path: Path, is_linked: bool) -> None:
+    other, index = tmp_path / "other.db", tmp_path / "ledger.db.search"
+    with closing(sqlite3.connect(other)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE precious (a)")
+    index.symlink_to(other) if is_linked else other.rename(index)
+    before = (other if is_linked else index).read_bytes()
+    ledger = SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: "e1")
+    await ledger.open()
+    await ledger.append([said(1, "granite")], [])
+    if is_linked:
+        assert seqs(await ledger.search(["granite"], None, "ann", limit=9)) == [1]
+    else:
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="has the table precious"):
+                await ledger.search(["granite"], None, "ann", limit=9)
+    await ledger.close()
+    assert (other if is_linked else index).read_bytes() == before
+
+
 async def test_a_trim_says_whether_the_pin_held_it(ledger: Ledger) -> None:
     await ledger.append([message(seq, "ann", "broadcast") for seq in (1, 2, 3)], [])
     assert await ledger.trim(Trim(messages_before=1002, pinned=1)) == Trimmed(dropped=0, first_seq=1, is_held=True)
