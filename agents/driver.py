@@ -75,7 +75,7 @@ from .journal import Approval, Journal, Recorded, drop_largest
 from .middleware import AgentView, Around, CallModel, Guard
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, ModelUse, ToolCall, Usage
 from .models.tape import print_request
-from .reaction import AnsweredCall, CallTools, Reaction, State, Step
+from .reaction import AnsweredCall, CallTools, LoopState, Reaction, Step
 from .text import cut, replace_all_surrogates, replace_surrogates
 from .tools import PlannedCall, Tool, ToolContext
 from .values import (
@@ -231,7 +231,7 @@ class Driver:
     def cancel(self, reason: str) -> Finish:
         """End the reaction after `run` was cancelled in the middle of a step, or in what middleware does after the last
         one."""
-        if self._reaction.state is State.FINISHED:  # and told: middleware was still at it
+        if self._reaction.state is LoopState.FINISHED:  # and told: middleware was still at it
             done = self._reaction
             return Finish("cancelled", reason, None, done.turn, done.usage, done.tool_calls)
         finish = self._advance(Cancel(reason))

@@ -121,7 +121,7 @@ class Arrival(Enum):
 
 
 @dataclass(slots=True)
-class _Line:
+class _BusyThread:
     """A thread in work: its reactions, those of them that only wait for others, and what waits behind them. ``seq`` is
     that of the message that it began with."""
 
@@ -143,12 +143,12 @@ class Inbox:
         self.react_to: ReactTo = react_to
         self.max_parallel = max_parallel
         self._waiting: OrderedDict[str, deque[BaseMessage]] = OrderedDict()  # idle threads, the longest waiting first
-        self._working: dict[str, _Line] = {}
+        self._working: dict[str, _BusyThread] = {}
         self._asked: OrderedDict[str, None] = OrderedDict()  # of these, where all only wait, and a question behind them
         self.at_work = 0
         """How many reactions run; not those that only wait for others."""
         self._waits: Counter[str] = Counter()  # of reactions that wait for others: in how many of their calls
-        self._paused: dict[str, tuple[str, _Line]] = {}  # the thread of each
+        self._paused: dict[str, tuple[str, _BusyThread]] = {}  # the thread of each
         self._held: dict[str, list[BaseMessage]] = {}  # threads that a person holds
         self.passed_over: list[BaseMessage] = []
         """Of these: a later message has come."""
@@ -242,7 +242,7 @@ class Inbox:
         elif self._waiting:
             thread_id, messages = self._waiting.popitem(last=False)
             message = messages.popleft()
-            self._working[thread_id] = _Line(message.seq, messages)
+            self._working[thread_id] = _BusyThread(message.seq, messages)
         else:
             return None
         self.at_work += 1
@@ -317,7 +317,7 @@ class Inbox:
                 self._waiting[message.thread_id] = line.waiting
         self._look(message.thread_id)
 
-    def _take_question(self, line: _Line) -> BaseMessage:
+    def _take_question(self, line: _BusyThread) -> BaseMessage:
         place = next(place for place, it in enumerate(line.waiting) if is_question(it, self.agent_id))
         question = line.waiting[place]
         del line.waiting[place]

@@ -124,7 +124,7 @@ class _Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _RecordPlace:
     """Where a record stands: its turn, and its call's place in that. ``send``: that of a message among those of the
     call that are reviewed, from 1. ``replies`` are those that the call had."""
 
@@ -151,7 +151,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {
     "progress": TypeAdapter(_Progress),
     "finished": TypeAdapter(Finish),
 }
-_PLACE = TypeAdapter(_Place)
+_PLACE = TypeAdapter(_RecordPlace)
 _OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result", "used", "progress"})
 _USAGE = TypeAdapter(Usage)
 _USES = TypeAdapter(tuple[ModelUse, ...])

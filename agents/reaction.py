@@ -295,7 +295,7 @@ class Reaction:
         trigger: Trigger | None = None,
         conversation: Sequence[BaseMessage] = (),
     ) -> None:
-        self.state = State.NEW
+        self.state = LoopState.NEW
         self.agent = agent
         self.turn, self._began = 0, 1  # the latter: in which the agent came to have the conversation
         self.max_turns = agent.policy.max_turns  # of all agents that take part
@@ -333,27 +333,27 @@ class Reaction:
     def advance(self, outcome: Outcome) -> Step:
         """Take the outcome of the last step and give the next one. Raises `IllegalStep` for one that is not awaited."""
         match outcome, self.state:
-            case Begin(), State.NEW:
+            case Begin(), LoopState.NEW:
                 return self._ask()
-            case NewMessages(), State.ASKING:
+            case NewMessages(), LoopState.ASKING:
                 self._read_meanwhile += outcome.seqs
                 self._answers |= outcome.answers
                 say(self.history, outcome.text)
                 return self._ask(again=True)
-            case ModelReply(), State.ASKING:
+            case ModelReply(), LoopState.ASKING:
                 self._replay = None
                 return self._take_reply(outcome)
-            case Replayed(), State.ASKING:
+            case Replayed(), LoopState.ASKING:
                 self._replay, self._is_last = outcome, outcome.is_last
                 return self._take_reply(outcome.reply)
-            case ModelFailed(), State.ASKING:
+            case ModelFailed(), LoopState.ASKING:
                 return self._take_failure(outcome)
-            case ToolsDone(), State.CALLING:
+            case ToolsDone(), LoopState.CALLING:
                 return self._take_results(outcome.results)
-            case Reviewed(), State.REVIEWING:
+            case Reviewed(), LoopState.REVIEWING:
                 return self._take_review(outcome)
-            case Cancel(), State.NEW | State.ASKING | State.CALLING | State.REVIEWING:
-                if self.state is State.CALLING:
+            case Cancel(), LoopState.NEW | LoopState.ASKING | LoopState.CALLING | LoopState.REVIEWING:
+                if self.state is LoopState.CALLING:
                     self._answer_calls({call.index: ToolResult("Cancelled.", ok=False) for call in self._plan.planned})
                 return self._finish("cancelled", outcome.reason, None)
             case _:
@@ -379,7 +379,7 @@ class Reaction:
     # --- asking the model
 
     def _ask(self, *, again: bool = False) -> Step:
-        self.state = State.ASKING
+        self.state = LoopState.ASKING
         if not again:
             self.turn += 1
             if self.agent.chain.brings_tools:
@@ -440,7 +440,7 @@ class Reaction:
         self._is_withheld = False
         self._reply = replace(reply, tool_calls=tuple(self._planner.name_uniquely(self.turn, reply.tool_calls)))
         self.history.append(AssistantMessage(reply.text, tuple(map(well_formed, self._reply.tool_calls))))
-        self.state = State.CALLING
+        self.state = LoopState.CALLING
         state = self.describe()
         end = chain.process_tool_calls(state, self._reply)
         if end is not None:
@@ -595,7 +595,7 @@ class Reaction:
         """The agent has finished, with a text. ``is_new``: no tool can have said it in the thread already."""
         if self._callers:
             return self._return(reason, text)
-        is_said = self.has_spoken and self.state is State.CALLING and not is_new
+        is_said = self.has_spoken and self.state is LoopState.CALLING and not is_new
         return self._propose("finished", reason, text if self.sends_text() and not is_said else None)
 
     def _end_by(self, end: End) -> Step:
@@ -618,7 +618,7 @@ class Reaction:
         if answer is None or not self.is_reviewed:
             return self._finish(status, reason, answer)
         can_correct, proposed = self.can_correct, self._finish(status, reason, answer)
-        self.state = State.REVIEWING
+        self.state = LoopState.REVIEWING
         self._proposed = Review(self.turn, proposed, answer, self.describe(), can_correct)
         return self._proposed
 
@@ -627,7 +627,7 @@ class Reaction:
         proposed, self._proposed = self._proposed, None
         self.usage += reviewed.usage
         if reviewed.correction is None or not proposed.can_correct:
-            self.state = State.FINISHED
+            self.state = LoopState.FINISHED
             done = replace(proposed.proposed, usage=self.usage, metadata=reviewed.metadata)
             if not reviewed.is_blocked:
                 return replace(done, answer=reviewed.answer)
@@ -660,7 +660,7 @@ class Reaction:
         return any(it.chain.withholds for it in (self.agent, *self._earlier))
 
     def _finish(self, status: Status, reason: str, answer: str | None) -> Finish:
-        self.state = State.FINISHED
+        self.state = LoopState.FINISHED
         return Finish(status, reason, answer, self.turn, self.usage, self.tool_calls, self.keeper, self._read_meanwhile)
 
 
@@ -690,7 +690,7 @@ class CallTools:
 Step = CallModel | CallTools | Review | Finish
 
 
-class State(Enum):
+class LoopState(Enum):
     """What a reaction waits for."""
 
     NEW = "new"
@@ -703,7 +703,7 @@ class State(Enum):
 class IllegalStep(RoundelayError):
     """A reaction was given an outcome that it does not wait for: a fault of its driver."""
 
-    def __init__(self, state: State, outcome: Outcome) -> None:
+    def __init__(self, state: LoopState, outcome: Outcome) -> None:
         super().__init__(f"A reaction that is {state.value} cannot take {type(outcome).__name__}.")
         self.state = state
         self.outcome = outcome

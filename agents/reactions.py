@@ -40,7 +40,7 @@ from .inbox import ASK, DECLINED, Inbox, Visibility, is_question
 from .journal import Journal, Recorded, Started, derived_id, open_journal, reaction_id
 from .models.model import Usage
 from .prompt import render_new_messages
-from .reaction import Reaction, State
+from .reaction import LoopState, Reaction
 from .text import replace_surrogates
 from .values import Finish, NewMessages, Status
 from .waiting import Replies
@@ -66,7 +66,7 @@ class ReactionResult:
 
 
 @dataclass(slots=True)
-class UnderWay:
+class RunningReaction:
     """A reaction that a runner is at, from taking its message out of the inbox to its end."""
 
     id: str
@@ -192,7 +192,7 @@ class UnderWay:
             end = Finish(status, reason, answer if is_told else None)
             if (done := self.reaction) is not None:
                 end = replace(end, turns=done.turn, usage=done.usage, tool_calls=done.tool_calls)
-            if done is None or done.state is not State.FINISHED:  # else it was told
+            if done is None or done.state is not LoopState.FINISHED:  # else it was told
                 self.shown.tell(Finished(self.id, end.status, reason, end.answer, end.turns, end.usage, end.tool_calls))
             await self.conclude(end)
         except (ConnectError, Superseded, ThreadHeld):
@@ -232,7 +232,7 @@ class MessagesMeanwhile:
 
     def __init__(
         self,
-        under_way: UnderWay,
+        under_way: RunningReaction,
         inbox: Inbox,
         *,
         visibility: Visibility,

@@ -31,7 +31,7 @@ from .prompt import build_context
 from .reactions import (
     MessagesMeanwhile,
     ReactionResult,
-    UnderWay,
+    RunningReaction,
     expect_replies,
     is_answer_of_earlier_run,
     read_open_reaction,
@@ -99,7 +99,7 @@ class AgentRunner(ABC):
         self._taken_over: TakenOver | None = None  # likewise
         self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
         self._resumed: dict[int, tuple[str, Recorded, list[int]]] = {}  # likewise, of reactions begun earlier
-        self._under_way: dict[int, UnderWay] = {}  # by the trigger's seq
+        self._under_way: dict[int, RunningReaction] = {}  # by the trigger's seq
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction, by its id, before this runner came to it
         self._head = 0  # of the ledger when it began: what was asked after that, it asked itself
         self._display = Display(agent_id, on_event)
@@ -220,7 +220,7 @@ class AgentRunner(ABC):
                     await self._serve_epoch(client, group)
                 return
             except BaseExceptionGroup as failures:
-                errors = failures.split(_Stop)[1]
+                errors = failures.split(_StopRunner)[1]
                 if errors is None:
                     return
                 error = first_error(errors)
@@ -266,7 +266,7 @@ class AgentRunner(ABC):
 
     async def _end_when_asked(self) -> None:
         await self._stopping.wait()
-        raise _Stop
+        raise _StopRunner
 
     def _pause(self, group: asyncio.TaskGroup, reaction: str) -> None:
         at_it = (it.message.thread_id for it in self._under_way.values() if it.id == reaction)
@@ -354,7 +354,7 @@ class AgentRunner(ABC):
             self._inbox.release(message)
         self._start_reactions(group)
 
-    def _begin(self, message: BaseMessage) -> UnderWay:
+    def _begin(self, message: BaseMessage) -> RunningReaction:
         reaction, recorded, questions = self._resumed.pop(message.seq, (None, None, ()))
         if self._taken_over is not None and message.seq in self._taken_over.overtaken:
             reaction = reaction or self._taken_over.next_reaction(message.seq)
@@ -368,7 +368,7 @@ class AgentRunner(ABC):
         self._under_way[message.seq] = begun
         return begun
 
-    def _make_under_way(self, message: BaseMessage, reaction: str | None = None) -> UnderWay:
+    def _make_under_way(self, message: BaseMessage, reaction: str | None = None) -> RunningReaction:
         if not isinstance(message, AnyMessage):  # a hub sends no others
             raise TypeError(f"{type(message).__name__} is no message of a network")
         reaction = reaction or reaction_id(self.agent_id, message.seq, self.client.welcome.network.epoch)
@@ -376,7 +376,7 @@ class AgentRunner(ABC):
         # hold nothing but what the people of the conversation may read.
         is_seen = message.sender_kind == "human" or (self.visibility != "all" and is_watched(message))
         shown = Shown(self._display, reaction, message.thread_id, message.seq, is_watched=is_seen)
-        begun = UnderWay(reaction, self.client, message, open_journal(self.client, reaction), shown)
+        begun = RunningReaction(reaction, self.client, message, open_journal(self.client, reaction), shown)
         begun.is_awaited = self.should_answer(message)
         if self.policy.on_new_message == "inject":
             begun.new_messages = MessagesMeanwhile(
@@ -388,7 +388,7 @@ class AgentRunner(ABC):
             )
         return begun
 
-    async def _attempt(self, begun: UnderWay) -> bool | None:
+    async def _attempt(self, begun: RunningReaction) -> bool | None:
         """React to one message. False when it went back to the hub, to be delivered again; None when a person has
         taken its thread over."""
         message = begun.message
@@ -426,7 +426,7 @@ class AgentRunner(ABC):
 
     # --- for `react` of subclasses
 
-    def find_under_way(self, message: BaseMessage) -> UnderWay:
+    def find_under_way(self, message: BaseMessage) -> RunningReaction:
         """Give the reaction to this message that the runner has begun, or a new one when `react` was called from
         elsewhere."""
         return self._under_way.get(message.seq) or self._make_under_way(message)
@@ -529,7 +529,7 @@ class _Readiness:
         return self._reached
 
 
-class _Stop(Exception):
+class _StopRunner(Exception):
     """Ends the runner's tasks; never leaves it."""
 
 

@@ -27,7 +27,7 @@ from .models.model import Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
 from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
 from .reaction import Reaction
-from .reactions import ReactionResult, UnderWay
+from .reactions import ReactionResult, RunningReaction
 from .runner import AgentRunner, RunnerOptions
 from .tool_client import ToolClient
 from .tools import FINISH, Tool, ToolContext, index_tools
@@ -205,7 +205,7 @@ class SimpleAgentRunner(AgentRunner):
                 held.push_async_callback(layer.close)
             await super().close()
 
-    def _make_context(self, begun: UnderWay, call_id: str, turn: int) -> ToolContext:
+    def _make_context(self, begun: RunningReaction, call_id: str, turn: int) -> ToolContext:
         trigger = begun.message
         keeper = begun.reaction.keeper if begun.reaction is not None else None
         client = ToolClient(

@@ -26,7 +26,7 @@ from .driver import NewMessagesSource
 from .inbox import Inbox, wakes
 from .journal import digest, open_journal
 from .prompt import render_new_messages
-from .reactions import UnderWay
+from .reactions import RunningReaction
 from .values import Finish, NewMessages
 
 _logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class TakenOver:
         for name in [thread_id] if thread_id is not None else self._inbox.held:
             self.held_back |= {message.seq for message in self._inbox.give(name)}
 
-    async def set_aside(self, begun: UnderWay) -> None:
+    async def set_aside(self, begun: RunningReaction) -> None:
         """A reaction may not begin, or not answer. Its message waits until the thread is given back, or, if it has been
         already, is next again; but where a later one waits, that is reacted to, and this one is read in it."""
         message = begun.message
@@ -135,7 +135,7 @@ class TakenOver:
         except RoundelayError as error:  # it is told as overtaken at the next start, and ended then
             _logger.warning("an overtaken reaction stays open", extra={"reaction": reaction, "code": error.code})
 
-    def follow_up(self, begun: UnderWay) -> None:
+    def follow_up(self, begun: RunningReaction) -> None:
         """Let a reaction to what was `held_back` read, before its first turn, what was said in its thread since."""
         self.held_back.discard(begun.message.seq)
         begun.new_messages = SaidSince(begun, self._inbox, begun.new_messages)
@@ -172,7 +172,7 @@ class SaidSince:
     """What was said in a thread since the message that a reaction is to, read before its first turn; then what arrives
     while it runs, if that is read in it (``then``)."""
 
-    def __init__(self, begun: UnderWay, inbox: Inbox, then: NewMessagesSource | None) -> None:
+    def __init__(self, begun: RunningReaction, inbox: Inbox, then: NewMessagesSource | None) -> None:
         self._begun = begun
         self._inbox = inbox
         self._then = then

@@ -60,7 +60,7 @@ from .inbox import ReactTo, Visibility
 from .middleware import Middleware
 from .models.fallback import FallbackModel
 from .models.model import Model, ModelError
-from .models.scripted import Rule, RuleSet, ScriptedModel, load_rules, load_script
+from .models.scripted import RuleSet, ScriptedModel, ScriptRule, load_rules, load_script
 from .models.tape import NamedModel, TapeModel
 from .options import Count, Strict, Text, form_of, make_from, read_form
 from .policy import ALL, AgentLimits, AgentPolicy, KeptRecords, MessageFilter, OnNewMessage, OnText
@@ -205,7 +205,7 @@ class ModelChoice(Strict):
 
     openai: OpenAIChoice | None = None
     script: Text | None = None
-    rules: list[Rule] | None = None
+    rules: list[ScriptRule] | None = None
     local: LocalChoice | None = None
     replay: Path | None = None
     fallback: ModelChoice | None = None

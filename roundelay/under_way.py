@@ -41,7 +41,7 @@ _StreamKey = tuple[str, int, PieceKind, int | None]  # path, turn, kind, call
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallUnderWay:
     """A call under way: its tool, and the agents whose answers it waits for."""
 
     tool: str
@@ -88,7 +88,7 @@ class Work:
     thread_id: str
     is_thinking: bool = False
     """Whether its agent has said so: some stream, or tell of calls, and never say that they think."""
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, CallUnderWay] = field(default_factory=dict)
     """By path."""
     streams: dict[_StreamKey, Stream] = field(default_factory=dict)
     """The one that was written last stands last."""
@@ -101,7 +101,7 @@ class Work:
         of."""
         return (self.agent_id, *map(self._name_run, outer_paths(path)))
 
-    def list_innermost(self) -> list[Call]:
+    def list_innermost(self) -> list[CallUnderWay]:
         """The calls under way that have no other one inside of them."""
         return [
             call
@@ -115,7 +115,7 @@ class Work:
             tool, asked = _read_name(body.get("tool", "a tool")), body.get("asked")
             names = tuple(map(_read_name, asked[:MAX_CALLS])) if isinstance(asked, list) else ()
             if path in self.calls or len(self.calls) < MAX_CALLS:
-                self.calls[path] = Call(tool, names)
+                self.calls[path] = CallUnderWay(tool, names)
             if names == (tool,):
                 return None  # a tool that is an agent elsewhere: it has been told
             who = self.who(path.rpartition("/")[0])
@@ -291,9 +291,11 @@ class UnderWay:
         """Who is typing, by their ids."""
         return sorted(self._typing)
 
-    def list_busy(self) -> dict[str, list[Call]]:
+    def list_busy(self) -> dict[str, list[CallUnderWay]]:
         """Who thinks, by their ids, each with its innermost calls."""
-        busy: dict[str, list[Call]] = {it: [] for it in sorted({it.agent_id for it in self._list_thinking().values()})}
+        busy: dict[str, list[CallUnderWay]] = {
+            it: [] for it in sorted({it.agent_id for it in self._list_thinking().values()})
+        }
         for work in self._works.values():
             if work.agent_id in busy:
                 busy[work.agent_id] += work.list_innermost()

@@ -313,7 +313,7 @@ class RuleAction(Strict):
         return finish(render(self.finish or "done"))
 
 
-class Rule(Strict):
+class ScriptRule(Strict):
     when: When = When.model_validate({})
     do: list[RuleAction] = Field(min_length=1)
 
@@ -321,7 +321,7 @@ class Rule(Strict):
 class RuleSet(Strict):
     """Rules in the order in which they are tried; ``ScriptedModel(rules.answer)`` makes a model of them."""
 
-    rules: list[Rule]
+    rules: list[ScriptRule]
 
     def answer(self, request: ModelRequest) -> list[Action]:
         """Give this turn's actions. Raises `ModelError` when a template uses what the prompt does not have."""

@@ -18,7 +18,7 @@ from roundelay.network.errors import Forbidden
 from roundelay.network.ledger import Ledger
 
 
-class Place(Protocol):
+class ReadPlace(Protocol):
     """The room of one read: taken, given back, and taken again after a wait."""
 
     async def take(self) -> None: ...
@@ -70,7 +70,7 @@ class Reading(Struct, frozen=True):
     origin: Origin
     hub: HubView
     mod_id: str = ""
-    place: Place | None = None
+    place: ReadPlace | None = None
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
         """Wait until something newer than ``seq`` is committed, or the time is over. Meanwhile others may have this

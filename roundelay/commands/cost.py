@@ -34,7 +34,7 @@ def cost(
     Agents inside of other agents' calls are counted with those. Operators see all agents; with --as ID --as-kind agent
     it is that agent's own. People who use the owner's token are operators.
     """
-    from roundelay.runs.cost import Wanted, describe_cost, read_cost, read_since
+    from roundelay.runs.cost import CallFilter, describe_cost, read_cost, read_since
 
     try:
         since_ms = read_since(since) if since is not None else 0
@@ -42,6 +42,6 @@ def cost(
         raise click.BadParameter(
             f"{since!r} is no time; write 2h, 7d, or a date like 2026-01-31.", param_hint="--since"
         ) from error
-    wanted = Wanted(agent_id, thread_id, root, reaction, since_ms, after=root or 0)
+    wanted = CallFilter(agent_id, thread_id, root, reaction, since_ms, after=root or 0)
     report = look(db, lambda source: read_cost(source, wanted, by))  # type: ignore[arg-type]  # one of the choices
     show(report.to_json(), lambda paint: [describe_cost(report, paint=paint)], as_json=as_json)

@@ -54,7 +54,7 @@ class DemoFailed(RoundelayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What one run of the demo is to do."""
 
     question: str = QUESTION
@@ -92,7 +92,7 @@ def run_demo(
         errors.error(wrong)
         return 2
     try:
-        plan = Plan(question or QUESTION, model, base_url, serve, kill)
+        plan = DemoPlan(question or QUESTION, model, base_url, serve, kill)
         if plan.is_local and question is None:
             plan = replace(plan, question=LOCAL_QUESTION)
         asyncio.run(_obey_signals(play(plan, DemoScreen(sys.stdout))))
@@ -106,8 +106,8 @@ def run_demo(
     return 0
 
 
-async def play(plan: Plan, screen: DemoScreen) -> list[BaseMessage]:
-    """Run the demo to its end, with `Plan.serve` until it is cancelled; gives all that was said.
+async def play(plan: DemoPlan, screen: DemoScreen) -> list[BaseMessage]:
+    """Run the demo to its end, with `DemoPlan.serve` until it is cancelled; gives all that was said.
 
     Raises `RoundelayError`; leaves no process and no file behind.
     """
@@ -118,10 +118,12 @@ async def play(plan: Plan, screen: DemoScreen) -> list[BaseMessage]:
             raise first_error(failures) from failures
 
 
-class Member(Process):
+class DemoAgent(Process):
     """One agent's process, started again when it was killed on purpose. ``take`` gets what it reports."""
 
-    def __init__(self, agent_id: str, url: str, plan: Plan, home: Path, take: Callable[[Member, Report], None]) -> None:
+    def __init__(
+        self, agent_id: str, url: str, plan: DemoPlan, home: Path, take: Callable[[DemoAgent, Report], None]
+    ) -> None:
         # -P: nothing in the current folder can stand in for a module
         command = ["-P", "-m", "roundelay.demo.member", agent_id, "--url", url]
         command += ["--model", plan.model] if plan.model is not None else []
@@ -152,7 +154,7 @@ class Member(Process):
             self._take(self, json.loads(line))
 
 
-class Transcript(Mod):
+class TranscriptMod(Mod):
     """Hands every message on that the hub stored: runs inside the node, after the commit."""
 
     id = "transcript"
@@ -167,13 +169,13 @@ class Transcript(Mod):
 class _Stage:
     """One run: who is on it, how far it has come, and what is shown of it."""
 
-    def __init__(self, plan: Plan, screen: DemoScreen, folder: Path) -> None:
+    def __init__(self, plan: DemoPlan, screen: DemoScreen, folder: Path) -> None:
         self._plan = plan
         self._screen = screen
         self._folder = folder
         self._team = load_team()
         self._shown_tools = {tool.rpartition(":")[2] for spec in self._team.values() for tool in spec.tools}
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, DemoAgent] = {}
         self._ready: set[str] = set()
         self._messages: list[BaseMessage] = []
         self._unshown: asyncio.Queue[BaseMessage] = asyncio.Queue()  # as long as the transcript; the demo's is short
@@ -191,14 +193,14 @@ class _Stage:
         local = _name_local_model() if self._plan.is_local else None
         config = NodeConfig(name="demo", port=0, db=self._folder / "demo.db")
         async with (
-            serve_node(config, mods=[Transcript(self._take_message)]) as node,
+            serve_node(config, mods=[TranscriptMod(self._take_message)]) as node,
             NetworkClient(PERSON, node.url, kind="human", token=node.owner_token) as person,
             asyncio.TaskGroup() as group,
         ):
             self._epoch = person.welcome.network.epoch
             self._screen.node(node.url)
             home = self._folder / "home"
-            self._members = {it: Member(it, node.url, self._plan, home, self._take_report) for it in self._team}
+            self._members = {it: DemoAgent(it, node.url, self._plan, home, self._take_report) for it in self._team}
             work = [self._hear(person), self._show(), *(member.keep() for member in self._members.values())]
             tasks = [group.create_task(it) for it in work]
             await self._reach(START_TIMEOUT_S, self._is_complete)
@@ -244,7 +246,7 @@ class _Stage:
                 self._reactions[reaction] = f"{agent_id} with #{message.seq}"
         self._changed.set()
 
-    def _take_report(self, member: Member, report: Report) -> None:
+    def _take_report(self, member: DemoAgent, report: Report) -> None:
         call = (report.get("reaction"), report.get("turn"), report.get("call"))
         match report:
             case {"type": "ready", "open_reactions": count}:
@@ -270,7 +272,7 @@ class _Stage:
                 self._kill_if_planned(member)  # it had but one turn
         self._changed.set()
 
-    def _kill_if_planned(self, member: Member) -> None:
+    def _kill_if_planned(self, member: DemoAgent) -> None:
         if member.name == self._plan.kill and not member.is_killed:
             self._screen.incident(f"{member.name}, process {member.pid}, is killed at its work (SIGKILL)")
             self._ready.discard(member.name)

@@ -58,7 +58,7 @@ EARLIEST_S = 1_735_689_600
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Checked:
     """One thing that was looked at. ``advice`` says what to do about it."""
 
     name: str
@@ -83,7 +83,7 @@ async def examine(
     base_url: str | None,
     timeout_s: float,
     env: Mapping[str, str],
-) -> list[Check]:
+) -> list[Checked]:
     """Check everything; what depends on something that failed is left out. Of an agent's file: what the agent needs."""
     checks = [check_python(), check_packages()]
     config: NodeConfig | None = None
@@ -92,10 +92,10 @@ async def examine(
             checks += [check async for check in check_agents(file, timeout_s)]
             return checks if model is None else [*checks, await check_named_model(model, base_url, timeout_s)]
         config, origins = resolve_config(file, env, {})
-        checks.append(Check("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
+        checks.append(Checked("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
         checks.append(check_mods(config, origins["mods"]))
     except ConfigError as error:
-        checks.append(Check("config", "failed", str(error)))
+        checks.append(Checked("config", "failed", str(error)))
     if config is not None:
         checks.append(check_database(config))
         if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
@@ -115,12 +115,12 @@ def _is_agents(file: Path) -> bool:
     return isinstance(value, dict) and not {"id", "instruction"}.isdisjoint(value)
 
 
-def check_python() -> Check:
+def check_python() -> Checked:
     python = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()}"
-    return Check("python", "ok", f"{python}, SQLite {sqlite3.sqlite_version}.")
+    return Checked("python", "ok", f"{python}, SQLite {sqlite3.sqlite_version}.")
 
 
-def check_packages() -> Check:
+def check_packages() -> Checked:
     """Whether what the installed package says it needs is there; without what only some systems have, things are
     slower."""
     found, missing = [], []
@@ -136,30 +136,30 @@ def check_packages() -> Check:
             except PackageNotFoundError:
                 missing.append((name, marker))
     if needed := [name for name, marker in missing if not marker]:
-        return Check("packages", "failed", f"{', '.join(needed)} missing.", "Install: pip install roundelay")
+        return Checked("packages", "failed", f"{', '.join(needed)} missing.", "Install: pip install roundelay")
     told = f"{', '.join(found)}."
     if missing:
         names = " ".join(name for name, _ in missing)
-        return Check("packages", "note", told, f"Without {names} the node is slower: pip install {names}")
-    return Check("packages", "ok", told)
+        return Checked("packages", "note", told, f"Without {names} the node is slower: pip install {names}")
+    return Checked("packages", "ok", told)
 
 
-def check_mods(config: NodeConfig, origin: str) -> Check:
+def check_mods(config: NodeConfig, origin: str) -> Checked:
     """Whether each mod can be loaded, and the page of rights names what there is; ``origin`` is where the mods are
     named."""
     try:
         make_rights(config, load_mods(config.mods, OWN_MODS))
     except ConfigError as error:
-        return Check("mods", "failed", str(error))
+        return Checked("mods", "failed", str(error))
     except ModError as error:
-        return Check("mods", "failed", str(place_mod_error(error, origin)))
-    return Check("mods", "ok", f"{', '.join(config.mods)} load." if config.mods else "There are none.")
+        return Checked("mods", "failed", str(place_mod_error(error, origin)))
+    return Checked("mods", "ok", f"{', '.join(config.mods)} load." if config.mods else "There are none.")
 
 
-def check_database(config: NodeConfig) -> Check:
+def check_database(config: NodeConfig) -> Checked:
     """Whether the folder takes durable files, how fast, and whether the file is a database."""
     if config.durability == "memory":
-        return Check("database", "note", "durability is memory: nothing outlives the node.")
+        return Checked("database", "note", "durability is memory: nothing outlives the node.")
     db = config.db
     owner = Path(f"{db}.owner").resolve()
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
@@ -170,42 +170,42 @@ def check_database(config: NodeConfig) -> Check:
         free = shutil.disk_usage(folder).free
         size = _measure_database(db) if db.exists() else 0
     except LedgerError as error:
-        return Check("database", "failed", str(error))
+        return Checked("database", "failed", str(error))
     except sqlite3.Error as error:
-        return Check("database", "failed", str(explain(error, db, "read")))
+        return Checked("database", "failed", str(explain(error, db, "read")))
     except OSError as error:
-        return Check("database", "failed", str(explain(error, db)))
+        return Checked("database", "failed", str(explain(error, db)))
     state = f"open in the node at {busy}" if busy else f"{size // 1024} KiB" if db.exists() else "will be made"
     detail = f"{db} ({state}); a durable write takes {took_ms:.1f} ms; {free // 2**20} MiB free."
     if free < MIN_FREE_BYTES:
-        return Check("database", "note", detail, "Make room: a full disk stops the node.")
+        return Checked("database", "note", detail, "Make room: a full disk stops the node.")
     if took_ms > SLOW_SYNC_MS and config.durability == "full":
-        return Check("database", "note", detail, "The disk is slow to sync, and each commit waits for it.")
-    return Check("database", "ok", detail)
+        return Checked("database", "note", detail, "The disk is slow to sync, and each commit waits for it.")
+    return Checked("database", "ok", detail)
 
 
-def check_integrity(db: Path) -> Check:
+def check_integrity(db: Path) -> Checked:
     """Whether the file is whole, which reads all of it."""
     began = time.perf_counter()
     try:
         problems = check_file(db)
         unchecked = summarise(db).unchecked if not problems else None
     except LedgerError as error:
-        return Check("integrity", "failed", str(error))
+        return Checked("integrity", "failed", str(error))
     if problems:
         advice = "Stop the node and go on from a backup: docs/operations.md."
-        return Check("integrity", "failed", f"{db} is not right: {problems[0]}.", advice)
+        return Checked("integrity", "failed", f"{db} is not right: {problems[0]}.", advice)
     old = f"; rows up to #{unchecked} are from before there were checksums" if unchecked is not None else ""
     took = f"looked at in {time.perf_counter() - began:.1f} s"
-    return Check("integrity", "ok", f"Every page and row of {db} is right ({took}){old}.")
+    return Checked("integrity", "ok", f"Every page and row of {db} is right ({took}){old}.")
 
 
-def check_retention(config: NodeConfig) -> Check:
+def check_retention(config: NodeConfig) -> Checked:
     """What is dropped when, and whether something holds it back."""
     try:
         log = summarise(config.db)
     except LedgerError as error:
-        return Check("retention", "failed", str(error))
+        return Checked("retention", "failed", str(error))
     retain = config.retain
     rules = [f"messages for {retain.days} days"] if retain.days is not None else []
     rules += [f"records for {retain.record_days} days"] if retain.record_days is not None else []
@@ -218,44 +218,44 @@ def check_retention(config: NodeConfig) -> Check:
         is_over = retain.bytes is not None and log.used_bytes > retain.bytes
         if is_over or held_days > min(retain.days or 36_500, retain.record_days or 36_500):
             advice = f"It goes on when {log.held_by} runs again; or remove {log.held_by}: docs/operations.md."
-            return Check(
+            return Checked(
                 "retention", "note", f"{detail} An open reaction of {log.held_by} holds back the rest.", advice
             )
-    return Check("retention", "ok", detail)
+    return Checked("retention", "ok", detail)
 
 
-def check_files(config: NodeConfig) -> Check:
+def check_files(config: NodeConfig) -> Checked:
     """Whether the node may open as many files as it takes connections."""
     limit = raise_file_limit()
     shown = "as many files as there are" if limit == sys.maxsize else f"{limit} files"
     detail = f"A process may open {shown}; each connection is one."
     if limit < min(FEW_FILES, config.limits.max_connections):
-        return Check("files", "note", detail, "Raise it where the node is started: ulimit -Hn 65536")
+        return Checked("files", "note", detail, "Raise it where the node is started: ulimit -Hn 65536")
     if limit < config.limits.max_connections:
-        return Check("files", "ok", f"{detail} That is less than max_connections ({config.limits.max_connections}).")
-    return Check("files", "ok", detail)
+        return Checked("files", "ok", f"{detail} That is less than max_connections ({config.limits.max_connections}).")
+    return Checked("files", "ok", detail)
 
 
-def check_tls(config: NodeConfig) -> Check:
+def check_tls(config: NodeConfig) -> Checked:
     """Whether certificate and key fit, or why there are none."""
     try:
         tls, _ = load_tls(config)
     except ConfigError as error:
-        return Check("tls", "failed", str(error))
+        return Checked("tls", "failed", str(error))
     if tls is not None:
-        return Check("tls", "ok", f"{config.tls_cert} and {config.tls_key} fit each other.")
+        return Checked("tls", "ok", f"{config.tls_cert} and {config.tls_key} fit each other.")
     if is_loopback(config.host):
-        return Check("tls", "ok", f"Nothing is encrypted, and only this machine reaches {config.host}.")
-    return Check(
+        return Checked("tls", "ok", f"Nothing is encrypted, and only this machine reaches {config.host}.")
+    return Checked(
         "tls", "note", f"Nothing is encrypted, and others reach {config.host}.", "Give it tls_cert and tls_key."
     )
 
 
-def check_secrets(config: NodeConfig) -> Check:
+def check_secrets(config: NodeConfig) -> Checked:
     """Whether the node's owner alone may read what holds its key, its tokens and its messages."""
     if exposed := find_exposed(config):
-        return Check("secrets", "note", f"{describe_exposed(exposed)}.")
-    return Check("secrets", "ok", "What holds a key, a token or messages is for its owner alone.")
+        return Checked("secrets", "note", f"{describe_exposed(exposed)}.")
+    return Checked("secrets", "ok", "What holds a key, a token or messages is for its owner alone.")
 
 
 def _measure_sync(folder: Path, name: str) -> float:
@@ -278,7 +278,7 @@ def _measure_database(db: Path) -> int:
     return db.stat().st_size
 
 
-async def check_port(config: NodeConfig) -> Check:
+async def check_port(config: NodeConfig) -> Checked:
     """Whether a node can listen there, or one does."""
     where = f"{config.host}:{config.port}"
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -286,7 +286,7 @@ async def check_port(config: NodeConfig) -> Check:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((config.host, config.port))
-        return Check("port", "ok", f"{where} is free.")
+        return Checked("port", "ok", f"{where} is free.")
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error)
     url = listening_url(config)
@@ -295,57 +295,57 @@ async def check_port(config: NodeConfig) -> Check:
         database = Path(node.owner_file).with_suffix("")
         who = f"{where} is used by the node at {node.url} (process {node.pid}, database {database})"
         if is_ready:
-            return Check("port", "ok", f"{who}, which is ready.")
+            return Checked("port", "ok", f"{who}, which is ready.")
         state = "does not answer" if is_ready is None else "is not ready"
-        return Check("port", "note", f"{who}, which {state}.", "See its log.")
+        return Checked("port", "note", f"{who}, which {state}.", "See its log.")
     if is_ready is None:
-        return Check(
+        return Checked(
             "port", "failed", f"{where} cannot be used: {reason}.", "Stop what uses it, or choose another port."
         )
     if is_ready:
-        return Check("port", "ok", f"{where} is used by a Roundelay node, which is ready.")
-    return Check("port", "note", f"{where} is used by a Roundelay node that is not ready.", "See its log.")
+        return Checked("port", "ok", f"{where} is used by a Roundelay node, which is ready.")
+    return Checked("port", "note", f"{where} is used by a Roundelay node that is not ready.", "See its log.")
 
 
-async def check_clock(url: str, config: NodeConfig | None) -> Check:
+async def check_clock(url: str, config: NodeConfig | None) -> Checked:
     """Whether this clock was set, agrees with the hub's and has not gone back since the database was last written."""
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now))
     if now < EARLIEST_S:
-        return Check("clock", "failed", f"It is {shown} here.", "Set the clock; times in the ledger would be wrong.")
+        return Checked("clock", "failed", f"It is {shown} here.", "Set the clock; times in the ledger would be wrong.")
     if config is not None and config.db.exists() and config.db.stat().st_mtime > now + MAX_SKEW_S:
         detail = f"It is {shown} here, and {config.db} was written later than that."
-        return Check("clock", "note", detail, "The clock went back; stamps stand still until it has caught up.")
+        return Checked("clock", "note", detail, "The clock went back; stamps stand still until it has caught up.")
     try:
         date_s = (await asyncio.to_thread(get_from_hub, url, "/healthz")).date_s
     except ConnectError:
-        return Check("clock", "ok", f"It is {shown}; no hub at {url} to compare with.")
+        return Checked("clock", "ok", f"It is {shown}; no hub at {url} to compare with.")
     skew_s = now - date_s if date_s is not None else 0.0
     if abs(skew_s) > MAX_SKEW_S:
         detail = f"It is {shown} here, {abs(skew_s):.0f} s {'after' if skew_s > 0 else 'before'} the hub's clock."
-        return Check("clock", "note", detail, "Set both by NTP, or times that people read will differ.")
-    return Check("clock", "ok", f"It is {shown}, as at the hub.")
+        return Checked("clock", "note", detail, "Set both by NTP, or times that people read will differ.")
+    return Checked("clock", "ok", f"It is {shown}, as at the hub.")
 
 
-async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float) -> AsyncIterator[Check]:
+async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float) -> AsyncIterator[Checked]:
     """Whether each agent's tools load and its model can call one. Agents with the same model share the question."""
     from roundelay.agents.team import build_runner, load_agents
 
     try:
         specs = load_agents(source)
     except ConfigError as error:
-        yield Check("agents", "failed", str(error))
+        yield Checked("agents", "failed", str(error))
         return
-    asked: dict[str, Check] = {}
+    asked: dict[str, Checked] = {}
     for spec in specs:
         name = f"agent {spec.id}"
         try:
             runner = build_runner(spec)
         except ConfigError as error:
-            yield Check(name, "failed", str(error))
+            yield Checked(name, "failed", str(error))
             continue
         if spec.model.openai is None and spec.model.local is None:
-            yield Check(name, "ok", f"{len(runner.tools)} tools of its own; its model is a script.")
+            yield Checked(name, "ok", f"{len(runner.tools)} tools of its own; its model is a script.")
             continue
         settings = spec.model.model_dump_json()  # the same for the same model
         if settings not in asked:
@@ -353,17 +353,17 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float) -> A
         yield replace(asked[settings], name=name)
 
 
-async def check_named_model(name: str, base_url: str | None, timeout_s: float) -> Check:
+async def check_named_model(name: str, base_url: str | None, timeout_s: float) -> Checked:
     from roundelay.agents.models.openai_model import OpenAIModel
 
     try:
         model = OpenAIModel(name, base_url=base_url)
     except RoundelayError as error:
-        return Check("model", "failed", str(error))
+        return Checked("model", "failed", str(error))
     return await check_model("model", model, timeout_s)
 
 
-async def check_model(name: str, model: Model, timeout_s: float) -> Check:
+async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
     """Ask a model to call a tool, as an agent would, and close it."""
     from roundelay.agents.models.model import ModelRequest, SystemMessage, ToolSpec, UserMessage
 
@@ -379,10 +379,10 @@ async def check_model(name: str, model: Model, timeout_s: float) -> Check:
         async with asyncio.timeout(timeout_s):
             reply = await model.complete(request)
     except RoundelayError as error:
-        return Check(name, "failed", str(error))
+        return Checked(name, "failed", str(error))
     except TimeoutError:
         detail = f"Model {model.name} did not answer within {timeout_s:g} s."
-        return Check(name, "failed", detail, "Try again, or give it more time with --timeout.")
+        return Checked(name, "failed", detail, "Try again, or give it more time with --timeout.")
     finally:
         if (close := getattr(model, "close", None)) is not None:
             await close()
@@ -390,12 +390,12 @@ async def check_model(name: str, model: Model, timeout_s: float) -> Check:
     call = next((it for it in reply.tool_calls if it.name == "confirm"), None)
     if call is None:
         detail = f"Model {model.name} answered {took}, but called no tool."
-        return Check(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
+        return Checked(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
     try:
         given = json.loads(call.arguments)
     except ValueError:
         given = None
     if not isinstance(given, dict) or word not in str(given.get("word", "")).lower():
         detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
-        return Check(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
-    return Check(name, "ok", f"Model {model.name} called a tool {took}.")
+        return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
+    return Checked(name, "ok", f"Model {model.name} called a tool {took}.")

@@ -64,7 +64,7 @@ class UsedCall(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CallFilter:
     """Which calls are asked for. Times are in milliseconds since the Unix epoch. With a ``reaction`` come those of the
     agents that it asked, and so on."""
 
@@ -139,7 +139,7 @@ class CostReport:
         return {"by": self.by, "groups": groups, "total": self.total.to_json()}
 
 
-async def read_cost(source: Source, wanted: Wanted, by: By, prices: Prices | None = None) -> CostReport:
+async def read_cost(source: Source, wanted: CallFilter, by: By, prices: Prices | None = None) -> CostReport:
     """Add up the calls that are wanted. Reads pages, and keeps the sums alone."""
     report = CostReport(by)
     prices = prices or Prices()
@@ -152,7 +152,7 @@ async def read_cost(source: Source, wanted: Wanted, by: By, prices: Prices | Non
     return report
 
 
-async def _find_asked(source: Source, wanted: Wanted) -> set[str]:
+async def _find_asked(source: Source, wanted: CallFilter) -> set[str]:
     """Give the wanted reaction and those to messages that were sent in it, and so on."""
     sent: dict[str, set[str]] = {}
     async for page in source.usage(wanted.agent_id, wanted.after):

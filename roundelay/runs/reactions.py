@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roundelay.agents.text import cut
-from roundelay.runs.reading import Reaction, Record
+from roundelay.runs.reading import Record, RecordedReaction
 from roundelay.runs.source import Source
 
 
-async def list_reactions(source: Source, last: int) -> list[Reaction]:
+async def list_reactions(source: Source, last: int) -> list[RecordedReaction]:
     """Give the reactions whose prompts hold one of the last messages, and all that are open, as far as the caller may
     see; by trigger and agent."""
     messages = await source.begin(last)
@@ -19,13 +19,13 @@ async def list_reactions(source: Source, last: int) -> list[Reaction]:
     return await _read_all(source, found | await source.open_reactions())
 
 
-async def list_open_reactions(source: Source) -> list[Reaction]:
+async def list_open_reactions(source: Source) -> list[RecordedReaction]:
     """Give the reactions that are open, as far as the caller may see, however long ago they began; by trigger and
     agent."""
     return [it for it in await _read_all(source, await source.open_reactions()) if it.is_open]
 
 
-async def _read_all(source: Source, named: Iterable[tuple[str, str]]) -> list[Reaction]:
+async def _read_all(source: Source, named: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
     found = [it for it in await source.read_reactions(named) if it.records]  # none may be read of the others
     return sorted(found, key=lambda it: (it.trigger, it.agent_id))
 

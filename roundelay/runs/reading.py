@@ -2,7 +2,7 @@
 judges or replays reactions.
 
 The bodies of records are read by `roundelay.agents.journal`. A program of another kind may write what it likes under
-these kinds; then there is no `Reaction.run`, and what every program has to say (what it reacts to, that it has ended)
+these kinds; then there is no `RecordedReaction.run`, and what every program has to say (what it reacts to, that it has ended)
 is still told. Pure.
 """
 
@@ -91,7 +91,7 @@ class RecordedHandoff:
 RecordedWork = RecordedCall | RecordedReview | RecordedHandoff
 
 
-class Reaction:
+class RecordedReaction:
     """One reaction and its records, oldest first. ``told`` is what can be read of them; ``run`` is the same, or None
     where not all can."""
 
@@ -270,13 +270,13 @@ class Reaction:
         return any(it["kind"] == "finished" for it in self.records)
 
 
-def read_reactions(rows: Iterable[Row]) -> list[Reaction]:
+def read_reactions(rows: Iterable[Row]) -> list[RecordedReaction]:
     """Give the reactions of a log, each as one writer tells it, in the order in which they began."""
     found: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         if row.type == "record":
             found.setdefault((row.stream, row.actor), []).append(read_record(row))
-    return [Reaction(reaction, agent_id, records) for (reaction, agent_id), records in found.items()]
+    return [RecordedReaction(reaction, agent_id, records) for (reaction, agent_id), records in found.items()]
 
 
 def choose_author(reaction: str, records: Sequence[Record], epoch: str) -> str:

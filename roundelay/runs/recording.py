@@ -12,7 +12,7 @@ from roundelay.agents.models.tape import TapedTurn
 from roundelay.network.core.tables import Row
 from roundelay.network.ledger.log_file import LogHead, in_order
 from roundelay.network.messages import BaseMessage
-from roundelay.runs.reading import Reaction, read_body, read_message, read_path, read_reactions, shorten
+from roundelay.runs.reading import RecordedReaction, read_body, read_message, read_path, read_reactions, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Recording:
         self.keys = {(row.actor, row.key) for row in self.rows if row.key}
         self.answered_calls = {key for actor, key in self.keys if actor.startswith("mod:")}
         """Calls that a mod answered by a message of its own, each as ``c:``, the caller, and its id."""
-        self.reactions: dict[str, Reaction] = {}
+        self.reactions: dict[str, RecordedReaction] = {}
         self.intruders: set[str] = set()
         """Who wrote records under the id of another's reaction, as anybody can."""
         for it in read_reactions(self.rows):
@@ -59,7 +59,7 @@ class Recording:
         row = self.by_seq.get(seq)
         return read_message(row) if row is not None and row.type == "message" else None
 
-    def is_ours(self, reaction: Reaction) -> bool:
+    def is_ours(self, reaction: RecordedReaction) -> bool:
         """Whether a runner of this package wrote a reaction, under the ledger's epoch: then it can be replayed."""
         derived = reaction_id(reaction.agent_id, reaction.trigger, self.head.epoch)
         return reaction.run is not None and reaction.reaction == derived
@@ -100,9 +100,9 @@ class Recording:
                 tapes.setdefault(asked.get(path, reaction.agent_id), []).append(taped)
         return tapes
 
-    def _replayable(self) -> list[Reaction]:
+    def _replayable(self) -> list[RecordedReaction]:
         return [it for it in self.reactions.values() if it.run is not None]
 
-    def _describe_trigger(self, reaction: Reaction) -> str:
+    def _describe_trigger(self, reaction: RecordedReaction) -> str:
         message = self.message(reaction.trigger)
         return f"{message.sender_id}: {shorten(message.text)}" if message is not None else ""

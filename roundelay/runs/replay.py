@@ -31,11 +31,11 @@ from roundelay.network.ledger.log_file import read_log
 from roundelay.network.mod import Mod
 from roundelay.network.visibility import Visibility
 from roundelay.nodes.run_agents import is_node_file, read_agents
-from roundelay.runs.reading import Reaction, read_path, shorten
+from roundelay.runs.reading import RecordedReaction, read_path, shorten
 from roundelay.runs.recording import Recording
 from roundelay.runs.replay_answers import RecordedAnswers
 from roundelay.runs.replay_compare import Difference, compare_rows, describe_frame, describe_row
-from roundelay.runs.replay_stage import Key, Stage
+from roundelay.runs.replay_stage import Key, ReplayStage
 from roundelay.simulation.virtual_time import SimulationLoop, run
 
 PATIENCE_S = 60.0
@@ -138,7 +138,7 @@ def replay(recording: Recording, runners: Sequence[AgentRunner], options: Replay
     return run(work(), loop)
 
 
-class _Stop(Exception):
+class _StopReplay(Exception):
     """The replay ends at a difference."""
 
     def __init__(self, difference: Difference) -> None:
@@ -161,7 +161,7 @@ class _Replay:
         self._runners = {runner.agent_id: runner for runner in runners if runner.agent_id not in others}
         self._notes = list(_find_left_out(recording, runners, others))
         self._read_after = _find_read_after(recording)
-        self._stage = Stage(
+        self._stage = ReplayStage(
             recording, replace_limits(options.limits), options.mods, options.visibility, self._read_after.values()
         )
         self._answers = RecordedAnswers(recording, run_tools=options.run_tools, is_lenient=options.is_lenient)
@@ -177,7 +177,7 @@ class _Replay:
         try:
             await self._reproduce()
             await self._look_at_the_end()
-        except _Stop as stop:
+        except _StopReplay as stop:
             differences = [stop.difference]
         finally:
             for task in self._tasks.values():
@@ -265,7 +265,7 @@ class _Replay:
         return found is not None and found.is_open and int(found.records[-1]["seq"]) <= self._seen
 
     async def _wait_for(self, row: Row) -> None:
-        """Let time pass until a row's write is there: as much as had passed since the beginning. Raises `_Stop`."""
+        """Let time pass until a row's write is there: as much as had passed since the beginning. Raises `_StopReplay`."""
         behind_s = (row.at - self._recording.rows[0].at) / 1000 - (self._loop.time() - self._began_s)
         allowed_s = max(0.0, behind_s) + PATIENCE_S
         passed_s = 0.0
@@ -297,9 +297,9 @@ class _Replay:
                 ) from error
 
     def _look_at_requests(self) -> None:
-        """Raises `_Stop` when a model was asked something else. What was written before has been compared."""
+        """Raises `_StopReplay` when a model was asked something else. What was written before has been compared."""
         if self._answers.drifts and not self._is_lenient:
-            raise _Stop(self._answers.drifts[0])
+            raise _StopReplay(self._answers.drifts[0])
 
     def _compare(self, recorded: Row, now: Row) -> None:
         difference = compare_rows(recorded, now, is_input=not self._is_awaited(recorded))
@@ -308,7 +308,7 @@ class _Replay:
 
     def _stop(self, text: str, row: Row, reaction: str = "") -> NoReturn:
         known = reaction if reaction in self._recording.reactions else ""
-        raise _Stop(Difference(text, row.seq, row.actor, known))
+        raise _StopReplay(Difference(text, row.seq, row.actor, known))
 
     async def _look_at_the_end(self) -> None:
         """What is there beyond the log: a reaction that nobody had is a difference, one for which the log ended too
@@ -323,7 +323,7 @@ class _Replay:
             said = f' ("{shorten(message.text)}" of {message.sender_id})' if message is not None else ""
             if any(it.agent_id == agent_id and it.trigger > trigger for it in self._recording.reactions.values()):
                 text = f"{agent_id} reacts to #{trigger}{said} now, and did not then"
-                raise _Stop(Difference(text, trigger, agent_id))
+                raise _StopReplay(Difference(text, trigger, agent_id))
             self._notes.append(f"{agent_id} would go on and react to #{trigger}{said}; the recording ends before that")
 
     # --- who does what
@@ -357,7 +357,7 @@ class _Replay:
 
         self._tasks[runner.agent_id] = asyncio.create_task(serve(), name=f"replay-{runner.agent_id}")
 
-    def _cancel(self, reaction: Reaction, row: Row) -> bool:
+    def _cancel(self, reaction: RecordedReaction, row: Row) -> bool:
         """Stop a reaction that a person stopped; True the first time."""
         body: Mapping[str, Any] = self._recording.bodies[row.seq]
         if body.get("status") != "cancelled" or reaction.reaction in self._cancelled:

@@ -43,9 +43,9 @@ Key = tuple[str, str]
 _stored_message = msgspec.json.Decoder(WireMessage)
 
 
-class Stage:
+class ReplayStage:
     """The network in which a recording is played again. ``held_answers``: the records whose answer waits, until
-    `Gate.release_answer`."""
+    `WriteGate.release_answer`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Stage:
         self._ids = 0
         loaded = load_mods(list(mods), OWN_MODS)
         changes = frozenset(op for op, operation in list_operations(loaded).items() if operation.is_change)
-        self.gate = Gate(changes, frozenset(held_answers))
+        self.gate = WriteGate(changes, frozenset(held_answers))
         self.ledger = MemoryLedger(epoch=recording.head.epoch, name=recording.head.name)
         self.hub = Hub(
             self.ledger, limits=limits, mods=loaded, visibility=visibility, server=server_name(),
@@ -97,7 +97,7 @@ class Held:
         return (self.frame["type"], self.frame.get("kind")) == ("record", "started")
 
 
-class Gate:
+class WriteGate:
     """What agents want to write, in the order in which it came. ``changes`` are the operations that write."""
 
     def __init__(self, changes: Collection[str], held_answers: Collection[Key]) -> None:
@@ -149,7 +149,7 @@ class Gate:
 class _GatedTransport:
     """An agent's way to the hub."""
 
-    def __init__(self, hub: Hub, gate: Gate, agent_id: str) -> None:
+    def __init__(self, hub: Hub, gate: WriteGate, agent_id: str) -> None:
         self._hub, self._gate, self._agent_id = hub, gate, agent_id
 
     async def connect(self) -> LocalConnection:
@@ -157,7 +157,7 @@ class _GatedTransport:
 
 
 class _GatedConnection(LocalConnection):
-    def __init__(self, hub: Hub, gate: Gate, agent_id: str) -> None:
+    def __init__(self, hub: Hub, gate: WriteGate, agent_id: str) -> None:
         super().__init__(hub)
         self._gate = gate
         self._agent_id = agent_id

@@ -23,7 +23,7 @@ from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.operations.reactions import describe_call
 from roundelay.network.operations.views import find_open
 from roundelay.runs.lists import list_dead_letters, list_threads
-from roundelay.runs.reading import Reaction, Record, read_body, read_message, read_record, read_trigger
+from roundelay.runs.reading import Record, RecordedReaction, read_body, read_message, read_record, read_trigger
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -100,9 +100,9 @@ class LiveSource:
                 return found
             args["after"] = page["next"]
 
-    async def reaction(self, agent_id: str, reaction: str) -> Reaction:
+    async def reaction(self, agent_id: str, reaction: str) -> RecordedReaction:
         """Give a reaction, with those of its records that may be seen."""
-        return Reaction(reaction, agent_id, await fetch_records(self.client.call, reaction, agent_id))
+        return RecordedReaction(reaction, agent_id, await fetch_records(self.client.call, reaction, agent_id))
 
     @property
     def epoch(self) -> str:
@@ -142,7 +142,7 @@ class LiveSource:
             if asked is None:
                 return
 
-    async def reactions_to(self, message: BaseMessage) -> list[Reaction]:
+    async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
         """Give the first reaction of each agent that a message began, by agent."""
         found = [await self.reaction(*named) for named in await self._list_reactions_with(message.seq)]
         # a prompt may hold it without being made for it
@@ -163,7 +163,7 @@ class LiveSource:
             after, has_more = max((it["seq"] for it in page["reactions"]), default=after), page["has_more"]
         return found
 
-    async def read_reactions(self, named: Iterable[tuple[str, str]]) -> list[Reaction]:
+    async def read_reactions(self, named: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
         """Give these reactions, each of an agent and by its id."""
         return await read_few_at_once(lambda it: self.reaction(*it), named)
 
@@ -304,7 +304,7 @@ async def read_few_at_once(read: Callable[[A], Awaitable[B]], items: Iterable[A]
 
 
 @dataclass(slots=True)
-class _Place:
+class _RecordSeqs:
     """Where the records of a reaction are in the log."""
 
     seqs: list[int] = field(default_factory=list)
@@ -318,7 +318,7 @@ class FileSource:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._known: dict[tuple[str, str], _Place] | None = None  # by agent and id
+        self._known: dict[tuple[str, str], _RecordSeqs] | None = None  # by agent and id
         self._begun: dict[int, dict[str, list[Begun]]] = {}  # by trigger and agent, ascending
 
     @property
@@ -407,7 +407,7 @@ class FileSource:
     async def open_reactions(self) -> set[tuple[str, str]]:
         return {name for name, it in self._read_places().items() if it.begun > max(it.finished, default=0)}
 
-    async def read_reactions(self, named: Iterable[tuple[str, str]]) -> list[Reaction]:
+    async def read_reactions(self, named: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
         return [await self.reaction(*it) for it in named]
 
     async def rows(self) -> tuple[LogHead, AsyncIterator[Row]]:
@@ -453,12 +453,12 @@ class FileSource:
                 found.append(message)
         return found
 
-    async def reaction(self, agent_id: str, reaction: str) -> Reaction:
+    async def reaction(self, agent_id: str, reaction: str) -> RecordedReaction:
         found = self._read_places().get((agent_id, reaction))
         rows = [row for seq in (found.seqs if found is not None else ()) if (row := self._log.row(seq)) is not None]
-        return Reaction(reaction, agent_id, list(map(read_record, rows)))
+        return RecordedReaction(reaction, agent_id, list(map(read_record, rows)))
 
-    async def reactions_to(self, message: BaseMessage) -> list[Reaction]:
+    async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
         self._read_places()
         begun = sorted((agent_id, it[0].reaction) for agent_id, it in self._begun.get(message.seq, {}).items())
         return [await self.reaction(*named) for named in begun]
@@ -474,13 +474,13 @@ class FileSource:
                 if thread_id in (None, message.thread_id):
                     yield message
 
-    def _read_places(self) -> dict[tuple[str, str], _Place]:
+    def _read_places(self) -> dict[tuple[str, str], _RecordSeqs]:
         if self._known is None:
             self._known = {}
             for row in self._log.rows():
                 if row.type != "record":
                     continue
-                it = self._known.setdefault((row.actor, row.stream), _Place())
+                it = self._known.setdefault((row.actor, row.stream), _RecordSeqs())
                 it.seqs.append(row.seq)
                 it.begun = row.seq if row.label == "started" else it.begun
                 if row.label == "started" and (trigger := read_trigger(row.label, read_body(row))) is not None:

@@ -11,7 +11,7 @@ from roundelay.agents.journal import derived_id
 from roundelay.agents.models.model import ModelReply, ToolCall
 from roundelay.network.addresses import short_address
 from roundelay.network.messages import BaseMessage, message_from_wire
-from roundelay.runs.reading import Reaction, RecordedCall, RecordedWork
+from roundelay.runs.reading import RecordedCall, RecordedReaction, RecordedWork
 from roundelay.runs.source import Source
 from roundelay.runs.work import (
     choose_earlier,
@@ -44,12 +44,12 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Ancestor:
     """One message of the way up, and the reaction that sent it, as far as there is one. ``messages`` are those of its
     prompt and of its work that may be seen."""
 
     message: BaseMessage
-    reaction: Reaction | None = None
+    reaction: RecordedReaction | None = None
     trigger: int | None = None
     sent: Sent | None = None
     messages: Mapping[int, BaseMessage] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Step:
         return {**asdict(self.sent), **exchange} if self.sent is not None else None
 
 
-async def explain(source: Source, seq: int) -> list[Step]:
+async def explain(source: Source, seq: int) -> list[Ancestor]:
     """Give the way from a message up to its root, as far as it may be seen. Raises `UnknownMessage`."""
     entries = await source.chain(seq)
     steps = []
@@ -111,10 +111,10 @@ async def explain(source: Source, seq: int) -> list[Step]:
             continue
         message = message_from_wire(entry)
         if "reaction" not in following or following["agent_id"] != message.sender_id:
-            steps.append(Step(message))
+            steps.append(Ancestor(message))
             continue
         reaction = await source.reaction(message.sender_id, str(following["reaction"]))
-        step = Step(message, reaction, int(following["trigger"]))
+        step = Ancestor(message, reaction, int(following["trigger"]))
         if reaction.run is not None:
             step = replace(step, sent=trace_message(reaction, message.message_id))
             call = step.sending_call
@@ -124,7 +124,7 @@ async def explain(source: Source, seq: int) -> list[Step]:
     return steps
 
 
-def trace_message(reaction: Reaction, message_id: str) -> Sent | None:
+def trace_message(reaction: RecordedReaction, message_id: str) -> Sent | None:
     """Find what of a reaction sent a message: ids are derived from the call, or from the reaction alone."""
     if message_id == derived_id(reaction.reaction, "", 0, "answer"):
         turn = max(reaction.told.replies, default=0)
@@ -145,12 +145,12 @@ def trace_message(reaction: Reaction, message_id: str) -> Sent | None:
     return None
 
 
-def _who_replied(reaction: Reaction, path: str, turn: int) -> str:
+def _who_replied(reaction: RecordedReaction, path: str, turn: int) -> str:
     record = reaction.find_reply(path, turn)
     return str(record["body"].get("agent", "")) if record is not None else ""
 
 
-def describe_steps(steps: list[Step], *, paint: Paint = PLAIN) -> list[str]:
+def describe_steps(steps: list[Ancestor], *, paint: Paint = PLAIN) -> list[str]:
     """Tell the way up in lines, each of which can go to a terminal."""
     lines: list[str] = []
     for place, step in enumerate(steps):
@@ -161,7 +161,7 @@ def describe_steps(steps: list[Step], *, paint: Paint = PLAIN) -> list[str]:
     return lines
 
 
-def _describe_sent(step: Step) -> list[str]:
+def _describe_sent(step: Ancestor) -> list[str]:
     message = step.message
     if step.reaction is None:
         return (
@@ -279,7 +279,7 @@ async def follow(source: Source, seq: int) -> Effect:
     return made[seq]
 
 
-async def _look_into(source: Source, reaction: Reaction, caused: Sequence[BaseMessage]) -> Reacted:
+async def _look_into(source: Source, reaction: RecordedReaction, caused: Sequence[BaseMessage]) -> Reacted:
     if reaction.run is None:
         return Reacted(reaction.agent_id, reaction.reaction)
     work = reaction.work
@@ -294,7 +294,7 @@ async def _look_into(source: Source, reaction: Reaction, caused: Sequence[BaseMe
     )
 
 
-def _tell_status(reaction: Reaction) -> str:
+def _tell_status(reaction: RecordedReaction) -> str:
     run = reaction.run
     if run is None:
         return ""

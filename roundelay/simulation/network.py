@@ -34,7 +34,7 @@ from roundelay.network.mod import Mod, load_mods
 from roundelay.network.visibility import Visibility
 from roundelay.simulation.links import Delay, SimulatedTransport, Traffic
 from roundelay.simulation.models import Asked, ModelWatch
-from roundelay.simulation.participants import Member, Person
+from roundelay.simulation.participants import Person, RunningAgent
 from roundelay.simulation.virtual_time import HORIZON_S, SimulationLoop, run
 
 LINK_DELAY, MODEL_DELAY = Delay(0, 5), Delay(50, 500)
@@ -118,7 +118,7 @@ class Simulation:
         self.setting = setting
         self.rows: list[Row] = []
         self.people: dict[str, Person] = {}
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, RunningAgent] = {}
         self.broken: dict[str, BaseException] = {}
         """Agents whose runner ended by an error, unasked."""
 
@@ -262,12 +262,12 @@ class Simulation:
             runner.agent = self.models.watch(runner.agent, agent_id, chance)
             runner.state = self.state if runner.state is None else runner.state
         client = self.network.client(agent_id, role="reactor", card=runner.describe_card())
-        member = self.members[agent_id] = await Member.start(runner, client, self._transports[agent_id])
+        member = self.members[agent_id] = await RunningAgent.start(runner, client, self._transports[agent_id])
         member.work.add_done_callback(lambda task: self._note_end(agent_id, member, task))
         await runner.ready()
         return runner
 
-    def _note_end(self, agent_id: str, member: Member, task: asyncio.Task[None]) -> None:
+    def _note_end(self, agent_id: str, member: RunningAgent, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
         if self.members.get(agent_id) is member:
             del self.members[agent_id]
@@ -282,7 +282,7 @@ class Simulation:
         """End an agent in good order; what it had begun stays open for the next one."""
         await self._take_out(agent_id).stop()
 
-    def _take_out(self, agent_id: str) -> Member:
+    def _take_out(self, agent_id: str) -> RunningAgent:
         member = self.members.pop(agent_id, None)
         if member is None:
             raise SimulationError(f"No agent {agent_id} is up.")

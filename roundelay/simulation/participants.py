@@ -39,7 +39,7 @@ class Person:
 
 
 @dataclass(eq=False)
-class Member:
+class RunningAgent:
     """An agent while it is up. ``work`` is its runner's task."""
 
     client: NetworkClient
@@ -51,7 +51,7 @@ class Member:
     @classmethod
     async def start(
         cls, runner: AgentRunner, client: NetworkClient, transport: SimulatedTransport | None = None
-    ) -> Member:
+    ) -> RunningAgent:
         """Connect an agent and let it run; its runner tells when it is ready."""
         await client.connect()
         work = asyncio.create_task(runner.run(client), name=f"agent-{runner.agent_id}")

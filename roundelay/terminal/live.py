@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from roundelay.terminal.screen import CONTINUED, Paint
 from roundelay.terminal.text import break_lines, clean, clean_lines, display_width, fit, fit_end
-from roundelay.under_way import Call, News, Stream, UnderWay, Work
+from roundelay.under_way import CallUnderWay, News, Stream, UnderWay, Work
 
 
 def describe_busy(under_way: UnderWay) -> str:
@@ -43,7 +43,7 @@ def draw_writing(under_way: UnderWay, thread_id: str, *, width: int, rows: int, 
     return [line for work in writing for line in _draw_work(work, width, each, paint)][-rows:]
 
 
-def _describe_calls(calls: Sequence[Call]) -> str:
+def _describe_calls(calls: Sequence[CallUnderWay]) -> str:
     """What an agent is at, each thing once."""
     used = ", ".join(dict.fromkeys(it.tool for it in calls if not it.asked))
     awaited = ", ".join(dict.fromkeys(", ".join(it.asked) for it in calls if it.asked))

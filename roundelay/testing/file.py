@@ -24,7 +24,7 @@ from roundelay.testing.form import (
     DecideStep,
     Expectation,
     MembershipStep,
-    MessageFilter,
+    MessagePattern,
     ScenarioHead,
     Step,
 )
@@ -286,7 +286,7 @@ class _Names:
 
     def _check_filters(self, value: object, place: YamlNode) -> None:
         for wanted in _all_models(value):
-            if isinstance(wanted, MessageFilter):
+            if isinstance(wanted, MessagePattern):
                 self.need_participants(place, wanted.sender)
                 self._need_places(place, wanted.to, wanted.place)
 

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from roundelay.agents.inbox import ReactTo, Visibility
-from roundelay.agents.models.scripted import Pattern, Rule
+from roundelay.agents.models.scripted import Pattern, ScriptRule
 from roundelay.agents.options import Strict, Text
 from roundelay.agents.policy import AgentLimits, OnNewMessage, OnText
 from roundelay.agents.team import ModelChoice
@@ -83,7 +83,7 @@ def need_one(value: BaseModel, names: Iterable[str]) -> None:
         raise ValueError(f"must have exactly one of {shown}" + (f", not {len(given)}" if given else ""))
 
 
-class MessageFilter(Strict):
+class MessagePattern(Strict):
     """Messages that fit all of what is said. ``to`` and ``in`` take a participant, a thread of the scenario or an
     address."""
 
@@ -116,13 +116,13 @@ class Bound(Strict):
 Counted = Either[Count, Bound]
 
 
-class MessageExpectation(MessageFilter):
+class MessageExpectation(MessagePattern):
     """How often; at least once if nothing is said."""
 
     count: Counted | None = None
 
 
-class CountExpectation(MessageFilter, Bound):
+class CountExpectation(MessagePattern, Bound):
     of: Literal["messages", "reactions", "turns", "tool_calls"] = "messages"
     agent: Agents | None = None
 
@@ -131,8 +131,8 @@ class WithinExpectation(Strict):
     """The first message that fits comes at most so long after the first that fits ``after``, or after the beginning."""
 
     at_most: Seconds
-    message: MessageFilter
-    after: MessageFilter | None = None
+    message: MessagePattern
+    after: MessagePattern | None = None
 
 
 class ThreadExpectation(Strict):
@@ -153,7 +153,7 @@ class InPrompts(Strict):
     """``when``: only the prompts of reactions to messages that fit."""
 
     agent: Agents | None = None
-    when: MessageFilter | None = None
+    when: MessagePattern | None = None
 
 
 class PromptsExpectation(Strict):
@@ -162,7 +162,7 @@ class PromptsExpectation(Strict):
 
     marks: list[Text] = Field(min_length=1)
     hold: dict[Id, list[Text]] = Field(min_length=1)
-    when: MessageFilter | None = None
+    when: MessagePattern | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -184,8 +184,8 @@ class NeverInPrompt(InPrompts):
 class CausedBy(Strict):
     """Every message that fits goes back to a message of ``root`` (a participant, or what that message is like)."""
 
-    message: MessageFilter
-    root: Either[Text, MessageFilter]
+    message: MessagePattern
+    root: Either[Text, MessagePattern]
 
 
 class CostExpectation(Strict):
@@ -246,7 +246,7 @@ class Expectation(Strict):
     """One expectation: exactly one of its keys."""
 
     message: MessageExpectation | None = None
-    never: MessageFilter | None = None
+    never: MessagePattern | None = None
     count: CountExpectation | None = None
     order: list[Text] | None = None
     within: WithinExpectation | None = None
@@ -292,7 +292,7 @@ class AgentChoice(Strict):
     """What an agent file says in its own way."""
 
     file: Path | None = None
-    script: Either[Text, list[Rule]] | None = None
+    script: Either[Text, list[ScriptRule]] | None = None
     model: ModelChoice | None = None
     starts: bool = True
     """False: it is not there before a step `join`."""
@@ -377,7 +377,7 @@ class WaitStep(Strict):
     """Until nothing is in flight (``until: idle``), until a message, or ``for`` a time."""
 
     until: Literal["idle"] | None = None
-    message: MessageFilter | None = None
+    message: MessagePattern | None = None
     duration: Seconds | None = Field(None, alias="for")
     at_most: Seconds = 60.0
 

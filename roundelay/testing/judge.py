@@ -13,7 +13,7 @@ from roundelay.agents.models.model import Usage
 from roundelay.network.addresses import channel_address, short_address
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
-from roundelay.runs.reading import Reaction, RecordedCall
+from roundelay.runs.reading import RecordedCall, RecordedReaction
 from roundelay.testing.file import PlacedExpectation
 from roundelay.testing.form import (
     Bound,
@@ -21,7 +21,7 @@ from roundelay.testing.form import (
     CostExpectation,
     CountExpectation,
     MessageExpectation,
-    MessageFilter,
+    MessagePattern,
     ModExpectation,
     NeverInPrompt,
     PromptExpectation,
@@ -68,7 +68,7 @@ class Matcher:
         self.threads = frozenset(threads)
         self.render = render
 
-    def fits(self, wanted: MessageFilter, message: AnyMessage) -> bool:
+    def fits(self, wanted: MessagePattern, message: AnyMessage) -> bool:
         if wanted.sender is not None and message.sender_id != self.render(wanted.sender):
             return False
         if any(not self._is_at(message, self.render(name)) for name in (wanted.to, wanted.place) if name is not None):
@@ -109,10 +109,10 @@ class Judge:
 
     # --- messages
 
-    def _matching(self, wanted: MessageFilter) -> list[AnyMessage]:
+    def _matching(self, wanted: MessagePattern) -> list[AnyMessage]:
         return [message for message in self._run.messages if self._matcher.fits(wanted, message)]
 
-    def _near(self, wanted: MessageFilter) -> list[AnyMessage]:
+    def _near(self, wanted: MessagePattern) -> list[AnyMessage]:
         """What comes nearest to a message that is missing: the same sender and place; else the same sender or text."""
         loose = [
             {"contains": None, "regex": None},
@@ -129,7 +129,7 @@ class Judge:
                     return near
         return []
 
-    def _need_messages(self, wanted: MessageFilter, bound: Bound) -> None:
+    def _need_messages(self, wanted: MessagePattern, bound: Bound) -> None:
         matching = self._matching(wanted)
         if bound.holds(len(matching)):
             return
@@ -140,7 +140,7 @@ class Judge:
     def _message(self, it: MessageExpectation) -> None:
         self._need_messages(it, _bound(it.count))
 
-    def _never(self, it: MessageFilter) -> None:
+    def _never(self, it: MessagePattern) -> None:
         self._need_messages(it, Bound(exactly=0))
 
     def _count(self, it: CountExpectation) -> None:
@@ -163,7 +163,7 @@ class Judge:
         for number, hop in enumerate(hops, 1):
             sender, _, rest = hop.partition(" -> ")
             to, _, text = rest.partition(": ")
-            wanted = MessageFilter.model_validate({"from": sender, "to": to, "contains": text or None})
+            wanted = MessagePattern.model_validate({"from": sender, "to": to, "contains": text or None})
             found = next((message for message in messages if self._matcher.fits(wanted, message)), None)
             if found is None:
                 after = f" after {describe_message(last)}" if last is not None else ""
@@ -198,7 +198,7 @@ class Judge:
         matching = self._matching(it.message)
         if not matching:
             raise _Wrong(_with_messages("there is no such message", "nearest", self._near(it.message)))
-        wanted = MessageFilter.model_validate({"from": it.root}) if isinstance(it.root, str) else it.root
+        wanted = MessagePattern.model_validate({"from": it.root}) if isinstance(it.root, str) else it.root
         for message in matching:
             root = self._run.path_to_root(message)[-1]
             if not self._matcher.fits(wanted, root):
@@ -212,7 +212,7 @@ class Judge:
 
     # --- agents
 
-    def _reactions(self, agent_id: str | None) -> list[Reaction]:
+    def _reactions(self, agent_id: str | None) -> list[RecordedReaction]:
         return [found for found in self._run.reactions if agent_id in (None, found.agent_id)]
 
     def _tool(self, it: ToolExpectation) -> None:
@@ -231,7 +231,7 @@ class Judge:
             return False
         return it.arguments is None or _contains(call.parsed(), map_texts(it.arguments, self._render))
 
-    def _readings(self, text: str, agent_id: str | None, when: MessageFilter | None) -> list[tuple[str, AnyMessage]]:
+    def _readings(self, text: str, agent_id: str | None, when: MessagePattern | None) -> list[tuple[str, AnyMessage]]:
         """Who read a text, and the messages that they reacted to then."""
         triggers = {found.reaction: found.trigger for found in self._run.reactions}
         found = []

@@ -24,10 +24,10 @@ from roundelay.network.errors import Forbidden, UnknownMessage
 from roundelay.network.frames import Kind
 from roundelay.network.home import find_token
 from roundelay.runs.lists import list_dead_letters, list_participants, list_threads, list_tokens
-from roundelay.runs.reading import Reaction
+from roundelay.runs.reading import RecordedReaction
 from roundelay.runs.source import HubLog, LiveSource
 from roundelay.simulation.network import SimulationError
-from roundelay.simulation.participants import Member, Person
+from roundelay.simulation.participants import Person, RunningAgent
 from roundelay.testing.agents import AgentPlan
 from roundelay.testing.record import RunRecord
 from roundelay.testing.stage import READER_ID
@@ -54,7 +54,7 @@ class LiveStage:
         self.operators = tuple(operators)
         self.state: dict[str, Any] = {}
         self.people: dict[str, Person] = {}
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, RunningAgent] = {}
         self.messages: list[AnyMessage] = []
         self._settled: set[int] = set()
         self._moved = asyncio.Condition()
@@ -140,7 +140,7 @@ class LiveStage:
     async def _start(self, agent_id: str) -> None:
         runner = self.plans[agent_id].make()
         client = NetworkClient(agent_id, self.url, role="reactor", card=runner.describe_card())
-        self.members[agent_id] = await Member.start(runner, client)
+        self.members[agent_id] = await RunningAgent.start(runner, client)
         await runner.ready()
 
     # --- waiting
@@ -209,7 +209,7 @@ class LiveStage:
     # --- what is left
 
     async def read_record(self) -> RunRecord:
-        reactions: dict[str, Reaction] = {}
+        reactions: dict[str, RecordedReaction] = {}
         for message in self.messages:
             for recipient in await fetch_fates(self._client.call, message.seq):
                 reaction = recipient.get("reaction")

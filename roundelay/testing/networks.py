@@ -22,14 +22,14 @@ from roundelay.network.client import AnyMessage
 from roundelay.network.config import bind
 from roundelay.network.errors import ConfigError
 from roundelay.network.frames import is_id
-from roundelay.runs.reading import Reaction
+from roundelay.runs.reading import RecordedReaction
 from roundelay.simulation.network import MakeAgent, Setting, Simulation, SimulationError
 from roundelay.simulation.participants import Person
 from roundelay.simulation.virtual_time import SimulationLoop
 from roundelay.terminal.text import clean_lines
 from roundelay.testing.agents import AgentPlan, plan_agent
 from roundelay.testing.file import PlacedExpectation, as_node
-from roundelay.testing.form import HUB, AgentChoice, Expectation, MessageFilter
+from roundelay.testing.form import HUB, AgentChoice, Expectation, MessagePattern
 from roundelay.testing.judge import Judge, Matcher
 from roundelay.testing.processes import NEEDS_SIMULATION, ProcessStage
 from roundelay.testing.record import RunRecord, describe_message
@@ -53,7 +53,7 @@ class Said:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AnyMessage):
             return NotImplemented
-        wanted = MessageFilter.model_validate({"from": self.sender, "to": self.to, "contains": self.text})
+        wanted = MessagePattern.model_validate({"from": self.sender, "to": self.to, "contains": self.text})
         return Matcher().fits(wanted, other)
 
     def __hash__(self) -> int:
@@ -277,7 +277,7 @@ class NetworkUnderTest:
         return replace(self.run(self._stage.read_record()), began_at=self._began_at)
 
     @property
-    def reactions(self) -> Sequence[Reaction]:
+    def reactions(self) -> Sequence[RecordedReaction]:
         """What the agents did, with their tool calls."""
         return self.record.reactions
 

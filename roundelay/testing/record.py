@@ -13,7 +13,7 @@ from typing import Any
 
 from roundelay.network.addresses import short_address
 from roundelay.network.client import AnyMessage
-from roundelay.runs.reading import Reaction
+from roundelay.runs.reading import RecordedReaction
 from roundelay.simulation.models import Asked
 from roundelay.terminal.text import clean
 
@@ -26,7 +26,7 @@ class RunRecord:
     the end, in ms."""
 
     messages: Sequence[AnyMessage]
-    reactions: Sequence[Reaction]
+    reactions: Sequence[RecordedReaction]
     asked: Sequence[Asked] = ()
     dead_letters: Sequence[Mapping[str, Any]] = ()
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.frames import Kind
 from roundelay.runs.reading import read_reactions
 from roundelay.simulation.network import Setting, Simulation, SimulationError
-from roundelay.simulation.participants import Member, Person
+from roundelay.simulation.participants import Person, RunningAgent
 from roundelay.testing.agents import AgentPlan
 from roundelay.testing.form import HUB
 from roundelay.testing.record import RunRecord
@@ -33,7 +33,7 @@ class Stage(Protocol):
 
     plans: dict[str, AgentPlan]
     people: dict[str, Person]
-    members: dict[str, Member]
+    members: dict[str, RunningAgent]
     state: dict[str, Any]
 
     async def __aenter__(self) -> Self: ...

@@ -23,7 +23,7 @@ from roundelay.agents.tools import ToolContext, tool
 from roundelay.app import Network
 from roundelay.commands.cost import GROUPS as OFFERED
 from roundelay.network.ledger.log_file import open_log
-from roundelay.runs.cost import GROUPS, CostReport, UsedCall, Wanted, read_cost, read_since
+from roundelay.runs.cost import GROUPS, CallFilter, CostReport, UsedCall, read_cost, read_since
 from roundelay.runs.source import FileSource, LiveSource
 from tests.support.agents import Heard, Person, running
 from tests.support.announced import announced_node
@@ -100,7 +100,7 @@ def prompts(written: dict[str, Any], *names: str) -> dict[tuple[str, ...], int]:
 
 async def test_every_group_adds_up_to_the_same(network: Network) -> None:
     mia, first, second, reaction = await work(network)
-    reports = {by: (await read_cost(LiveSource(mia.client), Wanted(), by, PRICES)).to_json() for by in GROUPS}
+    reports = {by: (await read_cost(LiveSource(mia.client), CallFilter(), by, PRICES)).to_json() for by in GROUPS}
     totals = [report["total"] for report in reports.values()]
     assert all(total == totals[0] for total in totals)
     # three replies and a helper's, two reviews, around two calls and three turns, and what a tool asked by itself
@@ -146,9 +146,9 @@ async def test_what_asked_agents_used_has_lines_of_its_own_in_the_reaction_that_
             seq = (await mia.client.send_text("ann", "hello")).seq
             await mia.hear()
             ours = reaction_id("ann", seq, mia.client.welcome.network.epoch)
-            report = await read_cost(LiveSource(mia.client), Wanted(reaction=ours), "reaction", PRICES)
+            report = await read_cost(LiveSource(mia.client), CallFilter(reaction=ours), "reaction", PRICES)
     with open_log(tmp_path / "n.db") as log:
-        from_file = await read_cost(FileSource(log), Wanted(reaction=ours), "reaction", PRICES)
+        from_file = await read_cost(FileSource(log), CallFilter(reaction=ours), "reaction", PRICES)
     lines = {names[2:]: (names[0], names[1], total.usage.prompt_tokens) for names, total in report.groups.items()}
     assert lines["ann", "big"] == (ours, "-", 1100)
     of_bob = lines["bob", "big"]
@@ -161,23 +161,23 @@ async def test_what_asked_agents_used_has_lines_of_its_own_in_the_reaction_that_
 async def test_what_is_wanted_is_counted_and_nothing_else(network: Network) -> None:
     mia, first, second, reaction = await work(network)
 
-    async def count(wanted: Wanted) -> int:
+    async def count(wanted: CallFilter) -> int:
         return (await read_cost(LiveSource(mia.client), wanted, "agent")).total.usage.prompt_tokens
 
-    assert await count(Wanted()) == 3113
-    assert await count(Wanted(root=first, after=first)) == await count(Wanted(reaction=reaction)) == 2100
-    assert await count(Wanted(root=second, after=second)) == 1013
-    assert await count(Wanted(thread_id="direct:ann~mia")) == 3113
-    assert await count(Wanted(thread_id="broadcast")) == 0
-    assert await count(Wanted(agent_id="ann")) == 3113
-    assert await count(Wanted(since=2**52)) == 0
+    assert await count(CallFilter()) == 3113
+    assert await count(CallFilter(root=first, after=first)) == await count(CallFilter(reaction=reaction)) == 2100
+    assert await count(CallFilter(root=second, after=second)) == 1013
+    assert await count(CallFilter(thread_id="direct:ann~mia")) == 3113
+    assert await count(CallFilter(thread_id="broadcast")) == 0
+    assert await count(CallFilter(agent_id="ann")) == 3113
+    assert await count(CallFilter(since=2**52)) == 0
 
 
 async def test_an_agent_sees_its_own_and_a_stranger_nothing(network: Network) -> None:
     await work(network)
     ann, joe = await network.join("ann"), await network.join("joe")
-    assert (await read_cost(LiveSource(ann), Wanted(), "agent")).total.calls == 12
-    assert (await read_cost(LiveSource(joe), Wanted(), "agent")).total.calls == 0
+    assert (await read_cost(LiveSource(ann), CallFilter(), "agent")).total.calls == 12
+    assert (await read_cost(LiveSource(joe), CallFilter(), "agent")).total.calls == 0
 
 
 def test_prices_of_the_package_are_used_where_it_is_installed() -> None:
@@ -231,7 +231,7 @@ async def test_agents_that_ask_no_model_cost_nothing(network: Network, tmp_path:
     async with running(network, *map(build_runner, load_agents(path))):
         for agent_id in models:
             await mia.ask(agent_id, "hi")
-    report = await read_cost(LiveSource(mia.client), Wanted(), "agent")
+    report = await read_cost(LiveSource(mia.client), CallFilter(), "agent")
     assert [(names[0], total.calls, total.cost, total.unpriced) for names, total in report.by_cost()] == [
         ("ann", 1, 0, set()),
         ("bob", 1, 0, set()),

@@ -27,7 +27,7 @@ from roundelay.agents.models.model import (
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Call, Say
 from roundelay.demo.agents import ANSWERS, DESK
-from roundelay.demo.play import PERSON, Plan, play, run_demo
+from roundelay.demo.play import PERSON, DemoPlan, play, run_demo
 from roundelay.demo.screen import BAR, DemoScreen
 from roundelay.network.client import NetworkClient
 from roundelay.network.home import running_nodes
@@ -39,7 +39,7 @@ START_TIMEOUT_S = 60.0
 DEMO = [sys.executable, "-m", "roundelay", "demo"]
 
 
-def run(plan: Plan) -> tuple[list[BaseMessage], str]:
+def run(plan: DemoPlan) -> tuple[list[BaseMessage], str]:
     """Give what was said in a run, and its screen."""
     shown = io.StringIO()
     return asyncio.run(play(plan, DemoScreen(shown))), shown.getvalue()
@@ -69,7 +69,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> tuple[list[BaseMessage], str]:
-    return run(Plan())
+    return run(DemoPlan())
 
 
 def test_one_question_gives_direct_messages_a_broadcast_and_a_reply_thread(
@@ -158,7 +158,7 @@ def test_readme_shows_what_the_screen_shows(undisturbed: tuple[list[BaseMessage]
     ],
 )
 def test_another_question_gets_another_answer(question: str, parts: list[str]) -> None:
-    messages, _ = run(Plan(question, thinking_s=0.02))
+    messages, _ = run(DemoPlan(question, thinking_s=0.02))
     [answer] = answers(messages)
     for part in parts:
         assert part in answer
@@ -170,7 +170,9 @@ def test_another_question_gets_another_answer(question: str, parts: list[str]) -
 def test_an_agent_killed_at_its_work_changes_no_message(
     agent_id: str, undisturbed: tuple[list[BaseMessage], str]
 ) -> None:
-    messages, screen = run(Plan(kill=agent_id, thinking_s=0.4))  # time enough to be hit in the middle on a busy machine
+    messages, screen = run(
+        DemoPlan(kill=agent_id, thinking_s=0.4)
+    )  # time enough to be hit in the middle on a busy machine
     assert places(messages) == places(undisturbed[0])
     first, second = re.findall(rf"{agent_id}(?:, process| is back as process) (\d+)", screen)
     assert first != second
@@ -181,7 +183,7 @@ def test_an_agent_killed_at_its_work_changes_no_message(
 async def test_the_same_team_runs_on_a_real_models_api() -> None:
     shown = io.StringIO()
     async with FakeOpenAI(play_a_model) as server:
-        messages = await play(Plan("What is 6 * 7?", model="any", base_url=server.base_url), DemoScreen(shown))
+        messages = await play(DemoPlan("What is 6 * 7?", model="any", base_url=server.base_url), DemoScreen(shown))
     assert answers(messages) == ["6 × 7 = 42. (numbers checked its part: it is right.)"]
     assert {body["model"] for body in server.requests} == {"any"}
 

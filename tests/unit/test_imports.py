@@ -97,6 +97,25 @@ def test_right_direction_passes(folder: str, source: str, parents: int) -> None:
     assert find_breaches(folder, source, parents) == []
 
 
+def find_twice_named(sources: dict[str, str]) -> dict[str, list[str]]:
+    """The names of classes that stand more than once, nested ones too, by the files in which they stand."""
+    found: dict[str, list[str]] = {}
+    for file, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(file)
+    return {name: files for name, files in found.items() if len(files) > 1}
+
+
+def test_a_name_of_a_class_has_one_meaning_in_the_product() -> None:
+    assert find_twice_named({str(file): (ROOT / file).read_text(encoding="utf-8") for file in FILES}) == {}
+
+
+def test_a_name_of_two_classes_is_seen() -> None:
+    sources = {"one.py": "class Gate: ...", "other.py": "def late():\n    class Gate: ...\nclass Door: ..."}
+    assert find_twice_named(sources) == {"Gate": ["one.py", "other.py"]}
+
+
 def test_the_page_about_the_design_names_every_module() -> None:
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\b[a-z_]+\b", page))

@@ -26,7 +26,7 @@ from roundelay.agents.models.model import (
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.policy import AgentPolicy, OnText
-from roundelay.agents.reaction import UNKNOWN_OUTCOME, CallTools, IllegalStep, Reaction, State, Step
+from roundelay.agents.reaction import UNKNOWN_OUTCOME, CallTools, IllegalStep, LoopState, Reaction, Step
 from roundelay.agents.tools import tool
 from roundelay.agents.values import (
     Begin,
@@ -221,7 +221,7 @@ def test_finish_ends_the_reaction_with_its_reason() -> None:
     step = reaction.advance(reply(call("finish", reason="nothing to do")))
     assert step == CallTools(1, (), (), None, (call("finish", reason="nothing to do"),))
     assert reaction.advance(ToolsDone({})) == Finish("finished", "nothing to do", None, 1, Usage(10, 2))
-    assert reaction.state is State.FINISHED
+    assert reaction.state is LoopState.FINISHED
     assert_valid(reaction.history)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.messages import BaseMessage, message_from_wire
-from roundelay.runs.reading import Reaction, choose_author
+from roundelay.runs.reading import RecordedReaction, choose_author
 from roundelay.runs.work import choose_earlier, describe_work
 
 STARTED = {"trigger": 3, "thread_id": "direct:ann~mia", "as_of": 3, "manifest": [1, 3], "config_hash": "c"}
@@ -43,8 +43,8 @@ def said(seq: int, sender_id: str, text: str, **more: Any) -> BaseMessage:
     )
 
 
-def read(*records: tuple[str, Any]) -> Reaction:
-    return Reaction(
+def read(*records: tuple[str, Any]) -> RecordedReaction:
+    return RecordedReaction(
         "r1",
         "ann",
         [
