@@ -98,10 +98,14 @@ class HoldInfo(Struct, frozen=True, omit_defaults=True):
     at: int
 
 
-def describe_hold(state: State, thread_id: str) -> HoldInfo | None:
-    """Who holds a thread now; None if nobody does."""
-    hold = state.holds.get(thread_id)
-    return HoldInfo(hold.by, hold.taken, hold.at) if hold is not None and hold.by else None
+def describe_hold(state: State, origin: Origin, thread_id: str) -> HoldInfo | None:
+    """Who holds a thread now, for who would be given its next message, and operators; None if nobody does. Others who
+    may read something of it are not told who has come to it since."""
+    hold = state.hold(thread_id)
+    if hold is None or not hold.by:
+        return None
+    is_in = origin.is_operator or may_read(state, origin.agent_id, as_of_now(state, hold.head))
+    return HoldInfo(hold.by, hold.taken, hold.at) if is_in else None
 
 
 def check_answer(state: State, origin: Origin, thread_id: str, cause: int | None) -> None:

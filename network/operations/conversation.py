@@ -256,7 +256,7 @@ async def _describe_thread(reading: Reading, summary: ThreadSummary) -> dict[str
         return None
     if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):
         return None
-    hold = describe_hold(reading.hub.state, summary.thread_id)
+    hold = describe_hold(reading.hub.state, reading.origin, summary.thread_id)
     return {
         "thread_id": summary.thread_id,
         "last_seq": summary.last_seq,

@@ -179,7 +179,7 @@ async def history(
     value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}
     # whose they are is unknown: they are told of as far as this answer reaches, to who reads what is around them
     missing = [seq for seq in damaged if not is_cut or (shown and seq > shown[0].seq)]
-    hold = describe_hold(reading.hub.state, thread_id) if trigger is None else None
+    hold = describe_hold(reading.hub.state, reading.origin, thread_id) if trigger is None else None
     return {
         **value,
         **({"damaged": missing} if missing else {}),

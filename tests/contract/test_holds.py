@@ -150,6 +150,23 @@ async def test_readers_are_told_and_read_who_holds_it(node: Node) -> None:
     assert not [frame for frame in zoe.unread if frame["type"] == "notice"], "who does not read it is told nothing"
 
 
+async def test_who_has_left_is_not_told_who_holds_the_thread_that_it_still_reads(node: Node) -> None:
+    """Else a later member would be named to it, of whom neither `readers` nor a notice tells it."""
+    host = await node.person("host")
+    mia, zoe = await node.invite(host, "mia"), await node.invite(host, "zoe")
+    await mia.call("channels.create", {"name": "dev"})
+    await zoe.call("channels.join", {"name": "dev"})
+    await mia.send("channel:dev", "early")
+    await zoe.call("channels.leave", {"name": "dev"})
+    later = await node.invite(host, "later")
+    await later.call("channels.join", {"name": "dev"})
+    await later.call("network.take", {"thread_id": "channel:dev"})
+    for session, is_told in ((zoe, False), (mia, True), (host, True)):
+        history = await session.call("network.history", {"thread_id": "channel:dev"})
+        [thread] = (await session.call("network.list_threads"))["threads"]
+        assert [it.get("held", {}).get("by") for it in (history, thread)] == ["later" if is_told else None] * 2
+
+
 async def test_what_was_asked_for_a_held_thread_stops_and_work_there_counts_as_cancelled(node: Node) -> None:
     mia = await node.person("mia")
     bob, ann = await node.agent("bob", role="reactor"), await node.agent("ann", role="reactor")
