@@ -55,7 +55,8 @@ class View:
             return
         known = {head.seq: head for head in heads}
         self._labels |= known
-        missing = {head.label for head in known.values()} - self._labels.keys()
+        # not a set less the keys: that walks through all that is known
+        missing = {head.label for head in known.values() if head.label not in self._labels}
         if missing:
             self._labels |= await self._reading.hub.ledger.heads(missing)
 
