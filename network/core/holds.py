@@ -101,7 +101,7 @@ class HoldInfo(Struct, frozen=True, omit_defaults=True):
 def describe_hold(state: State, origin: Origin, thread_id: str) -> HoldInfo | None:
     """Who holds a thread now, for who would be given its next message, and operators; None if nobody does. Others who
     may read something of it are not told who has come to it since."""
-    hold = state.hold(thread_id)
+    hold = state.holds.get(thread_id)
     if hold is None or not hold.by:
         return None
     is_in = origin.is_operator or may_read(state, origin.agent_id, as_of_now(state, hold.head))
