@@ -11,7 +11,7 @@ from .agent import Agent, Handoff, Returns
 from .compose import agent_tool, remote_agent_tool, remote_handoff, template_instruction
 from .events import Event, OnEvent, event_to_json
 from .inbox import ReactTo
-from .middleware import Around, Correction, Instruction, Middleware
+from .middleware import Answer, Around, Correction, Instruction, Middleware
 from .models.fallback import FallbackModel
 from .models.model import Model, ModelDelta, ModelError, ModelReply, ModelRequest, NamedTool
 from .policy import AgentPolicy, OnText
@@ -26,6 +26,7 @@ __all__ = [
     "Agent",
     "AgentPolicy",
     "AgentRunner",
+    "Answer",
     "Around",
     "Correction",
     "End",

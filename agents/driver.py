@@ -82,6 +82,7 @@ from .values import (
     CORRECTED,
     DISABLED,
     NOT_RUN,
+    SAVE,
     Begin,
     Cancel,
     Finish,
@@ -103,6 +104,9 @@ from .watching import WaitingCall
 
 _logger = logging.getLogger(__name__)
 
+READ_ONCE = (
+    "The result is to be read once (save: False), and is left out: nothing here sees to that, as `context` does."
+)
 REVIEW = "review"
 _ENVELOPE_BYTES = 2048  # of a record, or a message, around the answer and its metadata
 
@@ -682,6 +686,9 @@ class Driver:
                 partial(retry_later, attempt, attempts=attempts), name=f"tool-{tool.name}", timeout_s=timeout_s
             )
             ok = DISABLED not in data
+            if ok and data.get(SAVE) is False and not self._reaction.agent.chain.reduces_results:
+                ok, content = False, f"{READ_ONCE} (It was {tool.name}'s.)"
+                _logger.error("a result is to be read once: add context to the middleware", extra={"tool": tool.name})
         except Overdue:
             content = (
                 f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."

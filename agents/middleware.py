@@ -250,6 +250,9 @@ class Middleware:
     needs: tuple[type[Middleware], ...] = ()
     """What has to stand beside it: an agent without is refused."""
 
+    reduces_results = False
+    """Of one that sees to results that are to be read once (``save: False``): without any such a result is an error."""
+
     guards = True
     """Of one with a `review`: that also looks at what an agent says that this one has handed over to. False where it
     only gives its own agent's answers their form."""
@@ -437,6 +440,7 @@ class Chain:
         self._time_s = policy.hook_timeout_s
         self._hooks = {name: collect(name) for name in _HOOKS}
         self.brings_tools = bool(self._hooks["list_tools"])
+        self.reduces_results = any(it.reduces_results for it in layers)
         self.stores = bool(self._hooks["store"])
         self.reviews = bool(self._hooks["review"] or self._hooks["finish_answer"])
         reviewers = [it for it in layers if type(it).review is not Middleware.review]

@@ -208,6 +208,10 @@ Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone 
 DISABLED = "disabled"
 """In a result's data: the tool may not be used here and now."""
 
+SAVE = "save"
+"""In the data of a tool's result: False for one that is to be read once; later turns hold only its summary, or its
+beginning."""
+
 CORRECTED = "corrected"
 """In a result's data: reviewers kept back what the call was to say, and the model has to say it in another way."""
 

@@ -44,7 +44,7 @@ from roundelay.agents.models.tokens import SEVERAL_REQUESTS, Count, count_reques
 from roundelay.agents.options import IN_CODE, InFile, checked
 from roundelay.agents.prompt import escape_text
 from roundelay.agents.text import cut
-from roundelay.agents.values import AfterTool, ToolResult, TurnState
+from roundelay.agents.values import SAVE, AfterTool, ToolResult, TurnState
 
 Layout = Literal["full", "tool_summary", "summary"]
 ALL_LAYOUTS: tuple[Layout, ...] = ("full", "tool_summary", "summary")
@@ -63,10 +63,6 @@ SHORT_CHARS = 200
 
 
 _logger = logging.getLogger(__name__)
-
-SAVE = "save"
-"""In the data of a tool's result: False for one that is to be read once; later turns hold only its summary, or its
-beginning."""
 
 SUMMARY = "context.summary"  # a note, and in the values
 # In the values: how results are to be reduced, how many turns the prepared request holds as a summary, its estimated
@@ -103,6 +99,8 @@ class ContextEngine(Middleware):
     less. ``model`` sums up, else the agent's own. Tokens are counted by ``count``, or by an ``encoding`` of `tiktoken`;
     without either they are estimated.
     """
+
+    reduces_results = True
 
     @checked(_check_sizes)
     def __init__(

@@ -1,7 +1,7 @@
 """Postprocessors: what is added to an answer that passed its evaluations, such as follow-up questions.
 
 `Postprocessors` is middleware. A postprocessor takes the answer and gives another text, or `Answer` with metadata for
-its message, which is out of the conversation that later prompts show. One that fails leaves the answer as it is, and
+its message: the text is the message, in later prompts too, the metadata enters none. One that fails leaves the answer as it is, and
 that is noted in the record. What they gave is recorded, so a resumed reaction does not ask them again.
 """
 

@@ -30,6 +30,7 @@ from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.models.scripted import say as answer
 from roundelay.agents.network_tools import communication_tools
 from roundelay.agents.options import IN_CODE
+from roundelay.agents.prompt import escape_text
 from roundelay.agents.values import PromptPart, TurnState
 from roundelay.network.errors import ConfigError
 from roundelay.templates import SYSTEM, USER, read_template
@@ -91,7 +92,7 @@ class Prompts(Middleware):
         }
         """What of each server the templates place by ``servers``: the list of texts leaves that out."""
 
-        is_listed = any("server_user_prompts" in source.words for source in sources)
+        is_listed = any({"server_user_prompts", "mcp_server_user_prompts"} & source.words for source in sources)
         self._placed = {"system", "user"} if is_listed else self._by_server
         self._check()
 
@@ -151,7 +152,7 @@ class Prompts(Middleware):
         said = [
             ("" if "system" in by_server else it.fenced, "" if "user" in by_server else it.user) for it in step.parts
         ]
-        return {
+        known = {
             "agent": {"id": agent.id, "description": agent.description, "instruction": agent.instruct(state)},
             "model_info": {"name": model.name, **(facts.model_info or {})},
             "date": day.date().isoformat(),
@@ -168,7 +169,9 @@ class Prompts(Middleware):
             "max_tool_calls_per_turn": agent.policy.max_tool_calls_per_turn,
             "turn": state.turn,
             "max_turns": state.turn if step.is_last else state.max_turns,
+            "query": escape_text(state.trigger.text) if state.trigger is not None else "",
         }
+        return known | _name_otherwise(known)
 
     def _check(self) -> None:
         """Render once, so that a name that does not exist is found when the agent is made, not at its first message."""
@@ -199,6 +202,27 @@ class _Source:
             return self._template.render(facts).strip()
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise ConfigError(f"the prompt's template cannot be rendered: {error}", path=self._path) from error
+
+
+def _name_otherwise(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the same by the names that templates of orchestrators for one person have."""
+    described = [
+        {
+            **{name: it[name] for name in ("name", "display_name")},
+            **{f"tool_{name}": it[name] for name in ("description", "system_prompt", "user_prompt")},
+            "tool_format_information_for_system_prompt": it["format"],
+        }
+        for it in known["tools"]
+    ]
+    return {
+        "tool_descriptions": described,
+        "tool_descriptions_with_user_prompts": [it for it in described if it["tool_user_prompt"]],
+        "mcp_server_system_prompts": known["server_prompts"],
+        "mcp_server_user_prompts": known["server_user_prompts"],
+        "max_tools_per_iteration": known["max_tool_calls_per_turn"],
+        "max_loop_iterations": known["max_turns"],
+        "current_iteration": known["turn"],
+    }
 
 
 def _describe_tool(spec: ToolSpec, notes: ToolNotes) -> dict[str, str]:

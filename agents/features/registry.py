@@ -47,8 +47,8 @@ class ToolSet:
 
 
 class ToolRegistry(Middleware):
-    """The tools of an agent, by name. It starts with ``tools`` and, of ``sets``, the one named `default` and those in
-    ``modes``.
+    """The tools of an agent, by name. It starts with ``tools`` and, of ``sets`` (a `ToolSet`, or its tools), the one
+    named `default` and those in ``modes``.
 
     The selection rules of a turn's tools stand in its system message. A call to a tool that is disabled
     (`Tool.should_use`) is answered to the model; ``reports_disabled`` says so to the person as well, in a sentence
@@ -59,11 +59,12 @@ class ToolRegistry(Middleware):
         self,
         tools: Iterable[Tool | Callable[..., object]] = (),
         *,
-        sets: Mapping[str, ToolSet] | None = None,
+        sets: Mapping[str, ToolSet | Sequence[Tool | Callable[..., object]]] | None = None,
         modes: Sequence[str] = (),
         reports_disabled: bool = True,
     ) -> None:
-        made = {name: (tuple(map(as_tool, it.tools)), it.replaces) for name, it in (sets or {}).items()}
+        given = {name: it if isinstance(it, ToolSet) else ToolSet(it) for name, it in (sets or {}).items()}
+        made = {name: (tuple(map(as_tool, it.tools)), it.replaces) for name, it in given.items()}
         self._sets: Mapping[str, tuple[tuple[Tool, ...], bool]] = made
         self._reports_disabled = reports_disabled
         self._tools: dict[str, Tool] = {}

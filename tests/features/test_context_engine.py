@@ -131,6 +131,23 @@ async def test_a_result_to_be_read_once_is_reduced_in_later_turns(network: Netwo
     assert results(requests[-1])[1].endswith("[cut here: the first 200 of 1007 characters]")
 
 
+async def test_a_result_to_be_read_once_is_left_out_where_nothing_reduces_it(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool(idempotent=True)
+    def peek(page: int) -> Output:
+        """Peek."""
+        return Output("secret", data={"save": False})
+
+    _, requests, records = await ask(network, Script([look_at(1, "peek"), text("done")]), tools=[peek])
+    assert results(requests[1]) == [
+        "The result is to be read once (save: False), and is left out: nothing here sees to that, as `context` does. "
+        "(It was peek's.)"
+    ]
+    assert "add context to the middleware" in caplog.text
+    assert "secret" not in json.dumps(records)
+
+
 async def test_after_many_results_the_model_is_told_to_take_notes(network: Network) -> None:
     three = calls([call("look", {"page": page, "chars": 10}, f"c{page}") for page in range(3)])
     script = Script([three, look_at(7), text("done")])

@@ -56,7 +56,7 @@ def test_tools_are_registered_found_replaced_and_taken_away() -> None:
 def test_a_registry_starts_with_the_default_set_and_those_of_its_modes(
     modes: tuple[str, ...], names: list[str]
 ) -> None:
-    sets = {"default": ToolSet([SEARCH]), "data": ToolSet([PLOT]), "research": ToolSet([REPORT], replaces=True)}
+    sets = {"default": [SEARCH], "data": ToolSet([PLOT]), "research": ToolSet([REPORT], replaces=True)}
     assert [it.name for it in ToolRegistry(sets=sets, modes=modes).get_all()] == names
     with pytest.raises(ToolError, match='no set of tools named "night"; there are: data, default, research'):
         ToolRegistry(sets=sets, modes=["night"])
