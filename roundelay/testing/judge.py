@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from roundelay.agents.models.model import Usage
@@ -38,6 +39,8 @@ Render = Callable[[str], str]
 """Fills in the variables of a text."""
 
 MAX_SHOWN = 5
+MAX_COMPARED = 1000
+"""Characters of a message that are compared with the text that was to be in one."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ class Judge:
         return [message for message in self._run.messages if self._matcher.fits(wanted, message)]
 
     def _near(self, wanted: MessagePattern) -> list[AnyMessage]:
-        """What comes nearest to a message that is missing: the same sender and place; else the same sender or text."""
+        """What comes nearest to a message that is missing: the same sender and place; else the same sender or text.
+        Those that share most in a row with the text that was to be in it come first."""
         loose = [
             {"contains": None, "regex": None},
             {"to": None, "place": None},
@@ -125,6 +129,9 @@ class Judge:
             relaxed = wanted.model_copy(update=left_out)
             if any(getattr(relaxed, name) is not None for name in ("sender", "to", "place", "contains", "regex")):
                 near = self._matching(relaxed)
+                if near and wanted.contains is not None:
+                    alike = SequenceMatcher(None, "", self._render(wanted.contains).casefold(), autojunk=False)
+                    near.sort(key=lambda it: -_count_in_a_row(alike, it.text))
                 if near:
                     return near
         return []
@@ -336,6 +343,11 @@ def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
             return {key: map_texts(item, change) for key, item in value.items()}
         case _:
             return value
+
+
+def _count_in_a_row(alike: SequenceMatcher[str], text: str) -> int:
+    alike.set_seq1(text[:MAX_COMPARED].casefold())
+    return alike.find_longest_match().size
 
 
 def _each_agent(expected: Any) -> Iterator[Any]:

@@ -183,11 +183,12 @@ async def test_a_server_that_dies_in_a_call_is_an_answer_and_is_there_again(netw
 
 
 async def test_a_slow_server_is_an_answer(network: Network, tmp_path: Path) -> None:
+    patience_s = 3  # which the second call, that is answered, never needs, on a loaded machine either
     _, requests = await ask(
-        network, shop(tmp_path, timeout_s=0.3), use(("shop_hang", {})), use(("shop_price", {"article": "pear"}))
+        network, shop(tmp_path, timeout_s=patience_s), use(("shop_hang", {})), use(("shop_price", {"article": "pear"}))
     )
     told = results(requests[1])[0]
-    assert "gave no answer in time" in told or "took longer than 0.3 s" in told
+    assert "gave no answer in time" in told or f"took longer than {patience_s} s" in told
     assert results(requests[2])[1] == "1 pear: 3 EUR"
 
 

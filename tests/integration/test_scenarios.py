@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -531,6 +532,15 @@ def test_dead_letters_are_listed_of_a_ledgers_file_without_those_taken_back(tmp_
         assert "RuntimeError: out of order" in listed[0]["reason"]
     done = CliRunner().invoke(cli, ["dead-letters", "list", "--db", str(path), "--of", "desk"])
     assert "There are no dead letters." in done.output
+
+
+def test_what_comes_nearest_to_a_missing_message_is_told_by_its_text() -> None:
+    """However late in its thread it was said, and however little is wrong in it."""
+    said = [*(f"Step {number} is done." for number in range(9)), "Aproved: 40 EUR.", "Bye."]
+    steps = [{"as": "boss", "to": "mia", "send": text} for text in said]
+    result = run({"message": {"from": "boss", "to": "mia", "contains": "approved: 40 EUR"}}, steps=steps)
+    [verdict] = result.verdicts
+    assert re.search(r"nearest:\s+#\d+ boss -> mia: Aproved: 40 EUR\.", verdict.found), verdict.found
 
 
 def test_a_dead_letter_fails_and_is_shown() -> None:
