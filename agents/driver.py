@@ -512,6 +512,14 @@ class Driver:
                 # A provider that wants longer than a model call may take will not be waited for.
                 if not error.retryable or made >= policy.model_attempts or delay_s > policy.model_timeout_s:
                     raise
+                if made == 1:
+                    told = {
+                        "reaction": self._id,
+                        "model": model.name,
+                        "reason": error.reason,
+                        "attempts": policy.model_attempts,
+                    }
+                    _logger.warning("a model is asked again", extra=told)
                 self._emit(ModelRetry(self._id, request.turn, str(error), delay_s, path=self._path))
             await asyncio.sleep(delay_s)
 

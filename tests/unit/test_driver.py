@@ -317,7 +317,7 @@ def fail_first(*errors: Exception) -> Callable[[ModelRequest, OnDelta | None], A
     return complete
 
 
-async def test_a_failure_that_may_pass_is_retried() -> None:
+async def test_a_failure_that_may_pass_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     complete = fail_first(
         ModelError("Busy.", reason="rate_limited", retry_after_ms=1),
         ModelError("Gone.", reason="server", retry_after_ms=2),
@@ -329,6 +329,7 @@ async def test_a_failure_that_may_pass_is_retried() -> None:
     assert [event for event in run.events if isinstance(event, ModelRetry)] == [
         ModelRetry("r1", 1, "Busy.", 0.001), ModelRetry("r1", 1, "Gone.", 0.002),
     ]  # fmt: skip
+    assert caplog.text.count("a model is asked again") == 1, "once for a request, however often"
 
 
 @pytest.mark.parametrize(
