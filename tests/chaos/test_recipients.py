@@ -207,13 +207,3 @@ async def test_200_who_are_away_get_everything_on_return(tmp_path: Path, note: N
     await _prove_absences(tmp_path / "team.db", note, recipients=200, restarts=4)
 
 
-async def test_a_send_to_who_is_away_outlives_its_sender(tmp_path: Path) -> None:
-    async with node_process(tmp_path / "team.db", limits=LIMITS) as node:
-        await (await node.agent("bob")).bye()
-        ann = await node.agent("ann")
-        stored = await ann.send("agent:bob", "kept")
-        await ann.drop()
-        await node.kill9()
-        await node.restart()
-        message = (await (await node.agent("bob")).delivery())["message"]
-        assert (message["seq"], message["content"]) == (stored["seq"], "kept")

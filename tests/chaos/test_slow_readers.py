@@ -53,7 +53,7 @@ class Load:
 
 
 SHORT = Load(
-    stalled=10, total_bytes=20 * MB, message_bytes=16 * 1024, bytes_per_s=8 * MB, slow_bytes_per_s=16 * 1024, stall_timeout_ms=1000,
+    stalled=10, total_bytes=12 * MB, message_bytes=16 * 1024, bytes_per_s=8 * MB, slow_bytes_per_s=16 * 1024, stall_timeout_ms=1000,
     session_queue_bytes=128 * 1024, growth_bytes=24 * MB,
 )  # fmt: skip
 LONG = Load(

@@ -333,7 +333,7 @@ async def test_a_window_is_cut_from_its_oldest_and_says_so(ledger: Any) -> None:
 async def test_the_count_of_a_long_threads_messages_grows_with_each_of_them(ledger: Any) -> None:
     """The hub looks at the newest 500: counted from the oldest of those, there would always be as many."""
     async with running_hub(ledger) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
-        seqs = sorted(it.seq for it in await asyncio.gather(*(ann.send_text("bob", str(it)) for it in range(700))))
+        seqs = sorted(it.seq for it in await asyncio.gather(*(ann.send_text("bob", str(it)) for it in range(560))))
         counts = []
         for seq in seqs[480:]:
             [thread] = (await bob.window(seq, per_thread=3)).threads
@@ -341,7 +341,7 @@ async def test_the_count_of_a_long_threads_messages_grows_with_each_of_them(ledg
     steps = [after - before for before, after in pairwise(counts)]
     assert counts[0] == 481
     assert min(counts) >= 250
-    assert len([step for step in steps if step != 1]) <= 4
+    assert len([step for step in steps if step != 1]) <= 2
     assert max(steps) == 1
 
 

@@ -597,7 +597,7 @@ REPLIES = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     replies=st.lists(REPLIES, min_size=6, max_size=6),
     oks=st.lists(st.booleans(), min_size=6, max_size=6),
