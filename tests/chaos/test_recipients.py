@@ -205,5 +205,3 @@ async def test_who_is_away_gets_everything_on_return(tmp_path: Path, note: Note)
 @pytest.mark.full
 async def test_200_who_are_away_get_everything_on_return(tmp_path: Path, note: Note) -> None:
     await _prove_absences(tmp_path / "team.db", note, recipients=200, restarts=4)
-
-

@@ -58,7 +58,7 @@ async def _prove(db: Path, note: Note, *, histories: int) -> None:
     random = Random(histories)
     network = _Network(db)
     await network.hub.start()
-    limited = full = wrong_start = wrong_rest = dropped = 0
+    limited = full = wrong_start = wrong_rest = told_again = dropped = 0
     starts = set()
     try:
         async with network.client("ann") as ann:
@@ -87,6 +87,10 @@ async def _prove(db: Path, note: Note, *, histories: int) -> None:
                         limited += welcome.resume == "limited"
                         wrong_start += welcome.missing_before != kept[0]
                         starts.add(welcome.missing_before)
+                        async with network.client(
+                            f"late{number}"
+                        ) as client:  # told once: its floor is where the log begins
+                            told_again += client.welcome.resume != "full"
     finally:
         await network.hub.close()
     note(
@@ -94,7 +98,7 @@ async def _prove(db: Path, note: Note, *, histories: int) -> None:
         wrong_rest=wrong_rest, complete_and_told_so=full,
     )  # fmt: skip
     assert (limited, full, len(starts)) == (histories, histories, histories)
-    assert (wrong_start, wrong_rest) == (0, 0)
+    assert (wrong_start, wrong_rest, told_again) == (0, 0, 0)
 
 
 async def test_10_truncated_histories_give_10_limited(tmp_path: Path, note: Note) -> None:

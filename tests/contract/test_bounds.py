@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -267,21 +268,6 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryLedger | SQL
     return SQLiteLedger(tmp_path / "team.db", new_epoch=random_id, durability="normal")
 
 
-async def test_large_messages_are_read_in_several_results(ledger: Any) -> None:
-    async with running_hub(ledger, max_result_bytes=4096) as hub, joined(hub, "ann") as ann:
-        sent = [f"{number} {'x' * 1000}" for number in range(20)]
-        for text in sent:
-            await ann.broadcast(text)
-        read: list[str] = []
-        before, has_more = None, True
-        while has_more:
-            page = await ann.history("broadcast", before=before)
-            read[:0] = [message.text for message in page.messages]
-            before, has_more = page.messages[0].seq, page.has_more
-            assert len(page.messages) == 3 or not has_more
-        assert read == sent
-
-
 async def test_one_message_beyond_the_bound_is_still_a_result(ledger: Any) -> None:
     async with running_hub(ledger, max_result_bytes=1024) as hub, joined(hub, "ann") as ann:
         for number in range(3):
@@ -290,32 +276,6 @@ async def test_one_message_beyond_the_bound_is_still_a_result(ledger: Any) -> No
         assert ([message.text[0] for message in page.messages], page.has_more) == (["2"], True)
         page = await ann.history("broadcast", before=page.messages[0].seq - 1)
         assert ([message.text[0] for message in page.messages], page.has_more) == (["0"], False)
-
-
-async def test_the_log_is_read_in_several_results(ledger: Any) -> None:
-    async with running_hub(ledger, max_result_bytes=4096) as hub, joined(hub, "mia", kind="human") as mia:
-        sent = [f"{number} {'x' * 1000}" for number in range(20)]
-        for text in sent:
-            await mia.broadcast(text)
-        read: list[str] = []
-        value: dict[str, Any] = {"next": 0, "head": 1}
-        while value["next"] < value["head"]:
-            value = await mia.call("network.log", {"after": value["next"], "limit": 500})
-            assert len(json.dumps(value["messages"])) < 8192
-            read += [message["content"] for message in value["messages"]]
-        assert read == sent
-
-
-async def test_the_records_of_a_reaction_are_read_in_several_results(ledger: Any) -> None:
-    async with running_hub(ledger, max_result_bytes=4096) as hub, joined(hub, "bob", role="reactor") as bob:
-        for number in range(20):
-            await bob.record("r", "note", {"number": number, "text": "x" * 1000}, record_id=f"r{number}")
-        page = await bob.call("network.records", {"reaction": "r", "limit": 2})
-        assert ([record["body"]["number"] for record in page["records"]], page["has_more"]) == ([0, 1], True)
-        page = await bob.call("network.records", {"reaction": "r", "after": page["records"][-1]["seq"]})
-        assert ([record["body"]["number"] for record in page["records"]], page["has_more"]) == ([2, 3, 4], True)
-        records = await fetch_records(bob.call, "r", "bob")
-        assert [record["body"]["number"] for record in records] == list(range(20))
 
 
 async def test_a_window_is_cut_from_its_oldest_and_says_so(ledger: Any) -> None:
@@ -354,21 +314,6 @@ async def test_a_chain_of_causes_is_cut_and_says_so(ledger: Any) -> None:
         assert (len(value["chain"]), value["has_more"]) == (3, True)
 
 
-async def test_participants_with_large_cards_are_listed_in_several_results() -> None:
-    async with running_hub(MemoryLedger(epoch="e1"), max_result_bytes=4096) as hub:
-        for number in range(5):
-            async with joined(hub, f"bob{number}", card={"description": "x" * 1000}):
-                pass
-        async with joined(hub, "ann") as ann:
-            first = await ann.call("network.list_agents")
-            assert ([it["agent_id"] for it in first["agents"]], first["has_more"]) == (
-                ["ann", "bob0", "bob1", "bob2"],
-                True,
-            )
-            rest = await ann.call("network.list_agents", {"after": "bob2"})
-            assert ([it["agent_id"] for it in rest["agents"]], rest["has_more"]) == (["bob3", "bob4"], False)
-
-
 async def test_records_named_like_a_thread_hide_none_of_it(ledger: Any) -> None:
     async with (
         running_hub(ledger) as hub,
@@ -387,81 +332,121 @@ async def test_records_named_like_a_thread_hide_none_of_it(ledger: Any) -> None:
 # -- lists
 
 
-async def pages(client: NetworkClient, op: str, under: str, go_on: Any, **args: Any) -> list[list[Any]]:
-    """Every page of a list, each asked for behind the last entry of the one before."""
-    found: list[list[Any]] = []
-    page = await client.call(op, args)
-    found.append(page[under])
-    while page["has_more"]:
-        page = await client.call(op, {**args, **go_on(page[under][-1])})
-        found.append(page[under])
-    return found
+class Listed(NamedTuple):
+    """A list as it is read page by page."""
+
+    op: str
+    under: str
+    expected: list[Any]
+    id_of: Callable[[Any], Any]
+    """What tells its entries apart."""
+    go_on: Callable[[Any], dict[str, Any]]
+    """The arguments for what comes behind an entry."""
+    args: dict[str, Any] | None = None
+    is_backwards: bool = False
+    """Each page is in order, and the next one stands before it."""
 
 
-async def test_channels_are_listed_in_pages() -> None:
-    async with running_hub(MemoryLedger(epoch="e1"), max_result_bytes=4096) as hub, joined(hub, "ann") as ann:
-        for number in (3, 0, 2, 1):
-            await ann.call("channels.create", {"name": f"c{number}", "topic": "x" * 1000})
-        after = {"go_on": lambda it: {"after": it["name"]}}
-        by_bytes = await pages(ann, "channels.list", "channels", **after)
-        assert [[it["name"] for it in page] for page in by_bytes] == [["c0", "c1", "c2"], ["c3"]]
-        await ann.call("channels.create", {"name": "c11"})  # the order goes on with what comes
-        by_count = await pages(ann, "channels.list", "channels", **after, limit=2)
-        assert [[it["name"] for it in page] for page in by_count] == [["c0", "c1"], ["c11", "c2"], ["c3"]]
+NUMBERS = [f"{number:02}" for number in range(20)]
+BOTS = [f"robot-{number}" for number in NUMBERS]
+LETTERS = [("ann", 9), ("ann", 10), ("bob", 1), ("bob", 9), ("bob", 10)]
 
 
-async def test_members_and_participants_are_listed_in_pages() -> None:
-    async with running_hub(MemoryLedger(epoch="e1")) as hub, joined(hub, "ann") as ann:
-        await ann.call("channels.create", {"name": "dev"})
-        for name in ("eve", "bob", "cid"):
-            async with joined(hub, name) as other:
-                await other.call("channels.join", {"name": "dev"})
-        await ann.call("network.list_agents")
-        async with joined(hub, "abe"):
-            pass
-        members = await pages(ann, "channels.members", "members", lambda it: {"after": it}, name="dev", limit=3)
-        assert members == [["ann", "bob", "cid"], ["eve"]]
-        agents = await pages(ann, "network.list_agents", "agents", lambda it: {"after": it["agent_id"]}, limit=2)
-        assert [[it["agent_id"] for it in page] for page in agents] == [["abe", "ann"], ["bob", "cid"], ["eve"]]
+def behind(field: str, name: str = "after") -> Callable[[Any], dict[str, Any]]:
+    return lambda it: {name: it[field]}
 
 
-async def test_threads_are_listed_in_pages(ledger: Any) -> None:
-    async with running_hub(ledger) as hub, joined(hub, "ann") as ann:
-        for name in "bcdef":
-            async with joined(hub, name):
-                await ann.send_text(name, "hello")
-        await ann.send_text("b", "again")
-        for limit in (2, 5):
-            found = await pages(
-                ann, "network.list_threads", "threads", lambda it: {"before": it["last_seq"]}, limit=limit
-            )
-            names = [it["thread_id"][-1] for page in found for it in page]
-            assert (names, max(map(len, found))) == (["b", "f", "e", "d", "c"], limit)  # direct:ann~b and so on
+def behind_letter(it: Any) -> dict[str, Any]:
+    return {"after": f"{it['agent_id']}/{it['seq']}"}
 
 
-async def test_dead_letters_and_tokens_are_listed_in_pages(ledger: Any) -> None:
-    hashes = [f"{number:064x}"[::-1] for number in range(1, 6)]
-    async with running_hub(ledger) as hub, joined(hub, "mia", kind="human") as mia:
-        for number, token_hash in enumerate(hashes):
-            made = {"agent_id": f"bot{number % 2}", "kind": "agent", "token_hash": token_hash}
-            await mia.call("network.create_token", made)
-        tokens = await pages(mia, "network.list_tokens", "tokens", lambda it: {"after": it["hash"]}, limit=2)
-        assert [it["agent_id"] for page in tokens for it in page] == ["bot0"] * 3 + ["bot1"] * 2
-        assert {it["hash"] for page in tokens for it in page} == {token_hash[:12] for token_hash in hashes}
+LISTS = [
+    Listed("network.list_agents", "agents", [*BOTS, "mia"], itemgetter("agent_id"), behind("agent_id")),
+    Listed(
+        "network.list_threads",
+        "threads",
+        ["broadcast", *(f"direct:{bot}~mia" for bot in BOTS[::-1])],
+        itemgetter("thread_id"),
+        behind("last_seq", "before"),
+    ),
+    Listed(
+        "network.history",
+        "messages",
+        [f"m{number}" for number in NUMBERS],
+        itemgetter("message_id"),
+        behind("seq", "before"),
+        {"thread_id": "broadcast"},
+        is_backwards=True,
+    ),
+    Listed("network.message_status", "recipients", BOTS, itemgetter("agent_id"), behind("agent_id"), {"seq": "of m00"}),
+    Listed("network.records", "records", NUMBERS, lambda it: it["body"]["number"], behind("seq"), {"reaction": "r"}),
+    Listed("channels.list", "channels", [f"c{number}" for number in NUMBERS], itemgetter("name"), behind("name")),
+    Listed("channels.members", "members", [*BOTS, "mia"], str, lambda it: {"after": it}, {"name": "c00"}),
+    Listed("network.dead_letters", "dead_letters", LETTERS, itemgetter("agent_id", "seq"), behind_letter),
+    Listed("network.dead_letters", "dead_letters", [1, 9, 10], itemgetter("seq"), behind_letter, {"agent_id": "bob"}),
+    Listed(
+        "network.list_tokens",
+        "tokens",
+        [number.ljust(12, "0") for number in NUMBERS],
+        itemgetter("hash"),
+        behind("hash"),
+    ),
+]
+
+
+async def fill(hub: Hub, mia: NetworkClient) -> int:
+    """Twenty of whatever is listed, in no order, large where it can be; gives the seq of a message to all."""
+    large = "x" * 250
+    for number in sorted(NUMBERS, key=lambda it: it[::-1]):
+        await mia.call("channels.create", {"name": f"c{number}", "topic": large})
+        made = {"agent_id": f"made{number}", "kind": "agent", "token_hash": number.ljust(64, "0")}
+        await mia.call("network.create_token", made)
+    for bot in BOTS:
+        async with joined(hub, bot, card={"description": large}) as client:
+            await client.call("channels.join", {"name": "c00"})
+        await mia.send_text(bot, "hello")
+    sent = [await mia.broadcast(large, message_id=f"m{number}") for number in NUMBERS]
+    for number in NUMBERS:
+        await mia.record("r", "note", {"number": number, "text": large}, record_id=f"r{number}")
+    letters = [DeadLetter(name, seq, "why", 5, 1) for name, seq in LETTERS]
+    await hub.ledger.append([], [Put("dead", f"{it.agent_id}/{it.seq:016d}", it) for it in letters])
+    return sent[0].seq
+
+
+@pytest.mark.parametrize("limit", [2, 500])
+async def test_lists_are_read_page_by_page(ledger: Any, limit: int) -> None:
+    async with running_hub(ledger, max_result_bytes=1024) as hub, joined(hub, "mia", kind="human") as mia:
+        public = await fill(hub, mia)
+        for listed in LISTS:
+            args = {**(listed.args or {}), "limit": limit}
+            if listed.under == "recipients":
+                args["seq"] = public
+            page, read = await mia.call(listed.op, args), list[Any]()
+            while True:
+                entries = page[listed.under]
+                assert 0 < len(entries) <= limit, listed.op
+                assert len(json.dumps(entries, separators=(",", ":"))) <= 1024, listed.op
+                found = [listed.id_of(it) for it in entries]
+                read = found + read if listed.is_backwards else read + found
+                if not page["has_more"]:
+                    break
+                page = await mia.call(listed.op, {**args, **listed.go_on(entries[0 if listed.is_backwards else -1])})
+            assert read == listed.expected, listed.op
         with pytest.raises(InvalidArguments):
             await mia.call("network.list_tokens", {"after": "nothing"})
-        puts = [
-            Put("dead", f"{name}/{seq:016d}", DeadLetter(name, seq, "why", 5, 1))
-            for name in ("bob", "eve") for seq in (9, 10, 11)
-        ]  # fmt: skip
-        await ledger.append([], puts)
-        go_on = {"go_on": lambda it: {"after": f"{it['agent_id']}/{it['seq']}"}}
-        letters = await pages(mia, "network.dead_letters", "dead_letters", **go_on, limit=4)
-        assert [[(it["agent_id"][0], it["seq"]) for it in page] for page in letters] == [
-            [("b", 9), ("b", 10), ("b", 11), ("e", 9)], [("e", 10), ("e", 11)],
-        ]  # fmt: skip
-        own = await pages(mia, "network.dead_letters", "dead_letters", **go_on, limit=2, agent_id="eve")
-        assert [it["seq"] for page in own for it in page] == [9, 10, 11]
+        assert [it["body"]["number"] for it in await fetch_records(mia.call, "r", "mia")] == NUMBERS
+
+
+async def test_the_log_is_read_in_several_results(ledger: Any) -> None:
+    async with running_hub(ledger, max_result_bytes=1024) as hub, joined(hub, "mia", kind="human") as mia:
+        await fill(hub, mia)
+        read: list[str] = []
+        value: dict[str, Any] = {"next": 0, "head": 1}
+        while value["next"] < value["head"]:
+            value = await mia.call("network.log", {"after": value["next"], "limit": 500})
+            assert len(json.dumps(value["messages"])) < 2048
+            read += [message["message_id"] for message in value["messages"] if message["to"] == "broadcast"]
+        assert read == [f"m{number}" for number in NUMBERS]
 
 
 # -- what waits

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.support.node import Node, running_node
+from tests.support.node import Node
 from tests.support.wire import WireSession, contents, expect_error
 
 
@@ -124,20 +123,6 @@ async def test_history_is_oldest_first_with_the_messages_as_delivered(alice: Wir
     assert history["has_more"] is False
 
 
-async def test_history_pages_backwards(alice: WireSession, bob: WireSession) -> None:
-    for number in range(7):
-        await alice.send("agent:bob", number)
-    pages: list[list[int]] = []
-    args: dict[str, Any] = {"thread_id": "direct:alice~bob", "limit": 3}
-    while True:
-        page = await bob.call("network.history", args)
-        pages.append(contents(page["messages"]))
-        if not page["has_more"]:
-            break
-        args["before"] = page["messages"][0]["seq"]
-    assert pages == [[4, 5, 6], [1, 2, 3], [0]]
-
-
 @pytest.mark.parametrize("with_trigger", [False, True])
 async def test_history_before_0_is_before_everything(alice: WireSession, bob: WireSession, with_trigger: bool) -> None:
     sent = await alice.send("agent:bob", "first")
@@ -201,37 +186,6 @@ async def test_message_status_names_every_recipient(
     stored = await alice.send("broadcast", "x", exclude_agent_ids=["stranger"])
     status = await alice.call("network.message_status", {"seq": stored["seq"]})
     assert [recipient["agent_id"] for recipient in status["recipients"]] == ["bob"]
-
-
-async def test_message_status_of_many_recipients_comes_in_pages(node: Node, alice: WireSession) -> None:
-    names = [f"other-{number}" for number in range(7)]
-    for name in names:
-        await (await node.agent(name)).bye()
-    seq = (await alice.send("broadcast", "for all"))["seq"]
-    found, after = [], ""
-    for size, has_more in ((3, True), (3, True), (1, False)):
-        page = await alice.call("network.message_status", {"seq": seq, "after": after, "limit": 3})
-        assert (len(page["recipients"]), page["has_more"]) == (size, has_more)
-        found += [recipient["agent_id"] for recipient in page["recipients"]]
-        after = found[-1]
-    assert found == names
-    whole = await alice.call("network.message_status", {"seq": seq})
-    assert ([recipient["agent_id"] for recipient in whole["recipients"]], whole["has_more"]) == (names, False)
-
-
-async def test_message_status_is_no_larger_than_a_result() -> None:
-    async with running_node(limits={"max_result_bytes": 1024}) as node:
-        alice = await node.agent("alice")
-        for number in range(30):
-            await (await node.agent(f"other-{number:02d}")).bye()
-        seq = (await alice.send("broadcast", "for all"))["seq"]
-        found, has_more = [""], True
-        while has_more:
-            page = await alice.call("network.message_status", {"seq": seq, "after": found[-1]})
-            assert 0 < len(json.dumps(page["recipients"], separators=(",", ":"))) <= 1024
-            found += [recipient["agent_id"] for recipient in page["recipients"]]
-            has_more = page["has_more"]
-        assert found[1:] == [f"other-{number:02d}" for number in range(30)]
 
 
 async def test_message_status_tells_what_entered_a_prompt(node: Node, alice: WireSession) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.addresses import memory_of
-from roundelay.network.client import Cursor, NetworkClient
+from roundelay.network.client import NetworkClient
 from roundelay.network.clock import random_id
 from roundelay.network.config import Limits, Retain
 from roundelay.network.errors import Closed, LedgerError, LoopStopped, UnknownMessage
@@ -242,33 +242,6 @@ async def test_a_budget_holds_as_long_as_its_conversation_does(opener: Opener) -
 
 
 # -- who came too late is told
-
-
-async def test_50_truncated_histories_give_50_limited(opener: Opener) -> None:
-    names = [f"agent{number:02}" for number in range(50)]
-    cursors: dict[str, Cursor] = {}
-    async with team(opener()) as it, it.joined("ann") as ann:
-        for name in names:  # each leaves with another message as its last one
-            async with it.joined(name) as client:
-                await ann.broadcast(f"before {name}")
-                await take(client, 1)
-                await client.call("network.info")
-                cursors[name] = client.cursor
-        await ann.broadcast("missed by all")
-        it.day += 2
-        kept = [await ann.broadcast(f"kept {number}") for number in range(3)]
-        assert await it.trim() > 50
-        expected = [f"kept {number}" for number in range(3)]
-        told = 0
-        for number, name in enumerate(names):
-            resume = cursors[name] if number % 2 else None  # both ways to come back
-            async with it.joined(name, resume=resume) as client:
-                told += client.welcome.resume == "limited"
-                assert client.welcome.missing_before == kept[0].seq
-                assert await take(client, 3) == expected
-        assert told == 50
-        async with it.joined(names[0]) as client:
-            assert client.welcome.resume == "full", "told once: now its floor is where the log begins"
 
 
 async def test_who_has_everything_up_to_the_cut_misses_nothing(opener: Opener) -> None:

@@ -133,7 +133,9 @@ def test_a_value_of_no_end_is_described() -> None:
 def test_another_process_gives_the_same_hash() -> None:
     code = "from tests.unit.test_config_hash import BOB, OPTIONS, hash_of, replace; print(hash_of(replace(BOB, middleware=[it[0]() for it in OPTIONS])))"
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert told.strip() == hash_of(replace(BOB, middleware=[it[0]() for it in OPTIONS]))
 
 
