@@ -348,7 +348,7 @@ class Listed(NamedTuple):
 
 
 NUMBERS = [f"{number:02}" for number in range(20)]
-BOTS = [f"robot-{number}" for number in NUMBERS]
+BOTS = [f"helper-{number}" for number in NUMBERS]
 LETTERS = [("ann", 9), ("ann", 10), ("bob", 1), ("bob", 9), ("bob", 10)]
 
 
