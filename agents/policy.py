@@ -74,8 +74,8 @@ def count_most(per_thread: PerThread) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Empty ``kinds`` and ``senders`` mean all of them; a sender is an id or a pattern (``build-*``).
-    ``exclude_senders`` goes first.
+    """Says which messages of the conversation a prompt shows. Empty ``kinds`` and ``senders`` mean all of them; a
+    sender is an id or a pattern (``build-*``). ``exclude_senders`` goes first.
 
     ``per_thread`` says how many messages of threads whose id fits a pattern (``channel:*``) are shown, 0 for none of
     them; the first pattern that fits counts, and where none does the agent's own ``per_thread``.

@@ -97,8 +97,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
-    """``images`` are addresses (``https:``, or ``data:`` with the image itself) that the model sees beside the text,
-    and beside the ``files``."""
+    """What the model is asked or told. ``images`` are addresses (``https:``, or ``data:`` with the image itself) that
+    the model sees beside the text, as it does the ``files``."""
 
     content: str
     images: tuple[str, ...] = ()

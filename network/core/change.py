@@ -240,6 +240,7 @@ class ChangeSet:
         access: Access | None = None,
         owner: str | None = None,
     ) -> None:
+        """Set what is given of a channel. Raises `UnknownRecipient` for one that there is not."""
         channel = self._channel(name)
         given = {"topic": topic, "history": history, "access": access, "owner": owner}
         changed = msgspec.structs.replace(channel, **{field: it for field, it in given.items() if it is not None})

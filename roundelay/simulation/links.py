@@ -29,6 +29,7 @@ class Delay:
         return self.high_ms > 0
 
     def draw_s(self, chance: random.Random) -> float:
+        """Draw one such time, in seconds."""
         return chance.uniform(self.low_ms, self.high_ms) / 1000
 
 

@@ -16,6 +16,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import msgspec
@@ -151,10 +152,11 @@ def describe(path: str, name: str, value: Any) -> Iterator[str]:
 
 def describe_class(cls: type) -> Iterator[str]:
     fields = list(list_fields(cls))
-    if not fields and not (issubclass(cls, Exception) and "__init__" not in vars(cls)):
+    is_plain_error = issubclass(cls, Exception) and "__init__" not in vars(cls)
+    if not (fields or is_plain_error or getattr(cls, "_is_protocol", False)):
         yield f"`{signature(cls.__name__, cls)}`"
     bases = ", ".join(f"`{it.__name__}`" for it in cls.__bases__ if it in list_public())
-    notes = [f"Of {bases}."] if bases else []
+    notes = [f"Base: {bases}."] if bases else []
     if issubclass(cls, Exception) and "code" in vars(cls):
         notes.append(f"On the wire: `{vars(cls)['code']}`.")
     about = inspect.cleandoc(cls.__doc__ or "")
@@ -242,7 +244,7 @@ def write_default(value: Any) -> str:
     """A default as a reader writes it: no addresses, no long reprs."""
     if inspect.isfunction(value) or inspect.isclass(value):
         return str(value.__name__)
-    text = repr(value)
+    text = f"Path({str(value)!r})" if isinstance(value, PurePath) else repr(value)
     return "..." if " at 0x" in text or len(text) > 60 or text == "<factory>" else text
 
 
