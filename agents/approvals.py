@@ -1,7 +1,8 @@
 """A person's approval of a call: who can give it, how it is asked for, and what was approved for more than one call.
 
 `driver` asks and waits, `inbox` reads a decision. What was approved for a thread, or for every call that its person may
-decide, is a record of the agent's own (``standing``): it holds over restarts, until the person who gave it takes it back.
+decide, is a record of the agent's own (``standing``): it holds over restarts, until the person who gave it takes it
+back.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def describe_request(tool: str, arguments: str, *, why: str, timeout_s: float) -
     lines = [
         f"May I call {tool} with {shown}?",
         *([f"Why: {reason}"] if reason else []),
-        f"I wait for {_describe_span(timeout_s)}. Reply to this message with /approve, this once; with /approve thread or "
-        f"/approve always, from now on: {tool} in this thread, or wherever you may decide; with /deny REASON; or with /edit "
-        "ARGUMENTS.",
+        f"I wait for {_describe_span(timeout_s)}. Reply to this message with /approve, this once; with /approve thread "
+        f"or /approve always, from now on: {tool} in this thread, or wherever you may decide; with /deny REASON; "
+        "or with /edit ARGUMENTS.",
     ]
     return "\n".join(lines), {"tool": tool, "arguments": shown, "reason": reason, "timeout_s": timeout_s}
 
@@ -192,8 +193,8 @@ async def tell_decider(
 
 
 async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Approval | None, bool] | None:
-    """What was decided on the request that a decision answers, and whether its reaction has ended; None if it answers no
-    request of this agent."""
+    """What was decided on the request that a decision answers, and whether its reaction has ended; None if it answers
+    no request of this agent."""
     seq = decision.reply_to
     try:
         before = (

@@ -202,8 +202,8 @@ class Driver:
         # What the turn's own request came to, middleware included, and which model got it; of several (as middleware
         # may ask) the first. None if none did.
         self._asked: tuple[Model, ModelRequest] | None = None
-        # What middleware used in requests of its own: around the turn's own one; around turns and the whole reaction, or
-        # where there was no reply, which no record but that of the end tells.
+        # What middleware used in requests of its own: around the turn's own one; around turns and the whole reaction,
+        # or where there was no reply, which no record but that of the end tells.
         self._used_around: tuple[ModelUse, ...] = ()
         self._used_beside: list[ModelUse] = []
         # Numbers what streams, in one order with the runs inside of it.
@@ -355,8 +355,8 @@ class Driver:
     async def _review_message(
         self, turn: int, index: int, seen: dict[int, Reviewed], places: Iterator[int], text: str
     ) -> tuple[str, Mapping[str, JsonValue]]:
-        """Have what a call says to who asked reviewed like an answer. Raises `ToolError` for what is not sent: the model
-        reads why. ``seen``: what became of the call's messages, by ``places``."""
+        """Have what a call says to who asked reviewed like an answer. Raises `ToolError` for what is not sent: the
+        model reads why. ``seen``: what became of the call's messages, by ``places``."""
         place = next(places)
         known = seen.get(place) or self._recorded.sent_reviews.get((turn, index, place))
         can_correct = self._reaction.can_correct
@@ -399,8 +399,8 @@ class Driver:
         return reviewed
 
     def _list_guards(self) -> list[Guard]:
-        """Give the reviews that hold beside those of the agent at work for what it sends to who asked: of those that had
-        the conversation before, and of the agents around this run."""
+        """Give the reviews that hold beside those of the agent at work for what it sends to who asked: of those that
+        had the conversation before, and of the agents around this run."""
         outer = self._outer
         return [
             *self._reaction.guards,
@@ -788,8 +788,8 @@ class Driver:
         return replace(planned, arguments=arguments, call=replace(planned.call, arguments=written))
 
     async def _find_approval(self, turn: int, planned: PlannedCall) -> Approval | None:
-        """What a person has approved before holds for this call too, and is recorded for it; None where it is to be asked
-        for. Raises `NobodyDecides`."""
+        """What a person has approved before holds for this call too, and is recorded for it; None where it is to be
+        asked for. Raises `NobodyDecides`."""
         if self._replies is None:
             return None
         trigger = _find_trigger(self._make_context(self._journal.derive_id(turn, planned.index), turn))

@@ -357,8 +357,8 @@ class Decision(NamedTuple):
 
 
 def read_decision(message: BaseMessage) -> Decision | None:
-    """Give a person's ``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON`` or ``/edit ARGUMENTS``; None for anything else, and for anybody
-    else."""
+    """Give a person's ``/approve``, ``/approve thread``, ``/approve always``, ``/deny REASON`` or ``/edit ARGUMENTS``;
+    None for anything else, and for anybody else."""
     if message.sender_kind != "human":
         return None
     word, *said = message.said.strip().split(maxsplit=1) or [""]

@@ -439,7 +439,8 @@ class Journal:
         used: tuple[ModelUse, ...] = (),
     ) -> ModelReply:
         """Keep a reply, with the print of the request that it answers (`print_request`), by which a replay notices
-        another one. ``used`` is what middleware's own requests used of its usage. Give it as it is kept: an empty one in place of one that is too large for a record."""
+        another one. ``used`` is what middleware's own requests used of its usage. Give it as it is kept: an empty one
+        in place of one that is too large for a record."""
         printed = {} if request is None else {"request": dict(request)}
         told = reply.to_json()
         if len(json.dumps([told, printed])) > self.max_body_bytes - _ENVELOPE_BYTES:

@@ -278,8 +278,8 @@ class Middleware:
     def select_messages(
         self, threads: Mapping[str, MessageThread], trigger: BaseMessage
     ) -> tuple[Mapping[str, MessageThread], BaseMessage]:
-        """Choose what of the conversation enters the prompt: leave out, or shorten visibly, or write otherwise what only
-        the agent's middleware has written; the trigger stays."""
+        """Choose what of the conversation enters the prompt: leave out, or shorten visibly, or write otherwise what
+        only the agent's middleware has written; the trigger stays."""
         return threads, trigger
 
     def should_continue(self, state: TurnState) -> bool:

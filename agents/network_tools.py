@@ -176,9 +176,13 @@ async def _ask(
     return Output(describe_replies(asked, replies, problems, timeout_s), data)
 
 
-@tool(name=FINISH, idempotent=True)
+@tool(
+    name=FINISH,
+    idempotent=True,
+    description="End your work on the incoming message. Call it when nothing is left to do, or when the message needs "
+    "nothing from you.",
+)
 async def _finish(reason: Annotated[str, Field(description="Why nothing is left to do, in a few words")]) -> str:
-    """End your work on the incoming message. Call it when nothing is left to do, or when the message needs nothing from you."""
     return reason
 
 
@@ -206,9 +210,8 @@ async def put_question(
                 continue
             try:
                 stored = await context.client.send_text(
-                    agent_id, text, requires_response=[agent_id], metadata={ASK: question},
-                    message_id=message_id,
-                )  # fmt: skip
+                    agent_id, text, requires_response=[agent_id], metadata={ASK: question}, message_id=message_id
+                )
             except RequestError as error:
                 problems[agent_id] = f"was not asked: {error.code}: {error}"
                 continue

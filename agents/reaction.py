@@ -275,8 +275,9 @@ class Reaction:
 
     ``answers`` says that somebody waits for an answer: a person wrote the trigger, or it requires this agent's
     response; ``threads`` are the ids under which the answer would appear, ``keeper`` the agent that the thread stays
-    with already, ``conversation`` what the prompt shows, ``earlier`` those from whom the agent has it. ``frame`` puts the system message around an agent's instruction, ``shorten`` gives a shorter prompt
-    for a model that finds this one too long.
+    with already, ``conversation`` what the prompt shows, ``earlier`` those from whom the agent has it. ``frame`` puts
+    the system message around an agent's instruction, ``shorten`` gives a shorter prompt for a model that finds this one
+    too long.
     """
 
     def __init__(

@@ -42,7 +42,8 @@ def next_reaction_id(overtaken: str) -> str:
 
 
 def list_answer_threads(message: BaseMessage) -> tuple[str, ...]:
-    """Give the threads in which a message may be answered: its own, and last the one in which the answer would stand."""
+    """Give the threads in which a message may be answered: its own, and last the one in which the answer would
+    stand."""
     return answer_threads(message.kind, message.thread_id, message.seq)
 
 

@@ -95,7 +95,8 @@ def thread_start(thread_id: str) -> int | None:
 
 
 def answer_threads(kind: str, thread_id: str, seq: int) -> tuple[str, ...]:
-    """The threads in which a message may be answered: its own, and last the one that replies to it begin, if they do."""
+    """The threads in which a message may be answered: its own, and last the one that replies to it begin, if they
+    do."""
     begins = kind in ("broadcast", "channel") and thread_start(thread_id) is None
     return (thread_id, reply_thread(seq)) if begins else (thread_id,)
 

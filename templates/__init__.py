@@ -1,7 +1,7 @@
 """The texts that agents send to their models, as jinja templates beside this file.
 
-`read_template` gives a template's source; rendering (sandbox, escaping) belongs to `roundelay.agents.prompt`. Imports nothing
-of ours.
+`read_template` gives a template's source; rendering (sandbox, escaping) belongs to `roundelay.agents.prompt`. Imports
+nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ CONVERSATION = "conversation.jinja"
 """The user message of a reaction: ``message_threads``, ``incoming_thread_id`` and ``incoming_message`` as XML."""
 
 SYSTEM = "system.jinja"
-"""What `features.prompts` adds to the system message: the date, the tools and how to use them, constraints, custom instructions."""
+"""What `features.prompts` adds to the system message: the date, the tools and how to use them, constraints, custom
+instructions."""
 
 USER = "user.jinja"
-"""What `features.prompts` adds to the user message, after the conversation: what tools and servers say about their use."""
+"""What `features.prompts` adds to the user message, after the conversation: what tools and servers say about their
+use."""
 
 
 def read_template(name: str) -> str:

@@ -2,9 +2,9 @@
 
 `Evaluations` is middleware that reviews. A check gives what is wrong with an answer, as an instruction to write a
 better one, or None. What the checks found goes back to the model, as often as the policy's ``max_corrections`` says;
-then the answer goes out with the findings in the record, unless a check blocks it. A check that cannot be made (its model is down, its code
-raises) holds up no answer: that is noted, too. What checks gave is recorded, so a resumed reaction does not ask them
-again.
+then the answer goes out with the findings in the record, unless a check blocks it. A check that cannot be made (its
+model is down, its code raises) holds up no answer: that is noted, too. What checks gave is recorded, so a resumed
+reaction does not ask them again.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 The first two stand before the history, so providers' caches hold as long as they render to the same text: the templates
 that ship change only when a tool is used for the first time that has something to say about the form of its results,
 or when a server says something else. What servers say (`CallModel.parts`) stands where the templates put it, once, as
-their words; what they leave out stands where it would without them. Time is the incoming message's, so that a resumed reaction reads the
-same. Pure.
+their words; what they leave out stands where it would without them. Time is the incoming message's, so that a resumed
+reaction reads the same. Pure.
 """
 
 from __future__ import annotations

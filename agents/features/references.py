@@ -97,8 +97,8 @@ class Numbers:
         self._written: set[int] = set()
 
     def find(self, reference: Reference, wanted: int | None = None) -> int | None:
-        """Give the number of a source: that of the same one, the one that is ``wanted`` if it is free, or the next; None
-        when all are given out."""
+        """Give the number of a source: that of the same one, the one that is ``wanted`` if it is free, or the next;
+        None when all are given out."""
         number = self._by_key.get(reference.key)
         if number is None:
             number = wanted if wanted is not None and wanted not in self.sources else self._find_free()
@@ -282,8 +282,8 @@ def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str
     return {"n": number, **dict(shown), **({"text": reference.text} if with_text and reference.text else {})}
 
 
-# --- citations in a text. Code and links of Markdown are left alone (`values[1]`, [1](https://...)). In a text that is JSON, a
-# structured answer for example, only its strings cite: {"amounts": [10, 20]} cites nothing.
+# --- citations in a text. Code and links of Markdown are left alone (`values[1]`, [1](https://...)). In a text that is
+# JSON, a structured answer for example, only its strings cite: {"amounts": [10, 20]} cites nothing.
 
 
 def find_citations(text: str, *, is_json: bool = False) -> list[int]:

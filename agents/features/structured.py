@@ -34,8 +34,8 @@ _BOTH: Any = {"by_alias": True, "by_name": True}
 
 
 class StructuredAnswer(Middleware, Generic[T]):
-    """The answer is a ``kind``: a pydantic model, a dataclass, or anything else that pydantic reads. An agent that takes
-    over answers in its own form."""
+    """The answer is a ``kind``: a pydantic model, a dataclass, or anything else that pydantic reads. An agent that
+    takes over answers in its own form."""
 
     guards = False
 

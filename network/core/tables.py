@@ -249,8 +249,8 @@ class Heard:
 
 
 class Awaited(Struct, frozen=True, omit_defaults=True):
-    """What a call waits for: the answers of these participants, or a person's decision on its ``request`` (a seq), ``until`` then
-    (ms)."""
+    """What a call waits for: the answers of these participants, or a person's decision on its ``request`` (a seq),
+    ``until`` then (ms)."""
 
     to: tuple[str, ...] = ()
     request: int | None = None

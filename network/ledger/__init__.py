@@ -150,16 +150,29 @@ class Ledger(Protocol):
         """Encode these as `append` does, and store nothing. Raises `Unstorable`."""
 
     async def inbox(
-        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,
+        self,
+        spans: Sequence[Span],
+        sender: str,
+        after: int,
+        until: int,
+        limit: int,
+        *,
+        newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         """Messages with ``after`` < seq <= ``until`` that lie in a span, or were sent by ``sender`` to one participant
         or mod; ascending: the oldest of them, or the newest."""
 
     async def thread(
-        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True,
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int,
+        newest: bool = True,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         """Messages of one thread, ascending: the newest of the range, or its oldest."""
 
     async def reaction(
@@ -174,9 +187,16 @@ class Ledger(Protocol):
         ``limit`` of those whose last seq is below ``before``."""
 
     async def search(
-        self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
-        before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Found:  # fmt: skip
+        self,
+        terms: Sequence[str],
+        spans: Sequence[Span] | None,
+        sender: str,
+        *,
+        stream: str | None = None,
+        before: int | None = None,
+        limit: int,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Found:
         """Messages whose text has all of these terms (`search.read_terms`), ascending: the newest below ``before``, of
         those that `inbox` would give, or of all without spans; of one thread, or of all. Of many that have these terms
         and are not within the spans it looks at a part, and gives the ``end`` of it."""
@@ -207,9 +227,15 @@ class Ledger(Protocol):
         """Drop old rows."""
 
     async def records(
-        self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None,
+        self,
+        agent_id: str,
+        kind: str,
+        after: int,
+        limit: int,
+        *,
+        reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         """Records of one agent and kind with seq > ``after``, ascending; of one of its reactions, or of all."""
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:

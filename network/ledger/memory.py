@@ -135,9 +135,16 @@ class MemoryLedger:
         """Nothing is encoded here: everything can be stored."""
 
     async def inbox(
-        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,
+        self,
+        spans: Sequence[Span],
+        sender: str,
+        after: int,
+        until: int,
+        limit: int,
+        *,
+        newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         return self._page(self._inbox(spans, sender, after, until, newest=newest), limit, max_bytes, newest=newest)
 
     def _inbox(
@@ -155,9 +162,15 @@ class MemoryLedger:
         return take_page((self._rows[seq] for seq in seqs), limit, max_bytes, newest=newest)
 
     async def thread(
-        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True,
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int,
+        newest: bool = True,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         seqs = self._threads.get(stream, [])
         low = bisect_right(seqs, after)
         high = len(seqs) if before is None else bisect_left(seqs, before)
@@ -180,9 +193,16 @@ class MemoryLedger:
         return _summarise(said, before, limit)
 
     async def search(
-        self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
-        before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Found:  # fmt: skip
+        self,
+        terms: Sequence[str],
+        spans: Sequence[Span] | None,
+        sender: str,
+        *,
+        stream: str | None = None,
+        before: int | None = None,
+        limit: int,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Found:
         until = self._head if before is None else before - 1
         newest_first = (self._rows[seq] for seq in reversed(self._order[: bisect_right(self._order, until)]))
         found = (row for row in newest_first if is_within(row, spans, sender, stream) and holds(row, terms))
@@ -237,9 +257,15 @@ class MemoryLedger:
             self._tables[table] = {key: it for key, it in values if _seq_of(table, key, it) >= self._first_seq}
 
     async def records(
-        self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None,
+        self,
+        agent_id: str,
+        kind: str,
+        after: int,
+        limit: int,
+        *,
+        reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         seqs = self._records.get(f"{agent_id}/{kind}", [])
         found = (seq for seq in seqs[bisect_right(seqs, after) :] if reaction in (None, self._rows[seq].stream))
         return self._page(found, limit, max_bytes, newest=False)

@@ -89,7 +89,8 @@ SCHEMA_VERSION = len(STEPS)
 CHECKSUMS_SINCE = 2
 """The first schema whose rows have checksums."""
 COPIED_EPOCH = "copied_epoch"
-"""In ``meta`` of a backup: the epoch of the ledger that it is a copy of. It has none of its own until a node opens it."""
+"""In ``meta`` of a backup: the epoch of the ledger that it is a copy of. It has none of its own until a node opens
+it."""
 
 
 def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:

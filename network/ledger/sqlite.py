@@ -368,18 +368,31 @@ class SQLiteLedger:
         return await self._run(self._writer, partial(look_up, wanted, self._damage))
 
     async def inbox(
-        self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int, *, newest: bool = False,
+        self,
+        spans: Sequence[Span],
+        sender: str,
+        after: int,
+        until: int,
+        limit: int,
+        *,
+        newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         values = (list_spans(spans, after, until), sender, after, until, limit + 1)
         sql = INBOX.replace("{order}", "DESC" if newest else "ASC")
         # windows look for the newest, deliveries for the oldest
         return await self._read_page(self._browser if newest else self._reader, sql, values, limit, max_bytes, newest)
 
     async def thread(
-        self, stream: str, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True,
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int,
+        newest: bool = True,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         end = before if before is not None else 2**62
         order = "DESC" if newest else "ASC"
         sql = f"""
@@ -410,9 +423,16 @@ class SQLiteLedger:
         return await self._list_threads(sql.replace("{order}", "ASC"), values)
 
     async def search(
-        self, terms: Sequence[str], spans: Sequence[Span] | None, sender: str, *, stream: str | None = None,
-        before: int | None = None, limit: int, max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Found:  # fmt: skip
+        self,
+        terms: Sequence[str],
+        spans: Sequence[Span] | None,
+        sender: str,
+        *,
+        stream: str | None = None,
+        before: int | None = None,
+        limit: int,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Found:
         index = self._index
         if index is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
@@ -492,9 +512,15 @@ class SQLiteLedger:
         return done
 
     async def records(
-        self, agent_id: str, kind: str, after: int, limit: int, *, reaction: str | None = None,
+        self,
+        agent_id: str,
+        kind: str,
+        after: int,
+        limit: int,
+        *,
+        reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         # `+stream`: by the index of the agent's records of that kind, since others may write under the same
         # reaction's id
         of = "" if reaction is None else "AND +stream = ?4"
@@ -510,9 +536,14 @@ class SQLiteLedger:
         return (await self._read_page(self._browser, sql, (after, limit), limit, bound)).rows
 
     async def _read_page(
-        self, db: SqliteConnection | None, sql: str, values: Sequence[object], limit: int, max_bytes: int,
+        self,
+        db: SqliteConnection | None,
+        sql: str,
+        values: Sequence[object],
+        limit: int,
+        max_bytes: int,
         newest: bool = False,
-    ) -> Page:  # fmt: skip
+    ) -> Page:
         """A page of a query that gives at most one row beyond it; ``newest`` says that its rows descend."""
         return await self._read(db, sql, values, lambda rows: take_page(rows, limit, max_bytes, newest=newest))
 

@@ -19,7 +19,8 @@ from .reading import Reading, reads
 
 Activity: TypeAlias = Literal["works", "waits", "queued", "held", "stopping", "interrupted"]
 """Of a reaction: a model or a tool of it runs; it waits for somebody; its turn has not come yet in a process that was
-started again, or in a thread that was given back; a person holds its thread; it was asked to stop; its agent is gone."""
+started again, or in a thread that was given back; a person holds its thread; it was asked to stop; its agent is
+gone."""
 ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
 """Which of its reactions says what an agent does."""
 MAX_SHOWN = 16

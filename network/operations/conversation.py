@@ -182,9 +182,13 @@ async def info(reading: Reading) -> dict[str, Any]:
     """What this network is."""
     hub = reading.hub
     return {
-        "name": hub.name, "epoch": hub.epoch, "server": hub.server, "head": hub.state.head,
-        "participants": hub.state.count_participants(), "mods": hub.mod_ids,
-    }  # fmt: skip
+        "name": hub.name,
+        "epoch": hub.epoch,
+        "server": hub.server,
+        "head": hub.state.head,
+        "participants": hub.state.count_participants(),
+        "mods": hub.mod_ids,
+    }
 
 
 async def watch(reading: Reading, *, presence: bool | None = None, signals: bool | None = None) -> dict[str, Any]:

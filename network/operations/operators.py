@@ -291,9 +291,12 @@ async def rows(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[
     found = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
     return {
         "rows": [encode_row(row).decode() for row in found if not row.is_damaged],
-        "next": found[-1].seq if found else after, "head": hub.state.head, "epoch": hub.epoch, "name": hub.name,
+        "next": found[-1].seq if found else after,
+        "head": hub.state.head,
+        "epoch": hub.epoch,
+        "name": hub.name,
         **_tell_damaged(found),
-    }  # fmt: skip
+    }
 
 
 async def status(reading: Reading) -> dict[str, Any]:

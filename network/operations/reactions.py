@@ -74,7 +74,8 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
 
 def _list_requests(reading: Reading, after: int) -> list[tuple[int, dict[str, Any]]]:
     """The messages above ``after`` that open reactions say they wait on for a person's decision, by seq, with what is
-    told of each. What else the records of a reaction claim is never read here: an agent may write any number of them."""
+    told of each. What else the records of a reaction claim is never read here: an agent may write any number of
+    them."""
     claimed: dict[tuple[int, str], dict[str, Any]] = {}
     for _, opened in reading.hub.state.items("reaction"):
         waits = {place: it for place, it in opened.awaits.items() if it.request is not None and it.request > after}
@@ -123,9 +124,13 @@ async def records(
 
 def _describe_record(row: Row) -> dict[str, Any]:
     return {
-        "seq": row.seq, "agent_id": row.actor, "record_id": row.key[2:], "kind": row.label, "body": Raw(row.data),
+        "seq": row.seq,
+        "agent_id": row.actor,
+        "record_id": row.key[2:],
+        "kind": row.label,
+        "body": Raw(row.data),
         "at": row.at,
-    }  # fmt: skip
+    }
 
 
 async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> dict[str, Any]:
@@ -225,15 +230,22 @@ def describe_call(row: Row, body: object) -> dict[str, Any]:
     used = body.get("used")
     usage = reply.get("usage") if row.label == "model_reply" else body.get("usage")
     return {
-        "seq": row.seq, "at": row.at, "kind": row.label, "reaction": row.stream, "path": _text(body.get("path")),
-        "turn": body.get("turn"), "agent": _text(body.get("agent")), "model": _text(reply.get("model")),
-        "usage": usage if isinstance(usage, dict) else {}, "tools": [_text(name) for name in names],
+        "seq": row.seq,
+        "at": row.at,
+        "kind": row.label,
+        "reaction": row.stream,
+        "path": _text(body.get("path")),
+        "turn": body.get("turn"),
+        "agent": _text(body.get("agent")),
+        "model": _text(reply.get("model")),
+        "usage": usage if isinstance(usage, dict) else {},
+        "tools": [_text(name) for name in names],
         "used": [
             {"model": _text(it.get("model")), "usage": it["usage"]}
             for it in (used if isinstance(used, list) else ())
             if isinstance(it, dict) and isinstance(it.get("usage"), dict)
         ],
-    }  # fmt: skip
+    }
 
 
 def _text(value: object) -> str:

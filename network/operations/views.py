@@ -381,9 +381,10 @@ def find_open(begun: Iterable[Begun], finished: Collection[tuple[str, int]], seq
     ``finished`` are reactions with the seqs of their ``finished`` records. Files are explained by this rule too.
     """
     is_open = [
-        it for it in begun
+        it
+        for it in begun
         if it.seq < seq and not any(it.reaction == name and it.seq < at < seq for name, at in finished)
-    ]  # fmt: skip
+    ]
     return max(is_open, key=lambda it: it.seq, default=None)
 
 

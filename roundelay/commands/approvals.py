@@ -50,9 +50,13 @@ def approvals(context: click.Context, as_json: bool) -> None:
 @approvals.command(short_help="Let the call that #SEQ asks for be made.")
 @_seq_argument
 @click.option(
-    "--for", "scope", type=click.Choice(("once", "thread", "always")), default="once", show_default=True,
+    "--for",
+    "scope",
+    type=click.Choice(("once", "thread", "always")),
+    default="once",
+    show_default=True,
     help="This call; all of the tool in this thread; all that you may decide.",
-)  # fmt: skip
+)
 @json_option
 @identity_options
 def approve(seq: int, scope: str, as_json: bool) -> None:

@@ -26,9 +26,15 @@ GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
 @json_option
 @identity_options
 def cost(
-    by: str, agent_id: str | None, thread_id: str | None, root: int | None, reaction: str | None, since: str | None,
-    db: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    by: str,
+    agent_id: str | None,
+    thread_id: str | None,
+    root: int | None,
+    reaction: str | None,
+    since: str | None,
+    db: Path | None,
+    as_json: bool,
+) -> None:
     """Show what models used, and what it cost where prices are known.
 
     Agents inside of other agents' calls are counted with those. Operators see all agents; with --as ID --as-kind agent

@@ -64,9 +64,13 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
 
 @click.command(short_help="Write the log, a transcript or a diagram.")
 @click.option(
-    "--format", "format_", type=click.Choice(("jsonl", "markdown", "mermaid")), default="jsonl", show_default=True,
+    "--format",
+    "format_",
+    type=click.Choice(("jsonl", "markdown", "mermaid")),
+    default="jsonl",
+    show_default=True,
     help="The log itself, a transcript, or a sequence diagram.",
-)  # fmt: skip
+)
 @click.option("--thread", metavar="ID", help="Only this thread.")
 @click.option("--root", type=click.IntRange(1), metavar="SEQ", help="Only what followed from this first message.")
 @click.option("--from", "first", type=click.IntRange(1), metavar="SEQ", help="Only from this seq on.")
@@ -75,9 +79,14 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
 @db_option
 @identity_options
 def export(
-    format_: str, thread: str | None, root: int | None, first: int | None, last: int | None, output: Path | None,
+    format_: str,
+    thread: str | None,
+    root: int | None,
+    first: int | None,
+    last: int | None,
+    output: Path | None,
     db: Path | None,
-) -> None:  # fmt: skip
+) -> None:
     """Write the log, losing nothing (jsonl), or what was said (markdown, mermaid).
 
     The log is for operators; what was said holds what the caller may read. A whole jsonl export can be replayed.
@@ -109,9 +118,14 @@ def export(
 @click.command(short_help="Write what each agent's model replied as a tape.")
 @click.argument("ledger", type=LEDGER_PATH)
 @click.option(
-    "-o", "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("tapes"), show_default=True,
-    metavar="DIR", help="Where the tapes go, one for each agent.",
-)  # fmt: skip
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("tapes"),
+    show_default=True,
+    metavar="DIR",
+    help="Where the tapes go, one for each agent.",
+)
 @debug_option
 def tapes(ledger: Path, output: Path) -> None:
     """Write the recorded replies of each agent's model as a tape: `model: {replay: tapes/ID.jsonl}` plays it.

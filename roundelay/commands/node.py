@@ -130,9 +130,14 @@ def _find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 @click.option("--model", metavar="NAME", help="Ask this OpenAI-compatible model too.")
 @click.option("--base-url", metavar="URL", help="Where --model is (default: the OpenAI API).")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(1, 600), default=30.0, show_default=True, metavar="SECONDS",
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(1, 600),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
     help="How long a model may take.",
-)  # fmt: skip
+)
 @json_option
 @node_options
 @debug_option

@@ -30,9 +30,11 @@ MAX_LISTED = 1000
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--db", type=click.Path(readable=False, path_type=Path), metavar="FILE",
+    "--db",
+    type=click.Path(readable=False, path_type=Path),
+    metavar="FILE",
     help="The database (default: that of the node that runs here, else roundelay.yaml's).",
-)  # fmt: skip
+)
 @json_option
 @debug_option
 def backup(file: Path, db: Path | None, as_json: bool) -> None:

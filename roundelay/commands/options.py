@@ -108,33 +108,52 @@ def _keep_debug(_context: click.Context, _parameter: click.Parameter, value: boo
 def node_options(function: Function) -> Function:
     """Add ``--url`` and ``--token``."""
     function = click.option(
-        "--token", metavar="TOKEN", expose_value=False, callback=_keep("token"), envvar="ROUNDELAY_TOKEN",
+        "--token",
+        metavar="TOKEN",
+        expose_value=False,
+        callback=_keep("token"),
+        envvar="ROUNDELAY_TOKEN",
         help="Who you are to the hub; needed only on another machine than the node's.  [env: ROUNDELAY_TOKEN]",
-    )(function)  # fmt: skip
+    )(function)
     return click.option(
-        "--url", metavar="URL", expose_value=False, callback=_keep("url", _check_url), envvar="ROUNDELAY_URL",
+        "--url",
+        metavar="URL",
+        expose_value=False,
+        callback=_keep("url", _check_url),
+        envvar="ROUNDELAY_URL",
         help="The hub; without it the node that runs on this machine.  [env: ROUNDELAY_URL]",
-    )(function)  # fmt: skip
+    )(function)
 
 
 def identity_options(function: Function) -> Function:
     """Add `node_options`, ``--as`` and ``--as-kind``."""
     function = click.option(
-        "--as-kind", type=click.Choice(("human", "service", "agent")), expose_value=False, callback=_keep("kind"),
+        "--as-kind",
+        type=click.Choice(("human", "service", "agent")),
+        expose_value=False,
+        callback=_keep("kind"),
         help="What --as is (default: human).",
-    )(function)  # fmt: skip
+    )(function)
     function = click.option(
-        "--as", metavar="ID", expose_value=False, callback=_keep("agent_id", _check_id), envvar="ROUNDELAY_AS",
+        "--as",
+        metavar="ID",
+        expose_value=False,
+        callback=_keep("agent_id", _check_id),
+        envvar="ROUNDELAY_AS",
         help="As whom.  [env: ROUNDELAY_AS]",
-    )(function)  # fmt: skip
+    )(function)
     return debug_option(node_options(function))
 
 
 def debug_option(function: Function) -> Function:
     return click.option(
-        "--debug", is_flag=True, expose_value=False, callback=_keep_debug, is_eager=True,
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=_keep_debug,
+        is_eager=True,
         help="Show tracebacks.  [env: ROUNDELAY_DEBUG]",
-    )(function)  # fmt: skip
+    )(function)
 
 
 LEDGER_PATH = click.Path(readable=False, path_type=Path)

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     help="Where lines go at first: ID, channel:NAME, thread:SEQ (default: broadcast).",
 )
 @click.option(
-    "--wait", "wait_s", type=click.FloatRange(0, 86_400), metavar="SECONDS",
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, 86_400),
+    metavar="SECONDS",
     help="After the end of a pipe, stay so long (default: until nobody is at work and it is quiet).",
-)  # fmt: skip
+)
 @identity_options
 def chat(to: str | None, wait_s: float | None) -> None:
     """Join the conversation as a person: each line is a message, /help lists the commands.

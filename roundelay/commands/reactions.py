@@ -34,9 +34,13 @@ def reactions() -> None:
 @click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only those of this agent.")
 @click.option("--open", "only_open", is_flag=True, help="Only those that have not finished.")
 @click.option(
-    "--last", type=click.IntRange(1, MAX_LAST), default=100, show_default=True, metavar="N",
+    "--last",
+    type=click.IntRange(1, MAX_LAST),
+    default=100,
+    show_default=True,
+    metavar="N",
     help="Beside the open ones, those that the last N messages are part of.",
-)  # fmt: skip
+)
 @db_option
 @json_option
 @identity_options
@@ -64,9 +68,12 @@ def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | No
 @reactions.command("show", short_help="Show the records of REACTION.")
 @click.argument("reaction")
 @click.option(
-    "--agent", "agent_id", metavar="ID", callback=check_id,
+    "--agent",
+    "agent_id",
+    metavar="ID",
+    callback=check_id,
     help="What this agent wrote, where others wrote under the same id.",
-)  # fmt: skip
+)
 @db_option
 @json_option
 @identity_options

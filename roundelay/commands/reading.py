@@ -115,9 +115,14 @@ def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> No
 
 @click.command(short_help="Show what the node is and how it does.")
 @click.option(
-    "--over", "over_s", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
+    "--over",
+    "over_s",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
     help="How long to count for the rates.",
-)  # fmt: skip
+)
 @json_option
 @identity_options
 def status(as_json: bool, over_s: float) -> None:

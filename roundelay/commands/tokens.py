@@ -28,9 +28,11 @@ def token() -> None:
 
 def token_options(function: Function) -> Function:
     function = click.option(
-        "--db", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
+        "--db",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        metavar="FILE",
         help="Do it in this database, while no node runs on it.",
-    )(function)  # fmt: skip
+    )(function)
     return identity_options(function)
 
 

@@ -209,8 +209,8 @@ class _Stage:
             self._screen.write("")
             if local is not None:
                 self._screen.incident(
-                    f"The model is {local}, on this machine's CPU. It makes plain English sentences, often wrong ones; it "
-                    f"calls no tools and asks nobody, so {DESK} answers alone, and whatever it says proves nothing."
+                    f"The model is {local}, on this machine's CPU. It makes plain English sentences, often wrong ones; "
+                    f"it calls no tools and asks nobody, so {DESK} answers alone, and whatever it says proves nothing."
                 )
             began_s = time.monotonic()
             await person.send_text(DESK, self._plan.question)

@@ -1,8 +1,8 @@
 """What the commands that stay, a node and its agents, write on stderr: log lines, and what is said beside the log, in
 words or as JSON. The only place that configures logging.
 
-``info`` and ``debug`` are this package's own: libraries are heard from ``warning`` on, since below that some of them log
-prompts, requests and frames. Nothing of ours logs tokens, prompts or the bodies of messages.
+``info`` and ``debug`` are this package's own: libraries are heard from ``warning`` on, since below that some of them
+log prompts, requests and frames. Nothing of ours logs tokens, prompts or the bodies of messages.
 """
 
 from __future__ import annotations

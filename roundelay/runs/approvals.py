@@ -1,6 +1,7 @@
 """Calls that wait for a person's decision, as people meet them: what waits, in words, and deciding it once.
 
-What waits is the hub's to say (``network.approvals``); a decision is a reply to the message that asks, by somebody who reads it."""
+What waits is the hub's to say (``network.approvals``); a decision is a reply to the message that asks, by somebody who
+reads it."""
 
 from __future__ import annotations
 

@@ -106,10 +106,15 @@ class Total:
         """Give it for programs; dollars as a number, ``unpriced`` the models that it leaves out."""
         usage = self.usage
         return {
-            "calls": self.calls, "prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens,
-            "completion_tokens": usage.completion_tokens, "reasoning_tokens": usage.reasoning_tokens,
-            "tools": self.tools, "usd": float(self.cost), "unpriced": sorted(self.unpriced),
-        }  # fmt: skip
+            "calls": self.calls,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+            "tools": self.tools,
+            "usd": float(self.cost),
+            "unpriced": sorted(self.unpriced),
+        }
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 judges or replays reactions.
 
 The bodies of records are read by `roundelay.agents.journal`. A program of another kind may write what it likes under
-these kinds; then there is no `RecordedReaction.run`, and what every program has to say (what it reacts to, that it has ended)
-is still told. Pure.
+these kinds; then there is no `RecordedReaction.run`, and what every program has to say (what it reacts to, that it has
+ended) is still told. Pure.
 """
 
 from __future__ import annotations
@@ -259,9 +259,13 @@ class RecordedReaction:
 
     def to_json(self) -> dict[str, object]:
         return {
-            "reaction": self.reaction, "agent_id": self.agent_id, "trigger": self.trigger, "thread_id": self.thread_id,
-            "state": self.state, "turns": self.turns,
-        }  # fmt: skip
+            "reaction": self.reaction,
+            "agent_id": self.agent_id,
+            "trigger": self.trigger,
+            "thread_id": self.thread_id,
+            "state": self.state,
+            "turns": self.turns,
+        }
 
     def _bodies(self, kind: str) -> Iterable[Mapping[str, Any]]:
         return (it["body"] for it in self.records if it["kind"] == kind and isinstance(it["body"], Mapping))
@@ -298,9 +302,13 @@ def read_trigger(kind: str, body: object) -> int | None:
 def read_record(row: Row) -> Record:
     """Give the record of a row that holds one, as ``network.records`` does. Raises `LedgerError`."""
     return {
-        "seq": row.seq, "agent_id": row.actor, "record_id": row.key[2:], "kind": row.label, "body": read_body(row),
+        "seq": row.seq,
+        "agent_id": row.actor,
+        "record_id": row.key[2:],
+        "kind": row.label,
+        "body": read_body(row),
         "at": row.at,
-    }  # fmt: skip
+    }
 
 
 def read_path(record: Record) -> str:

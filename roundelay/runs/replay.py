@@ -265,7 +265,8 @@ class _Replay:
         return found is not None and found.is_open and int(found.records[-1]["seq"]) <= self._seen
 
     async def _wait_for(self, row: Row) -> None:
-        """Let time pass until a row's write is there: as much as had passed since the beginning. Raises `_StopReplay`."""
+        """Let time pass until a row's write is there: as much as had passed since the beginning. Raises
+        `_StopReplay`."""
         behind_s = (row.at - self._recording.rows[0].at) / 1000 - (self._loop.time() - self._began_s)
         allowed_s = max(0.0, behind_s) + PATIENCE_S
         passed_s = 0.0

@@ -62,9 +62,14 @@ class ReplayStage:
         self.gate = WriteGate(changes, frozenset(held_answers))
         self.ledger = MemoryLedger(epoch=recording.head.epoch, name=recording.head.name)
         self.hub = Hub(
-            self.ledger, limits=limits, mods=loaded, visibility=visibility, server=server_name(),
-            clock=lambda: self._stamp, new_id=self._new_id,
-        )  # fmt: skip
+            self.ledger,
+            limits=limits,
+            mods=loaded,
+            visibility=visibility,
+            server=server_name(),
+            clock=lambda: self._stamp,
+            new_id=self._new_id,
+        )
         self.hands = Hands(self.hub, recording, self._new_id)
 
     def go_to(self, row: Row) -> None:
@@ -75,9 +80,14 @@ class ReplayStage:
     def make_client(self, runner: AgentRunner) -> NetworkClient:
         """Give an agent's client, whose writes wait at the gate."""
         return NetworkClient(
-            runner.agent_id, kind="agent", role="reactor", card=runner.describe_card(), new_id=self._new_id,
-            jitter=lambda: 1.0, transport=_GatedTransport(self.hub, self.gate, runner.agent_id),
-        )  # fmt: skip
+            runner.agent_id,
+            kind="agent",
+            role="reactor",
+            card=runner.describe_card(),
+            new_id=self._new_id,
+            jitter=lambda: 1.0,
+            transport=_GatedTransport(self.hub, self.gate, runner.agent_id),
+        )
 
     def _new_id(self) -> str:
         self._ids += 1

@@ -117,7 +117,8 @@ class LiveSource:
         return await list_threads(self.client, most=most)
 
     async def history(self, thread_id: str, limit: int, before: int | None = None) -> dict[str, Any]:
-        """Give the end of a thread, or of what was said before, as ``network.history`` does. Raises `UnknownMessage`."""
+        """Give the end of a thread, or of what was said before, as ``network.history`` does. Raises
+        `UnknownMessage`."""
         args = {"thread_id": thread_id, "limit": limit, **({"before": before} if before is not None else {})}
         page: dict[str, Any] = await self.client.call("network.history", args)
         return page

@@ -90,10 +90,15 @@ class Ancestor:
         value: dict[str, Any] = {"message": self.message.model_dump(mode="json", exclude_none=True)}
         if self.reaction is not None:
             value["reaction"] = {
-                "reaction": self.reaction.reaction, "agent_id": self.message.sender_id, "trigger": self.trigger,
-                "status": self.status, "manifest": list(self.manifest), "is_hidden": self.is_hidden,
-                "sent": self._sent_to_json(), "work": [work_to_json(it, self.messages) for it in self.work],
-            }  # fmt: skip
+                "reaction": self.reaction.reaction,
+                "agent_id": self.message.sender_id,
+                "trigger": self.trigger,
+                "status": self.status,
+                "manifest": list(self.manifest),
+                "is_hidden": self.is_hidden,
+                "sent": self._sent_to_json(),
+                "work": [work_to_json(it, self.messages) for it in self.work],
+            }
         return value
 
     def _sent_to_json(self) -> dict[str, Any] | None:

@@ -343,8 +343,8 @@ class Chat:
         )
 
     async def _answer_yes_or_no(self, text: str) -> bool:
-        """Take a plain yes or no as a decision where a call waits for one in this thread; False where it is a text like any
-        other."""
+        """Take a plain yes or no as a decision where a call waits for one in this thread; False where it is a text like
+        any other."""
         word = _YES_OR_NO.get(text.strip().rstrip(".!").lower())
         waiting = [it for it in self.under_way.undecided.values() if it.thread_id == self.place.thread_id]
         if word is None or not waiting:
