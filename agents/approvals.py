@@ -117,7 +117,7 @@ async def find_standing(client: RecordClient, tool: str, thread_id: str, people:
     """Give the approval of a call that a person has given before, if one holds for it: in this thread, or always, by
     somebody who could decide on it now."""
     for it in await _load_standing(client):
-        is_here = it.thread_id == thread_id if it.scope == "thread" else it.by in people
+        is_here = it.by in people and (it.scope == "always" or it.thread_id == thread_id)
         if it.tool == tool and is_here and not it.is_withdrawn:
             return Approval(is_approved=True, by=it.by, seq=it.seq, at=it.at, scope=it.scope)
     return None

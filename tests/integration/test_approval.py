@@ -213,6 +213,24 @@ async def test_an_approval_holds_once_or_in_the_thread_or_wherever_its_person_ma
             assert await pays(mia, "agent:bob") is False
 
 
+async def test_an_approval_for_a_thread_ends_with_its_person_there(network: Network) -> None:
+    mia, zoe, bank = await Person.join(network, "mia"), await Person.join(network, "zoe"), Bank()
+    await zoe.client.call("channels.create", {"name": "dev"})
+    await mia.client.call("channels.join", {"name": "dev"})
+    async with running(network, bank.make_runner(channels=["dev"])):
+        await zoe.client.post("dev", "pay ann")
+        assert (await mia.hear()).text == "pay ann"
+        await decide(mia, await mia.hear(), "/approve thread")
+        heard = [await zoe.hear() for _ in range(3)]
+        assert [it.text.partition(" ")[0] for it in heard] == ["May", "/approve", "5"]
+        await decide(zoe, heard[-1], "pay ann")
+        assert (await zoe.hear()).text == "5 paid to ann"
+        await mia.client.call("channels.leave", {"name": "dev"})
+        await decide(zoe, heard[-1], "pay ann")
+        assert (await zoe.hear()).text.startswith("May I call pay")
+    assert bank.paid == [("ann", 5), ("ann", 5)]
+
+
 async def test_a_decision_in_a_thread_that_somebody_holds_ends_no_agent(network: Network) -> None:
     """The agent may not say there that nothing waits any more: it goes on, and takes back what was approved."""
     mia, bank = await Person.join(network, "mia"), Bank()
