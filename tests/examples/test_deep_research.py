@@ -7,6 +7,8 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from roundelay.app import serve
 from roundelay.network.config import NodeConfig
 from tests.support.fake_openai import FakeOpenAI, Reply, text
@@ -98,3 +100,18 @@ async def test_chat_shows_thinking_streams_and_citations_of_five_processes_and_k
             await terminal.shows(source.replace("[", "\\[").replace("]", "\\]"))
     asked = [it for it in server.requests if system_of(it).startswith("You supervise")]
     assert len(asked) == 2, "no recorded reply is asked for again"
+
+
+@pytest.mark.full  # five processes once more: to the above it adds that the program passes on what model it is given
+async def test_the_program_gives_its_model_to_each_process(tmp_path: Path) -> None:
+    model = ThinkingAloud()
+    model.thought.set()
+    model.written.set()
+    async with asyncio.timeout(90), FakeOpenAI(model) as server:
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, str(RESEARCH), "How do bees dance, whales sing, leaves turn red?", "--model", "m", "--base-url", server.base_url,
+            stdout=asyncio.subprocess.PIPE, cwd=tmp_path,
+        )  # fmt: skip
+        out, _ = await program.communicate()
+    sources = ["[1] The dance language of bees", "[2] Songs of the humpback", "[3] Why leaves turn red"]
+    assert out.decode().splitlines()[-3:] == sources

@@ -9,13 +9,11 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
-import pytest
-
 from roundelay.app import serve
-from roundelay.network.client import NetworkClient, Presence
+from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -95,45 +93,6 @@ def test_a_team_of_five_processes_researches_and_cites(tmp_path: Path) -> None:
     assert shown[-5:] == REPORT
     assert [first, fifth] == ["[1] The dance language of bees", "[5] Why leaves turn red"]
     assert {"supervisor: researcher-3", "researcher-3: search"} <= {line.partition(" {")[0] for line in shown}
-
-
-@pytest.mark.full  # `test_deep_research` kills them in every run, with `chat` beside
-async def test_research_goes_on_when_agents_are_killed(tmp_path: Path) -> None:
-    """The supervisor while it waits for its researchers, and one of these while it reads."""
-    team, ids = str(RESEARCH / "team.yaml"), ["guide", "supervisor", "researcher-1", "researcher-2", "researcher-3"]
-    config = NodeConfig(port=0, db=tmp_path / "node.db")
-    async with AsyncExitStack() as stack:
-        node = await stack.enter_async_context(serve(config))
-        zoe = await stack.enter_async_context(NetworkClient("zoe", node.url, kind="human", token=node.owner_token))
-        await zoe.call("network.watch", {"presence": True})
-
-        async def start(agent_id: str) -> asyncio.subprocess.Process:
-            run = ("-m", "roundelay", "agent", "run", team, "--only", agent_id, "--url", node.url)
-            process = await stack.enter_async_context(started(*run, folder=tmp_path))
-            async for event in events:
-                if isinstance(event, Presence) and event.agent_id == agent_id and event.state == "online":
-                    return process
-            raise AssertionError("the node is gone")
-
-        events = aiter(zoe.events())
-        processes = {agent_id: await start(agent_id) for agent_id in ids}
-        await zoe.send_text("guide", "How do bees find flowers, how do whales sing, why do leaves turn red?")
-        while len(await find_asked(zoe)) < 3:
-            pass  # as soon as all are asked, the supervisor waits and they work
-        for agent_id in ("supervisor", "researcher-1"):
-            processes[agent_id].kill()
-            await processes[agent_id].wait()
-        for agent_id in ("supervisor", "researcher-1"):
-            await start(agent_id)
-        answer = await anext(aiter(zoe))
-        assert answer.text.splitlines() == REPORT
-        assert sorted(await find_asked(zoe)) == ["agent:researcher-1", "agent:researcher-2", "agent:researcher-3"]
-
-
-async def find_asked(zoe: NetworkClient) -> list[str]:
-    """To whom the supervisor has written."""
-    log = (await zoe.call("network.log", {"after": 0}))["messages"]
-    return [it["to"] for it in log if it["sender_id"] == "supervisor" and it["to"].startswith("agent:researcher")]
 
 
 async def test_team_answers_a_person_at_a_terminal(tmp_path: Path) -> None:

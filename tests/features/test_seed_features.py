@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -230,43 +229,30 @@ async def test_tools_that_failed_are_known_to_the_policy() -> None:
 RESEARCH = ROOT / "examples" / "deep_research" / "research.py"
 
 
-def research(body: Body) -> Reply:
-    """Stands in for a real model in all five agents; as the supervisor it would rather talk than report."""
-    system, results = system_of(body), results_of(body)
-    if system.startswith("You take questions"):
-        return use(("hand_over_to_supervisor", {"note": "Please."}))
-    if system.startswith("You supervise"):
-        if not results:
-            return use(
-                *((f"researcher-{n}", {"task": topic}) for n, topic in enumerate(("bees", "whales", "leaves"), 1))
-            )
+def make_supervisor(provider: Provider, **options: Any) -> SimpleAgentRunner:
+    team = load_yaml(RESEARCH.with_name("team.yaml")).value["agents"].value
+    [spec] = [it for it in load_agents(team) if it.id == "supervisor"]
+    return build_runner(spec, model=provider.model(), **options)
+
+
+async def test_a_report_is_forced_after_two_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the deep-research team's supervisor, whose model would rather talk."""
+    monkeypatch.syspath_prepend(str(RESEARCH.parent))
+
+    def supervise(body: Body) -> Reply:
+        if not results_of(body):
+            return use(*((f"researcher-{n}", {"task": f"topic {n}"}) for n in (1, 2, 3)))
         if isinstance(body.get("tool_choice"), dict):
-            findings = [it.partition("\n\n")[0] for it in results]
-            return use(("write_report", {"title": "The report", "findings": findings}))
+            return use(("write_report", {"title": "The report", "findings": results_of(body)}))
         return text("I know enough.")
-    if not results:
-        return use(
-            ("search", {"query": next(it for it in ("bees", "whales", "leaves") if it in str(body["messages"][1]))})
-        )
-    return text("It is so [1].")
 
-
-async def test_the_deep_research_team_works_on_a_model_and_its_report_is_forced_after_two_retries(
-    tmp_path: Path,
-) -> None:
-    async with asyncio.timeout(120), FakeOpenAI(research) as server:
-        team = await asyncio.create_subprocess_exec(
-            sys.executable, str(RESEARCH), "Bees, whales and leaves?", "--model", "m", "--base-url", server.base_url,
-            stdout=asyncio.subprocess.PIPE, cwd=tmp_path,
-        )  # fmt: skip
-        out, _ = await team.communicate()
-    assert team.returncode == 0
-    shown = out.decode().splitlines()
-    assert shown[-9:] == [
-        *("The report", "", "- It is so [1].", "- It is so [2].", "- It is so [3].", ""),
-        *("[1] The dance language of bees", "[2] Songs of the humpback", "[3] Why leaves turn red"),
-    ]  # fmt: skip
-    choices = [it.get("tool_choice") for it in server.requests if system_of(it).startswith("You supervise")]
+    async with asyncio.timeout(20), Provider(supervise) as provider, Network.open() as network:
+        researchers = [make_runner(f"researcher-{n}", lambda request, n=n: f"It is so {n}.") for n in (1, 2, 3)]
+        async with running(network, make_supervisor(provider), *researchers):
+            mia = await Person.join(network, "mia")
+            answer = await mia.ask("supervisor", "What of bees, whales and leaves?")
+    assert answer.text.splitlines() == ["The report", "", "- It is so 1.", "- It is so 2.", "- It is so 3."]
+    choices = [it.get("tool_choice") for it in provider.requests]
     assert choices == [None, None, None, {"type": "function", "function": {"name": "write_report"}}]
 
 
@@ -280,11 +266,9 @@ async def test_the_supervisor_keeps_its_research_and_nothing_else(monkeypatch: p
             else use(("write_report", {"title": "The report", "findings": results_of(body)[1:]}))
         )
 
-    team = load_yaml(RESEARCH.with_name("team.yaml")).value["agents"].value
-    [spec] = [it for it in load_agents(team) if it.id == "supervisor"]
     async with asyncio.timeout(20), Provider(supervise) as provider, Network.open() as network:
         heard = Heard()
-        supervisor = build_runner(spec, model=provider.model(), on_event=heard)
+        supervisor = make_supervisor(provider, on_event=heard)
         async with running(network, supervisor, make_runner("researcher-1", lambda request: "They dance.")):
             mia = await Person.join(network, "mia")
             assert (await mia.ask("supervisor", "What do bees do?")).text == "The report\n\n- They dance."

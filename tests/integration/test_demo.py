@@ -149,19 +149,10 @@ def test_readme_shows_what_the_screen_shows(undisturbed: tuple[list[BaseMessage]
         assert line in screen or line == "  ..."
 
 
-@pytest.mark.parametrize(
-    ("question", "parts"),
-    [
-        ("2^10 - 24, and “roundelay” backwards?", ["2^10 - 24 = 1000", "“roundelay” backwards is “yalednuor”"]),
-        ("How many vowels has “refrain”?", ["“refrain” has 3 vowels. (words checked its part: it is right.)"]),
-        ("Will it rain?", ["None of us can answer that"]),
-    ],
-)
-def test_another_question_gets_another_answer(question: str, parts: list[str]) -> None:
-    messages, _ = run(DemoPlan(question, thinking_s=0.02))
+def test_a_question_that_nobody_can_answer_is_answered_so() -> None:
+    messages, _ = run(DemoPlan("Will it rain?", thinking_s=0.02))
     [answer] = answers(messages)
-    for part in parts:
-        assert part in answer
+    assert "None of us can answer that" in answer
 
 
 @pytest.mark.parametrize(

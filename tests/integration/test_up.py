@@ -20,19 +20,27 @@ from roundelay.network.config import NodeConfig
 from roundelay.network.home import home, running_nodes
 from roundelay.network.hub import Hub
 from tests.support.announced import announced_node
-from tests.support.command import TIMEOUT_S, Command, command, run
+from tests.support.command import TIMEOUT_S, Command, command, invoke, run
 from tests.support.terminals import command_at_terminal
 from tests.support.wire import WireSession, hello_frame, make_token
 
-NODE = "port: 0\nagents: [ann.yaml, {id: bob, instruction: Greet., model: {rules: [{do: [{say: 'bob heard {{ text }}'}]}]}}]\n"
+TEAM = "port: 0\nagents: [ann.yaml, {id: bob, instruction: Greet., model: {rules: [{do: [{say: 'bob heard {{ text }}'}]}]}}]\n"
 ANN = "id: ann\ninstruction: Greet.\nmodel: {rules: [{do: [{say: 'ann heard {{ text }}'}]}]}\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "roundelay.yaml").write_text(NODE)
+    """Of a node with one agent, ann."""
+    (tmp_path / "roundelay.yaml").write_text("port: 0\nagents: [ann.yaml]\n")
     (tmp_path / "ann.yaml").write_text(ANN)
     return tmp_path
+
+
+@pytest.fixture
+def team(folder: Path) -> Path:
+    """Of a node with two, ann and bob."""
+    (folder / "roundelay.yaml").write_text(TEAM)
+    return folder
 
 
 @asynccontextmanager
@@ -87,10 +95,10 @@ async def gone(pid: int) -> None:
 # -- running
 
 
-async def test_agents_that_the_page_of_rights_locks_out_are_named_at_the_start(folder: Path) -> None:
+async def test_agents_that_the_page_of_rights_locks_out_are_named_at_the_start(team: Path) -> None:
     page = "rights:\n  ann: {ids: [ann], send: ['*']}\n  bob: {ids: [bob], call: ['network.*']}\n"
-    (folder / "roundelay.yaml").write_text(NODE.replace("id: bob,", "id: bob, channels: [dev],") + page)
-    async with command("up", cwd=folder) as up:
+    (team / "roundelay.yaml").write_text(TEAM.replace("id: bob,", "id: bob, channels: [dev],") + page)
+    async with command("up", cwd=team) as up:
         await up.error(r"^ann may not call network\.window: .* rights\.ann\.call: \[network\.window\] .* a dead letter")
         await up.error("^bob may write to nobody")
         await up.error("bob: .* kept out of a channel.* channel='dev'")
@@ -105,7 +113,7 @@ async def test_a_terminal_is_told_how_to_talk_to_the_first_agent(folder: Path) -
 
 
 async def test_what_init_writes_works_at_once(tmp_path: Path) -> None:
-    await run("init", cwd=tmp_path)
+    await invoke("init", cwd=tmp_path)
     async with node_up(tmp_path, "--port", "0") as (up, url):
         assert up.lines == [
             f"Roundelay is ready at {url} (network roundelay, database roundelay.db, durability full, agents echo)"
@@ -116,8 +124,8 @@ async def test_what_init_writes_works_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-async def test_a_signal_stops_node_and_agents_and_removes_the_note(folder: Path, number: signal.Signals) -> None:
-    async with node_up(folder) as (up, url):
+async def test_a_signal_stops_node_and_agents_and_removes_the_note(team: Path, number: signal.Signals) -> None:
+    async with node_up(team) as (up, url):
         assert [node.url for node in running_nodes()] == [url]
         agents = children(up.pid)
         assert set(agents) == {"ann", "bob"}
@@ -135,7 +143,7 @@ async def test_what_was_said_survives_a_restart(folder: Path) -> None:
         await ask(url, "ann", "before")
         await up.stop()
     async with node_up(folder) as (up, url):
-        shown = await run("history", "direct:ann~mia")
+        shown = await invoke("history", "direct:ann~mia")
         assert [line.rpartition(": ")[2] for line in shown.lines] == ["before", "ann heard before"]
         assert await ask(url, "ann", "after") == "ann heard after", "on another port the agent is let in all the same"
         await up.stop()
@@ -149,8 +157,8 @@ async def test_agents_do_not_outlive_a_killed_node(folder: Path) -> None:
             await gone(pid)
 
 
-async def test_a_crashed_agent_is_started_again_and_answers_what_waited(folder: Path) -> None:
-    async with node_up(folder) as (up, url):
+async def test_a_crashed_agent_is_started_again_and_answers_what_waited(team: Path) -> None:
+    async with node_up(team) as (up, url):
         before = children(up.pid)
         os.kill(before["ann"], signal.SIGKILL)
         await up.error("Agent ann has ended with signal 9; it starts again in 0.5 s")
@@ -181,11 +189,11 @@ async def test_agents_without_a_node_of_their_own_stop_with_their_terminal(folde
         await up.stop()
 
 
-async def test_several_agents_of_several_files_run_in_one_process(folder: Path) -> None:
-    (folder / "zoe.yaml").write_text(ANN.replace("ann", "zoe"))
+async def test_several_agents_of_several_files_run_in_one_process(team: Path) -> None:
+    (team / "zoe.yaml").write_text(ANN.replace("ann", "zoe"))
     async with (
-        announced_node(folder) as node,
-        command("agent", "run", "roundelay.yaml", "zoe.yaml", cwd=folder) as agents,
+        announced_node(team) as node,
+        command("agent", "run", "roundelay.yaml", "zoe.yaml", cwd=team) as agents,
     ):
         for _ in range(3):
             await agents.line("is ready")
@@ -196,7 +204,7 @@ async def test_several_agents_of_several_files_run_in_one_process(folder: Path) 
 
 async def test_a_token_in_the_environment_is_not_taken_for_every_agents(folder: Path) -> None:
     async with node_up(folder, ROUNDELAY_TOKEN="somebody-elses") as (up, url):
-        assert await ask(url, "bob", "hi") == "bob heard hi"
+        assert await ask(url, "ann", "hi") == "ann heard hi"
         await up.stop()
 
 
@@ -215,16 +223,16 @@ async def test_an_address_that_others_reach_takes_a_flag(folder: Path) -> None:
     async with node_up(folder, "--host", "0.0.0.0", "--insecure") as (up, url):
         assert url.startswith("ws://0.0.0.0:")
         assert [node.url for node in running_nodes()] == [url.replace("0.0.0.0", "127.0.0.1")]
-        assert (await run("agents", "--online")).out.count("idle") == 2
+        assert (await invoke("agents", "--online")).out.count("idle") == 1
         await up.stop()
 
 
 # -- what it logs
 
 
-async def test_the_log_tells_what_starts_joins_leaves_fails_and_stops_and_nothing_that_is_said(folder: Path) -> None:
+async def test_the_log_tells_what_starts_joins_leaves_fails_and_stops_and_nothing_that_is_said(team: Path) -> None:
     flags = ("--log-level", "debug", "--log-format", "json")
-    async with node_up(folder, *flags) as (up, url):
+    async with node_up(team, *flags) as (up, url):
         os.kill(children(up.pid)["ann"], signal.SIGKILL)
         await up.error("Agent ann has ended with signal 9")
         assert await ask(url, "ann", "the pass phrase") == "ann heard the pass phrase"
@@ -249,9 +257,7 @@ async def test_the_log_tells_what_starts_joins_leaves_fails_and_stops_and_nothin
     assert {it["process"] for it in told if "process" in it} >= {"ann"}
     said = "\n".join(up.errors)
     secrets = [
-        it.read_text().strip()
-        for it in [folder / "roundelay.db.owner", *(home() / "tokens").rglob("*")]
-        if it.is_file()
+        it.read_text().strip() for it in [team / "roundelay.db.owner", *(home() / "tokens").rglob("*")] if it.is_file()
     ]
     assert len(secrets) > 1
     assert not any(it in said for it in ["pass phrase", "Greet.", *secrets])
@@ -282,12 +288,12 @@ async def squat(port: int, agent_id: str) -> str:
     return str(answer["code"] if answer["type"] == "error" else answer["type"])
 
 
-async def test_nobody_takes_a_declared_agents_id_before_the_agent(folder: Path) -> None:
+async def test_nobody_takes_a_declared_agents_id_before_the_agent(team: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     squatters = [asyncio.create_task(squat(port, agent_id)) for agent_id in ("ann", "bob")]
-    async with node_up(folder, "--port", str(port)) as (up, url):
+    async with node_up(team, "--port", str(port)) as (up, url):
         assert up.lines[-1].endswith("agents ann bob)")
         assert await asyncio.gather(*squatters) == ["not_authenticated"] * 2
         assert await ask(url, "ann", "hi") == "ann heard hi"
@@ -303,7 +309,7 @@ async def test_an_id_that_somebody_else_has_stops_the_node(folder: Path) -> None
     assert "Agent ann: its id is bound to a token that is not among yours" in refused.err
     way_out = "token revoke ann --db roundelay.db"
     assert f"roundelay {way_out}" in refused.err
-    await run(*way_out.split(), cwd=folder)
+    await invoke(*way_out.split(), cwd=folder)
     async with node_up(folder) as (up, url):
         assert await ask(url, "ann", "hi") == "ann heard hi"
         await up.stop()
@@ -354,14 +360,11 @@ async def fails(folder: Path, *flags: str | Path, code: int, **environment: str)
 @pytest.mark.parametrize(
     ("yaml", "parts"),
     [
-        ("name: x\n\tport: 1\n", ("roundelay.yaml:2", "indent with spaces")),
         ("name: x\nprot: 1\n", ("roundelay.yaml:2", '"prot"', 'did you mean "port"')),
-        ("port: many\n", ("roundelay.yaml:1", "whole number", "many")),
         (
             "agents:\n- id: a\n  instruction: x\n  model: {rules: []}\n  chanels: [dev]\n",
             ("roundelay.yaml:5", '"chanels"', 'did you mean "channels"'),
         ),
-        ("agents:\n- missing.yaml\n", ("roundelay.yaml:2", "missing.yaml", "does not exist")),
         (
             "port: 0\nagents:\n- id: a\n  instruction: x\n  model: {openai: {name: m}}\n",
             ("roundelay.yaml:5", "agent a", "OPENAI_API_KEY", "export"),
@@ -370,7 +373,6 @@ async def fails(folder: Path, *flags: str | Path, code: int, **environment: str)
             "port: 0\nagents:\n- id: a\n  instruction: x\n  model: {rules: []}\n  tools: ['nowhere:f']\n",
             ("roundelay.yaml:6", "agent a", "nowhere"),
         ),
-        ("mods: [nonsense]\n", ("roundelay.yaml:1", "nonsense")),
         ("name: x\nmods:\n- channels\n- nonsense\n", ("roundelay.yaml:4", "nonsense")),
         ("mods: [discovery,\n  discovery]\n", ("roundelay.yaml:1", "taken")),
     ],
@@ -426,7 +428,7 @@ async def test_what_an_agents_process_prints_drives_no_terminal(folder: Path) ->
     async with node_up(folder) as (up, url):
         assert await ask(url, "ann", "read") == "done"
         await up.error(r"^ann: a\\x1b\]0;owned\\x07b")
-        await up.error(r"^ann: ValueError: a\\x1b\]0;owned\\x07b")
+        await up.error("^ann: ValueError$")
         await up.stop()
     assert not [line for line in up.errors if "\x1b" in line or "\x07" in line]
 
@@ -469,6 +471,6 @@ async def test_a_database_in_use(folder: Path) -> None:
         await up.stop()
 
 
-async def test_an_agent_that_is_not_there(folder: Path) -> None:
-    done = await run("agent", "run", "roundelay.yaml", "--only", "zoe", cwd=folder, code=2)
+async def test_an_agent_that_is_not_there(team: Path) -> None:
+    done = await invoke("agent", "run", "roundelay.yaml", "--only", "zoe", cwd=team, code=2)
     assert "no agent zoe; known are: ann, bob" in done.err
