@@ -197,7 +197,7 @@ def _place_problem(cls: type[BaseModel], root: YamlNode, details: ErrorDetails) 
     place, trail = _follow(root, details["loc"])
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         unknown = str(details["loc"][-1])
-        return place, f"unknown key {show_value(unknown)}{_suggest(unknown, _known_keys(cls, details['loc'][:-1]))}"
+        return place, f"unknown key {show_value(unknown)}{_suggest(unknown, _models_at(cls, details['loc'][:-1]))}"
     if details["type"] == "missing":
         trail += [str(details["loc"][-1])]
     return place, f"{show_value('.'.join(trail))} {describe_problem(details)}" if trail else describe_problem(details)
@@ -217,12 +217,12 @@ def _follow(node: YamlNode, loc: Sequence[int | str]) -> tuple[YamlNode, list[st
     return node, trail
 
 
-def _known_keys(cls: type[Any], loc: Sequence[int | str]) -> list[str]:
+def _models_at(cls: type[Any], loc: Sequence[int | str]) -> list[type[Any]]:
     models = [cls]
     for part in loc:
         found = [kinds[str(part)] for model in models if part in (kinds := _key_types(model))]
         models = [inner for annotation in found for inner in _models_in(annotation)] or models
-    return [key for model in models for key in _key_types(model)]
+    return models
 
 
 def _key_types(model: type[Any]) -> dict[str, Any]:
@@ -240,7 +240,15 @@ def _models_in(annotation: Any) -> Iterable[type[Any]]:
     return [model for inner in get_args(annotation) for model in _models_in(inner)]
 
 
-def _suggest(unknown: str, known: Sequence[str]) -> str:
+def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
+    """What may be meant by a key that none of these takes: one that stands a level deeper, or one that looks like it."""
+    types = {key: annotation for model in models for key, annotation in _key_types(model).items()}
+    outer = [
+        key for key, annotation in types.items() if any(unknown in _key_types(it) for it in _models_in(annotation))
+    ]
+    if len(outer) == 1:
+        return f"; it belongs under {show_value(outer[0])}"
+    known = list(types)
     near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
     listed = ", ".join(sorted(set(known))) or "none, write {}"
     return f"; did you mean {show_value(near[0])}?" if near else f"; known here: {listed}"

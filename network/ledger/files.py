@@ -119,7 +119,7 @@ def _describe_sqlite(error: sqlite3.Error, path: Path, doing: Doing) -> str:
 
 def _sentence(number: int, error: Exception, path: Path, doing: Doing, *, needs: Doing | None = None) -> str:
     if number == errno.ENOENT and doing == "read":
-        return f"There is no database {path}; name the node's with --db."
+        return f"There is no database {path}; name a node's, or an export of one."
     what, advice = say_errno(number, error, path, needs or doing)
     hint = getattr(error, "sqlite_errorname", "") if number in (errno.EIO, errno.EBUSY) else ""
     verb = "read" if doing == "read" else "written"

@@ -174,7 +174,10 @@ async def history(
         damaged[:0] = [row.seq for row in read if row.is_damaged]
         before, size = read[0].seq if read else before, min(PAGE, size * 4)
     if not rows and not await _is_open_thread(reading, thread_id):
-        raise UnknownMessage(f"There is no thread {thread_id!r} that {reading.origin.agent_id} may read.")
+        raise UnknownMessage(
+            f"There is no thread {thread_id!r} that {reading.origin.agent_id} may read; "
+            "network.list_threads lists those that there are."
+        )
     shown = _take_newest(rows[-limit:], room) or rows[-1:]
     is_cut = has_more or len(rows) > len(shown)
     value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}

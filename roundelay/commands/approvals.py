@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import ask, identity_options, join, json_option, run
+from roundelay.commands.options import SEQ, ask, identity_options, join, json_option, run
 from roundelay.commands.output import show, show_list
 
 if TYPE_CHECKING:
     from roundelay.network.client import Stored
 
-_seq_argument = click.argument("seq", type=click.IntRange(1))
+_seq_argument = click.argument("seq", type=SEQ)
 
 
 @click.group(invoke_without_command=True, short_help="Calls that wait for a person's decision: list, decide.")

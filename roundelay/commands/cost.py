@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from roundelay.commands.options import check_id, db_option, identity_options, json_option, look
+from roundelay.commands.options import SEQ, check_id, db_option, identity_options, json_option, look
 from roundelay.commands.output import show
 
 GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
@@ -17,9 +17,7 @@ GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
 @click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="What each line is of.")
 @click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only this agent.")
 @click.option("--thread", "thread_id", metavar="ID", help="Only reactions to messages of this thread.")
-@click.option(
-    "--root", type=click.IntRange(1), metavar="SEQ", help="Only the conversation that began with this message."
-)
+@click.option("--root", type=SEQ, metavar="SEQ", help="Only the conversation that began with this message.")
 @click.option("--reaction", metavar="ID", help="Only this reaction.")
 @click.option("--since", metavar="WHEN", help="Only what was recorded since: 2h, 7d, or a date like 2026-01-31.")
 @db_option

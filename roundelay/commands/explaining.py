@@ -14,6 +14,7 @@ import click
 
 from roundelay.commands.options import (
     LEDGER_PATH,
+    SEQ,
     db_option,
     debug_option,
     identity_options,
@@ -30,7 +31,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(short_help="Tell why a message was said.")
-@click.argument("seq", type=click.IntRange(1))
+@click.argument("seq", type=SEQ)
 @db_option
 @json_option
 @identity_options
@@ -47,7 +48,7 @@ def why(seq: int, db: Path | None, as_json: bool) -> None:
 
 
 @click.command(short_help="Show everything that followed from a message.")
-@click.argument("seq", type=click.IntRange(1))
+@click.argument("seq", type=SEQ)
 @db_option
 @json_option
 @identity_options
@@ -72,9 +73,9 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
     help="The log itself, a transcript, or a sequence diagram.",
 )
 @click.option("--thread", metavar="ID", help="Only this thread.")
-@click.option("--root", type=click.IntRange(1), metavar="SEQ", help="Only what followed from this first message.")
-@click.option("--from", "first", type=click.IntRange(1), metavar="SEQ", help="Only from this seq on.")
-@click.option("--to", "last", type=click.IntRange(1), metavar="SEQ", help="Only up to this seq.")
+@click.option("--root", type=SEQ, metavar="SEQ", help="Only what followed from this first message.")
+@click.option("--from", "first", type=SEQ, metavar="SEQ", help="Only from this seq on.")
+@click.option("--to", "last", type=SEQ, metavar="SEQ", help="Only up to this seq.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Not to stdout.")
 @db_option
 @identity_options

@@ -10,6 +10,7 @@ import click
 
 from roundelay.commands.node import pick_file
 from roundelay.commands.options import (
+    SEQ,
     Function,
     ask,
     check_id,
@@ -86,7 +87,7 @@ def _owner_option(function: Function) -> Function:
 
 def _letter_options(function: Function) -> Function:
     function = _owner_option(json_option(identity_options(function)))
-    return click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=click.IntRange(1))(function)
+    return click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=SEQ)(function)
 
 
 @dead_letters.command("list", short_help="List dead letters, and why they failed.")

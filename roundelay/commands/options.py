@@ -76,6 +76,21 @@ def _check_id(value: str) -> str:
     return value
 
 
+class _Seq(click.ParamType[int]):
+    """The number of a message, as it stands on the screen or without its #."""
+
+    name = "seq"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = str(value).removeprefix("#")
+        if not (number.isdecimal() and int(number)):
+            self.fail(f"{value!r} is no number of a message; write 17, or '#17' in quotes.", param, ctx)
+        return int(number)
+
+
+SEQ = _Seq()
+
+
 def check_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     """A callback for what names a participant: what can be nobody's id is wrong usage."""
     return _check_id(value) if value is not None else None

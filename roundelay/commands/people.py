@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roundelay.commands.options import check_place, identity_options, join, json_option, read_address, run
+from roundelay.commands.options import SEQ, check_place, identity_options, join, json_option, read_address, run
 from roundelay.commands.output import show
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def chat(to: str | None, wait_s: float | None) -> None:
 @click.command()
 @click.argument("to", callback=read_address)
 @click.argument("text")
-@click.option("--reply-to", type=click.IntRange(1), metavar="SEQ", help="The message that this one answers.")
+@click.option("--reply-to", type=SEQ, metavar="SEQ", help="The message that this one answers.")
 @click.option("--requires-response", "needed", multiple=True, metavar="ID", help="Who has to answer; may be repeated.")
 @click.option("--id", "message_id", metavar="ID", help="The same id again sends nothing twice.")
 @json_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import ask, db_option, identity_options, join, json_option, look, run
+from roundelay.commands.options import SEQ, ask, db_option, identity_options, join, json_option, look, run
 from roundelay.commands.output import print_answer, show, show_list
 from roundelay.terminal.text import clean, clean_json
 
@@ -55,6 +55,7 @@ def threads(as_json: bool, limit: int, db: Path | None) -> None:
             "MESSAGES": lambda it: it["messages"],
             "LAST": lambda it: f"#{it['last_seq']}",
             head: lambda it: _join_ids(it[name]),
+            **({"HELD BY": lambda it: it.get("held", {}).get("by", "")} if db is None else {}),
         },
         empty="Nothing has been said yet.",
         as_json=as_json,
@@ -69,7 +70,7 @@ def _join_ids(ids: list[str]) -> str:
 @click.command(short_help="Show the messages of a thread.")
 @click.argument("thread")
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True, help="How many at most.")
-@click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Only messages older than this one.")
+@click.option("--before", type=SEQ, metavar="SEQ", help="Only messages older than this one.")
 @db_option
 @json_option
 @identity_options
@@ -83,7 +84,7 @@ def history(thread: str, as_json: bool, limit: int, before: int | None, db: Path
 @click.argument("words", nargs=-1, required=True)
 @click.option("--thread", metavar="ID", help="Only in this thread.")
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=20, show_default=True, help="How many at most.")
-@click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Only messages older than this one.")
+@click.option("--before", type=SEQ, metavar="SEQ", help="Only messages older than this one.")
 @json_option
 @identity_options
 def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int, before: int | None) -> None:

@@ -351,7 +351,7 @@ class FileSource:
         if not last:
             earlier = f" before #{before}" if before is not None else ""
             raise UnknownMessage(
-                f"This ledger holds nothing of a thread {thread_id!r}{earlier}; see: roundelay threads --db"
+                f"This ledger holds nothing of a thread {thread_id!r}{earlier}; see: roundelay threads --db FILE"
             )
         shown = [row for seq in list(last)[-limit:] if (row := self._log.row(seq)) is not None]
         return {"messages": list(map(read_body, shown)), "has_more": len(last) > limit}

@@ -28,6 +28,7 @@ from roundelay.network.client import (
     Stored,
 )
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RequestError, RoundelayError
+from roundelay.network.frames import is_id
 from roundelay.runs.activity import list_work, tell_activity
 from roundelay.runs.approvals import (
     check_arguments,
@@ -287,6 +288,10 @@ class Chat:
         """Make an address or a thread the current place; a channel is joined. Raises `RoundelayError`."""
         if to.startswith("channel:") and to != "channel:":
             name = to.removeprefix("channel:")
+            if not is_id(name):
+                raise InvalidArguments(
+                    f"{clean(name)!r} is no channel's name; use lower case letters, digits, '.', '_' and '-'."
+                )
             if await self.client.join_channel(name):
                 self.screen.note(f"Created the channel {name}.")
             self._proven.add(to)
@@ -322,7 +327,7 @@ class Chat:
 
     def _read_request(self, word: str, rest: str) -> tuple[int, str]:
         """The request that is decided, the one that waits where none is named, and what is said of it."""
-        number, _, text = rest.partition(" ")
+        number, _, text = rest.removeprefix("#").partition(" ")
         if number.isdecimal():
             return int(number), text.strip()
         if number[:1].isdecimal():
@@ -499,7 +504,7 @@ class Chat:
 
     @command("/reply SEQ TEXT", "answer one message, and stay here")
     async def _reply(self, rest: str) -> None:
-        number, _, text = rest.partition(" ")
+        number, _, text = rest.removeprefix("#").partition(" ")
         if not number.isdecimal() or not text.strip():
             raise InvalidArguments("Write /reply SEQ TEXT with the number of the message that you answer.")
         await self._answer(await find_message(self.client, int(number)), text.strip())
@@ -537,6 +542,7 @@ class Chat:
     async def _resume(self, rest: str) -> None:
         if not rest:
             raise InvalidArguments("Write /resume SEQ, or /resume AGENT, with what the notice names.")
+        rest = rest.removeprefix("#")
         if rest.isdecimal():
             what, more = f"The conversation that began with #{rest}", "; it may now be as long once more"
             resumed = await self.client.call("network.resume_root", {"root": int(rest)})

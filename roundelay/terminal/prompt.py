@@ -158,7 +158,7 @@ class PromptLine:
         is_here = self.chat.place.thread_id in self.chat.under_way.list_busy_threads()
         stop = "/stop" if is_here else "/stop THREAD"
         verb = "is" if len(busy) == 1 else "are"
-        self.chat.screen.note(f"{names} {verb} at work: {stop} stops that, and Ctrl-C again leaves, which does not.")
+        self.chat.screen.note(f"{names} {verb} at work: {stop} stops that; Ctrl-C again only leaves.")
         return True
 
     def _leave(self) -> None:

@@ -31,6 +31,7 @@ _NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # no red: that is for errors
 _OPERATIONS = {
     f"that {READER_ID} may read": ("that you may read", "that you may read"),
     "network.list_agents lists": ("`roundelay agents` lists", "/agents lists"),
+    "network.list_threads lists": ("`roundelay threads` lists", "/threads lists"),
     "network.info lists its mods": ("`roundelay status` lists its mods", "`roundelay status` lists its mods"),
     "network.list_tokens lists": ("`roundelay token list` lists", "`roundelay token list` lists"),
     "network.resume_root, root": ("`roundelay chat` and /resume", "/resume"),

@@ -39,7 +39,7 @@ def list_failures(result: ScenarioResult) -> list[Failure]:
     if result.failure is not None:
         it = result.failure
         last = tuple(message.seq for message in result.record.messages[-1:])
-        return [Failure(str(it.place.path), it.place.line, f"step {it.step}", it.reason, last)]
+        return [Failure(str(it.place.path), it.place.line, it.what, it.reason, last)]
     failures = [
         Failure(str(it.place.path), it.place.line, f"expect {it.name}", it.found, it.seqs)
         for it in result.verdicts

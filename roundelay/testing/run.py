@@ -31,6 +31,8 @@ from roundelay.testing.record import RunRecord
 from roundelay.testing.stage import SimulatedStage, Stage, client_of
 from roundelay.testing.steps import ANSWER_S, StepFailed, Steps, Variables, ask_operation, explain_failure
 
+_BEGINNING = "the network could not begin"
+
 
 @dataclass(frozen=True)
 class ScenarioResult:
@@ -151,7 +153,7 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
     head, place = scenario.head, scenario.node
     for name, wants in (("faults", "need"), ("state", "needs")):
         if getattr(head, name) is not None and not isinstance(stage, SimulatedStage):
-            raise StepFailed(place, f"{name} {wants} a simulation; run it without --live")
+            raise StepFailed(place, f"{name} {wants} a simulation; run it without --live", _BEGINNING)
     try:
         for participant, kind in scenario.programs.items():
             await stage.join(participant, kind)
@@ -167,9 +169,9 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
         if isinstance(stage, SimulatedStage):
             await stage.idle()
     except RoundelayError as error:
-        raise StepFailed(place, f"the network could not begin: {error.code}: {error}") from error
+        raise StepFailed(place, f"{error.code}: {error}", _BEGINNING) from error
     except TimeoutError as error:
-        raise StepFailed(place, "the network was not ready within 60 s") from error
+        raise StepFailed(place, "it was not ready within 60 s", _BEGINNING) from error
     if head.faults is None or not isinstance(stage, SimulatedStage):
         return None
     it = head.faults

@@ -17,6 +17,7 @@ from roundelay.network.addresses import channel_address, complete_address, direc
 from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
 from roundelay.network.errors import RoundelayError
+from roundelay.runs.reading import shorten
 from roundelay.testing.file import PlacedExpectation, PlacedStep, Scenario
 from roundelay.testing.form import (
     ENVIRONMENT,
@@ -37,14 +38,18 @@ ANSWER_S = 60.0
 """How long a step waits for the hub's answer to what is sent, in the scenario's time."""
 
 
-class StepFailed(Exception):
-    """A step could not be done. ``place`` is where it stands."""
+MAX_SHOWN_STEP = 160
+"""Of a step that could not be done: as many characters, for one may hold many others."""
 
-    def __init__(self, place: YamlNode, reason: str) -> None:
+
+class StepFailed(Exception):
+    """A step could not be done. ``place`` is where it stands, ``what`` says which it is."""
+
+    def __init__(self, place: YamlNode, reason: str, what: str | None = None) -> None:
         super().__init__(reason)
         self.place = place
         self.reason = reason
-        self.step = describe_plain(place)
+        self.what = what or f"step {shorten(describe_plain(place), MAX_SHOWN_STEP)}"
 
 
 class Variables:

@@ -252,6 +252,9 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
         "/dm",
         "/join",
         "/reply 999 hm",
+        "/reply #999 hm",
+        "/join De v",
+        "/history nope",
         "//help is a command",
     ]
     done = await run("chat", "--as", "mia", "--wait", "0", stdin="\n".join(lines), code=1)
@@ -259,6 +262,9 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
     expected = (
         "'nobody'; /agents lists who is.", "/frob", "nowhere:x", "/leave CHANNEL", "/resume SEQ", "Write /dm ID", "Write /join CHANNEL",
         "There is no message 999 that mia may read; /history shows their numbers.",
+        "There is no message 999 that mia may read; /history shows their numbers.",
+        "'De v' is no channel's name; use lower case letters, digits, '.', '_' and '-'.",
+        "There is no thread 'nope' that mia may read; /threads lists those that there are.",
     )  # fmt: skip
     for line, said in zip(errors, expected, strict=True):
         assert line.startswith("! ")

@@ -95,7 +95,7 @@ async def test_who_comes_sees_who_is_at_work_and_leaving_is_not_stopping(node: N
     async with at_terminal(columns=80) as mia:
         await mia.shows(r"(?m)^\(bob thinking\) broadcast>")
         mia.type("\x03")
-        await mia.shows(r"bob is at work: /stop THREAD stops that, and Ctrl-C again leaves")
+        await mia.shows(r"bob is at work: /stop THREAD stops that; Ctrl-C again only leaves")
         assert mia.process.returncode is None
         mia.type("\x03")
         await mia.process.wait()

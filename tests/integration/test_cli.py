@@ -190,6 +190,12 @@ async def test_the_owner_reads_every_thread(node: Node, bob: WireSession) -> Non
     found = (await invoke("search", "fir*", "--thread", "direct:ann~bob")).lines
     assert [line.partition(" ")[2] for line in found] == first
     assert (await invoke("search", "third")).lines == ["* Nothing was found."]
+    watcher = await node.service("watcher")
+    await watcher.call("network.take", {"thread_id": "direct:ann~bob"})
+    assert [line.split() for line in (await invoke("threads")).lines] == [
+        ["THREAD", "MESSAGES", "LAST", "READERS", "HELD", "BY"],
+        ["direct:ann~bob", "2", f"#{stored['seq'] + 1}", "ann,", "bob", "watcher"],
+    ]
 
 
 async def test_looking_leaves_no_mark(node: Node, bob: WireSession) -> None:
@@ -497,6 +503,11 @@ async def test_something_else_at_the_address_is_3() -> None:
 async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) -> None:
     cases = {
         ("why", "999"): "There is no message 999 that you may read; `roundelay tail --last 20` shows their numbers.",
+        (
+            "history",
+            "dev",
+        ): "There is no thread 'dev' that you may read; `roundelay threads` lists those that there are.",
+        ("why", "#999"): "There is no message 999 that you may read; `roundelay tail --last 20` shows their numbers.",
         ("send", "nobody", "hi"): "Nobody is registered as 'nobody'; `roundelay agents` lists who is.",
         ("send", "mod:none", "hi"): "This hub has no mod 'none'; `roundelay status` lists its mods.",
         ("token", "revoke", "nobody"): "'nobody' has no token; `roundelay token list` lists them.",

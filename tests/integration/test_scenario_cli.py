@@ -96,6 +96,28 @@ def test_what_fails_shows_where_and_why_and_how_to_run_it_again(tmp_path: Path) 
     assert run(tmp_path, *again.split()).returncode == 1
 
 
+MANY = f"  - repeat: {{times: 1, until: 1 == 2, steps: [{'wait: idle, ' * 50}]}}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "people: [mia]",
+            "    tools: ['nowhere:add']\npeople: [mia]",
+            ":1: the network could not begin\n      config: desk.",
+        ),
+        ("  - wait: idle", MANY, ":19: step repeat: {times: 1, until"),
+    ],
+)
+def test_what_ends_a_run_is_told_without_all_that_it_holds(tmp_path: Path, old: str, new: str, told: str) -> None:
+    write(tmp_path, SCENARIO.replace(old, new))
+    done = run(tmp_path, "desk.scenario.yaml")
+    assert done.returncode == 1, done.stderr
+    assert f"desk.scenario.yaml{told}" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) < 250
+
+
 def test_what_xml_cannot_hold_stands_in_no_report(tmp_path: Path) -> None:
     text = SCENARIO.replace("scenario: A desk answers", r'scenario: "A \e \uFFFE desk"')
     write(tmp_path, text.replace("contains: 40 EUR", r'contains: "\e \uFFFF"'))

@@ -163,6 +163,11 @@ def test_an_alias_repeats_its_anchor(write) -> None:
             'team.yaml:4: unknown key "temprature"; did you mean "temperature"?',
         ),
         ("agents:\n- id: a\n  notes: {x: {kin: 1}}\n", 'team.yaml:3: unknown key "kin"; did you mean "kind"?'),
+        (
+            "temperature: 1\n",
+            'team.yaml:1: unknown key "temperature"; known here: agents, folder, is_open, size, title',
+        ),
+        ("tools: [x]\n", 'team.yaml:1: unknown key "tools"; it belongs under "agents"'),
         ("size: many\n", 'team.yaml:1: "size" must be a whole number, not "many"'),
         ("size: '3'\n", 'team.yaml:1: "size" must be a whole number, not "3"'),
         ("size: 1.5\n", 'team.yaml:1: "size" must be a whole number, not 1.5'),

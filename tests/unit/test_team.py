@@ -145,6 +145,8 @@ def test_a_template_is_relative_to_the_file(tmp_path: Path) -> None:
         ("id: Ann Lee\ninstruction: x\nmodel: {rules: []}\n", 1, '"id" must be lower case letters, digits,'),
         (BOB + "chanels: [dev]\n", 6, 'unknown key "chanels"; did you mean "channels"?'),
         (BOB + "limits:\n  max_turn: 3\n", 7, 'unknown key "max_turn"; did you mean "max_turns"?'),
+        (BOB + "max_turns: 3\n", 6, 'unknown key "max_turns"; it belongs under "limits"'),
+        (BOB + "memory: {max_chars: 2000}\n", 6, 'unknown key "memory"; it belongs under "middleware"'),
         (BOB + "limits: {max_turns: 0}\n", 6, "limits.max_turns"),
         (BOB + "limits: {max_turns: many}\n", 6, "a whole number"),
         (BOB + "react_to: everyone\n", 6, "react_to"),
