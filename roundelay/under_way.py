@@ -95,6 +95,7 @@ class Work:
     _done: deque[str] = field(
         default_factory=lambda: deque(maxlen=MAX_DONE)
     )  # paths: what still comes of these is too late
+    _said: int = 0  # the last turn whose text is a message
 
     def who(self, path: str) -> tuple[str, ...]:
         """Who is at work at a path: the agent, and what it called, or asked, on the way there; … for what was not heard
@@ -124,6 +125,12 @@ class Work:
         self._done.append(path)
         self.streams = {key: it for key, it in self.streams.items() if not self._is_over(key)}
         return None
+
+    def take_text_away(self) -> None:
+        """What its agent was writing is a message now; what still comes of it is too late."""
+        said = [key for key, it in self.streams.items() if it.kind == "text" and not it.path]
+        self._said = max([self._said, *(turn for _, turn, _, _ in said)])
+        self.streams = {key: it for key, it in self.streams.items() if key not in said}
 
     def take_piece(self, piece: Mapping[str, object]) -> News | None:
         """A text grows by a piece; what came before it in the same run has then come to its end."""
@@ -165,8 +172,10 @@ class Work:
             del self.streams[next(iter(self.streams))]
 
     def _is_over(self, key: _StreamKey) -> bool:
-        """Whether the call that a text is of, or one around it, is done."""
-        path, turn, _, call = key
+        """Whether the call that a text is of, or one around it, is done; or the text is a message."""
+        path, turn, kind, call = key
+        if kind == "text" and not path and turn <= self._said:
+            return True
         paths = outer_paths(path if call is None else path_of_call(path, turn, call))
         return any(it in self._done or it.rpartition(".")[0] in self._done for it in paths)  # 1.0.1 is in 1.0 too
 
@@ -231,7 +240,7 @@ class UnderWay:
         """What its sender was writing there is a message now; and it may ask for a person's decision."""
         for work in self._works.values():
             if (work.agent_id, work.thread_id) == (message.sender_id, message.thread_id):
-                work.streams = {key: it for key, it in work.streams.items() if it.kind != "text" or it.path}
+                work.take_text_away()
         if read_request(message) is not None:
             self.take_request(message)
         elif message.reply_to is not None and read_decision(message) is not None:

@@ -34,6 +34,15 @@ def thinks(active: bool, *, by: str = "bob", reaction: str = "r") -> Signal:
     return Signal(by, "t", "thinking", {"reaction": reaction, "active": active})
 
 
+def say(
+    seq: int, by: str, text: str, reply_to: int, *, thread_id: str = "direct:bob~mia", **metadata: Any
+) -> BaseMessage:
+    place = {"kind": "direct", "to": "agent:bob", "thread_id": thread_id, "reply_to": reply_to}
+    who = {"sender_id": by, "sender_kind": "human" if by == "mia" else "agent", "metadata": metadata or None}
+    facts = {"seq": seq, "message_id": f"m{seq}", "root": seq, "hops": 0, "sent_at": 1, "content": text}
+    return DirectMessage.model_validate({**place, **who, **facts})
+
+
 def shown(under_way: UnderWay, width: int = 100, rows: int = 8) -> list[str]:
     return draw_writing(under_way, "t", width=width, rows=rows, paint=PLAIN)
 
@@ -57,26 +66,6 @@ def test_an_agent_that_begins_everything_hides_nobody_else() -> None:
 def test_a_decision_that_did_not_fit_leaves_the_request_waiting_whichever_is_known_first() -> None:
     """Nobody but the agent that asked can say so."""
 
-    def say(seq: int, by: str, text: str, reply_to: int, **metadata: Any) -> BaseMessage:
-        kind = "human" if by == "mia" else "agent"
-        where = {
-            "kind": "direct",
-            "to": "agent:bob",
-            "thread_id": "direct:bob~mia",
-            "message_id": f"m{seq}",
-            "root": seq,
-            "hops": 0,
-            "sent_at": 1,
-        }
-        who = {
-            "sender_id": by,
-            "sender_kind": kind,
-            "content": text,
-            "reply_to": reply_to,
-            "metadata": metadata or None,
-        }
-        return DirectMessage.model_validate({"seq": seq, **where, **who})
-
     for refused_first in (True, False):
         under_way = UnderWay()
         under_way.take_message(say(5, "bob", "May I?", 4, approval={"reaction": "r", "tool": "pay"}))
@@ -87,6 +76,16 @@ def test_a_decision_that_did_not_fit_leaves_the_request_waiting_whichever_is_kno
         under_way.take_message(say(8, "mia", "/approve", 5))
         under_way.take_message(say(9, "eve", "It waits.", 8, still_waits=5))
         assert describe_busy(under_way) == ""
+
+
+def test_what_comes_of_a_text_after_its_message_is_too_late() -> None:
+    under_way = UnderWay()
+    under_way.take(delta("It co"))
+    under_way.take_message(say(5, "bob", "It costs 5.", 4, thread_id="t"))
+    under_way.take(delta("sts 5.", at=5))
+    assert shown(under_way) == []
+    under_way.take(delta("And", turn=2))
+    assert shown(under_way) == ["bob … And"]
 
 
 def test_nobody_ends_what_another_one_writes() -> None:
