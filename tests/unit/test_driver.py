@@ -198,18 +198,6 @@ async def test_a_request_says_for_whom_and_which_turn() -> None:
 # --- tools
 
 
-async def test_calls_of_a_turn_run_at_once() -> None:
-    together = asyncio.Barrier(3)
-
-    async def meet() -> str:
-        await together.wait()
-        return "met"
-
-    run = Run(turns([call("act"), call("act"), call("act")], finish()), [make_tool(meet)])
-    await run.drive()
-    assert run.told() == ["met"] * 3
-
-
 async def test_a_hanging_tool_is_stopped_and_its_siblings_go_on() -> None:
     ended = asyncio.Event()
 
