@@ -7,6 +7,7 @@ An agent is told nothing of it: what it knows of others' work could leave by its
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from typing import Any, Literal, TypeAlias
 
 from roundelay.network.core.holds import is_held, is_overtaken
@@ -23,6 +24,8 @@ started again, or in a thread that was given back; a person holds its thread; it
 gone."""
 ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
 """Which of its reactions says what an agent does."""
+MAX_LOOKED_AT = 1000
+"""Open reactions of one agent, the oldest: it may have begun any number, and nobody else waits while they are told."""
 MAX_SHOWN = 16
 """Reactions of one agent that are told one by one, the oldest."""
 
@@ -35,8 +38,8 @@ def tells_activity(reading: Reading) -> bool:
 def describe_activity(reading: Reading, participant: Participant, *, is_online: bool) -> dict[str, Any]:
     """What is told of one agent beside its id."""
     state = reading.hub.state
-    opened = [it for it in state.reactions_of(participant.agent_id).values() if reads(reading, it.trigger_head)]
-    opened.sort(key=lambda it: it.seq)
+    oldest = nsmallest(MAX_LOOKED_AT, state.reactions_of(participant.agent_id).values(), key=lambda it: it.seq)
+    opened = [it for it in oldest if reads(reading, it.trigger_head)]
     work = [(it, _find_activity(state, participant, it, is_online=is_online)) for it in opened]
     uncaused = state.bucket(participant.agent_id).uncaused
     if not is_online:

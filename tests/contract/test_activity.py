@@ -91,3 +91,16 @@ async def test_what_an_agent_does_is_told_to_people_of_what_they_may_read_and_to
     assert await look(zoe) == {"activity": "idle"}
     assert await look(ann) == await look(bob) == {}
     assert "activity" not in await look(mia, "zoe")
+
+
+async def test_of_an_agent_with_any_number_of_open_reactions_the_oldest_are_told(node: Node) -> None:
+    mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
+    for number in range(1040):
+        if number % 16 == 0:  # as many as one message may have
+            note = (await bob.send("broadcast", f"note {number}"))["seq"]
+        record = {"reaction": f"r{number:04}", "kind": "started", "body": {"trigger": note}}
+        await bob.send_frame({"type": "record", "record_id": f"begun-{number}", **record})
+    await bob.settle()
+    told = await look(mia)
+    assert told["open_reactions"] == 1000
+    assert [it["reaction"] for it in told["work"]] == [f"r{number:04}" for number in range(16)]
