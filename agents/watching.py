@@ -10,7 +10,7 @@ is not worth showing and is dropped. Each piece says where in its stream it stan
 events of the call's own reaction (`RemoteOutput`, `RemoteCall`): so they pass from agent to agent to the person who
 began. Whoever asks while a person watches says so in the question, and only then does the asked one send what streams.
 Anybody may send signals: only those of the very reaction to a question are heard, and what is not well formed is passed
-over.
+over. `read_call` and `read_pieces` say what is; screens read signals by them too (`roundelay.under_way`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.errors import RoundelayError
@@ -371,78 +370,118 @@ class Relays:
         match signal.body:
             case {"reaction": str(reaction)} if heard := self._heard.get((signal.sender_id, reaction)):
                 if heard.has_room():
-                    read = _read_pieces if signal.kind == "delta" else _read_call
+                    read = _tell_pieces if signal.kind == "delta" else _tell_call
                     for event in read(signal, heard.call, heard.path):
                         heard.call.emit(event)
             case _:
                 return
 
 
-def _read_pieces(signal: Signal, waiting: WaitingCall, path: str) -> Iterator[RemoteOutput]:
-    given = signal.body.get("pieces")
-    for piece in islice(given if isinstance(given, list) else [], MAX_PIECES):
+@dataclass(frozen=True, slots=True)
+class SeenCall:
+    """What a signal tells of a call; ``asked`` are those for whose answers it waits."""
+
+    path: str
+    turn: int
+    call: int
+    tool: str
+    is_active: bool
+    ok: bool
+    asked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPiece:
+    """A piece of a text that grows, as a signal has it; ``at`` is where in the whole text it begins."""
+
+    path: str
+    turn: int
+    kind: PieceKind
+    call: int | None
+    at: int
+    text: str
+    tool: str
+    is_done: bool
+
+
+def read_call(body: Mapping[str, object]) -> SeenCall | None:
+    """Read what a signal of kind ``tool`` tells; None for what is not well formed."""
+    place, tool, is_active = _read_place(body), body.get("tool", "a tool"), body.get("active")
+    if place is None or not isinstance(tool, str) or not isinstance(is_active, bool):
+        return None
+    path, turn, call = place
+    asked = body.get("asked")
+    names = [it for it in asked if isinstance(it, str)] if isinstance(asked, list) else []
+    told = (_read_name(tool), is_active, body.get("ok") is True, tuple(map(_read_name, names[:MAX_ASKED])))
+    return SeenCall(path, turn, call or 0, *told)
+
+
+def read_pieces(body: Mapping[str, object]) -> Iterator[SeenPiece]:
+    """Read what a signal of kind ``delta`` brings; a piece that is not well formed is passed over."""
+    given = body.get("pieces")
+    for piece in given[:MAX_PIECES] if isinstance(given, list) else ():
         match piece:
             case {
-                "turn": int(turn),
                 "kind": "text" | "reasoning" | "tool" | "progress" as kind,
-                "at": int(at),
+                "at": at,
                 "text": str(text),
+                "turn": int(),
             }:
-                inside = _join(path, piece.get("path", ""))
-                call = piece.get("call")
-                if inside is None or not all(map(_is_number, (turn, at, 0 if call is None else call))):
-                    continue
-                known: PieceKind = kind
-                tool = replace_surrogates(str(piece.get("tool") or "")[:MAX_NAME_CHARS])
-                kept = replace_surrogates(text[-MAX_TEXT_CHARS:])
-                yield RemoteOutput(
-                    waiting.reaction,
-                    turn,
-                    signal.sender_id,
-                    known,
-                    at + len(text) - len(kept),
-                    kept,
-                    call,
-                    tool,
-                    is_done=piece.get("is_done") is True,
-                    index=next(waiting.pieces),
-                    is_held=known != "progress" and waiting.is_held(),  # a tool's output may be the answer too
-                    path=inside,
-                )
-            case _:
-                continue
+                place = _read_place(piece)
+                if place is not None and _is_number(at):
+                    path, turn, call = place
+                    is_done = piece.get("is_done") is True
+                    yield SeenPiece(path, turn, kind, call, at, text, _read_name(piece.get("tool", "")), is_done)
 
 
-def _read_call(signal: Signal, waiting: WaitingCall, path: str) -> Iterator[RemoteCall]:
-    match signal.body:
-        case {"turn": int(turn), "call": int(call), "tool": str(tool), "active": bool(is_active)}:
-            inside = _join(path, signal.body.get("path", ""))
-            asked = signal.body.get("asked")
-            names = [it for it in asked if isinstance(it, str)] if isinstance(asked, list) else []
-            if inside is not None and _is_number(turn) and _is_number(call):
-                yield RemoteCall(
-                    waiting.reaction,
-                    turn,
-                    call,
-                    replace_surrogates(tool[:MAX_NAME_CHARS]),
-                    signal.sender_id,
-                    is_active,
-                    ok=signal.body.get("ok") is True,
-                    asked=tuple(replace_surrogates(it[:MAX_NAME_CHARS]) for it in names[:MAX_ASKED]),
-                    path=inside,
-                )
-        case _:
-            return
+def _read_place(body: Mapping[str, object]) -> tuple[str, int, int | None] | None:
+    """The path of the run, the turn and the call that a signal is about; None if there can be none there. An agent that
+    numbers no calls has one at a time."""
+    path, turn, call = body.get("path") or "", body.get("turn") or 0, body.get("call")
+    if not isinstance(path, str) or not _is_number(turn) or not (call is None or _is_number(call)):
+        return None
+    return (path, turn, call) if is_path(path_of_call(path, turn, call or 0)) else None
 
 
-def _is_number(given: object) -> bool:
+def _read_name(given: object) -> str:
+    return replace_surrogates(given[:MAX_NAME_CHARS]) if isinstance(given, str) else "…"
+
+
+def _tell_pieces(signal: Signal, waiting: WaitingCall, path: str) -> Iterator[RemoteOutput]:
+    for piece in read_pieces(signal.body):
+        inside = _join(path, piece.path)
+        if inside is not None:
+            kept = replace_surrogates(piece.text[-MAX_TEXT_CHARS:])
+            yield RemoteOutput(
+                waiting.reaction,
+                piece.turn,
+                signal.sender_id,
+                piece.kind,
+                piece.at + len(piece.text) - len(kept),
+                kept,
+                piece.call,
+                piece.tool,
+                is_done=piece.is_done,
+                index=next(waiting.pieces),
+                is_held=piece.kind != "progress" and waiting.is_held(),  # a tool's output may be the answer too
+                path=inside,
+            )
+
+
+def _tell_call(signal: Signal, waiting: WaitingCall, path: str) -> Iterator[RemoteCall]:
+    seen = read_call(signal.body)
+    inside = _join(path, seen.path) if seen is not None else None
+    if seen is not None and inside is not None:
+        told = (seen.tool, signal.sender_id, seen.is_active)
+        yield RemoteCall(waiting.reaction, seen.turn, seen.call, *told, ok=seen.ok, asked=seen.asked, path=inside)
+
+
+def _is_number(given: object) -> TypeGuard[int]:
     """Whether it is one that can be sent on: others would fail in the middle of this agent's own signals."""
     return type(given) is int and 0 <= given <= MAX_NUMBER
 
 
-def _join(outer: str, inner: object) -> str | None:
-    """Give the path of what runs at ``inner`` of an agent at ``outer``; None for what is no path, or too deep."""
-    if not isinstance(inner, str) or (inner and not is_path(inner)):
-        return None
+def _join(outer: str, inner: str) -> str | None:
+    """Give the path of what runs at ``inner`` of an agent at ``outer``; None where that is too deep."""
     path = f"{outer}/{inner}" if inner else outer
     return path if len(path) <= MAX_PATH_CHARS else None

@@ -21,7 +21,8 @@ from typing import Any, Literal
 from roundelay.agents.approvals import STILL_WAITS, read_request
 from roundelay.agents.events import PieceKind
 from roundelay.agents.inbox import read_decision
-from roundelay.agents.journal import is_inside, is_path, outer_paths, path_of_call
+from roundelay.agents.journal import is_inside, outer_paths, path_of_call
+from roundelay.agents.watching import SeenCall, SeenPiece, read_call, read_pieces
 from roundelay.network.client import Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
 
@@ -32,7 +33,7 @@ MAX_WORKS, MAX_WRITING = 256, 32
 """Reactions under way, and those of them that write."""
 MAX_CALLS, MAX_DONE, MAX_STREAMS = 32, 256, 64
 """Of one reaction: calls under way, calls that are done, texts that grow."""
-MAX_CHARS, MAX_REPORT_CHARS, MAX_NAME_CHARS = 8000, 500, 64
+MAX_CHARS, MAX_REPORT_CHARS = 8000, 500
 MAX_ID_CHARS = 128
 """Of a reaction's id, as on the wire."""
 GAP = " … "
@@ -110,17 +111,16 @@ class Work:
             if not any(other != path and is_inside(other, path) for other in self.calls)
         ]
 
-    def take_call(self, path: str, body: Mapping[str, object]) -> News | None:
+    def take_call(self, seen: SeenCall) -> News | None:
         """A call begins, or waits for agents now; or it is done, and what was at work inside of it too."""
-        if body.get("active") is True:
-            tool, asked = _read_name(body.get("tool", "a tool")), body.get("asked")
-            names = tuple(map(_read_name, asked[:MAX_CALLS])) if isinstance(asked, list) else ()
+        path = path_of_call(seen.path, seen.turn, seen.call)
+        if seen.is_active:
             if path in self.calls or len(self.calls) < MAX_CALLS:
-                self.calls[path] = CallUnderWay(tool, names)
-            if names == (tool,):
+                self.calls[path] = CallUnderWay(seen.tool, seen.asked)
+            if seen.asked == (seen.tool,):
                 return None  # a tool that is an agent elsewhere: it has been told
             who = self.who(path.rpartition("/")[0])
-            return News(who, "waits for", ", ".join(names)) if names else News(who, "uses", tool)
+            return News(who, "waits for", ", ".join(seen.asked)) if seen.asked else News(who, "uses", seen.tool)
         self.calls = {other: call for other, call in self.calls.items() if not is_inside(other, path)}
         self._done.append(path)
         self.streams = {key: it for key, it in self.streams.items() if not self._is_over(key)}
@@ -132,37 +132,27 @@ class Work:
         self._said = max([self._said, *(turn for _, turn, _, _ in said)])
         self.streams = {key: it for key, it in self.streams.items() if key not in said}
 
-    def take_piece(self, piece: Mapping[str, object]) -> News | None:
+    def take_piece(self, piece: SeenPiece) -> News | None:
         """A text grows by a piece; what came before it in the same run has then come to its end."""
-        match piece:
-            case {
-                "turn": int(turn),
-                "kind": "text" | "reasoning" | "tool" | "progress" as kind,
-                "at": int(at),
-                "text": str(text),
-            } if (place := read_place(piece)) is not None:
-                call = piece.get("call")
-                path = place.rpartition("/")[0]
-                key: _StreamKey = (path, turn, kind, call if isinstance(call, int) else None)
-            case _:
-                return None
+        path, kind = piece.path, piece.kind
+        key: _StreamKey = (path, piece.turn, kind, piece.call)
         if self._is_over(key):
             return None
         known = self.streams.pop(key, None)
         if kind == "progress":
-            if piece.get("is_done") is True:
+            if piece.is_done:
                 return None
-            self._keep(key, Stream(path, kind, text=text[:MAX_REPORT_CHARS]))
-            return News(self.who(path), "reports", text[:MAX_REPORT_CHARS])
+            self._keep(key, Stream(path, kind, text=piece.text[:MAX_REPORT_CHARS]))
+            return News(self.who(path), "reports", piece.text[:MAX_REPORT_CHARS])
         if known is None:
-            known = Stream(path, kind, _read_name(piece.get("tool", "")))
+            known = Stream(path, kind, piece.tool)
             self.streams = {other: it for other, it in self.streams.items() if not _is_past(other, key)}
-        if at < known.end:
+        if piece.at < known.end:
             known.text = ""  # it starts over: the first attempt was given up
-        elif at > known.end:
+        elif piece.at > known.end:
             known.text += GAP
-        known.text = (known.text + text)[-MAX_CHARS:]
-        known.end = at + len(text)
+        known.text = (known.text + piece.text)[-MAX_CHARS:]
+        known.end = piece.at + len(piece.text)
         self._keep(key, known)
         return None
 
@@ -362,13 +352,13 @@ class UnderWay:
                 self._find(reaction, signal.thread_id).is_thinking = True
             case Signal() if reaction in self._ended:
                 pass
-            case Signal(kind="tool", body={"active": bool()} as body) if (place := read_place(body)) is not None:
-                return [self._find(reaction, signal.thread_id).take_call(place, body)]
-            case Signal(kind="delta", body={"pieces": list(pieces)}):
+            case Signal(kind="tool") if (seen := read_call(signal.body)) is not None:
+                return [self._find(reaction, signal.thread_id).take_call(seen)]
+            case Signal(kind="delta", body={"pieces": list()}):
                 work = self._find(reaction, signal.thread_id)
                 if not work.streams:
                     self._make_room_to_write()
-                return [work.take_piece(it) for it in pieces[:MAX_STREAMS] if isinstance(it, dict)]
+                return [work.take_piece(it) for it in read_pieces(signal.body)]
         return []
 
     def _find(self, reaction: _Reaction, thread_id: str) -> Work:
@@ -382,19 +372,6 @@ class UnderWay:
         writing = [key for key, it in self._works.items() if it.streams]
         if len(writing) >= MAX_WRITING:
             self._works[_choose_one(writing)].streams.clear()
-
-
-def read_place(body: Mapping[str, object]) -> str | None:
-    """The path of the call that a signal is about; None if that can be none. An agent that numbers no calls has one at
-    a time."""
-    match body.get("path") or "", body.get("turn") or 0, body.get("call") or 0:
-        case str(path), int(turn), int(call) if is_path(place := path_of_call(path, turn, call)):
-            return place
-    return None
-
-
-def _read_name(given: object) -> str:
-    return given[:MAX_NAME_CHARS] if isinstance(given, str) else "…"
 
 
 def _choose_one(reactions: Iterable[_Reaction]) -> _Reaction:
