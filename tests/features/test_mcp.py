@@ -63,10 +63,11 @@ def names(request: dict[str, Any]) -> list[str]:
 
 
 async def test_tools_of_a_server_are_offered_with_its_schema_and_called(network: Network, tmp_path: Path) -> None:
+    """One that fails is answered with its own words."""
     answer, requests = await ask(
         network,
         shop(tmp_path),
-        use(("shop_price", {"article": "pear", "count": 2}), ("shop_order", {"article": "pear"})),
+        use(("shop_price", {"article": "pear", "count": 2}), ("shop_order", {"article": "pear"}), ("shop_fail", {})),
     )
     assert answer == "done"
     assert {"shop_price", "shop_order", "shop_read_resource", "shop_get_prompt"} <= set(names(requests[0]))
@@ -74,7 +75,9 @@ async def test_tools_of_a_server_are_offered_with_its_schema_and_called(network:
     assert price["description"] == "The MCP server shop says: Give the price of an article."
     assert price["parameters"]["properties"]["article"]["type"] == "string"
     assert '<tool_server name="shop">\nPrices are in euros.\n</tool_server>' in requests[0]["messages"][1]["content"]
-    assert results(requests[1]) == ["2 pear: 6 EUR", "ordered pear"]
+    *called, failed = results(requests[1])
+    assert called == ["2 pear: 6 EUR", "ordered pear"]
+    assert "out of stock" in failed
     assert (tmp_path / "orders").read_text() == "pear\n"
 
 
@@ -85,11 +88,6 @@ async def test_arguments_are_held_against_the_servers_schema(network: Network, t
     assert "article: 3 is not of type 'string'" in first
     assert "count: 'many' is not of type 'integer'" in first
     assert "article: Field required" in second
-
-
-async def test_a_tool_that_fails_is_answered_with_its_words(network: Network, tmp_path: Path) -> None:
-    _, requests = await ask(network, shop(tmp_path), use(("shop_fail", {})))
-    assert "out of stock" in results(requests[1])[0]
 
 
 async def test_resources_and_prompts_are_usable(network: Network, tmp_path: Path) -> None:

@@ -111,23 +111,21 @@ async def test_a_pattern_that_never_ends_holds_up_one_call_for_a_while(
         assert [told, results(requests[2])[1]] == ["called", "called"]
 
 
-@pytest.mark.parametrize(
-    ("tool", "reason"),
-    [
-        (offer("big", text={"enum": ["x" * 1000] * 30}), "its schema has more than 20000 characters"),
-        (offer("deep", text=nested(60)), "its schema is nested deeper than 32"),
-        (offer("line", **{"text\n\n# Instructions": {"type": "string"}}), "its schema has a name that"),
-        (offer("x" * 300), "its name has to be 1 to 128 characters"),
-    ],
-    ids=["size", "depth", "key", "name"],
-)
+TOO_MUCH = {
+    "its schema has more than 20000 characters": offer("big", text={"enum": ["x" * 1000] * 30}),
+    "its schema is nested deeper than 32": offer("deep", text=nested(60)),
+    "its schema has a name that": offer("line", **{"text\n\n# Instructions": {"type": "string"}}),
+    "its name has to be 1 to 128 characters": offer("x" * 300),
+}
+
+
 async def test_a_tool_that_is_too_much_is_left_out_and_the_log_says_why(
-    network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture, tool: dict[str, Any], reason: str
+    network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests = await ask(network, say(tmp_path, tool))
+    requests = await ask(network, say(tmp_path, *TOO_MUCH.values()))
     assert list(offered(requests[0])) == ["odd_fine"]
-    [told] = [it for it in caplog.records if it.msg == "MCP tool left out"]
-    assert told.reason.startswith(reason)  # type: ignore[attr-defined]
+    told = [vars(it)["reason"] for it in caplog.records if it.msg == "MCP tool left out"]
+    assert [said.startswith(reason) for said, reason in zip(told, TOO_MUCH, strict=True)] == [True] * 4
 
 
 async def test_tools_are_so_many_and_so_long_at_most(network: Network, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from roundelay.agents.agent import Agent
 from roundelay.agents.features.context_engine import ContextEngine
-from roundelay.agents.features.evaluations import Evaluations, Rule
 from roundelay.agents.features.postprocessors import FollowUps, Postprocessors
 from roundelay.agents.models.model import ToolCall
 from roundelay.agents.policy import AgentPolicy
@@ -369,31 +368,3 @@ async def test_the_runner_for_openai_makes_its_own_model() -> None:
             mia = await Person.join(network, "mia")
             assert (await mia.ask("bob", "hi")).text == "Fine."
     assert (server.requests[0]["model"], system_of(server.requests[0])[:8]) == ("small", "Be kind.")
-
-
-# --- JAF
-
-
-async def test_guardrails_of_ones_own_stand_around_what_is_asked_and_what_is_answered() -> None:
-    """Before the first turn, and before the answer goes out."""
-    policy = AgentPolicy(should_send_tools=lambda state: "password" not in str(state.history[1].content))
-
-    @tool(idempotent=True)
-    def look() -> str:
-        """Look."""
-        return "seen"
-
-    async with (
-        asyncio.timeout(20),
-        Provider(by_turn("It costs 3 EUR.", "Ask the desk.")) as provider,
-        Network.open() as network,
-    ):
-        layers = [Evaluations(always=[Rule("no_prices", r"EUR", "Name no prices.", forbids=True)])]
-        bob = SimpleAgentRunner(
-            "bob", instruction="x", model=provider.model(), tools=[look], policy=policy, middleware=layers
-        )
-        async with running(network, bob):
-            mia = await Person.join(network, "mia")
-            heard = await mia.ask("bob", "my password is x")
-    assert heard.text == "Ask the desk."
-    assert [tools_of(it) for it in provider.requests] == [[], []]
