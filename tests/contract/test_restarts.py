@@ -1,4 +1,4 @@
-"""What outlives the hub: a real process, killed or stopped, started again on its database. docs/protocol.md, "Delivery"."""
+"""What outlives the hub, killed as a real process or stopped, and started again on its database. docs/protocol.md, "Delivery"."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from tests.support.node import node_process
+from tests.support.node import node_process, running_node
 from tests.support.wire import hello_frame
 
 
@@ -71,13 +71,14 @@ async def test_a_clean_stop_keeps_floor_attempts_fence_and_open_reactions(tmp_pa
 
 
 async def test_identity_and_owner_outlive_a_restart(tmp_path: Path) -> None:
-    async with node_process(tmp_path / "team.db") as node:
+    db = tmp_path / "team.db"
+    async with running_node(db=db, durability="normal") as node:
         await node.agent("alice", card={"description": "first"})
-        owner_file = tmp_path / "team.db.owner"
-        assert owner_file.stat().st_mode & 0o777 == 0o600
-        token = node.owner_token
-        await node.restart()
-        assert node.owner_token == token
+        assert (tmp_path / "team.db.owner").stat().st_mode & 0o777 == 0o600
+        owner_token, tokens = node.owner_token, node.tokens
+    async with running_node(db=db, durability="normal") as node:
+        node.tokens = tokens
+        assert node.owner_token == owner_token
         assert (await node.agent("alice")).welcome["resume"] == "full"
         await node.person("mia")
         thief = await node.connect()
