@@ -224,22 +224,22 @@ async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) 
 # -- approvals from a chat
 
 
-@pytest.mark.parametrize(
-    ("decision", "told"),
-    [
-        ("/approve {seq}", "So: 3 paid to ann"),
-        ("/deny {seq} too much", "So: Not run: mia denied it: too much"),
-        ('/edit {seq} {{"to": "bob", "amount": 1}}', "So: 1 paid to bob"),
-        ("/reply {seq} /approve", "So: 3 paid to ann"),
-    ],
-)
-async def test_a_person_decides_in_a_chat(node: Node, file: Path, decision: str, told: str) -> None:
+DECISIONS = {
+    "/approve {seq}": "So: 3 paid to ann",
+    "/deny {seq} too much": "So: Not run: mia denied it: too much",
+    '/edit {seq} {{"to": "bob", "amount": 1}}': "So: 1 paid to bob",
+    "/reply {seq} /approve": "So: 3 paid to ann",
+}
+
+
+async def test_a_person_decides_in_a_chat(node: Node, file: Path) -> None:
     async with at_the_desk(file) as chat:
-        await chat.type("pay ann")
-        asked = await chat.line(r"#(\d+) desk → mia .*May I call pay")
-        await chat.type(decision.format(seq=asked[1]))
-        await chat.line(rf"mia → desk \(re #{asked[1]}\): /")
-        await chat.line(f"desk → mia .*{told}")
+        for decision, told in DECISIONS.items():
+            await chat.type("pay ann")
+            asked = await chat.line(r"#(\d+) desk → mia .*May I call pay")
+            await chat.type(decision.format(seq=asked[1]))
+            await chat.line(rf"mia → desk \(re #{asked[1]}\): /")
+            await chat.line(f"desk → mia .*{told}")
 
 
 async def test_a_decision_needs_the_number_of_its_request(node: Node) -> None:
