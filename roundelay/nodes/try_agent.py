@@ -226,7 +226,7 @@ class ShowText:
     def end(self, finish: Finished, cost: Decimal | None) -> None:
         self._end_text()
         self._say_unsent()
-        price = f", about {write_dollars(cost)}" if cost is not None else ""
+        price = f", about {write_dollars(cost)}" if cost else ""  # rules cost nothing, and need not say so
         self._say(f"{describe_event(finish)}{price}")
 
     def _say_unsent(self) -> None:
