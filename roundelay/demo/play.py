@@ -38,6 +38,7 @@ from roundelay.network.home import announce_node
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.mod import AfterContext, Mod
 from roundelay.nodes.processes import Process, ready_line
+from roundelay.runs.reading import RecordedReaction
 from roundelay.terminal.screen import Screen
 
 PERSON = "zoe"
@@ -128,12 +129,10 @@ class DemoAgent(Process):
         command = ["-P", "-m", "roundelay.demo.member", agent_id, "--url", url]
         command += ["--model", plan.model] if plan.model is not None else []
         command += ["--base-url", plan.base_url] if plan.base_url is not None else []
-        own = {
-            "ROUNDELAY_HOME": str(home),
-            THINKING_VARIABLE: str(plan.thinking_s),
-        }  # its own token, wherever the user's are
+        # its own token, wherever the user's are
+        own = os.environ | {"ROUNDELAY_HOME": str(home), THINKING_VARIABLE: str(plan.thinking_s)}
         ready = ready_line(agent_id, "")
-        super().__init__(agent_id, command, ready=ready, take_line=self._take_report, environment=os.environ | own)
+        super().__init__(agent_id, command, ready=ready, take_line=self._take_report, environment=own)
         self.is_killed = False
         self._take = take
 
@@ -179,9 +178,7 @@ class _Stage:
         self._ready: set[str] = set()
         self._messages: list[BaseMessage] = []
         self._unshown: asyncio.Queue[BaseMessage] = asyncio.Queue()  # as long as the transcript; the demo's is short
-        self._reactions: dict[
-            str, str
-        ] = {}  # every one that a message begins -> the agent and that message, for a reader
+        self._reactions: dict[str, tuple[str, int]] = {}  # every one that a message begins: its agent, that message
         self._ended: set[object] = set()
         self._calls: dict[tuple[object, ...], str] = {}  # arguments of tool calls under way
         self._delays_ms: list[float] = []
@@ -243,7 +240,7 @@ class _Stage:
         for agent_id in self._team:
             if message.to in ("broadcast", f"agent:{agent_id}") and wakes(message, agent_id):
                 reaction = reaction_id(agent_id, message.seq, self._epoch)
-                self._reactions[reaction] = f"{agent_id} with #{message.seq}"
+                self._reactions[reaction] = agent_id, message.seq
         self._changed.set()
 
     def _take_report(self, member: DemoAgent, report: Report) -> None:
@@ -297,10 +294,10 @@ class _Stage:
                     await self._changed.wait()
         except TimeoutError:
             missing = ", ".join(sorted(self._team.keys() - self._ready))
-            busy = ", ".join(what for reaction, what in self._reactions.items() if reaction not in self._ended)
-            what = (
-                f"{missing} did not connect" if missing else f"at work: {busy}" if busy else f"{PERSON} has no answer"
-            )
+            at_work = [it for reaction, it in self._reactions.items() if reaction not in self._ended]
+            busy = ", ".join(f"{agent_id} with #{seq}" for agent_id, seq in at_work)
+            what = f"at work: {busy}" if busy else f"{PERSON} has no answer"
+            what = f"{missing} did not connect" if missing else what
             words = [f"{it.name}: {words}" for it in self._members.values() if (words := it.read_last_words())]
             raise DemoFailed(f"Not done within {timeout_s:.0f} s ({what}). {' '.join(words)}".rstrip()) from None
         if self._failure:
@@ -309,10 +306,12 @@ class _Stage:
     # --- the end
 
     async def _sum_up(self, person: NetworkClient, duration_s: float) -> None:
-        records = [await fetch_records(person.call, reaction, None) for reaction in self._reactions]
-        kinds = Counter(record["kind"] for listed in records for record in listed)
+        reactions = [
+            RecordedReaction(reaction, agent_id, await fetch_records(person.call, reaction, agent_id))
+            for reaction, (agent_id, _) in self._reactions.items()
+        ]
         threads = Counter(message.thread_id for message in self._messages)
-        turns, tool_calls = kinds["model_reply"], kinds["tool_started"]
+        turns, tool_calls = sum(it.turns for it in reactions), sum(len(it.calls) for it in reactions)
         self._screen.summary(threads, turns, tool_calls, self._delays_ms, duration_s)
 
     async def _stay(self, node: Node) -> None:
