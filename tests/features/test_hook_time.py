@@ -17,6 +17,7 @@ from roundelay.agents.models.scripted import call
 from roundelay.agents.tools import PlannedCall, tool
 from roundelay.agents.values import Finish, ToolResult
 from roundelay.app import Network
+from roundelay.simulation.virtual_time import SimulationLoop, run
 from tests.support.agents import Heard, Person, make_runner, running, until_recorded
 
 LIMIT_S = 0.05
@@ -103,6 +104,7 @@ async def test_a_hook_that_hangs_ends_what_it_is_around_and_the_agent_lives_on(p
 
 async def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
     """A slow tool, a slow model that it asks itself, and a slow hub."""
+    limit_s, slow_s = 0.4, 0.6  # a loaded machine's pauses are the hook's own time
 
     class Slow(Hanging):
         async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
@@ -112,7 +114,7 @@ async def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
             return reply
 
         async def review(self, around: Around, answer: str) -> str:
-            await asyncio.sleep(LONG_S) if not runs else None
+            await asyncio.sleep(slow_s) if not runs else None
             await around.context.client.call("network.ping_slowly")
             return answer
 
@@ -125,18 +127,18 @@ async def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
 
         async def call(self, op: str, *given: Any, **options: Any) -> Any:
             if op == "network.ping_slowly":
-                await asyncio.sleep(LONG_S)
+                await asyncio.sleep(slow_s)
                 return {}
             return await self._client.call(op, *given, **options)
 
     runs = [1]
 
     async def slow_script(request: ModelRequest) -> Any:
-        await asyncio.sleep(LONG_S)
+        await asyncio.sleep(slow_s)
         return await script(request)
 
     runner = make_runner(
-        "bob", slow_script, tools=[look], middleware=[Slow("")], policy=AgentPolicy(hook_timeout_s=LIMIT_S)
+        "bob", slow_script, tools=[look], middleware=[Slow("")], policy=AgentPolicy(hook_timeout_s=limit_s)
     )
     async with asyncio.timeout(20), Network.open() as network:
         mia = await Person.join(network, "mia")
@@ -150,7 +152,9 @@ async def test_what_a_hook_awaits_of_the_run_is_not_its_time() -> None:
         await task
 
 
-async def test_the_time_of_a_hook_goes_on_where_it_stood_still() -> None:
+def test_the_time_of_a_hook_goes_on_where_it_stood_still() -> None:
+    """In virtual time: what a loaded machine takes meanwhile would be the hook's own."""
+
     async def proceed() -> None:
         await asyncio.sleep(LONG_S)
 
@@ -160,10 +164,13 @@ async def test_the_time_of_a_hook_goes_on_where_it_stood_still() -> None:
         await asyncio.sleep(own_s)
         return "done"
 
-    assert await run_hook(LIMIT_S, twice, LIMIT_S * 0.2, proceed=proceed) == "done"
-    with pytest.raises(HookOverdue, match=r"twice took longer than 0.05 s by itself \(hook_timeout_s\)"):
-        await run_hook(LIMIT_S, twice, LIMIT_S * 0.7, proceed=proceed)
-    assert await run_hook(math.inf, twice, LIMIT_S * 0.7, proceed=proceed) == "done"
+    async def try_limits() -> None:
+        assert await run_hook(LIMIT_S, twice, LIMIT_S * 0.2, proceed=proceed) == "done"
+        with pytest.raises(HookOverdue, match=r"twice took longer than 0.05 s by itself \(hook_timeout_s\)"):
+            await run_hook(LIMIT_S, twice, LIMIT_S * 0.7, proceed=proceed)
+        assert await run_hook(math.inf, twice, LIMIT_S * 0.7, proceed=proceed) == "done"
+
+    run(try_limits(), SimulationLoop())
 
 
 async def test_a_hooks_own_timeout_and_a_cancellation_stay_what_they_are() -> None:
