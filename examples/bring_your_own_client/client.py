@@ -11,7 +11,9 @@ import sys
 
 from websockets.sync.client import connect
 
-url, agent_id = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit("Usage: python -I client.py URL AGENT_ID, such as ws://127.0.0.1:8700/ mirror")
+url, agent_id = sys.argv[1:]
 token_file = f"{agent_id}.token"
 if not os.path.exists(token_file):  # on loopback, the first use of an id binds it to the token that came with it
     with open(os.open(token_file, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
