@@ -365,7 +365,10 @@ def _check_expression(text: str) -> str:
     try:
         ENVIRONMENT.compile_expression(text)
     except TemplateError as error:
-        raise ValueError(f"is no valid expression: {error}") from error
+        raise ValueError(
+            f"is no valid expression ({error}); write an expression, such as n == 1, or an expectation, "
+            "such as {message: {from: ann}}"
+        ) from error
     return text
 
 

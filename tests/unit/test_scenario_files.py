@@ -100,7 +100,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ("{as: mia, to: desk, send: hello}", "{as: mia, to: desk, requires_response: [dusk], send: hello}", 11, "did you mean desk?"),
         ("{as: mia, to: desk, send: hello}", "{wait: idle, save: it}", 11, "has save, and waits for no message"),
         ("{as: mia, to: desk, send: hello}", "{if: n > 3}", 11, '"if" has "then"'),
-        ("{as: mia, to: desk, send: hello}", "{if: n >, then: [{wait: 1s}]}", 11, "is no valid expression"),
+        ("{as: mia, to: desk, send: hello}", "{if: n = 1, then: [{wait: 1s}]}", 11, "write an expression, such as n == 1, or an expectation"),
         ("{as: mia, to: desk, send: hello}", "{if: '{{ n }}', then: [{wait: 1s}]}", 11, "write it without braces"),
         ("{as: mia, to: desk, send: hello}", "{if: {message: {form: mia}}, then: [{wait: 1s}]}", 11, 'unknown key "form"'),
         ("{as: mia, to: desk, send: hello}", "{if: n, then: [{wait: 1s}], else: [{wiat: 1s}]}", 11, 'unknown key "wiat"'),
