@@ -151,6 +151,9 @@ async def test_the_command_explains_a_page_without_a_node(tmp_path: Path) -> Non
     assert "rights.team.read: dev*" in shown.out
     assert "channels.join" in shown.out
     assert "network.remove" not in shown.out
+    shown = await invoke("rights", "show", "--file", str(tmp_path / "node.yaml"), "--as", "ann", "--json")
+    rules = json.loads(shown.out)
+    assert (rules["as"], rules["roles"], rules["read"]) == ("ann", ["team"], ["rights.team.read: dev*"])
     wrong = await invoke(
         "rights", "check", "--file", str(tmp_path / "node.yaml"), "--as", "ann", "--op", "raed", code=2
     )
