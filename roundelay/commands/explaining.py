@@ -22,7 +22,8 @@ from roundelay.commands.options import (
     look,
     silence_logs,
 )
-from roundelay.commands.output import count, print_json, show
+from roundelay.commands.output import print_json, show
+from roundelay.terminal.text import count
 
 if TYPE_CHECKING:
     from roundelay.runs.source import Source

@@ -78,8 +78,3 @@ def draw_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Callabl
 def format_day(at: int) -> str:
     """The time of a stamp on this machine's clock, with its day."""
     return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
-
-
-def count(number: int, what: str) -> str:
-    """A number of things in words: ``1 turn``, ``2 turns``."""
-    return f"{number} {what}{'s' if number != 1 else ''}"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from roundelay.commands.options import Function, Kind, ask, check_id, identity_options, json_option, run
-from roundelay.commands.output import count, format_day, print_json, show, show_list
+from roundelay.commands.output import format_day, print_json, show, show_list
+from roundelay.terminal.text import count
 from roundelay.terminal.connection import READER_ID
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from roundelay.network.messages import BaseMessage
 from roundelay.terminal.screen import Screen
-from roundelay.terminal.text import break_lines, clean, clean_lines
+from roundelay.terminal.text import break_lines, clean, clean_lines, count
 
 PLAIN_WIDTH = 96
 """Where lines are broken when the output is no terminal."""
@@ -66,8 +66,9 @@ class DemoScreen(Screen):
     ) -> None:
         """What the run came to: how many messages each thread has, and how long each message took to its recipient's
         process."""
-        head = f"{sum(threads.values())} messages in {len(threads)} threads, {turns} turns, {tool_calls} tool calls, "
-        self.write(self.paint.bold(f"{head}{duration_s:.1f} s"))
+        said = f"{count(sum(threads.values()), 'message')} in {count(len(threads), 'thread')}"
+        done = f"{count(turns, 'turn')}, {count(tool_calls, 'tool call')}"
+        self.write(self.paint.bold(f"{said}, {done}, {duration_s:.1f} s"))
         times = f"p50 {_describe_delay(statistics.median(delays_ms))}, slowest {_describe_delay(max(delays_ms))}"
         facts = {
             "threads": ", ".join(f"{clean(thread_id)} {number}" for thread_id, number in threads.items()),

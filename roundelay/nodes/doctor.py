@@ -40,7 +40,7 @@ from roundelay.nodes.up import (
     place_mod_error,
 )
 from roundelay.terminal.screen import Paint
-from roundelay.terminal.text import clean
+from roundelay.terminal.text import clean, count
 
 if TYPE_CHECKING:
     from roundelay.agents.models.model import Model
@@ -345,7 +345,7 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float) -> A
             yield Checked(name, "failed", str(error))
             continue
         if spec.model.openai is None and spec.model.local is None:
-            yield Checked(name, "ok", f"{len(runner.tools)} tools of its own; its model is a script.")
+            yield Checked(name, "ok", f"{count(len(runner.tools), 'tool')} of its own; its model is a script.")
             continue
         settings = spec.model.model_dump_json()  # the same for the same model
         if settings not in asked:

@@ -45,7 +45,7 @@ from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError, RoundelayError
 from roundelay.runs.source import HubLog, LiveSource
 from roundelay.terminal.screen import Screen, StreamedText
-from roundelay.terminal.text import clean, clean_json, clean_lines
+from roundelay.terminal.text import clean, clean_json, clean_lines, count
 
 _Happened = asyncio.Queue[tuple[Event | None, int]]
 """What happened, and the ledger's last seq then; None when the agent thinks no more: its reaction has ended, and is
@@ -257,7 +257,7 @@ def describe_event(event: Event) -> str | None:
     """What happened, for a reader; None for what its neighbours say already."""
     match event:
         case Resumed():
-            return f"goes on after {event.turns} turns"
+            return f"goes on after {count(event.turns, 'turn')}"
         case TurnStart():
             return f"turn {event.turn} of at most {event.max_turns}"
         case ModelRetry():
@@ -290,8 +290,8 @@ def describe_event(event: Event) -> str | None:
             return f"{event.from_agent_id} hands over to {event.agent_id}"
         case Finished():
             reason = f" ({event.reason})" if event.reason else ""
-            turns = "1 turn" if event.turns == 1 else f"{event.turns} turns"
-            return f"{event.status}{reason}: {turns}, {event.tool_calls} tool calls, {describe_tokens(event.usage)}"
+            done = f"{count(event.turns, 'turn')}, {count(event.tool_calls, 'tool call')}"
+            return f"{event.status}{reason}: {done}, {describe_tokens(event.usage)}"
         case _:
             return None
 

@@ -9,6 +9,7 @@ from typing import Any
 from roundelay.agents.text import cut
 from roundelay.runs.reading import Record, RecordedReaction
 from roundelay.runs.source import Source
+from roundelay.terminal.text import count
 
 
 async def list_reactions(source: Source, last: int) -> list[RecordedReaction]:
@@ -78,7 +79,7 @@ def _describe(kind: str, body: Mapping[str, Any]) -> str | None:
             scope = {"thread": " for this thread", "always": " for always"}.get(str(body.get("scope")), "")
             return f"{place} was {decided} by {body['by']} in #{body['seq']}{scope}{changed}{reason}"
         case "finished":
-            calls = f"{body['turns']} turns, {body['tool_calls']} tool calls"
+            calls = f"{count(body['turns'], 'turn')}, {count(body['tool_calls'], 'tool call')}"
             return f"{body['status']} ({body['reason']}): {calls}, {_tell_tokens(body['usage'])}"
         case _:
             return None

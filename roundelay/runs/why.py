@@ -23,7 +23,7 @@ from roundelay.runs.work import (
     work_to_json,
 )
 from roundelay.terminal.screen import PLAIN, Paint, format_message
-from roundelay.terminal.text import clean
+from roundelay.terminal.text import clean, count
 
 MAX_DEPTH = 50
 """How deep a tree of effects is told: below, a line is all indent, and programs that read JSON give up."""
@@ -304,7 +304,7 @@ def _tell_status(reaction: RecordedReaction) -> str:
     if run is None:
         return ""
     if run.finished is None:
-        return f"open after {len(run.replies)} turns"
+        return f"open after {count(len(run.replies), 'turn')}"
     return f"{run.finished.status} after {run.finished.turns} turn{'s' if run.finished.turns != 1 else ''}"
 
 

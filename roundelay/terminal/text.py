@@ -26,6 +26,11 @@ _UNSAFE_IN_JSON = re.compile(f"[\x7f-\x9f\u2028\u2029\ud800-\udfff{_UNSEEN_CHARS
 _ESCAPED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
+def count(number: int, what: str) -> str:
+    """A number of things in words: ``1 turn``, ``2 turns``."""
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
 def clean(text: str) -> str:
     """Give the text on one line, what could drive a terminal or mislead its reader written out: ``\\x1b``,
     ``\\u202e``."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from xml.etree import ElementTree  # nosec B405  # it writes, and parses nothing
 
-from roundelay.terminal.text import clean_lines
+from roundelay.terminal.text import clean_lines, count
 from roundelay.testing.record import describe_message
 from roundelay.testing.run import ScenarioResult
 
@@ -83,7 +83,7 @@ def describe_causes(result: ScenarioResult, failure: Failure) -> list[str]:
 
 def _describe_run(result: ScenarioResult) -> str:
     record, place = result.record, f"seed {result.seed}" if result.url is None else result.url
-    return f"{place}, {len(record.messages)} messages in {record.lasted_s:.1f} s, took {result.took_s:.2f} s"
+    return f"{place}, {count(len(record.messages), 'message')} in {record.lasted_s:.1f} s, took {result.took_s:.2f} s"
 
 
 def _transcript(result: ScenarioResult) -> str:

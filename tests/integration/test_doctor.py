@@ -32,7 +32,7 @@ async def test_an_agents_file_is_looked_at_as_such(tmp_path: Path) -> None:
     assert "agent desk desk.yaml:3: agent desk: the tool 'desk_tools:look_up'" in done.out
     (tmp_path / "desk_tools.py").write_text("def look_up(order: str) -> str:\n    return order\n")
     done = await run("doctor", "desk.yaml", cwd=tmp_path)
-    assert "ok     agent desk 1 tools of its own; its model is a script." in done.out
+    assert "ok     agent desk 1 tool of its own; its model is a script." in done.out
     assert "database" not in done.out
     (tmp_path / "desk.yaml").write_text(AGENT.replace("instruction", "instuction"))
     done = await run("doctor", "desk.yaml", cwd=tmp_path, code=1)

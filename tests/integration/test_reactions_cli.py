@@ -121,7 +121,7 @@ async def test_try_shows_calls_messages_and_the_end_in_order(file: Path) -> None
         "desk → mia (re #5): Seen: looked at it\\x1b[2J",
         lines[-1],
     ]
-    assert re.match(r"\* finished \(.+\): 2 turns, 1 tool calls, \d+ prompt \+ \d+ completion tokens$", lines[-1])
+    assert re.match(r"\* finished \(.+\): 2 turns, 1 tool call, \d+ prompt \+ \d+ completion tokens$", lines[-1])
     assert done.err == ""
 
 
