@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from roundelay.commands.options import SEQ, ask, identity_options, join, json_option, run
-from roundelay.commands.output import show, show_list
+from roundelay.commands.output import print_answer, show, show_list
 
 if TYPE_CHECKING:
     from roundelay.network.client import Stored
@@ -37,13 +38,14 @@ def approvals(context: click.Context, as_json: bool) -> None:
             "REQUEST": lambda it: f"#{it['seq']}",
             "AGENT": lambda it: it["agent_id"],
             "TOOL": lambda it: it["tool"],
-            "ARGUMENTS": lambda it: it["arguments"],
+            "ARGUMENTS": lambda it: _write_json(it["arguments"]),
             "THREAD": lambda it: it["thread_id"],
             "UNTIL": lambda it: format_until(it["until"]),
             "REASON": lambda it: it["reason"],
         },
         empty="Nothing waits for a decision.",
         as_json=as_json,
+        print_value=print_answer,
     )
 
 
@@ -88,6 +90,10 @@ def edit(seq: int, arguments: str, as_json: bool) -> None:
 
     check_arguments(arguments)
     _decide(seq, f"/edit {arguments}", as_json=as_json)
+
+
+def _write_json(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _decide(seq: int, decision: str, *, as_json: bool) -> None:

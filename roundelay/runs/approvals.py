@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from pydantic_core import from_json
+
 from roundelay.agents.approvals import read_request
 from roundelay.agents.inbox import read_decision
 from roundelay.network.client import AnyMessage, NetworkClient, Stored
@@ -42,11 +44,14 @@ class WaitingRequest:
         return self.message.seq
 
     def to_json(self) -> dict[str, object]:
-        """For programs; times in milliseconds since the Unix epoch."""
+        """For programs; times in milliseconds since the Unix epoch. ``arguments`` are what the model wrote as JSON, or
+        its text where that is none."""
         it = self.message
         where = {"agent_id": it.sender_id, "thread_id": it.thread_id, "reaction": self.reaction}
         when = {"asked_at": it.sent_at, "until": self.until}
-        return {"seq": it.seq, **where, **read_told(it), **when, "may_decide": self.may_decide}
+        told = read_told(it)
+        call = {**told, "arguments": _read_json(told["arguments"])}
+        return {"seq": it.seq, **where, **call, **when, "may_decide": self.may_decide}
 
     def describe(self) -> str:
         """Who asks for what, and where: in a line."""
@@ -61,6 +66,14 @@ def read_told(request: BaseMessage) -> dict[str, str]:
     told = (request.metadata or {}).get("approval")
     found = told if isinstance(told, dict) else {}
     return {name: it if isinstance(it := found.get(name), str) else "" for name in ("tool", "arguments", "reason")}
+
+
+def _read_json(text: str) -> object:
+    """What JSON holds; the text itself where it is none, or is nested or has a number beyond what can be shown."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return text
 
 
 def read_until(request: BaseMessage) -> int | None:

@@ -166,8 +166,8 @@ async def test_what_waits_is_listed_over_all_agents_and_decided_by_number(node: 
             pass  # asked before it is recorded as waiting
         first, second = (it["seq"] for it in listed)
         assert [(it["agent_id"], it["tool"], it["arguments"], it["reason"]) for it in listed] == [
-            ("guide", "pay", '{"to": "ann", "amount": 5}', "A bill came."),
-            ("till", "pay", '{"to": "zoe", "amount": 5}', "A bill came."),
+            ("guide", "pay", {"to": "ann", "amount": 5}, "A bill came."),
+            ("till", "pay", {"to": "zoe", "amount": 5}, "A bill came."),
         ]
         table = (await invoke("approvals")).lines
         assert re.match(rf"#{first} +guide +pay +{{.*}} +direct:guide~mia +20\d\d-.* A bill came\.$", table[1])
