@@ -121,7 +121,11 @@ async def test_client_in_plain_websockets_answers_people_and_nobody_else(tmp_pat
         thread = await zoe.history("direct:mirror~zoe")
         assert [it.text for it in thread.messages] == ["refrain", "niarfer", "level", "level"]
     assert os.stat(tmp_path / "mirror.token").st_mode & 0o777 == 0o600
-    done = subprocess.run([sys.executable, *client[:2]], capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def test_client_in_plain_websockets_without_arguments_says_how_to_use_it() -> None:
+    client = EXAMPLES / "bring_your_own_client" / "client.py"
+    done = subprocess.run([sys.executable, "-I", client], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.stderr == "Usage: python -I client.py URL AGENT_ID, such as ws://127.0.0.1:8700/ mirror\n"
 
 
