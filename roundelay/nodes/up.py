@@ -264,6 +264,7 @@ class AgentProcess(Process):
         command += ["--log-level", log_level, "--log-format", voice.format, "--until-input-ends"]
         super().__init__(spec.id, command, ready=ready_line(spec.id, ""), take_line=self._hear_line)
         self._voice = voice
+        self._path = clean(str(spec.path))
         self._error = ""
 
     async def keep(self) -> None:
@@ -281,6 +282,10 @@ class AgentProcess(Process):
             if code == WRONG_FILE and not self.settled.is_set():
                 raise ConfigError(self._error or f"Agent {self.name} cannot start.")
             self.settled.set()
+            if code == WRONG_FILE:  # as only its run finds, or since it was changed
+                why = f"{self._path}: {self._error or 'it cannot start'}"
+                _logger.error("Agent %s has ended with exit code %d and is not started again: %s", self.name, code, why)
+                return
             if code == 0:
                 _logger.warning("Agent %s has ended.", self.name)
                 return

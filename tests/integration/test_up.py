@@ -169,6 +169,18 @@ async def test_a_crashed_agent_is_started_again_and_answers_what_waited(team: Pa
         await up.stop()
 
 
+async def test_an_agent_whose_file_its_run_finds_wrong_is_told_once_and_not_started_again(team: Path) -> None:
+    (team / "ann.yaml").write_text(f"{ANN}network_tools: [send_txt_message]\n")
+    async with node_up(team) as (up, url):
+        said = await up.error("Agent ann has ended with exit code 2 and is not started again")
+        for part in ("ann.yaml", '"send_txt_message"', "did you mean send_text_message?"):
+            assert part in said.string
+        assert await ask(url, "bob", "hello") == "bob heard hello"
+        assert set(children(up.pid)) == {"bob"}
+        await up.stop()
+        assert sum("send_txt_message" in line for line in up.errors) == 1
+
+
 async def test_an_agent_that_another_runner_took_over_is_not_started_again(folder: Path) -> None:
     async with node_up(folder) as (up, url):
         async with command("agent", "run", "ann.yaml", "--url", url, cwd=folder) as other:
