@@ -251,11 +251,12 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
     """Join as ``--as``, else as the login user, or for who only looks as a service of the command line's own, with the
     owner's rights.
 
-    Without ``reconnect`` a lost connection ends the command: for what answers and ends.
+    Without ``reconnect`` a lost connection ends the command: for what answers and ends. Who only looks, with the
+    owner's token, has to be registered already. Raises `UnknownRecipient` if not.
     """
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
-    from roundelay.network.home import running_nodes
+    from roundelay.network.home import find_owner_token, running_nodes
 
     target = find_target()
     kind = target.kind or ("human" if as_person or target.agent_id is not None else "service")
@@ -265,6 +266,8 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
         click.echo(f"* {told}", err=True)
     try:
+        if not as_person and target.agent_id is not None and target.token is None and find_owner_token(client.url):
+            await _check_registered(agent_id, client.url)
         await client.connect()
     except NotAuthenticated as error:
         raise NotAuthenticated(f"{error} {_advise(target)}") from error
@@ -276,6 +279,18 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         raise ConnectError(f"{error} Check that the hub at {client.url} is running, and run this again.") from error
     finally:
         await client.close()
+
+
+async def _check_registered(agent_id: str, url: str) -> None:
+    """Raises `UnknownRecipient` for an id that nobody has: the owner's token would register it for ever."""
+    from roundelay.network.client import NetworkClient
+    from roundelay.runs.lists import list_participants
+    from roundelay.terminal.places import check_recipient
+
+    async with NetworkClient(READER_ID, url, kind="service", reconnect=False) as reader:
+        known = [str(it["agent_id"]) for it in await list_participants(reader)]
+    if agent_id != READER_ID:
+        check_recipient(agent_id, known)
 
 
 def _advise(target: Target) -> str:

@@ -516,6 +516,15 @@ async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) 
         assert sentence(done).endswith(said)
 
 
+async def test_looking_as_somebody_unknown_is_refused_and_registers_nobody(node: Node) -> None:
+    await node.person("mia")
+    looks = ("history", "broadcast"), ("threads",), ("agents",), ("tail", "--last", "1", "--count", "1"), ("approvals",)
+    for done in await asyncio.gather(*(invoke(*it, "--as", "mai", code=1) for it in looks)):
+        assert "Nobody is registered as 'mai'. Did you mean mia? `roundelay agents` lists who is." in sentence(done)
+    listed = json.loads((await invoke("agents", "--as", "mia", "--json")).out)["agents"]
+    assert [it["agent_id"] for it in listed] == ["mia"]
+
+
 async def test_a_refusal_says_what_to_do(node: Node) -> None:
     assert "--as" in sentence(await invoke("agents", "--token", "wrong", code=1))
     assert "registered as agent" in sentence(await _as_agent(node))
