@@ -19,6 +19,11 @@ async def list_participants(client: NetworkClient, *, online: bool | None = None
     return [agent for agent in found if agent["agent_id"] != READER_ID]
 
 
+async def list_channels(client: NetworkClient) -> list[Entry]:
+    """The channels that the client may see, by name. Raises `RoundelayError`: a hub may be without channels."""
+    return await _read_pages(client, "channels.list", "channels", {}, lambda last: {"after": last["name"]})
+
+
 async def list_threads(client: NetworkClient, *, most: int | None = None, above: int = 0) -> list[Entry]:
     """Threads that the client may read, the newest first: at most so many, and all that go on above a seq. Raises
     `RoundelayError`."""

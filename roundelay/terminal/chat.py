@@ -38,7 +38,7 @@ from roundelay.runs.approvals import (
     list_requests,
     read_until,
 )
-from roundelay.runs.lists import list_participants, list_threads
+from roundelay.runs.lists import list_channels, list_participants, list_threads
 from roundelay.terminal.connection import READER_ID, Patience
 from roundelay.terminal.live import describe_news
 from roundelay.terminal.places import BROADCAST, Place, check_recipient, find_place
@@ -127,7 +127,7 @@ class Chat:
         self.screen.note(f"You are {self.client.agent_id} in the network {name} at {url}.")
         listed = await self._show_participants()
         if to is not None:
-            check_recipient(to, [str(agent["agent_id"]) for agent in listed])
+            await self._check_place(to, listed)
             await self.go(to)
         await self._take_up(listed)
         await self._show_before()
@@ -297,6 +297,13 @@ class Chat:
             self._proven.add(to)
         self.place = await find_place(self.client, to)
 
+    async def _check_place(self, to: str, listed: Iterable[Mapping[str, Any]]) -> None:
+        """Raises `UnknownRecipient` for a place that looks like a misspelled one."""
+        channels: list[str] = []
+        with suppress(RequestError):  # a hub without channels
+            channels = [str(it["name"]) for it in await list_channels(self.client)]
+        check_recipient(to, [str(it["agent_id"]) for it in listed], channels)
+
     async def _go_and_say(self, to: str, text: str = "") -> None:
         before = self.place
         await self.go(to)
@@ -402,7 +409,7 @@ class Chat:
     @command("/to [PLACE]", "go on at an ID, channel:NAME, broadcast or thread:SEQ; or say where lines go")
     async def _to(self, rest: str) -> None:
         if rest:
-            check_recipient(rest, [str(it["agent_id"]) for it in await list_participants(self.client)])
+            await self._check_place(rest, await list_participants(self.client))
             await self.go(rest)
         self._show_place()
 
@@ -418,7 +425,7 @@ class Chat:
 
     @command("/channels", "the channels that there are for you")
     async def _channels(self, _rest: str) -> None:
-        channels = (await self.client.call("channels.list"))["channels"]
+        channels = await list_channels(self.client)
         rows = [
             (
                 it["name"],
@@ -513,7 +520,9 @@ class Chat:
     async def _approve(self, rest: str) -> None:
         seq, scope = self._read_request("approve", rest)
         if scope not in _SCOPES:
-            raise InvalidArguments(f"/approve is followed by thread, always or nothing, not by {clean(scope)!r}.")
+            raise InvalidArguments(
+                f"Write /approve SEQ, then thread, always or nothing; {clean(scope)!r} is none of these."
+            )
         await self._decide("approve", seq, scope)
 
     @command("/deny [SEQ] [REASON]", "do not let it")
@@ -534,6 +543,8 @@ class Chat:
             count = "1 reaction" if len(stopped) == 1 else f"{len(stopped)} reactions"
             self.screen.note(f"Asked {count} in {clean(thread_id)} to stop.")
             return
+        if rest:
+            await self.client.history(rest, limit=1)  # raises where there is no such thread
         elsewhere = sorted(self.under_way.list_busy_threads() - {thread_id})
         hint = f" Agents are at work in {', '.join(map(clean, elsewhere))}: /stop THREAD." if elsewhere else ""
         self.screen.note(f"Nobody is at work in {clean(thread_id)}.{hint}")

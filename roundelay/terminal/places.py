@@ -29,14 +29,19 @@ class Place:
 BROADCAST = Place("broadcast", "broadcast")
 
 
-def check_recipient(written: str, known: Sequence[str]) -> None:
-    """Raises `UnknownRecipient` where an id, or the address of one, is none of these, with one that it may be."""
-    target = written.removeprefix("agent:")
-    if ":" in target or written == BROADCAST.to or not is_id(target) or target in known:
+def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] = ()) -> None:
+    """Raises `UnknownRecipient` where an id, or the address of one, is none of these, with one that it may be; and
+    where a channel is none of those, but may be meant to be one."""
+    kind, _, name = written.rpartition(":")
+    if not is_id(name) or written == BROADCAST.to:
         return
-    close = get_close_matches(target, known, n=1)
-    meant = f" Did you mean {clean(close[0])}?" if close else ""
-    raise UnknownRecipient(f"Nobody is registered as {target!r}.{meant} `roundelay agents` lists who is.")
+    if kind == "channel" and name not in channels and (close := get_close_matches(name, channels, n=1)):
+        meant = f"Did you mean channel:{clean(close[0])}?"
+        raise UnknownRecipient(f"There is no channel {name!r}. {meant} /create {name} makes a new one.")
+    if kind in ("", "agent") and name not in known:
+        near = [f"channel:{name}"] if name in channels else get_close_matches(name, known, n=1)
+        meant = f" Did you mean {clean(near[0])}?" if near else ""
+        raise UnknownRecipient(f"Nobody is registered as {name!r}.{meant} `roundelay agents` lists who is.")
 
 
 async def find_place(client: NetworkClient, written: str) -> Place:

@@ -160,6 +160,8 @@ async def test_a_request_takes_one_decision_and_none_when_nobody_waits(node: Nod
         pay_ann, pay_zoe = await bob.message("pay ann"), await bob.message("pay zoe")
         first = await _ask_for_approval(bob, pay_ann)
         await chat.line(rf"#{first} ")
+        await chat.type("/approve abc")
+        await chat.error("Write /approve SEQ, then thread, always or nothing; 'abc' is none of these.")
         await chat.type(f"/approve {first}")
         decision = await bob.message("/approve")
         await chat.type(f"/deny {first} no")
@@ -255,6 +257,7 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
         "/reply #999 hm",
         "/join De v",
         "/history nope",
+        "/stop nope",
         "//help is a command",
     ]
     done = await run("chat", "--as", "mia", "--wait", "0", stdin="\n".join(lines), code=1)
@@ -264,6 +267,7 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
         "There is no message 999 that mia may read; /history shows their numbers.",
         "There is no message 999 that mia may read; /history shows their numbers.",
         "'De v' is no channel's name; use lower case letters, digits, '.', '_' and '-'.",
+        "There is no thread 'nope' that mia may read; /threads lists those that there are.",
         "There is no thread 'nope' that mia may read; /threads lists those that there are.",
     )  # fmt: skip
     for line, said in zip(errors, expected, strict=True):

@@ -114,3 +114,7 @@ async def test_places_are_listed_and_gone_to(node: Node) -> None:
         await chat.error("Nobody is registered as 'bbo'. Did you mean bob")
         await chat.line("^. You have taken over direct:bob~mia")
         await chat.line("^. Lines now go to bob.$")
+        await chat.type("/to dev", "/to channel:de", "/to channel:qa")
+        await chat.error("Nobody is registered as 'dev'. Did you mean channel:dev?")
+        await chat.error(r"There is no channel 'de'. Did you mean channel:dev\? /create de makes a new one.")
+        await chat.line("Created the channel qa.")
