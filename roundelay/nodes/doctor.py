@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roundelay.app import OWN_MODS, make_rights, raise_file_limit
+from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
 from roundelay.network.ledger.files import explain
 from roundelay.network.ledger.upkeep import check_file, summarise
 from roundelay.network.mod import load_mods
-from roundelay.nodes.hub_http import get_from_hub, read_readiness
+from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, read_readiness
 from roundelay.nodes.up import (
     FEW_FILES,
     check_folder,
@@ -39,12 +40,14 @@ from roundelay.nodes.up import (
     load_tls,
     place_mod_error,
 )
+from roundelay.terminal.connection import READER_ID
 from roundelay.terminal.screen import Paint
 from roundelay.terminal.text import clean, count
 
 if TYPE_CHECKING:
     from roundelay.agents.models.model import Model
-
+    from roundelay.agents.simple import SimpleAgentRunner
+    from roundelay.agents.team import AgentSpec
 
 Status = Literal["ok", "note", "failed"]
 
@@ -89,7 +92,7 @@ async def examine(
     config: NodeConfig | None = None
     try:
         if file is not None and _is_agents(file):
-            checks += [check async for check in check_agents(file, timeout_s)]
+            checks += [check async for check in check_agents(file, timeout_s, url)]
             return checks if model is None else [*checks, await check_named_model(model, base_url, timeout_s)]
         config, origins = resolve_config(file, env, {})
         checks.append(Checked("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
@@ -103,7 +106,7 @@ async def examine(
         checks += [check_files(config), check_tls(config), check_secrets(config), await check_port(config)]
     checks.append(await check_clock(url or find_url(), config))
     if config is not None and config.agents:
-        checks += [check async for check in check_agents(config.agents, timeout_s)]
+        checks += [check async for check in check_agents(config.agents, timeout_s, url)]
     if model is not None:
         checks.append(await check_named_model(model, base_url, timeout_s))
     return checks
@@ -327,8 +330,9 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
     return Checked("clock", "ok", f"It is {shown}, as at the hub.")
 
 
-async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float) -> AsyncIterator[Checked]:
-    """Whether each agent's tools load and its model can call one. Agents with the same model share the question."""
+async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url: str | None) -> AsyncIterator[Checked]:
+    """Whether each agent's tools load, the hub at ``url`` has those that it names, and its model can call one. Agents
+    with the same model share the question."""
     from roundelay.agents.team import build_runner, load_agents
 
     try:
@@ -344,6 +348,8 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float) -> A
         except ConfigError as error:
             yield Checked(name, "failed", str(error))
             continue
+        if spec.network_tools is not None:
+            yield await check_network_tools(spec, runner, url)
         if spec.model.openai is None and spec.model.local is None:
             yield Checked(name, "ok", f"{count(len(runner.tools), 'tool')} of its own; its model is a script.")
             continue
@@ -351,6 +357,23 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float) -> A
         if settings not in asked:
             asked[settings] = await check_model(name, runner.model, timeout_s)
         yield replace(asked[settings], name=name)
+
+
+async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: str | None) -> Checked:
+    """Whether the hub at ``url`` has the tools that an agent's ``network_tools`` names."""
+    name = f"agent {spec.id}"
+    if url is None:
+        unknown = "The names in network_tools are not checked: only a node knows them."
+        return Checked(name, "note", unknown, "Give that node's address: --url URL")
+    try:
+        async with asyncio.timeout(TIMEOUT_S), NetworkClient(READER_ID, url, kind="service", reconnect=False) as client:
+            try:
+                runner.check_network(client)
+            except ConfigError as error:
+                return Checked(name, "failed", str(spec.find_node("network_tools").error(str(error))))
+    except (RoundelayError, TimeoutError) as error:
+        return Checked(name, "note", f"The names in network_tools are not checked: {error or 'the hub is silent.'}")
+    return Checked(name, "ok", f"The hub at {url} has its network_tools.")
 
 
 async def check_named_model(name: str, base_url: str | None, timeout_s: float) -> Checked:
