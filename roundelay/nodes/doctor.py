@@ -372,7 +372,9 @@ async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: s
             except ConfigError as error:
                 return Checked(name, "failed", str(spec.find_node("network_tools").error(str(error))))
     except (RoundelayError, TimeoutError) as error:
-        return Checked(name, "note", f"The names in network_tools are not checked: {error or 'the hub is silent.'}")
+        return Checked(
+            name, "note", f"The names in network_tools are not checked: {str(error) or 'the hub is silent.'}"
+        )
     return Checked(name, "ok", f"The hub at {url} has its network_tools.")
 
 
