@@ -74,6 +74,8 @@ async def test_a_person_takes_over_and_gives_back_and_others_see_it(node: Node) 
         command("chat", "--as", "noa", "--to", "channel:dev") as other,
         at_terminal("--to", "channel:dev") as mia,
     ):
+        await other.type("here I am")
+        await mia.shows("noa → channel:dev: here I am")
         mia.type("/take\r")
         await mia.shows(r"(?m)^\* You have taken over channel:dev")
         await mia.shows(r"(?m)^\(held by you\) channel:dev>")

@@ -47,7 +47,7 @@ def texts(result: ScenarioResult) -> list[str]:
 
 def failure_of(result: ScenarioResult) -> str:
     assert result.failure is not None
-    return f"{result.failure.step}: {result.failure.reason}"
+    return f"{result.failure.what.removeprefix('step ')}: {result.failure.reason}"
 
 
 # --- steps
