@@ -147,8 +147,21 @@ def read_rows(
     except sqlite3.DatabaseError as error:
         if not _is_bad_cell(error):
             raise
+    passed: set[int] = set()
     with closing(db.execute(sql.replace(columns, "seq", 1), values)) as cursor:
-        return take(row for (seq,) in cursor if (row := find_row(damage, seq, db, columns)) is not None)
+        seqs = (pass_once(passed, seq) for (seq,) in cursor)
+        return take(row for seq in seqs if (row := find_row(damage, seq, db, columns)) is not None)
+
+
+def pass_once(passed: set[int], seq: int) -> int:
+    """The seq, for who goes on over damaged rows. Raises `sqlite3.DatabaseError` at one that was passed already: then
+    pages of the file name each other in a circle, and without that its rows would come again for hours."""
+    if seq in passed:
+        error = sqlite3.DatabaseError(f"pages of the log are mixed up: #{seq} is reached twice")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+    passed.add(seq)
+    return seq
 
 
 def _is_bad_cell(error: sqlite3.DatabaseError) -> bool:

@@ -20,7 +20,7 @@ from roundelay.network.errors import LedgerError
 
 from . import KEPT_WITH, KEYED_BY_SEQ, Trim, Trimmed
 from .files import explain, find_errno
-from .queries import Damage, integer_in, put_meta, read_rows, reading_any_text, walk_log
+from .queries import Damage, integer_in, pass_once, put_meta, read_rows, reading_any_text, walk_log
 from .schema import (
     CHECKED_FROM,
     CHECKSUMS_SINCE,
@@ -101,7 +101,12 @@ def _next_whole(damage: Damage, db: sqlite3.Connection, seq: int) -> Row | None:
 
 def _find_whole(damage: Damage, db: sqlite3.Connection, clause: str, *values: int) -> Row | None:
     def take(rows: Iterator[Row]) -> Row | None:
-        return next((row for row in rows if not row.is_damaged), None)
+        passed: set[int] = set()
+        for row in rows:
+            if not row.is_damaged:
+                return row
+            pass_once(passed, row.seq)
+        return None
 
     return read_rows(damage, f"SELECT {ROW_COLUMNS} FROM log {clause}", values, take, db)
 

@@ -23,6 +23,9 @@ from tests.support.command import run
 from tests.support.node import Node, running_node
 from tests.support.wire import get_http
 
+INTERIOR_PAGE = 5
+"""The first byte of a page of a table that names other pages: https://sqlite.org/fileformat2.html#b_tree_pages"""
+
 
 def _change(db: Path, sql: str, *values: object) -> None:
     with closing(sqlite3.connect(db)) as connection:
@@ -330,3 +333,30 @@ async def test_one_row_that_sqlite_cannot_read_hides_no_other(team: Team) -> Non
         await bob.message("three")
         history = await bob.call("network.history", {"thread_id": "direct:alice~bob"})
         assert history["damaged"] == [second]
+
+
+async def test_a_log_whose_pages_come_round_again_is_refused(team: Team) -> None:
+    """A lost write may leave a page that names another one twice: over damaged rows that went on for ever."""
+    async with team.node() as node:
+        alice = await node.agent("alice")
+        for _ in range(40):
+            await alice.send("agent:alice", "x" * 900)
+    with closing(sqlite3.connect(team.db)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (size,), (root,) = (
+            connection.execute(sql).fetchone()
+            for sql in ("PRAGMA page_size", "SELECT rootpage FROM sqlite_master WHERE name = 'log'")
+        )
+    content = bytearray(team.db.read_bytes())
+    at = (root - 1) * size
+    assert content[at] == INTERIOR_PAGE
+    newest, cells = content[at + 8 : at + 12], int.from_bytes(content[at + 3 : at + 5], "big")
+    for cell in range(cells):
+        offset = at + int.from_bytes(content[at + 12 + 2 * cell : at + 14 + 2 * cell], "big")
+        content[offset : offset + 4] = newest
+    leaf = (int.from_bytes(newest, "big") - 1) * size
+    content[leaf : leaf + size] = content[leaf : leaf + size].replace(b"xxx", b"yyy")
+    team.db.write_bytes(content)
+    with pytest.raises(LedgerError, match="damaged"):
+        async with team.node():
+            pass
