@@ -1,0 +1,86 @@
+"""The libraries in ``web/page/vendor``, taken as they are from the npm registry: ``python -m tests.support.vendoring``.
+
+``vendored.json`` says of each file where it is from, and under which bare names the page and the libraries themselves import it; the
+page's import map is made of that. A newer version: change it in `LIBRARIES`, run this with npm on PATH (which registry is asked is npm's
+own setting), read the changes of the library, and commit what has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / "web" / "page" / "vendor"
+
+
+@dataclass(frozen=True)
+class Library:
+    """One file of a package. ``imported_as`` is the bare name by which other vendored files import it."""
+
+    file: str
+    package: str
+    version: str
+    source: str
+    license: str
+    imported_as: str = ""
+
+
+PREACT = "11.2.0"
+LIBRARIES = (
+    Library("preact.js", "preact", PREACT, "dist/preact.mjs", "MIT", "preact"),
+    Library("hooks.js", "preact", PREACT, "hooks/dist/hooks.mjs", "MIT", "preact/hooks"),
+    Library("htm.js", "htm", "3.1.1", "dist/htm.mjs", "Apache-2.0", "htm"),
+    Library(
+        "signals-core.js", "@preact/signals-core", "1.14.5", "dist/signals-core.mjs", "MIT", "@preact/signals-core"
+    ),
+    Library("signals.js", "@preact/signals", "2.11.4", "dist/signals.mjs", "MIT", "@preact/signals"),
+    Library("marked.js", "marked", "18.2.1", "lib/marked.esm.js", "MIT"),
+    # The minified file is no ES module: imported for its effect alone, it sets `globalThis.DOMPurify`. It may be used under
+    # the MPL 2.0 or the Apache License; here it is used under the second.
+    Library("purify.js", "dompurify", "3.4.18", "dist/purify.min.js", "Apache-2.0"),
+)
+
+
+def main() -> None:
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    (FOLDER / "licenses").mkdir(parents=True)
+    files: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for library in LIBRARIES:
+            files[library.file] = _take(library, Path(folder))
+    imports = {it.imported_as: f"#vendor/{it.file}" for it in LIBRARIES if it.imported_as}
+    text = json.dumps({"imports": imports, "files": files}, indent=2)
+    (FOLDER / "vendored.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _take(library: Library, work: Path) -> dict[str, str]:
+    """Write the file and its licence, and give what ``vendored.json`` says of it. npm holds the archive against its integrity."""
+    command = ("npm", "pack", "--json", "--pack-destination", str(work), f"{library.package}@{library.version}")
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=work).stdout
+    [packed] = json.loads(printed)
+    license_file = f"licenses/{library.package.replace('@', '').replace('/', '-')}.txt"
+    with tarfile.open(work / packed["filename"]) as archive:
+        for source, target in ((library.source, library.file), ("LICENSE", license_file)):
+            member = archive.extractfile(f"package/{source}")
+            assert member is not None
+            (FOLDER / target).write_bytes(member.read())
+    return {
+        "package": library.package,
+        "version": library.version,
+        "source": library.source,
+        "license": library.license,
+        "license_file": license_file,
+        "sha256": hashlib.sha256((FOLDER / library.file).read_bytes()).hexdigest(),
+        "license_sha256": hashlib.sha256((FOLDER / license_file).read_bytes()).hexdigest(),
+        "integrity": packed["integrity"],
+    }
+
+
+if __name__ == "__main__":
+    main()
