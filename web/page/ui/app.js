@@ -1,0 +1,188 @@
+/**
+ * The shell around the screens: where one can go and what waits there, the state of the connection, who one is, the keys
+ * of every screen, the document's title, and where the focus goes. What a screen shows is its own module's.
+ */
+import {computed, signal} from "#vendor/signals.js";
+import {useEffect, useRef} from "#vendor/hooks.js";
+import {Agents} from "#ui/agents.js";
+import {Cost} from "#ui/cost.js";
+import {Inbox, inboxItems} from "#ui/inbox.js";
+import {takenKeys, useKeys} from "#ui/keys.js";
+import {credentials, Login, logOut} from "#ui/login.js";
+import {Age, Boundary, Count, Dialog, Face, html, Icon, nameThread} from "#ui/parts.js";
+import {go, linkTo, route} from "#ui/router.js";
+import {Search} from "#ui/search.js";
+import {actions, state} from "#ui/store.js";
+import {setTheme, theme} from "#ui/theme.js";
+import {Thread} from "#ui/thread.js";
+import {Threads, unreadCount} from "#ui/threads.js";
+import {Why} from "#ui/why.js";
+
+const PLACES = [
+  ["inbox", "Inbox", "i"], ["threads", "Threads", "t"], ["agents", "Agents", "a"], ["cost", "Cost", "c"], ["search", "Search", "/"],
+];
+const isHelpOpen = signal(false);
+const me = computed(() => state.value.me);
+const network = computed(() => state.value.network);
+const connection = computed(() => state.value.connection);
+const refusal = computed(() => state.value.error);
+const isReadOnly = computed(() => Boolean(state.value.is_read_only));
+
+/** The whole page. */
+export function App() {
+  if (!credentials.value && !isReadOnly.value) return html`<${Boundary}><${Login} /><//>`;
+  return html`<${Shell} />`;
+}
+
+function Shell() {
+  const main = useRef(null);
+  useKeys({
+    "g i": {text: "Inbox", run: () => go(linkTo.inbox())},
+    "g t": {text: "Threads", run: () => go(linkTo.threads())},
+    "g a": {text: "Agents", run: () => go(linkTo.agents())},
+    "g c": {text: "Cost", run: () => go(linkTo.cost())},
+    "/": {text: "Search", run: () => go(linkTo.search())},
+    "?": {text: "These keys", run: () => { isHelpOpen.value = true; }},
+    Escape: {text: "Back", run: leave},
+  });
+  useFocus(main);
+  useTitle();
+  const {screen} = route.value;
+  const isSplit = screen === "threads" || screen === "thread";
+  return html`<div class=${`shell on-${screen}`}>
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); focusHeading(main.current); }}>To the content</a>
+    <${Nav} />
+    <${Connection} />
+    ${isSplit && html`<aside class="list-pane" aria-label="Threads"><${Boundary} key="threads"><${Threads} chosen=${route.value.id} /><//></aside>`}
+    <main id="main" ref=${main}><${Boundary} key=${`${screen} ${route.value.id ?? ""}`}><${Screen} /><//></main>
+    ${isHelpOpen.value && html`<${Help} />`}
+  </div>`;
+}
+
+function Screen() {
+  const {screen, id, at, query} = route.value;
+  switch (screen) {
+    case "threads": return html`<div class="no-thread"><p>Choose a conversation, or begin one.</p></div>`;
+    case "thread": return html`<${Thread} key=${id} id=${id} at=${at} />`;
+    case "why": return html`<${Why} key=${id} seq=${Number(id)} />`;
+    case "agents": return html`<${Agents} id=${id} />`;
+    case "cost": return html`<${Cost} query=${query} />`;
+    case "search": return html`<${Search} query=${query.q ?? ""} />`;
+    default: return html`<${Inbox} />`;
+  }
+}
+
+/** Escape leaves a field first, then the screen that is one of a list. */
+function leave() {
+  const active = document.activeElement;
+  if (active instanceof HTMLElement && active.matches("input, textarea, select")) return void active.blur();
+  const {screen, id} = route.value;
+  if (screen === "thread") return go(linkTo.threads());
+  if (screen === "agents" && id) return go(linkTo.agents());
+  if (screen === "why") return history.back();
+  return false;
+}
+
+// --- where one can go
+
+function Nav() {
+  const here = {thread: "threads", why: "threads"}[route.value.screen] ?? route.value.screen;
+  const waiting = {inbox: [inboxItems.value.length, "wait for you"], threads: [unreadCount.value, "unread"]};
+  const name = network.value?.name ?? "Roundelay";
+  return html`<nav class="nav" aria-label="Screens">
+    <p class="network" title=${`Network ${name}`}><span class="logo" aria-hidden="true"></span><span dir="auto">${name}</span></p>
+    <ul>${PLACES.map(([place, text, key]) => html`<li><a href=${linkTo[place]()} aria-current=${place === here ? "page" : undefined}
+        aria-keyshortcuts=${key === "/" ? key : `g ${key}`}>
+      <${Icon} name=${place} /><span class="nav-text">${text}</span>
+      ${waiting[place] && html`<${Count} of=${waiting[place][0]} what=${waiting[place][1]} />`}</a></li>`)}</ul>
+    <div class="nav-foot">
+      <div class="nav-tools">
+        <button type="button" class="icon-button" title="Keys (?)" aria-label="Keys" onClick=${() => { isHelpOpen.value = true; }}><${Icon} name="help" /></button>
+        <button type="button" class="icon-button" title=${`Theme: ${theme.value}`} aria-label=${`Theme: ${theme.value}`} onClick=${() => setTheme()}><${Icon} name="theme" /></button>
+        ${!isReadOnly.value && html`<button type="button" class="icon-button" title="Log out: this browser forgets its token" aria-label="Log out"
+          onClick=${logOut}><${Icon} name="out" /></button>`}
+      </div>
+      <${Myself} />
+    </div>
+  </nav>`;
+}
+
+function Myself() {
+  const who = me.value;
+  if (!who?.agent_id) return null;
+  const role = isReadOnly.value ? "a recording" : who.is_operator ? "operator" : who.kind;
+  return html`<p class="myself"><${Face} id=${who.agent_id} isSmall /><span class="myself-text"><span dir="auto">${who.agent_id}</span>
+    <span class="faint"><span class=${`dot ${connection.value}`} aria-hidden="true"></span>${role}</span></span></p>`;
+}
+
+// --- the connection
+
+const offlineSince = signal(0);
+
+/** Says what is wrong with the connection, and what can be done; nothing while all is well. */
+function Connection() {
+  const is = connection.value;
+  useEffect(() => {
+    if (is === "offline") offlineSince.value ||= Date.now();
+    else if (is !== "connecting") offlineSince.value = 0;
+  }, [is]);
+  return html`<div class="connection-place" role="status" aria-live="polite">${tellConnection(is)}</div>`;
+}
+
+function tellConnection(is) {
+  if (isReadOnly.value || is === "online") return null;
+  if (is === "refused") {
+    const told = refusal.value?.message ?? "The hub refuses this browser.";
+    return html`<p class="connection bad">${told} A new link comes from <code>roundelay web</code> on the node's machine.
+      <button type="button" class="button" onClick=${() => actions.connect(credentials.value)}>Try again</button>
+      <button type="button" class="button" onClick=${logOut}>Log out</button></p>`;
+  }
+  if (offlineSince.value) {
+    return html`<p class="connection warn">Offline for <${Age} at=${offlineSince.value} />. What you write waits here and is sent when the hub answers again.</p>`;
+  }
+  return html`<p class="connection">Connecting to the hub…</p>`;
+}
+
+// --- title, focus, keys
+
+function useTitle() {
+  const {screen, id} = route.value;
+  const waiting = inboxItems.value.length;
+  const thread = screen === "thread" ? nameThread(state.value.threads?.[id] ?? {thread_id: id}, me.value?.agent_id) : "";
+  const names = {thread, why: `Why #${id}`, agents: id ?? "Agents"};
+  const name = names[screen] ?? PLACES.find(([it]) => it === screen)?.[1] ?? "";
+  useEffect(() => {
+    document.title = `${waiting ? `(${waiting}) ` : ""}${name} · ${network.value?.name ?? "Roundelay"}`;
+  });
+}
+
+/** After a navigation the focus goes to the screen's heading, unless the screen has taken it itself. */
+function useFocus(main) {
+  const isFirst = useRef(true);
+  const {screen, id} = route.value;
+  useEffect(() => {
+    if (isFirst.current) {
+      isFirst.current = false;
+      return;
+    }
+    const before = document.activeElement;
+    requestAnimationFrame(() => {
+      const active = document.activeElement;
+      const hasMoved = active !== before && active !== document.body && main.current?.contains(active);
+      if (!hasMoved) focusHeading(main.current);
+    });
+  }, [screen, id]);
+}
+
+function focusHeading(main) {
+  const heading = main?.querySelector("h1") ?? document.querySelector(".list-pane h1");
+  heading?.focus({preventScroll: true});
+}
+
+const KEY_NAMES = {" ": "Space", Escape: "Esc", "Control+Enter": "Ctrl Enter"};
+
+function Help() {
+  return html`<${Dialog} title="Keys" onClose=${() => { isHelpOpen.value = false; }}>
+    <dl class="keys">${takenKeys.value.map(({key, text}) => html`<div><dt>${key.split(" ").map((it) => html`<kbd>${KEY_NAMES[it] ?? it}</kbd> `)}</dt><dd>${text}</dd></div>`)}
+      <div><dt><kbd>Enter</kbd></dt><dd>Open the row that has the focus</dd></div></dl><//>`;
+}

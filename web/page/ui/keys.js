@@ -1,0 +1,90 @@
+/**
+ * What keys do: each component says which it takes as long as it is mounted, the last one mounted first. Sequences are
+ * written with a blank ("g i"). While somebody types, only "Escape" and those with Control are taken. Owns no action.
+ */
+import {signal} from "#vendor/signals.js";
+import {useEffect, useRef} from "#vendor/hooks.js";
+
+const SEQUENCE_MS = 1200;
+
+/** The keys that are taken now: [{key, text}], for the help. */
+export const takenKeys = signal([]);
+const layers = [];
+let pending = "";
+let pendingSince = 0;
+
+/**
+ * Take keys while the component is mounted.
+ * @param {Record<string, {text: string, run: (event: KeyboardEvent) => unknown}>} keys `run` gives false where it does
+ *   nothing: then the next layer is asked
+ * @param {boolean} isActive
+ */
+export function useKeys(keys, isActive = true) {
+  const own = useRef(keys);
+  own.current = keys;
+  useEffect(() => {
+    if (!isActive) return undefined;
+    layers.push(own);
+    tellTaken();
+    return () => {
+      layers.splice(layers.indexOf(own), 1);
+      tellTaken();
+    };
+  }, [isActive]);
+}
+
+/** Listen to the keyboard, once for the page. */
+export function startKeys() {
+  document.addEventListener("keydown", (event) => {
+    if (event.defaultPrevented || event.isComposing || event.altKey || event.metaKey) return;
+    const name = `${event.ctrlKey ? "Control+" : ""}${event.key}`;
+    if (isTyping(event.target) && !event.ctrlKey && event.key !== "Escape") return;
+    if (document.querySelector("dialog[open]")) return;
+    const inTime = pending && event.timeStamp - pendingSince < SEQUENCE_MS;
+    const tried = inTime ? [`${pending} ${name}`, name] : [name];
+    pending = "";
+    if (tried.some((key) => press(key, event))) event.preventDefault();
+    else if (begins(name)) [pending, pendingSince] = [name, event.timeStamp];
+  });
+}
+
+function press(key, event) {
+  return [...layers].reverse().some((it) => it.current[key] && it.current[key].run(event) !== false);
+}
+
+function begins(name) {
+  return layers.some((it) => Object.keys(it.current).some((key) => key.startsWith(`${name} `)));
+}
+
+function isTyping(target) {
+  return target instanceof HTMLElement
+    && (target.isContentEditable || ["TEXTAREA", "SELECT"].includes(target.tagName)
+      || (target.tagName === "INPUT" && !["checkbox", "radio", "button"].includes(target.type)));
+}
+
+function tellTaken() {
+  const found = new Map();
+  for (const it of layers) {
+    for (const [key, {text}] of Object.entries(it.current)) found.set(key, text);
+  }
+  takenKeys.value = [...found].map(([key, text]) => ({key, text}));
+}
+
+/**
+ * Move through a list of rows with j and k, and open one with Enter. Rows are elements with `data-row` inside of `list`.
+ * The row that is chosen has the focus, so that the browser shows and scrolls to it.
+ * @param {{current: HTMLElement|null}} list
+ */
+export function useRows(list, isActive = true) {
+  const move = (step) => {
+    const rows = [...(list.current?.querySelectorAll("[data-row]") ?? [])];
+    if (!rows.length) return false;
+    const here = rows.indexOf(document.activeElement?.closest?.("[data-row]"));
+    rows[Math.max(0, Math.min(rows.length - 1, here < 0 ? 0 : here + step))].focus();
+    return true;
+  };
+  useKeys({
+    j: {text: "Next row", run: () => move(1)},
+    k: {text: "Row before", run: () => move(-1)},
+  }, isActive);
+}

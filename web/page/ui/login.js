@@ -1,0 +1,108 @@
+/**
+ * Who this browser is: takes the one-time code out of the address, keeps the token of this origin, asks for a link where
+ * there is none. A token stands in localStorage and in `hello`, never in an address or a cookie.
+ */
+import {effect, signal} from "#vendor/signals.js";
+import {useState} from "#vendor/hooks.js";
+import {Button, Field, html} from "#ui/parts.js";
+import {actions, state} from "#ui/store.js";
+
+const KEY = "roundelay.login";
+
+/** @typedef {{agent_id: string, token: string, login_code?: string, before?: Credentials}} Credentials */
+
+/** As whom this browser joins; null where it does not know. @type {{value: Credentials|null}} */
+export const credentials = signal(null);
+
+/** Take the login of the address, or the one that is kept, and join. In a recording nobody joins. */
+export function startLogin() {
+  if (state.value.is_read_only) return;
+  credentials.value = takeLink(location.hash, load()) ?? load();
+  if (location.hash.startsWith("#login=")) history.replaceState(null, "", "#/inbox");
+  addEventListener("hashchange", () => {
+    const found = takeLink(location.hash, credentials.value);
+    if (!found) return;
+    history.replaceState(null, "", "#/inbox");
+    dispatchEvent(new HashChangeEvent("hashchange"));
+    join(found);
+  });
+  if (credentials.value) join(credentials.value);
+  effect(settle);
+}
+
+/** Read a link's `#login=ID~CODE`: the id, a new token for it, and the code that binds it. */
+export function takeLink(text, before) {
+  const found = /#login=([^~#]+)~([\w-]+)$/.exec(text.trim());
+  if (!found) return null;
+  return {agent_id: decodeURIComponent(found[1]), token: makeToken(), login_code: found[2], before: before ?? undefined};
+}
+
+function makeToken() {
+  const bytes = crypto.getRandomValues(new Uint8Array(32));
+  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+}
+
+/** Keep it before it is used: where the welcome is lost, the same pair is welcome again. */
+function join(who) {
+  keep(who);
+  actions.connect({agent_id: who.agent_id, token: who.token, login_code: who.login_code});
+}
+
+/** A code that was welcome is done with; one that was refused gives way to what this browser was before. */
+function settle() {
+  const {connection} = state.value;
+  const who = credentials.peek();
+  if (!who?.login_code) return;
+  if (connection === "online") keep({agent_id: who.agent_id, token: who.token});
+  else if (connection === "refused" && who.before) join(who.before);
+}
+
+/** Forget the token, and leave. */
+export function logOut() {
+  actions.disconnect();
+  keep(null);
+  location.hash = "";
+}
+
+function keep(who) {
+  credentials.value = who;
+  try {
+    if (who) localStorage.setItem(KEY, JSON.stringify(who));
+    else localStorage.removeItem(KEY);
+  } catch { /* a browser that keeps nothing asks for a link at each visit */ }
+}
+
+function load() {
+  try {
+    const kept = JSON.parse(localStorage.getItem(KEY));
+    return typeof kept?.agent_id === "string" && typeof kept?.token === "string" ? kept : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Asks for a link, or for an id and its token. */
+export function Login() {
+  const [link, setLink] = useState("");
+  const [id, setId] = useState("");
+  const [token, setToken] = useState("");
+  const {error, connection} = state.value;
+  const enter = () => {
+    const found = takeLink(link, null);
+    if (found) join(found);
+    else if (id.trim() && token.trim()) join({agent_id: id.trim(), token: token.trim()});
+    else throw new Error("That is no login link: it ends in #login=, an id, ~ and a code.");
+  };
+  return html`<main class="login"><h1 tabindex="-1">Roundelay</h1>
+    ${connection === "refused" && error && html`<p class="error-box" role="alert">${error.message}</p>`}
+    <p>This browser is nobody here yet. On the machine of the node, <code>roundelay web</code> prints a link that logs you in once;
+      <code>roundelay up</code> prints one when it starts. Open it in this browser, or paste it here.</p>
+    <form onSubmit=${(event) => event.preventDefault()}>
+      <${Field} label="Login link" isLabelSeen value=${link} onInput=${(event) => setLink(event.target.value)} />
+      <details><summary>I have a token</summary>
+        <${Field} label="Your id" isLabelSeen value=${id} onInput=${(event) => setId(event.target.value)} />
+        <${Field} label="Token" isLabelSeen type="password" value=${token} onInput=${(event) => setToken(event.target.value)} />
+      </details>
+      <${Button} kind="primary" type="submit" run=${enter}>Log in<//>
+    </form></main>`;
+}

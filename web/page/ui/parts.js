@@ -1,0 +1,279 @@
+/**
+ * Small components that every screen shares: times that stay true, names with a colour, badges, menus, dialogs, errors.
+ * They draw what they are given; none of them asks the hub.
+ */
+import {h, Component} from "#vendor/preact.js";
+import {useEffect, useId, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
+import {signal} from "#vendor/signals.js";
+import htm from "#vendor/htm.js";
+import {linkTo} from "#ui/router.js";
+
+/** htm, bound to preact. */
+export const html = htm.bind(h);
+
+// --- time
+
+/** Now, in ms; moves every few seconds while the page is seen, so that ages stay true. */
+export const now = signal(Date.now());
+const TICK_MS = 5000;
+
+/** Let `now` move. */
+export function startClock() {
+  const tick = () => { if (!document.hidden) now.value = Date.now(); };
+  setInterval(tick, TICK_MS);
+  document.addEventListener("visibilitychange", tick);
+}
+
+const SPANS = [[86_400, "d"], [3600, "h"], [60, "min"]];
+
+/** A span in the largest unit of which there are two: "3 min", "47 h". */
+export function tellSpan(ms) {
+  const seconds = Math.max(0, Math.floor(ms / 1000));
+  for (const [size, unit] of SPANS) if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
+  return `${seconds} s`;
+}
+
+/** A date and time for people, of this machine's zone. */
+export const tellMoment = (at) => new Date(at).toLocaleString(undefined, {dateStyle: "medium", timeStyle: "medium"});
+
+/** How long ago something was, which stays true. `at` is in ms; the whole moment is its title. */
+export function Age({at, label = ""}) {
+  const ms = Math.max(0, now.value - at);
+  const text = ms < 10_000 ? "now" : tellSpan(ms);
+  return html`<time class="age" datetime=${new Date(at).toISOString()} title=${tellMoment(at)}>${label}${text}</time>`;
+}
+
+/** The time of the day where it was today, else the date. */
+export function Time({at}) {
+  const date = new Date(at);
+  const isToday = date.toDateString() === new Date(now.value).toDateString();
+  const text = isToday ? date.toLocaleTimeString(undefined, {hour: "2-digit", minute: "2-digit"})
+    : date.toLocaleDateString(undefined, {day: "numeric", month: "short"});
+  return html`<time class="age" datetime=${date.toISOString()} title=${tellMoment(at)}>${text}</time>`;
+}
+
+// --- who
+
+/** The hue of an id, the same at each visit: 0 to 359. */
+export function hueOf(id) {
+  let sum = 2166136261;
+  for (const char of String(id)) sum = Math.imul(sum ^ char.codePointAt(0), 16777619);
+  return ((sum >>> 0) % 24) * 15;
+}
+
+/** A participant's name in its colour; `link` leads to its page. */
+export function Agent({id, link = false}) {
+  const props = {class: "who", dir: "auto", style: {"--hue": hueOf(id)}};
+  return link ? html`<a ...${props} href=${linkTo.agent(id)}>${id}</a>` : html`<span ...${props}>${id}</span>`;
+}
+
+/** The mark of a participant: its first letters in its colour. */
+export function Face({id, isSmall = false}) {
+  const letters = [...String(id).replace(/^[^\p{L}\p{N}]+/u, "")].slice(0, 2).join("").toUpperCase() || "?";
+  return html`<span class=${`face${isSmall ? " small" : ""}`} aria-hidden="true" style=${{"--hue": hueOf(id)}}>${letters}</span>`;
+}
+
+/** What a thread is called where nobody has named it, by whom it is read. */
+export function nameThread(thread, me) {
+  const {thread_id: id} = thread;
+  if (thread.mark?.title) return thread.mark.title;
+  if (id.startsWith("channel:")) return `#${id.slice("channel:".length)}`;
+  if (id === "broadcast") return "Everybody";
+  if (id.startsWith("direct:")) {
+    const others = id.slice("direct:".length).split("~").filter((it) => it !== me);
+    return others.join(" and ") || me;
+  }
+  return id.startsWith("thread:") ? `Replies to #${id.slice("thread:".length)}` : id;
+}
+
+// --- small things
+
+/** @param {{kind?: "accent"|"good"|"warn"|"bad"|"plain"}} props */
+export function Badge({kind = "plain", title, children}) {
+  return html`<span class=${`badge ${kind}`} title=${title}>${children}</span>`;
+}
+
+/** How many, or nothing for none; `what` is read out. */
+export function Count({of, what}) {
+  if (!of) return null;
+  return html`<span class="count"><span aria-hidden="true">${of > 99 ? "99+" : of}</span><span class="unseen">${of} ${what}</span></span>`;
+}
+
+/** A button; `run` may be a promise, during which it waits. What fails is told beside it. */
+export function Button({kind = "", run, title, icon, isDisabled = false, children, ...rest}) {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const press = async () => {
+    if (busy) return;
+    setBusy(true);
+    setError(null);
+    try {
+      await run();
+    } catch (problem) {
+      setError(problem);
+    } finally {
+      setBusy(false);
+    }
+  };
+  return html`<button type="button" class=${`button ${kind}`} title=${title} aria-busy=${busy} disabled=${isDisabled}
+      onClick=${press} ...${rest}>${icon && html`<${Icon} name=${icon} />`}${children}</button>
+    ${error && html`<span class="refused" role="alert">${tellError(error)}</span>`}`;
+}
+
+/** What went wrong, in the hub's sentence where there is one. */
+export const tellError = (error) => String(error?.message ?? error ?? "Something failed that told no reason.");
+
+/** What failed, and a way on. */
+export function ErrorBox({error, retry}) {
+  return html`<div class="error-box" role="alert"><p>${tellError(error)}</p>
+    ${retry && html`<${Button} run=${retry}>Try again<//>`}</div>`;
+}
+
+/** What stands where there is nothing. */
+export function Empty({title, icon, children}) {
+  return html`<div class="empty">${icon && html`<${Icon} name=${icon} />`}<p class="empty-title">${title}</p>
+    ${children && html`<p>${children}</p>`}</div>`;
+}
+
+/** Something is fetched; told only after a moment, so that nothing flickers. */
+export const Loading = ({what = "Fetching…"}) => html`<p class="loading" role="status">${what}</p>`;
+
+const PATHS = {
+  inbox: "M3 13h4l2 3h6l2-3h4M5 5h14l2 8v6H3v-6z",
+  threads: "M4 5h16v11H10l-4 4v-4H4z",
+  agents: "M8 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6zm-6 8c0-3 3-5 6-5s6 2 6 5M17 11a2.5 2.5 0 1 0 0-5M17 14c3 0 5 2 5 5",
+  cost: "M4 20V10M10 20V4M16 20v-7M22 20H2",
+  search: "M10 17a7 7 0 1 0 0-14 7 7 0 0 0 0 14zm5-2 6 6",
+  why: "M6 4v6a4 4 0 0 0 4 4h8m-4-4 4 4-4 4",
+  menu: "M5 12h.01M12 12h.01M19 12h.01",
+  plus: "M12 5v14M5 12h14",
+  back: "M15 5l-7 7 7 7",
+  theme: "M12 3a9 9 0 1 0 9 9 7 7 0 0 1-9-9z",
+  help: "M9 9a3 3 0 1 1 4 2.8c-.8.4-1 1-1 2M12 17h.01",
+  out: "M10 4H5v16h5M15 8l4 4-4 4M19 12H9",
+  pin: "M9 4h6l-1 6 3 3v2H7v-2l3-3zM12 15v5",
+  mute: "M5 9v6h4l5 4V5L9 9zM18 9l4 6M22 9l-4 6",
+  hold: "M8 12V6a1.5 1.5 0 0 1 3 0v5V4.500a1.500 1.500 0 0 1 3 0V11V6a1.500 1.500 0 0 1 3 0v8a6 6 0 0 1-6 6c-3 0-4-1-7-6l2-1z",
+  stop: "M7 7h10v10H7z",
+  check: "M5 13l4 4L19 7",
+  close: "M6 6l12 12M18 6L6 18",
+};
+
+/** A picture beside words, not in place of them. */
+export const Icon = ({name}) => html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d=${PATHS[name]} /></svg>`;
+
+/** A search box or field with a name for those who do not see it. */
+export function Field({label, isLabelSeen = false, ...props}) {
+  const id = useId();
+  return html`<label class=${isLabelSeen ? "field" : "field bare"} for=${id}><span class=${isLabelSeen ? "" : "unseen"}>${label}</span>
+    <input id=${id} dir="auto" autocomplete="off" spellcheck="false" ...${props} /></label>`;
+}
+
+/** Choose one of few: [value, text]. */
+export function Choice({label, value, options, onChoose}) {
+  return html`<div class="choice" role="group" aria-label=${label}>${options.map(([it, text]) => html`
+    <button type="button" aria-pressed=${it === value} onClick=${() => onChoose(it)}>${text}</button>`)}</div>`;
+}
+
+/** A button that opens a list of actions: [{text, run, icon?}]; falsy ones are left out. */
+export function Menu({label, items, icon = "menu"}) {
+  const [isOpen, setOpen] = useState(false);
+  const place = useRef(null);
+  const entries = () => [...place.current.querySelectorAll("[role=menuitem]")];
+  useEffect(() => {
+    if (!isOpen) return undefined;
+    entries()[0]?.focus();
+    const leave = (event) => { if (!place.current?.contains(event.target)) setOpen(false); };
+    document.addEventListener("pointerdown", leave);
+    return () => document.removeEventListener("pointerdown", leave);
+  }, [isOpen]);
+  const close = () => {
+    setOpen(false);
+    place.current.querySelector("button").focus();
+  };
+  const press = (event) => {
+    if (!isOpen) return;
+    const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+    if (step) {
+      const all = entries();
+      all[(all.indexOf(document.activeElement) + step + all.length) % all.length].focus();
+    } else if (event.key === "Escape") close();
+    else if (event.key !== "Tab") return;
+    else return void setOpen(false);
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  return html`<span class="menu" ref=${place} onKeyDown=${press}>
+    <button type="button" class="icon-button" aria-haspopup="menu" aria-expanded=${isOpen} aria-label=${label} title=${label}
+      onClick=${() => setOpen(!isOpen)}><${Icon} name=${icon} /></button>
+    ${isOpen && html`<span class="menu-list" role="menu" aria-label=${label}>${items.filter(Boolean).map((it) => html`
+      <button type="button" role="menuitem" tabindex="-1" onClick=${() => { close(); it.run(); }}>
+        ${it.icon && html`<${Icon} name=${it.icon} />`}${it.text}</button>`)}</span>`}
+  </span>`;
+}
+
+/** A dialog above the page. Escape and a click beside it close it. */
+export function Dialog({title, onClose, children}) {
+  const place = useRef(null);
+  const id = useId();
+  useLayoutEffect(() => place.current.showModal(), []);
+  return html`<dialog ref=${place} aria-labelledby=${id} onClose=${onClose}
+      onClick=${(event) => event.target === place.current && place.current.close()}>
+    <div class="dialog"><header><h2 id=${id}>${title}</h2>
+      <button type="button" class="icon-button" aria-label="Close" onClick=${() => place.current.close()}><${Icon} name="close" /></button></header>
+      ${children}</div></dialog>`;
+}
+
+/** The head of a screen. The focus moves to its heading after a navigation. */
+export function Head({title, back, children}) {
+  return html`<header class="head">${back && html`<a class="icon-button" href=${back} aria-label="Back"><${Icon} name="back" /></a>`}
+    <h1 tabindex="-1" dir="auto">${title}</h1><div class="head-tools">${children}</div></header>`;
+}
+
+/** A share of a whole as a bar; `text` says it in words. */
+export function Bar({share, text, kind = ""}) {
+  const percent = Math.round(Math.max(0, Math.min(1, share)) * 100);
+  return html`<span class=${`bar ${kind}`} role="img" aria-label=${text} title=${text} style=${{"--share": `${percent}%`}}></span>`;
+}
+
+/**
+ * Fetch when something changes: gives {value, error, isLoading, again}. What was fetched for earlier `needs` is thrown
+ * away when it comes late.
+ */
+export function useFetched(fetch, needs) {
+  const [got, setGot] = useState({isLoading: true});
+  const [round, setRound] = useState(0);
+  useEffect(() => {
+    let isWanted = true;
+    setGot((before) => ({...before, isLoading: true, error: undefined}));
+    Promise.resolve().then(fetch).then(
+      (value) => isWanted && setGot({value, isLoading: false}),
+      (error) => isWanted && setGot({error, isLoading: false}),
+    );
+    return () => { isWanted = false; };
+  }, [...needs, round]);
+  return {...got, again: () => setRound(round + 1)};
+}
+
+/** Shows a sentence in the place of a part that fails; the rest of the page stays. */
+export class Boundary extends Component {
+  constructor() {
+    super();
+    this.state = {error: null};
+  }
+
+  static getDerivedStateFromError(error) {
+    return {error};
+  }
+
+  componentDidCatch(error) {
+    console.error(error);
+  }
+
+  render({children}, {error}) {
+    if (!error) return children;
+    return html`<div class="error-box" role="alert"><p>This part of the page has failed: ${tellError(error)}</p>
+      <${Button} run=${() => this.setState({error: null})}>Show it again<//>
+      <${Button} run=${() => location.reload()}>Load the page again<//></div>`;
+  }
+}

@@ -1,0 +1,65 @@
+/**
+ * The page's addresses: which screen a fragment (`#/thread/...`) names, and the fragment of a screen. The fragment is
+ * never sent to a server. Owns `route`; knows no screen's content.
+ */
+import {signal} from "#vendor/signals.js";
+
+/** @typedef {{screen: string, id?: string, at?: number, query: Record<string, string>}} Route */
+
+const SCREENS = ["inbox", "threads", "thread", "why", "agents", "cost", "search"];
+
+/** Where the page is. @type {import("#vendor/signals.js").Signal<Route>} */
+export const route = signal(readRoute(""));
+
+/** Follow the address bar from now on. */
+export function startRouter() {
+  const follow = () => { route.value = readRoute(location.hash); };
+  addEventListener("hashchange", follow);
+  follow();
+}
+
+/** Read a fragment. What is no screen's is the inbox; what cannot be decoded is taken as it is. @returns {Route} */
+export function readRoute(hash) {
+  const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
+  const [screen, ...rest] = path.split("/");
+  const query = Object.fromEntries(new URLSearchParams(search));
+  if (!SCREENS.includes(screen)) return {screen: "inbox", query: {}};
+  const id = rest.length ? decode(rest.join("/")) : undefined;
+  if ((screen === "thread" || screen === "why") && !id) return {screen: screen === "thread" ? "threads" : "inbox", query};
+  const at = /^\d+$/.test(query.at ?? "") ? Number(query.at) : undefined;
+  return {screen, id, at, query};
+}
+
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** The fragments of the screens. */
+export const linkTo = {
+  inbox: () => "#/inbox",
+  threads: () => "#/threads",
+  thread: (id, at) => `#/thread/${encodeURIComponent(id)}${at ? `?at=${at}` : ""}`,
+  why: (seq) => `#/why/${seq}`,
+  agents: () => "#/agents",
+  agent: (id) => `#/agents/${encodeURIComponent(id)}`,
+  cost: (query = {}) => withQuery("#/cost", query),
+  search: (q = "") => withQuery("#/search", q ? {q} : {}),
+};
+
+function withQuery(path, query) {
+  const search = new URLSearchParams(Object.entries(query).filter(([, it]) => it)).toString();
+  return search ? `${path}?${search}` : path;
+}
+
+/** Go to a fragment; `replace` leaves no step for the back button. */
+export function go(hash, {replace = false} = {}) {
+  if (!replace) location.hash = hash;
+  else {
+    history.replaceState(null, "", hash);
+    route.value = readRoute(hash);
+  }
+}
