@@ -6,7 +6,7 @@ import {computed, signal} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
 import {Agents} from "#ui/agents.js";
 import {Cost} from "#ui/cost.js";
-import {Inbox, inboxItems} from "#ui/inbox.js";
+import {Inbox, inboxItems, useNotifications} from "#ui/inbox.js";
 import {takenKeys, useKeys} from "#ui/keys.js";
 import {credentials, Login, logOut} from "#ui/login.js";
 import {Age, Boundary, Count, Dialog, Face, html, Icon, nameThread} from "#ui/parts.js";
@@ -47,6 +47,7 @@ function Shell() {
   });
   useFocus(main);
   useTitle();
+  useNotifications();
   const {screen} = route.value;
   const isSplit = screen === "threads" || screen === "thread";
   return html`<div class=${`shell on-${screen}`}>

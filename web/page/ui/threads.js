@@ -1,5 +1,156 @@
-/** Stands for the screen Threads until it is there. */
-import {html, Head} from "#ui/parts.js";
+/**
+ * The list of conversations: what is unread, what was said last, who works there, and what one makes of one's own view
+ * of each (title, pin, mute, archive). Begins new ones and joins channels.
+ */
+import {computed, signal} from "#vendor/signals.js";
+import {useRef, useState} from "#vendor/hooks.js";
+import {useKeys, useRows} from "#ui/keys.js";
+import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, hueOf, html, Icon, Menu, nameThread, Time, useFetched} from "#ui/parts.js";
+import {go, linkTo} from "#ui/router.js";
+import {actions, state} from "#ui/store.js";
 
-/** The screen. */
-export const Threads = () => html`<div class="screen"><${Head} title="Threads" /></div>`;
+const me = computed(() => state.value.me?.agent_id);
+const threads = computed(() => state.value.threads ?? {});
+const agents = computed(() => state.value.agents ?? {});
+const isReadOnly = computed(() => Boolean(state.value.is_read_only));
+
+/** How many threads have something unread, of those that are neither muted nor archived. */
+export const unreadCount = computed(() => Object.values(threads.value).filter((it) => it.unread > 0 && !it.mark?.is_muted && !it.mark?.is_archived).length);
+
+/** Who is at work in which thread: {thread_id: [agent ids]}. */
+const workers = computed(() => {
+  const found = {};
+  for (const {agent_id, work = []} of Object.values(agents.value)) {
+    for (const it of work) {
+      if (!["gone", "held", "interrupted"].includes(it.activity) && !found[it.thread_id]?.includes(agent_id)) (found[it.thread_id] ??= []).push(agent_id);
+    }
+  }
+  return found;
+});
+
+const filter = signal("");
+const which = signal("open");
+const MORE = 200;
+const shownCount = signal(MORE);
+
+/** Pinned ones first, then what was said last. */
+function listThreads() {
+  const words = filter.value.toLowerCase();
+  const isShown = (it) => (which.value === "archived" ? it.mark?.is_archived : !it.mark?.is_archived && (which.value !== "unread" || it.unread > 0));
+  const found = Object.values(threads.value).filter((it) => isShown(it)
+    && (!words || `${nameThread(it, me.value)} ${it.thread_id} ${it.last?.text ?? ""}`.toLowerCase().includes(words)));
+  return found.sort((a, b) => Boolean(b.mark?.is_pinned) - Boolean(a.mark?.is_pinned) || b.last_seq - a.last_seq);
+}
+
+/** The list; `chosen` is the thread that is open beside it. */
+export function Threads({chosen}) {
+  const list = useRef(null);
+  const field = useRef(null);
+  const [dialog, setDialog] = useState(null);
+  useRows(list, !chosen);
+  useKeys({
+    n: {text: "New conversation", run: () => setDialog({kind: "new"})},
+    f: {text: "Filter the threads", run: () => field.current.querySelector("input").focus()},
+  });
+  const found = listThreads();
+  const hasArchived = Object.values(threads.value).some((it) => it.mark?.is_archived);
+  const options = [["open", "All"], ["unread", "Unread"], ...(hasArchived ? [["archived", "Archived"]] : [])];
+  const close = () => setDialog(null);
+  return html`<div class="threads">
+    <div class="threads-top"><${Head} title="Threads">${!isReadOnly.value && html`<button type="button" class="icon-button" aria-label="New conversation" title="New conversation (n)"
+        onClick=${() => setDialog({kind: "new"})}><${Icon} name="plus" /></button>`}<//>
+      <div class="tools" ref=${field}><${Field} label="Filter the threads" type="search" placeholder="Filter" value=${filter.value} onInput=${(event) => { filter.value = event.target.value; }} />
+        <${Choice} label="Which threads" value=${which.value} options=${options} onChoose=${(it) => { which.value = it; }} /></div></div>
+    ${found.length ? html`<ul ref=${list} class="card-list" aria-label="Conversations">${found.slice(0, shownCount.value).map((it) => html`
+        <${Row} key=${it.thread_id} thread=${it} isChosen=${it.thread_id === chosen} rename=${() => setDialog({kind: "title", thread: it})} />`)}</ul>
+        ${found.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${found.length - shownCount.value} more<//></div>`}`
+      : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "None is like that" : "No conversation yet"}>
+        ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${() => setDialog({kind: "new"})}>Begin one<//>`}<//>`}
+    ${dialog?.kind === "new" && html`<${NewConversation} onClose=${close} />`}
+    ${dialog?.kind === "title" && html`<${Title} thread=${dialog.thread} onClose=${close} />`}
+  </div>`;
+}
+
+function Row({thread, isChosen, rename}) {
+  const {thread_id: id, last, mark = {}, unread, held} = thread;
+  const name = nameThread(thread, me.value);
+  const working = workers.value[id] ?? [];
+  const set = (change) => () => actions.mark(id, change);
+  const state = unread && !mark.is_muted ? "unread" : "";
+  return html`<li class=${`thread-row ${state}`}>
+    <a class="row" data-row href=${linkTo.thread(id)} aria-current=${isChosen ? "true" : undefined}>
+      <${Face} id=${id.startsWith("direct:") ? name : id.replace(/^\w+:/, "")} />
+      <span class="row-main"><span class="row-line"><span class="thread-name cut" dir="auto">${name}</span>
+          ${mark.is_pinned && html`<${Mark} icon="pin" text="pinned" />`}${mark.is_muted && html`<${Mark} icon="mute" text="muted" />`}
+          ${last && html`<${Time} at=${last.sent_at} />`}</span>
+        <span class="row-line"><span class="cut faint" dir="auto">${last ? html`${last.sender_id === me.value ? "You" : last.sender_id}: ${last.text}` : "Nothing to read"}</span>
+          <${Count} of=${unread} what="unread" /></span>
+        ${(working.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value ? "you hold it" : `held by ${held.by}`}<//>`}
+          ${working.length > 0 && html`<${Badge} kind="good"><span class="pulse" aria-hidden="true"></span>${working.slice(0, 2).join(", ")}${working.length > 2 ? ` and ${working.length - 2} more` : ""}<//>`}</span>`}
+      </span></a>
+    ${!isReadOnly.value && html`<${Menu} label=${`What to do with ${name}`} items=${[
+      unread > 0 && {text: "Mark as read", icon: "check", run: () => actions.markRead(id, thread.last_seq)},
+      {text: "Name it…", run: rename},
+      {text: mark.is_pinned ? "Do not pin it" : "Pin it", icon: "pin", run: set({is_pinned: !mark.is_pinned})},
+      {text: mark.is_muted ? "Do not mute it" : "Mute it", icon: "mute", run: set({is_muted: !mark.is_muted})},
+      {text: mark.is_archived ? "Take it out of the archive" : "Archive it", run: set({is_archived: !mark.is_archived})},
+    ]} />`}</li>`;
+}
+
+const Mark = ({icon, text}) => html`<span class="mark-icon"><${Icon} name=${icon} /><span class="unseen">${text}</span></span>`;
+
+/** One's own name for a thread: nobody else sees it. */
+function Title({thread, onClose}) {
+  const [text, setText] = useState(thread.mark?.title ?? "");
+  const save = async () => {
+    await actions.mark(thread.thread_id, {title: text.trim()});
+    onClose();
+  };
+  return html`<${Dialog} title="Your name for this thread" onClose=${onClose}><form onSubmit=${(event) => event.preventDefault()}>
+    <${Field} label="Name (only you see it; empty for none)" isLabelSeen maxlength="200" value=${text} onInput=${(event) => setText(event.target.value)} autofocus />
+    <div class="dialog-tools"><${Button} kind="primary" type="submit" run=${save}>Save<//></div></form><//>`;
+}
+
+/** Chooses an agent, a person, a channel to be in, or makes a channel. */
+function NewConversation({onClose}) {
+  const [query, setQuery] = useState("");
+  const [access, setAccess] = useState("open");
+  const {value, error, again} = useFetched(() => actions.call("channels.list", {}), []);
+  const channels = value?.channels ?? [];
+  const name = query.trim().replace(/^#/, "");
+  const isLike = (...texts) => texts.some((it) => it?.toLowerCase().includes(name.toLowerCase()));
+  const people = Object.values(agents.value).filter((it) => it.agent_id !== me.value && isLike(it.agent_id, it.card?.description));
+  const open = (id) => {
+    onClose();
+    go(linkTo.thread(id));
+  };
+  const enter = (channel) => async () => {
+    if (!channel.is_member) await actions.call("channels.join", {name: channel.name});
+    open(`channel:${channel.name}`);
+  };
+  const create = async () => {
+    await actions.call("channels.create", {name, access});
+    open(`channel:${name}`);
+  };
+  const found = channels.filter((it) => isLike(it.name, it.topic));
+  const mayCreate = name && !channels.some((it) => it.name === name) && !agents.value[name];
+  return html`<${Dialog} title="New conversation" onClose=${onClose}>
+    <${Field} label="With whom, or in which channel" type="search" placeholder="An agent, a person, a channel" value=${query} onInput=${(event) => setQuery(event.target.value)} autofocus />
+    <ul class="choose" aria-label="Whom and where">
+      ${isLike("everybody", "broadcast") && html`<li><button type="button" onClick=${() => open("broadcast")}><${Face} id="broadcast" isSmall /><span class="row-main"><b>Everybody</b><span class="faint">All who are here read it</span></span></button></li>`}
+      ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => open(`direct:${[me.value, it.agent_id].sort(byCodePoint).join("~")}`)}><${Face} id=${it.agent_id} isSmall />
+        <span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="faint">${it.kind}${it.state === "online" ? "" : ", offline"}</span></span><span class="faint cut" dir="auto">${it.card?.description ?? ""}</span></span></button></li>`)}
+      ${found.map((it) => html`<li key=${`#${it.name}`} class="row-line"><span class="face small" aria-hidden="true" style=${{"--hue": hueOf(it.name)}}>#</span><span class="row-main"><b dir="auto">#${it.name}</b><span class="faint cut" dir="auto">${it.topic || `${it.members} in it`}</span></span>
+        <${Button} run=${enter(it)}>${it.is_member ? "Open" : "Join"}<//></li>`)}
+    </ul>
+    ${error && html`<${ErrorBox} error=${error} retry=${again} />`}
+    ${mayCreate && html`<div class="tools"><${Choice} label="Who may join" value=${access} options=${[["open", "Open"], ["invite", "By invitation"], ["closed", "Closed"]]} onChoose=${setAccess} />
+      <${Button} kind="primary" run=${create}>Make the channel #${name}<//></div>`}<//>`;
+}
+
+/** The order in which the hub joins two ids. */
+const byCodePoint = (a, b) => {
+  const [one, other] = [[...a], [...b]];
+  const place = one.findIndex((it, at) => it !== other[at]);
+  return place < 0 ? one.length - other.length : (one[place].codePointAt(0) - (other[place]?.codePointAt(0) ?? -1));
+};
