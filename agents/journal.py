@@ -329,11 +329,14 @@ async def _fetch_pages(
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
-    """Build what a reaction has done from its records, as ``network.records`` gives them."""
+    """Build what a reaction has done from its records, as ``network.records`` gives them. Raises `ValueError` for what
+    is no such record."""
     runs: dict[str, Recorded] = {"": Recorded()}
     for record in records:
         body = record["body"]
         path = body.get("path", "") if isinstance(body, Mapping) else ""
+        if not isinstance(path, str):
+            raise ValueError("a record's path is no text")
         runs.setdefault(path, Recorded()).take(record["kind"], body)
     inner = {path: run for path, run in runs.items() if path}
     for run in runs.values():

@@ -1,0 +1,95 @@
+// What models used and what that cost: the twin of roundelay/runs/cost.py, which gives the JSON of `roundelay cost --json`.
+// It asks for the pages of `network.usage` by the `call` that it is given, and keeps the sums alone. No DOM, no clock.
+
+import { addUsage, noUsage } from "#core/reading.js";
+
+const NAMES = {
+  agent: (it) => it.agent_id,
+  model: (it) => it.model || "-",
+  thread: (it) => it.thread_id ?? "-",
+  root: (it) => (it.root === undefined ? "-" : `#${it.root}`),
+  reaction: (it) => it.reaction,
+  "asked in": (it) => it.sent_in || "-",
+  day: (it) => new Date(it.at).toISOString().slice(0, 10),
+};
+
+/** What the names of a group are. */
+export const HEADS = {
+  agent: ["agent", "model"],
+  model: ["model"],
+  thread: ["thread", "agent", "model"],
+  root: ["root", "agent", "model"],
+  reaction: ["reaction", "asked in", "agent", "model"],
+  day: ["day", "agent", "model"],
+};
+
+/**
+ * Add up what the wanted calls used, as {by, groups, total}, the dearest first, then the largest.
+ * @param {(op: string, args: object) => Promise<any>} call
+ * @param {{agent_id?: string, thread_id?: string, root?: number, since?: number}} wanted
+ * @param {keyof typeof HEADS} by
+ * @param {(model: string, usage: object) => number | null} [price] dollars, null where it is not known
+ */
+export async function readCost(call, wanted, by, price = () => null) {
+  const groups = new Map();
+  const total = createTotal();
+  const told = new Map(); // of each agent's reaction that is open: what its replies and reviews told
+  for await (const page of readUsage(call, wanted.agent_id)) {
+    for (const it of listCalls(page, told)) {
+      const isWanted = it.at >= (wanted.since ?? 0) && isOf(wanted.thread_id, it.thread_id) && isOf(wanted.root, it.root);
+      if (!isWanted || (it.kind !== "model_reply" && !it.tools.length && isNothing(it.usage))) continue;
+      const names = HEADS[by].map((head) => NAMES[head](it));
+      const key = JSON.stringify(names);
+      if (!groups.has(key)) groups.set(key, { ...Object.fromEntries(HEADS[by].map((head, place) => [head, names[place]])), ...createTotal() });
+      for (const sum of [groups.get(key), total]) addCall(sum, it, price);
+    }
+  }
+  const tokens = (it) => it.prompt_tokens + it.completion_tokens;
+  const sorted = [...groups.values()].sort((one, other) => other.usd - one.usd || tokens(other) - tokens(one));
+  return { by, groups: sorted, total };
+}
+
+const isOf = (wanted, found) => wanted === undefined || wanted === found;
+const isNothing = (usage) => Object.values(usage).every((it) => it === 0);
+const createTotal = () => ({ calls: 0, ...noUsage(), tools: 0, usd: 0, unpriced: [] });
+
+function addCall(sum, it, price) {
+  sum.calls += it.kind === "model_reply" || it.kind === "used" ? 1 : 0;
+  Object.assign(sum, addUsage(sum, it.usage));
+  sum.tools += it.tools.length;
+  if (!it.usage.prompt_tokens && !it.usage.completion_tokens) return;
+  const usd = it.model ? price(it.model, it.usage) : null;
+  if (usd !== null) sum.usd += usd;
+  else if (!sum.unpriced.includes(it.model)) sum.unpriced = [...sum.unpriced, it.model].sort();
+}
+
+async function* readUsage(call, agent_id) {
+  for (let args = { after: 0, limit: 500, ...(agent_id && { agent_id }) }; args; ) {
+    const page = await call("network.usage", args);
+    yield page;
+    if (page.has_more) args = { ...args, agent_id: page.agent_id, after: page.calls.at(-1)?.seq ?? args.after };
+    else args = !agent_id && page.next_agent ? { after: 0, limit: 500, agent_id: page.next_agent } : null;
+  }
+}
+
+/** The calls of a page, of one agent; of the end of a reaction, only what it tells beyond its replies and reviews. */
+function* listCalls(page, told) {
+  for (const written of page.calls) {
+    const it = { ...written, agent_id: page.agent_id, ...page.reactions[written.reaction] };
+    const open = `${it.agent_id} ${it.reaction}`;
+    for (const { model, usage } of it.used) yield { ...it, kind: "used", model, usage: addUsage(usage), tools: [] };
+    const used = addUsage(...it.used.map((each) => each.usage));
+    const rest = subtract(addUsage(it.usage), used);
+    if (it.kind !== "finished") {
+      told.set(open, addUsage(told.get(open), used, rest));
+      yield { ...it, usage: rest };
+      continue;
+    }
+    const more = subtract(rest, told.get(open));
+    told.delete(open);
+    if (!isNothing(more)) yield { ...it, usage: more };
+  }
+}
+
+const subtract = (total, told) =>
+  Object.fromEntries(Object.entries(total).map(([name, value]) => [name, Math.max(0, value - (told?.[name] ?? 0))]));

@@ -1,0 +1,150 @@
+/**
+ * What is said, as text: the twin of `write_content` in network/messages.py; and ids and lengths of time.
+ * No DOM, no clock.
+ */
+
+const MAX_DEPTH = 6;
+const MAX_SIZE = 1e15;
+const NAMES = ["name", "filename", "title"];
+const TYPES = ["media_type", "mime_type", "type"];
+const SIZES = ["size", "bytes"];
+const PLACES = ["url", "path"];
+
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** A message as text: its `text_representation`, else what its content says. */
+export function textOf(message) {
+  return message.text_representation || writeContent(message.content ?? null);
+}
+
+/** The words alone, without files and data: what commands and decisions are read from. */
+export function saidOf(message) {
+  if (message.text_representation === undefined && isObject(message.content)) {
+    return typeof message.content.text === "string" ? message.content.text : "";
+  }
+  return textOf(message);
+}
+
+/** Any JSON value as text. The bytes of a file are never in it. */
+export function writeContent(content) {
+  if (typeof content === "string") return content;
+  if (!isObject(content)) return [...writeLines(content, 0)].join("\n");
+  const rest = { ...content };
+  const parts = [];
+  if (typeof content.text === "string") {
+    parts.push(content.text);
+    delete rest.text;
+  }
+  for (const [key, word] of [["files", "file"], ["images", "image"]]) {
+    if (Array.isArray(content[key])) {
+      for (const given of content[key]) parts.push(writeFile(word, given));
+      delete rest[key];
+    }
+  }
+  if (Object.keys(rest).length || !parts.length) parts.push(...writeLines(rest, 0));
+  return (parts.length > 1 && !parts[0] ? parts.slice(1) : parts).join("\n");
+}
+
+function writeFile(word, value) {
+  const given = typeof value === "string" ? { url: value } : value;
+  if (!isObject(given)) return `[${word} ${writeValue(given)}]`;
+  const name = pick(given, NAMES);
+  let kind = pick(given, TYPES);
+  let place = pick(given, PLACES);
+  if (place.startsWith("data:")) {
+    kind = kind || place.slice(5).split(";")[0].split(",")[0];
+    place = "";
+  }
+  const size = SIZES.map((key) => given[key]).find((it) => Number.isInteger(it) || typeof it === "boolean");
+  const facts = [name, kind, writeSize(size), place].filter(Boolean);
+  const below = typeof given.text === "string" && given.text ? `\n${given.text}` : "";
+  return `[${`${word} ${facts.join(", ")}`.trim()}]${below}`;
+}
+
+function pick(given, keys) {
+  return keys.map((key) => given[key]).find((it) => typeof it === "string" && it) ?? "";
+}
+
+/** A size of a file in words; nothing for what is none. */
+export function writeSize(size) {
+  if (!Number.isInteger(size) || size < 0 || size >= MAX_SIZE) return "";
+  if (size >= 1e6) return `${(size / 1e6).toFixed(1)} MB`;
+  return size >= 1000 ? `${(size / 1000).toFixed(1)} kB` : `${size} bytes`;
+}
+
+function* writeLines(value, depth) {
+  const pad = "  ".repeat(depth);
+  if (isObject(value) && Object.keys(value).length && depth < MAX_DEPTH) {
+    for (const [name, inner] of Object.entries(value)) yield* writeEntry(`${pad}${name}:`, inner, depth);
+  } else if (Array.isArray(value) && value.length && depth < MAX_DEPTH) {
+    for (const inner of value) yield* writeEntry(`${pad}-`, inner, depth);
+  } else {
+    yield `${pad}${writeValue(value)}`;
+  }
+}
+
+function* writeEntry(head, value, depth) {
+  const pad = "  ".repeat(depth + 1);
+  const isPlain = Array.isArray(value) && !value.some((it) => typeof it === "string" || (typeof it === "object" && it));
+  const isFilled = Array.isArray(value) ? value.length > 0 : isObject(value) && Object.keys(value).length > 0;
+  if (isFilled && !isPlain && depth + 1 < MAX_DEPTH) {
+    yield head;
+    yield* writeLines(value, depth + 1);
+  } else if (typeof value === "string" && value.includes("\n")) {
+    yield head;
+    for (const line of value.split("\n")) yield `${pad}${line}`;
+  } else {
+    yield `${head} ${writeValue(value)}`;
+  }
+}
+
+function writeValue(value) {
+  if (typeof value !== "string") return JSON.stringify(value);
+  const isData = value.startsWith("data:") && [...value].length > 200;
+  return isData ? `(${[...value].length} characters of data)` : value;
+}
+
+/** Whose the address is: `bob` of `agent:bob`. */
+export const nameOf = (address) => address.slice(address.indexOf(":") + 1);
+
+/** Where what is said in a direct thread, a channel or the broadcast thread goes; null for a reply thread and a mod's
+ * thread, whose messages tell (`replyAddress`). */
+export function addressOf(threadId, me) {
+  if (threadId === "broadcast" || threadId.startsWith("channel:")) return threadId;
+  if (threadId.startsWith("mod:")) return `mod:${nameOf(threadId).split("~")[0]}`;
+  if (!threadId.startsWith("direct:")) return null;
+  const [first, second] = nameOf(threadId).split("~");
+  return `agent:${first === me ? second : first}`;
+}
+
+/** Where a reply to a message goes. */
+export function replyAddress(message, me) {
+  if (message.kind === "direct") return message.sender_id === me ? message.to : `agent:${message.sender_id}`;
+  if (message.kind === "mod") return addressOf(message.thread_id, me);
+  return message.to;
+}
+
+/** Gives ids that begin with the time, each above the one before: 12 hex digits of it, 4 of a count, 16 of chance. */
+export function makeIds(now, chance = defaultChance) {
+  let last = 0;
+  let count = 0;
+  return () => {
+    const at = Math.max(now(), last);
+    count = at === last ? count + 1 : 0;
+    last = at;
+    return `${at.toString(16).padStart(12, "0")}${count.toString(16).padStart(4, "0")}${chance()}`;
+  };
+}
+
+function defaultChance() {
+  return [...globalThis.crypto.getRandomValues(new Uint8Array(8))].map((it) => it.toString(16).padStart(2, "0")).join("");
+}
+
+/** A length of time in the largest unit that it has: `4 s`, `3 min`, `2 h`, `5 d`. */
+export function writeAge(ms) {
+  const seconds = Math.max(0, Math.floor(ms / 1000));
+  for (const [unit, size] of [["d", 86_400], ["h", 3600], ["min", 60]]) {
+    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
+  }
+  return `${seconds} s`;
+}
