@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from roundelay.agents.journal import derived_id
-from roundelay.agents.models.scripted import call, say
+from roundelay.agents.models.scripted import call
 from roundelay.agents.models.tokens import Price, Prices
 from roundelay.agents.tools import tool
-from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import BaseMessage
 from roundelay.runs.cost import CallFilter, read_cost
