@@ -3,16 +3,18 @@
 Read before anything starts: a command-line flag goes before the environment (`ROUNDELAY_*`), that before the node's
 file, that before the default, and `resolve_config` keeps which one it was. The environment is an argument; only the
 named file is opened. Every field is read by something: `host`, `port`, `tls_cert`, `tls_key` and `agents` by the
-command line, `behind_proxy` by the server, the rest by the hub.
+command line, `behind_proxy` and `web_hosts` by the server, `web` and `web_reload` by what wires it, the rest by the
+hub.
 """
 
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -31,11 +33,13 @@ __all__ = [
     "Limits",
     "NodeConfig",
     "Quota",
+    "WebHost",
     "YamlNode",
     "bind",
     "env_name",
     "flat_values",
     "load_yaml",
+    "read_web_host",
     "resolve_config",
 ]
 
@@ -153,6 +157,47 @@ class Retain(Settings):
     patience_minutes: Annotated[int, Field(ge=1, le=60 * 24 * 365)] = 30
 
 
+class WebHost(NamedTuple):
+    """A name, or an address, by which browsers reach a node: in lower case, without a dot at its end. ``port`` is None
+    where none is written."""
+
+    name: str
+    port: int | None
+
+    def at_port(self, scheme: str) -> WebHost:
+        """The same with the port that ``http`` or ``https`` means where none is written."""
+        return self if self.port is not None else WebHost(self.name, {"http": 80, "https": 443}[scheme])
+
+
+_WEB_HOST = re.compile(r"(?:\[([0-9a-f:.]{2,45})\]|([a-z0-9_-][a-z0-9._-]{0,252}))(?::([0-9]{1,5}))?", re.ASCII)
+
+
+def read_web_host(text: str) -> WebHost | None:
+    """What stands in a header ``Host``, or in a URL where that stands (``hub.example.org:8443``, ``[::1]``); None if it
+    is no such thing."""
+    found = _WEB_HOST.fullmatch(text.lower())
+    if found is None or int(found[3] or 0) > 65535:
+        return None
+    port = int(found[3]) if found[3] else None
+    if found[2] is not None:
+        return WebHost(found[2].removesuffix("."), port)
+    try:
+        return WebHost(str(ipaddress.IPv6Address(found[1])), port)
+    except ValueError:
+        return None
+
+
+def _check_web_host(text: str) -> str:
+    if read_web_host(text) is None:
+        raise ValueError(
+            f"must be a host as it stands in a URL, hub.example.org or hub.example.org:8443, not {show_value(text)}"
+        )
+    return text.lower()
+
+
+_WebHostName = Annotated[str, AfterValidator(_check_web_host)]
+
+
 class NodeConfig(Settings):
     """One node: where it listens, what it keeps, what it allows, and the agents that it starts."""
 
@@ -165,6 +210,11 @@ class NodeConfig(Settings):
     tls_key: Path | None = None
     registration: Registration = "local"  # from where an agent may bind an id by first use
     behind_proxy: bool = False  # nothing is local then, and addresses are those that the proxy names
+    web: bool = True  # whether browsers are shown the page
+    web_hosts: tuple[
+        _WebHostName, ...
+    ] = ()  # names by which browsers reach the node, beside those that it knows itself
+    web_reload: bool = False  # the page's files are read anew whenever it is opened: for those who write it
     visibility: Visibility = "people"
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
@@ -207,7 +257,7 @@ def resolve_config(
         if isinstance(root.value, dict) and "agents" in root.value:
             origins["agents"] = f"file {file}:{root.value['agents'].line}"
     for field, text in _env_values(env):
-        given = [part.strip() for part in text.split(",")] if field == "mods" else text
+        given = [part.strip() for part in text.split(",")] if field in ("mods", "web_hosts") else text
         values[field] = _check(field, given, env_name(field))
         origins[field] = f"environment {env_name(field)}"
     for field, value in flags.items():

@@ -92,7 +92,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-# In a clone four of the packages stand beside this folder, not in it (docs/decisions/one-package-of-five-folders.md).
+# In a clone five of the packages stand beside this folder, not in it (docs/decisions/one-package-of-five-folders.md).
 if not isfile(join(__path__[0], "network", "__init__.py")):
     _beside = dirname(__path__[0])
     if isfile(join(_beside, "network", "__init__.py")):

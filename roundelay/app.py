@@ -26,6 +26,7 @@ from roundelay.network.frames import Kind
 from roundelay.network.frames import Role as SessionRole
 from roundelay.network.home import owner_token
 from roundelay.network.hub import Hub
+from roundelay.network.hub.browsers import Doors
 from roundelay.network.hub.hub import NO_QUOTAS
 from roundelay.network.hub.local import LocalTransport
 from roundelay.network.hub.server import WebSocketServer
@@ -35,6 +36,7 @@ from roundelay.network.ledger.sqlite import Durability, SQLiteLedger
 from roundelay.network.mod import Mod, load_mods
 from roundelay.network.operations import list_operations
 from roundelay.network.visibility import Visibility
+from roundelay.web.site import PageSite
 
 Card = Mapping[str, Any] | None
 OWN_MODS: dict[str, type[Mod]] = {"channels": Channels, "discovery": Discovery}
@@ -129,7 +131,13 @@ async def serve(
         new_id=random_id,
     )
     await hub.start()
-    server = WebSocketServer(hub, config.limits, behind_proxy=config.behind_proxy)
+    server = WebSocketServer(
+        hub,
+        config.limits,
+        behind_proxy=config.behind_proxy,
+        doors=Doors(config.host, config.web_hosts, behind_proxy=config.behind_proxy),
+        site=PageSite(is_reloaded=config.web_reload) if config.web else None,
+    )
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:

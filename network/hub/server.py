@@ -1,5 +1,5 @@
-"""The listening socket, and what it answers over HTTP on the same port: health, metrics, and who is let in to a
-session."""
+"""The listening socket, and what it answers over HTTP on the same port: health, metrics, who is let in to a session,
+and the files of a page, if it is given one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from websockets.protocol import State as WireState
 from roundelay.network.config import Limits
 
 from .admission import Gate
+from .browsers import Doors, Site, asks_for_session, takes_gzip
 from .connection import CLOSE_TIMEOUT_S, HubConnection
 from .hub import Hub
 from .metrics import metrics_text
@@ -37,14 +38,25 @@ TOLD_AGAIN_S = 60.0
 
 
 class WebSocketServer:
-    """Listens for one hub. Health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``, on the same port.
+    """Listens for one hub. Health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``, on the same port; with a
+    ``site`` also a page at ``/``, and its files under ``/web/``. ``doors`` are the names by which browsers reach it.
 
     It accepts by itself, since the event loops accept as many at once as come: then the ones that say nothing would be
     the only ones that are dealt with. It also knows those that are in the TLS handshake, and what to do when files are
     short."""
 
-    def __init__(self, hub: Hub, limits: Limits, *, behind_proxy: bool = False) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        limits: Limits,
+        *,
+        behind_proxy: bool = False,
+        doors: Doors | None = None,
+        site: Site | None = None,
+    ) -> None:
         self._hub = hub
+        self._doors = doors or Doors("", (), behind_proxy=behind_proxy)
+        self._site = site
         self._behind_proxy = behind_proxy
         self._limits = limits
         self._gate = Gate(limits.max_unauthenticated)
@@ -167,8 +179,10 @@ class WebSocketServer:
         assert isinstance(connection, HubConnection)
         connection.read_address(request.headers)
         path = request.path.partition("?")[0]
-        if path == "/":
-            return self._admit(connection)
+        if path == "/" and (self._site is None or asks_for_session(request.headers)):
+            return self._refuse_origin(connection, request) or self._admit(connection)
+        if self._site is not None and (path == "/" or path.startswith("/web/")):
+            return self._refuse_origin(connection, request) or self._show(connection, request, self._site, path)
         if path == "/healthz":
             return connection.respond(HTTPStatus.OK, "ok\n")
         if path == "/readyz":
@@ -183,6 +197,27 @@ class WebSocketServer:
             return response
         return connection.respond(HTTPStatus.NOT_FOUND, "Here are /, /healthz, /readyz and /metrics.\n")
 
+    def _refuse_origin(self, connection: ServerConnection, request: Request) -> Response | None:
+        fault = self._doors.find_wrong_origin(
+            request.headers, connection.local_address, is_encrypted=self._tls is not None
+        )
+        return None if fault is None else _say(connection, HTTPStatus.FORBIDDEN, fault)
+
+    def _show(self, connection: ServerConnection, request: Request, site: Site, path: str) -> Response:
+        fault = self._doors.find_wrong_host(request.headers, connection.local_address)
+        if fault is not None:
+            return _say(connection, HTTPStatus.MISDIRECTED_REQUEST, fault)
+        file = site.find(path, takes_gzip=takes_gzip(request.headers))
+        if file is None:
+            return _say(connection, HTTPStatus.NOT_FOUND, "There is no such file here; open the page again, at /.")
+        response = connection.respond(HTTPStatus.OK, "")
+        for name, value in (*file.headers, ("Content-Length", str(len(file.body)))):
+            if name in response.headers:
+                del response.headers[name]  # setting it would add another
+            response.headers[name] = value
+        response.body = file.body
+        return response
+
     def _admit(self, connection: ServerConnection) -> Response | None:
         assert isinstance(connection, HubConnection)
         if connection.is_head:  # no session comes of it
@@ -194,6 +229,13 @@ class WebSocketServer:
         if not self._hub.is_ready:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "The hub is recovering; try again in a moment.\n")
         return None
+
+
+def _say(connection: ServerConnection, status: HTTPStatus, sentence: str) -> Response:
+    """An answer to a browser that is no page; it is to take it as the text that it is."""
+    response = connection.respond(status, f"{sentence}\n")
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response
 
 
 def _process_response(connection: ServerConnection, _request: Request, response: Response) -> None:

@@ -48,6 +48,7 @@ def pick_file(file: Path | None) -> Path | None:
 @click.option(
     "--behind-proxy", is_flag=True, default=None, help="Connections come through a proxy: none counts as local."
 )
+@click.option("--web/--no-web", default=None, help="Show browsers the page (default), or not.")
 @click.option("--no-agents", is_flag=True, help="Start none of the agents that FILE declares.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
 @click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")

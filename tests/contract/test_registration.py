@@ -56,7 +56,7 @@ async def test_where_registration_is_open_whoever_comes_binds_an_id_but_a_page_i
     async with running_node(registration="open") as node:
         far = await node.connect(headers=FORWARDED)
         await far.hello("alice", token=make_token())
-        assert "browser" in (await refused(await node.connect(origin="http://127.0.0.1"), "bob"))["message"]
+        assert "browser" in (await refused(await node.connect(origin=node.origin), "bob"))["message"]
         taken = await node.connect(headers=FORWARDED)
         await refused(taken)
 

@@ -41,7 +41,7 @@ async def test_a_made_token_joins_its_id_as_its_kind(node: Node, operator: WireS
 async def test_a_made_token_works_through_a_browser_too(node: Node, operator: WireSession) -> None:
     token = make_token()
     await operator.call("network.create_token", token_args("zoe", "agent", token))
-    session = await node.connect(origin="http://localhost")
+    session = await node.connect(origin=node.origin)
     await session.hello("zoe", token=token)
 
 

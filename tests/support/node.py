@@ -41,6 +41,11 @@ class Node:
         self.tokens: dict[str, str] = {}
         self.sessions: list[WireSession] = []
 
+    @property
+    def origin(self) -> str:
+        """What a browser says of the page that this node shows (`Origin`)."""
+        return "http" + self.url.removeprefix("ws").rstrip("/")
+
     async def connect(self, **options: Any) -> WireSession:
         """A connection that has not said `hello` yet; `options` are those of `WireSession.open`."""
         session = await WireSession.open(self.url, **options)
@@ -91,8 +96,10 @@ async def running_node(
     registration: Literal["open", "local", "closed"] = "local",
     behind_proxy: bool = False,
     rights: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> AsyncIterator[Node]:
-    """A node in this event loop, on a free port of the loopback; its sessions are closed before it."""
+    """A node in this event loop, on a free port of the loopback; its sessions are closed before it. ``fields``: further
+    ones of its configuration."""
     with tempfile.TemporaryDirectory() as folder:
         config = NodeConfig.model_validate(
             {
@@ -108,6 +115,7 @@ async def running_node(
                 "registration": registration,
                 "behind_proxy": behind_proxy,
                 "rights": rights,
+                **fields,
             }
         )
         async with serve(config) as served:

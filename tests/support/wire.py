@@ -301,11 +301,15 @@ class HttpAnswer(NamedTuple):
     body: str
 
 
-async def ask_http(url: str, method: str, path: str, body: bytes = b"") -> HttpAnswer:
-    """One plain HTTP request of any method to the WebSocket port, sent in two pieces; all of its answer."""
+async def ask_http(
+    url: str, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None
+) -> HttpAnswer:
+    """One plain HTTP request of any method to the WebSocket port, sent in two pieces; all of its answer. ``headers``
+    come in the place of those of the same name."""
     host, port = _host_and_port(url)
     reader, writer = await asyncio.open_connection(host, port)
-    head = f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+    said = {"Host": f"{host}:{port}", "Connection": "close", **(headers or {})}
+    head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in said.items())
     if body:
         head += f"Content-Length: {len(body)}\r\n"
     request = f"{head}\r\n".encode() + body

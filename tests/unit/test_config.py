@@ -301,8 +301,10 @@ def test_flag_goes_before_environment_before_file_before_default(write) -> None:
 @pytest.mark.parametrize("field", flat_values(NodeConfig()))
 def test_every_field_can_come_from_the_environment(field: str) -> None:
     words = {"durability": "normal", "visibility": "strict", "registration": "closed", "behind_proxy": "true"}
+    words |= {"web": "false", "web_reload": "true", "web_hosts": "hub.example.org, hub:8443"}
     given = (words | {"mods": "channels, tasks"}).get(field, "1024")
-    expected: object = {"mods": ["channels", "tasks"], "behind_proxy": True}.get(field, given)
+    read = {"mods": ["channels", "tasks"], "behind_proxy": True, "web": False, "web_reload": True}
+    expected: object = (read | {"web_hosts": ["hub.example.org", "hub:8443"]}).get(field, given)
     if field == "limits.max_depth":
         given = expected = "128"
     config, origins = resolve(env={env_name(field): given})

@@ -17,6 +17,7 @@ ALLOWED = {
     "network": set[str](),
     "mods": {"roundelay.network"},
     "agents": {"roundelay.network", "roundelay.templates"},
+    "web": {"roundelay.network"},
     "roundelay": {"roundelay"},
 }
 FILES = [path.relative_to(ROOT) for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -73,6 +74,8 @@ def test_file_imports_only_what_its_folder_may(file: Path) -> None:
         ("agents", "from roundelay.mods import channels"),
         ("agents", "from roundelay.app import serve"),
         ("agents", "import network.errors"),
+        ("network", "from roundelay.web.site import PageSite"),
+        ("web", "from roundelay.app import serve"),
         ("roundelay", "from .app import serve"),
         ("roundelay", "from agents import runner"),
     ],
@@ -119,7 +122,7 @@ def test_a_name_of_two_classes_is_seen() -> None:
 def test_the_page_about_the_design_names_every_module() -> None:
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\b[a-z_]+\b", page))
-    folders = ("network", "mods", "agents")
+    folders = ("network", "mods", "agents", "web")
     modules = {path.stem for folder in folders for path in (ROOT / folder).rglob("*.py")} - {"__init__"}
     modules |= {path.stem for path in (ROOT / "roundelay").glob("*.py")} - {"__init__"}
     assert modules - named == set()

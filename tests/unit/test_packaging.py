@@ -23,7 +23,7 @@ from tests.support.once import make_once
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = {"roundelay": "roundelay"} | {
-    name: f"roundelay/{name}" for name in ("network", "agents", "mods", "templates", "docs")
+    name: f"roundelay/{name}" for name in ("network", "agents", "mods", "templates", "web", "docs")
 }
 
 # setuptools as pip and uv call it (PEP 517), without a download.
@@ -175,18 +175,18 @@ def run_in(python: Path, *command: str, cwd: Path, **environment: str) -> str:
 
 WHERE = """
 import pickle
-import roundelay.agents.features, roundelay.mods.channels, roundelay.network, roundelay.templates
+import roundelay.agents.features, roundelay.mods.channels, roundelay.network, roundelay.templates, roundelay.web
 from roundelay import AgentPolicy
 assert pickle.loads(pickle.dumps(AgentPolicy)) is AgentPolicy
 assert AgentPolicy.__module__ == "roundelay.agents.policy"
-for it in (roundelay, roundelay.agents.features, roundelay.mods, roundelay.network, roundelay.templates):
+for it in (roundelay, roundelay.agents.features, roundelay.mods, roundelay.network, roundelay.templates, roundelay.web):
     print(it.__file__)
 """
 
 
 @pytest.mark.parametrize("way", ["-c", "-m", "script", "PYTHONPATH"])
 def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_path: Path, way: str) -> None:
-    """The folder `roundelay/` is found before what is installed; it lacks the four folders that are packages of it."""
+    """The folder `roundelay/` is found before what is installed; it lacks the five folders that are packages of it."""
     match way:
         case "-m":
             assert "\nport: 8700\n" in run_in(clone.python, "-m", "roundelay", "config", "show", cwd=clone.root)
@@ -199,7 +199,7 @@ def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_pa
         case _:
             printed = run_in(clone.python, "-c", WHERE, cwd=clone.root)
     files = [Path(it).relative_to(clone.root).parent.as_posix() for it in printed.splitlines()]
-    assert files == ["roundelay", "agents/features", "mods", "network", "templates"]
+    assert files == ["roundelay", "agents/features", "mods", "network", "templates", "web"]
 
 
 def test_a_python_elsewhere_runs_what_is_installed(clone: Clone, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""What browsers may ask of the hub's port: by which names they reach it, from which pages they connect, and the seam of
+the page that it may show (`Site`).
+
+The browser of somebody who looks at a hostile page can be made to ask this node: by its address, or by a name of that
+page's owner which is then pointed here (DNS rebinding). It says so itself: ``Origin`` is the page that asks, ``Host``
+the name by which it asks. Programs send no ``Origin``, and nothing here concerns their sessions. Pure: no IO.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from websockets.datastructures import Headers
+
+from roundelay.network.config import WebHost, read_web_host
+from roundelay.network.home import is_loopback
+
+
+class WebFile(NamedTuple):
+    """What is answered to a browser, as it goes out."""
+
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class Site(Protocol):
+    """A page that the hub's port shows."""
+
+    def find(self, path: str, *, takes_gzip: bool) -> WebFile | None:
+        """What stands at a path, which begins with ``/`` and has no query; None: nothing does."""
+
+
+_ORIGIN = re.compile(r"(https?)://(.+)", re.ASCII)
+_SHOWN = 100
+
+
+class Doors:
+    """By which names browsers reach a node: of the loopback if they come by it, the address to which they connected, the
+    name on which the node listens, and ``web_hosts``."""
+
+    def __init__(self, host: str, web_hosts: Sequence[str], *, behind_proxy: bool) -> None:
+        named = (read_web_host(it) for it in web_hosts)
+        self._named = frozenset(it for it in named if it is not None)
+        listens_on = read_web_host(f"[{host}]" if ":" in host else host)
+        if listens_on is not None and _read_address(listens_on.name) is None:
+            self._named |= {listens_on}
+        self._behind_proxy = behind_proxy
+
+    def find_wrong_host(self, headers: Headers, local_address: Any) -> str | None:
+        """Why no page is shown under the name by which it is asked for; None: it may be."""
+        hosts = headers.get_all("Host")
+        if len(hosts) != 1 or (asked := read_web_host(hosts[0])) is None:
+            return "A page is asked for by one name: the request needs one header Host."
+        if self._is_ours(asked, local_address):
+            return None
+        return (
+            f"This node shows no page under the name {asked.name[:_SHOWN]}. If people reach it by that name, say so in the "
+            f"node's file (web_hosts: [{asked.name[:_SHOWN]}]); on its own machine it is reached by 127.0.0.1."
+        )
+
+    def find_wrong_origin(self, headers: Headers, local_address: Any, *, is_encrypted: bool) -> str | None:
+        """Why the page that asks may not; None: it is this node's own, or a program asks."""
+        origins = headers.get_all("Origin")
+        if not origins:
+            return None
+        hosts = headers.get_all("Host")
+        found = _ORIGIN.fullmatch(origins[0])
+        origin = read_web_host(found[2]) if found is not None else None
+        asked = read_web_host(hosts[0]) if len(hosts) == 1 else None
+        if len(origins) != 1 or found is None or origin is None or asked is None:
+            return "A page may connect to the node that shows it, and this one says of itself no such place (Origin)."
+        scheme = found[1]
+        is_encrypted = scheme == "https" if self._behind_proxy else is_encrypted
+        if scheme != ("https" if is_encrypted else "http") or origin.at_port(scheme) != asked.at_port(scheme):
+            return (
+                f"A page of {origins[0][:_SHOWN]} may not connect to {hosts[0][:_SHOWN]}: the page that this node shows may, "
+                "and programs that are no page. A proxy between them has to pass on the header Host as it came, and the node "
+                "has to be told of it (behind_proxy, web_hosts)."
+            )
+        return self.find_wrong_host(headers, local_address)
+
+    def _is_ours(self, asked: WebHost, local_address: Any) -> bool:
+        if asked in self._named or WebHost(asked.name, None) in self._named:
+            return True
+        local = str(local_address[0]).partition("%")[0] if isinstance(local_address, tuple) else ""
+        if is_loopback(local) and _is_name_of_loopback(asked.name):
+            return True
+        address = _read_address(asked.name)
+        return address is not None and address == _read_address(local)
+
+
+def asks_for_session(headers: Headers) -> bool:
+    """Whether a request wants a WebSocket, and so is none for a page."""
+    return any(it.strip().lower() == "websocket" for line in headers.get_all("Upgrade") for it in line.split(","))
+
+
+def takes_gzip(headers: Headers) -> bool:
+    """Whether who asks reads what is packed with gzip."""
+    for line in headers.get_all("Accept-Encoding"):
+        for part in line.lower().split(","):
+            name, _, weight = part.partition(";")
+            if name.strip() in ("gzip", "*") and not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight):
+                return True
+    return False
+
+
+def _is_name_of_loopback(name: str) -> bool:
+    address = _read_address(name)
+    if address is not None:
+        return address.is_loopback
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _read_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

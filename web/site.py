@@ -1,0 +1,162 @@
+"""The files of the page as the node's port serves them: their hashed names, their import map, what a browser may do.
+
+`read_site` reads the folder ``page`` once; what is asked for later is looked up by its whole path among what was read,
+so that no request opens a file. Whether a browser may ask at all, by its Host and Origin, the hub's server has decided
+before (`roundelay.network.hub.browsers`). It knows nothing of what the page shows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from functools import cached_property
+from html import escape
+from pathlib import Path
+
+from roundelay.network.hub.browsers import WebFile
+
+FOLDER = Path(__file__).parent / "page"
+PREFIX = "/web/"
+ENTRY = "ui/main.js"
+PLACE = "<!-- files -->"
+"""The line of index.html that gives way to the page's stylesheets, import map and modules."""
+STYLE = "style.css"
+"""The first stylesheet; the others of the page's own folder follow it by name."""
+VENDORED = "vendor/vendored.json"
+HASH_DIGITS = 12
+GZIP_FROM_BYTES = 500
+TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml; charset=utf-8",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+}
+"""What is served; every other file of the folder is for those who build the page."""
+_PACKED = ("text/", "image/svg")
+
+HARMLESS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+PERMISSIONS = ("camera", "display-capture", "geolocation", "microphone", "payment", "publickey-credentials-get", "usb")
+OF_PAGE = {
+    "Cache-Control": "no-cache",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": ", ".join(f"{it}=()" for it in PERMISSIONS),
+    "X-Frame-Options": "DENY",
+}
+POLICY = (
+    "default-src 'self'; script-src 'self' 'sha256-{hash}'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""``hash`` is that of the import map, the only script that stands in the page itself."""
+
+
+class PageFile:
+    """One file of the page: as it is, and packed."""
+
+    def __init__(self, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
+        self._body = body
+        self._is_packed = len(body) >= GZIP_FROM_BYTES and content_type.startswith(_PACKED)
+        self._headers = [("Content-Type", content_type), *headers.items()]
+        if self._is_packed:
+            self._headers.append(("Vary", "Accept-Encoding"))
+
+    @cached_property
+    def _packed(self) -> bytes:
+        return gzip.compress(self._body, mtime=0)
+
+    def give(self, *, takes_gzip: bool) -> WebFile:
+        if takes_gzip and self._is_packed:
+            return WebFile((*self._headers, ("Content-Encoding", "gzip")), self._packed)
+        return WebFile(tuple(self._headers), self._body)
+
+
+class PageSite:
+    """The `Site` of the page. With ``is_reloaded`` its files are read anew whenever somebody opens the page: for those
+    who write it."""
+
+    def __init__(self, folder: Path = FOLDER, *, is_reloaded: bool = False) -> None:
+        self._folder = folder
+        self._is_reloaded = is_reloaded
+        self._files = read_site(folder)
+
+    def find(self, path: str, *, takes_gzip: bool) -> WebFile | None:
+        if path == "/" and self._is_reloaded:
+            self._files = read_site(self._folder)
+        file = self._files.get(path)
+        return None if file is None else file.give(takes_gzip=takes_gzip)
+
+
+def read_site(folder: Path) -> dict[str, PageFile]:
+    """The page's files by the paths under which browsers ask for them. Raises `OSError`, or `ValueError` where
+    index.html has no place for them."""
+    contents = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in TYPES and path.is_file()
+    }
+    paths = {name: _hashed_path(name, body) for name, body in contents.items()}
+    for_ever = {"Cache-Control": "public, max-age=31536000, immutable", **HARMLESS}
+    files = {paths[name]: PageFile(body, TYPES[Path(name).suffix], for_ever) for name, body in contents.items()}
+    files["/"] = _make_index(folder, contents, paths)
+    return files
+
+
+def _hashed_path(name: str, body: bytes) -> str:
+    stem, _, suffix = name.rpartition(".")
+    return f"{PREFIX}{stem}.{hashlib.sha256(body).hexdigest()[:HASH_DIGITS]}.{suffix}"
+
+
+def _make_index(folder: Path, contents: Mapping[str, bytes], paths: Mapping[str, str]) -> PageFile:
+    """index.html with the files in it: stylesheets, the import map, the modules that the entry leads to, the entry."""
+    imports = list_imports(folder, paths)
+    import_map = json.dumps({"imports": imports}, separators=(",", ":")).replace("<", "\\u003c")
+    styles = sorted((it for it in paths if it.endswith(".css") and "/" not in it), key=lambda it: (it != STYLE, it))
+    lines = [f'<link rel="stylesheet" href="{escape(paths[it])}">' for it in styles]
+    lines.append(f'<script type="importmap">{import_map}</script>')
+    modules = [imports[it] for it in list_modules(contents, imports)]
+    lines += [f'<link rel="modulepreload" href="{escape(it)}">' for it in modules]
+    lines.append(f'<script type="module" src="{escape(paths[ENTRY])}"></script>')
+    template = (folder / "index.html").read_text(encoding="utf-8")
+    if template.count(PLACE) != 1:
+        raise ValueError(f"index.html has no line {PLACE}, or more than one")
+    policy = POLICY.format(hash=b64encode(hashlib.sha256(import_map.encode()).digest()).decode())
+    body = template.replace(PLACE, "\n".join(lines)).encode()
+    return PageFile(body, "text/html; charset=utf-8", {**OF_PAGE, **HARMLESS, "Content-Security-Policy": policy})
+
+
+def list_imports(folder: Path, paths: Mapping[str, str]) -> dict[str, str]:
+    """The import map: where a module finds what it imports, its own (``#core/state.js``) and what vendored modules call
+    each other (``preact``, by vendored.json)."""
+    imports = {f"#{name}": path for name, path in paths.items() if name.endswith(".js")}
+    vendored = folder / VENDORED
+    if vendored.exists():
+        named = json.loads(vendored.read_text(encoding="utf-8"))["imports"]
+        imports |= {name: imports[place] for name, place in named.items()}
+    return imports
+
+
+_QUOTED = re.compile(rb"""["'](#?[\w@][\w./@-]*)["']""")
+
+
+def list_modules(contents: Mapping[str, bytes], imports: Mapping[str, str]) -> list[str]:
+    """What the entry imports, and what that does, each once: a browser that is told fetches them all at once, not one
+    step after the other."""
+    by_path = {imports[f"#{name}"]: body for name, body in contents.items() if f"#{name}" in imports}
+    found: dict[str, str] = {}
+    waiting = [f"#{ENTRY}"]
+    while waiting:
+        path = imports[waiting.pop(0)]
+        for quoted in _QUOTED.findall(by_path[path]):
+            name = quoted.decode()
+            if name in imports and imports[name] not in found:
+                found[imports[name]] = name
+                waiting.append(name)
+    return [name for path, name in found.items() if path != imports[f"#{ENTRY}"]]
