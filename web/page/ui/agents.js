@@ -1,5 +1,92 @@
-/** Stands for the screen Agents until it is there. */
-import {html, Head} from "#ui/parts.js";
+/** Who is here and what each really does, as the hub knows it from sessions and open reactions; and a page of each, with its card. */
+import {computed, signal} from "#vendor/signals.js";
+import {useRef} from "#vendor/hooks.js";
+import {useRows} from "#ui/keys.js";
+import {Age, Agent, Badge, Button, Choice, Count, Empty, Face, Head, html, nameThread} from "#ui/parts.js";
+import {linkTo} from "#ui/router.js";
+import {actions, state} from "#ui/store.js";
 
-/** The screen. */
-export const Agents = () => html`<div class="screen"><${Head} title="Agents" /></div>`;
+const agents = computed(() => Object.values(state.value.agents ?? {}).sort((a, b) => rank(a) - rank(b) || (a.agent_id < b.agent_id ? -1 : 1)));
+const me = computed(() => state.value.me?.agent_id);
+const threads = computed(() => state.value.threads ?? {});
+const kind = signal("agent");
+
+const RANKS = {stopped: 0, works: 1, waits: 2, stopping: 2, queued: 2, held: 2, idle: 3, gone: 5};
+const rank = (it) => RANKS[it.activity] ?? (it.state === "online" ? 4 : 6);
+
+/** What a participant does, in a few words: the twin of roundelay/runs/activity.py. */
+export function describeActivity(agent) {
+  const {activity, work = [], open_reactions: open = 0} = agent;
+  if (activity === undefined) return agent.state;
+  if (activity === "gone") return open ? `gone, in the middle of ${open} reaction${open === 1 ? "" : "s"}` : "gone";
+  if (activity === "idle" || activity === "stopped" || !work.length) return activity;
+  const same = work.filter((it) => it.activity === activity);
+  return describeWork(same.length ? same : work);
+}
+
+/** What reactions of one agent that are in the same state do. */
+export function describeWork(work) {
+  const triggers = listFew(work.map((it) => `#${it.trigger}`));
+  switch (work[0].activity) {
+    case "works": return `works on ${triggers}`;
+    case "waits": return `waits for ${tellAwaited(work) || `others, on ${triggers}`}`;
+    case "queued": return `has yet to take up ${triggers}`;
+    case "held": return `is silent on ${triggers}: a person has taken over`;
+    case "stopping": return `was asked to stop ${triggers}`;
+    default: return `was interrupted on ${triggers}`;
+  }
+}
+
+function tellAwaited(work) {
+  const names = [...new Set(work.flatMap((it) => it.waits_for ?? []))];
+  const requests = [...new Set(work.flatMap((it) => it.decisions ?? []))].map((it) => `#${it}`);
+  return [names.length && listFew(names), requests.length && `a person's decision on ${listFew(requests)}`].filter(Boolean).join(" and ");
+}
+
+const listFew = (names) => names.slice(0, 5).join(", ") + (names.length > 5 ? ` and ${names.length - 5} more` : "");
+
+/** The screen; with an `id` the page of one. */
+export function Agents({id}) {
+  return id ? html`<${One} id=${id} />` : html`<${All} />`;
+}
+
+function All() {
+  const list = useRef(null);
+  useRows(list);
+  const found = agents.value.filter((it) => (kind.value === "agent") === (it.kind === "agent"));
+  return html`<div class="screen"><${Head} title="Agents"><${Choice} label="Whom to show" value=${kind.value} options=${[["agent", "Agents"], ["human", "People and services"]]} onChoose=${(it) => { kind.value = it; }} /><//>
+    ${found.length ? html`<ul class="card card-list" ref=${list} aria-label="Who is here">${found.map((it) => html`<li key=${it.agent_id}><a class="row" data-row href=${linkTo.agent(it.agent_id)}>
+        <${Face} id=${it.agent_id} /><span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="state"><${Dot} agent=${it} />${describeActivity(it)}</span></span>
+          <span class="faint cut" dir="auto">${it.card?.description || (it.kind === "agent" ? "Says nothing of itself" : it.kind)}</span></span></a></li>`)}</ul>`
+      : html`<${Empty} icon="agents" title="Nobody is here">Agents that have joined this network once are listed here.<//>`}</div>`;
+}
+
+const Dot = ({agent}) => html`<span class=${`dot ${agent.activity ?? agent.state}`} aria-hidden="true"></span>`;
+
+function One({id}) {
+  const agent = state.value.agents?.[id];
+  if (!agent) return html`<div class="screen"><${Head} title=${id} back=${linkTo.agents()} /><${Empty} icon="agents" title="Nobody is registered under this id" /></div>`;
+  const {card = {}, work = [], open_reactions: open = 0} = agent;
+  const facts = [["Kind", agent.kind], ["Session", agent.state], ["Model", tellModel(card.model)], ["Reads", card.visibility], ["Open reactions", open || undefined]].filter(([, it]) => it);
+  const tools = (card.tools ?? []).map((it) => (typeof it === "string" ? {name: it} : it));
+  const direct = `direct:${[me.value, id].sort().join("~")}`;
+  return html`<div class="screen"><${Head} title=${html`<${Agent} id=${id} />`} back=${linkTo.agents()}>
+      ${id !== me.value && html`<a class="button primary" href=${linkTo.thread(direct)}>Write to it</a>`}<a class="button" href=${linkTo.cost({agent: id})}>What it costs</a><//>
+    <div class="row profile"><${Face} id=${id} /><div class="row-main"><p class="state"><${Dot} agent=${agent} />${describeActivity(agent)}</p>
+      ${card.description && html`<p dir="auto">${card.description}</p>`}
+      ${card.tags?.length > 0 && html`<p class="tools">${card.tags.map((it) => html`<${Badge}><bdi>${it}</bdi><//>`)}</p>`}</div></div>
+    ${work.length > 0 && html`<section class="section"><h2>What it works on</h2><ul class="card card-list">${work.map((it) => html`<${Work} key=${it.reaction} work=${it} />`)}</ul>
+      ${open > work.length && html`<p class="faint">and ${open - work.length} more</p>`}</section>`}
+    <section class="section"><h2>Card</h2><dl class="facts">${facts.map(([name, it]) => html`<div><dt>${name}</dt><dd dir="auto">${it}</dd></div>`)}</dl></section>
+    ${tools.length > 0 && html`<section class="section"><h2>Tools <${Count} of=${tools.length} what="tools" /></h2><ul class="card card-list">${tools.map((it) => html`
+      <li class="row tool"><code dir="auto">${it.name}</code><span class="faint" dir="auto">${it.description ?? ""}</span></li>`)}</ul></section>`}</div>`;
+}
+
+const tellModel = (model) => (typeof model === "string" ? model : model?.name);
+
+function Work({work}) {
+  const {reaction, thread_id: thread, trigger, at} = work;
+  return html`<li class="row"><div class="row-main"><span class="row-line"><span class="state">${describeWork([work])}</span>${at && html`<${Age} at=${at} label="for " />`}</span>
+    <a class="cut" dir="auto" href=${linkTo.thread(thread, trigger)}>${nameThread(threads.value[thread] ?? {thread_id: thread}, me.value)}</a></div>
+    ${!state.value.is_read_only && html`<${Button} kind="danger" icon="stop" run=${() => actions.stop({reaction})}>Stop<//>`}</li>`;
+}

@@ -1,5 +1,108 @@
-/** Stands for the screen Cost until it is there. */
-import {html, Head} from "#ui/parts.js";
+/** What models used, by agent, model, thread, conversation or day, and how much of their daily quotas participants have stored. */
+import {computed, signal} from "#vendor/signals.js";
+import {useState} from "#vendor/hooks.js";
+import {HEADS, readCost} from "#core/cost.js";
+import {Agent, Bar, Button, Choice, Empty, ErrorBox, Field, Head, html, Loading, nameThread, now, tellSpan, useFetched} from "#ui/parts.js";
+import {needsPrice, priceOf, prices, setPrice, writeDollars} from "#ui/prices.js";
+import {go, linkTo} from "#ui/router.js";
+import {actions, state} from "#ui/store.js";
 
-/** The screen. */
-export const Cost = () => html`<div class="screen"><${Head} title="Cost" /></div>`;
+const GROUPS = [["agent", "Agent"], ["model", "Model"], ["thread", "Thread"], ["root", "Conversation"], ["day", "Day"]];
+const SPANS = [["", "All"], ["1", "24 h"], ["7", "7 days"], ["30", "30 days"]];
+const DAY_MS = 86_400_000;
+const FIGURES = [["calls", "Calls"], ["prompt_tokens", "Tokens in"], ["cached_tokens", "of it cached"], ["completion_tokens", "Tokens out"], ["tools", "Tools"], ["usd", "Cost"]];
+const TITLES = {agent: "Agent", model: "Model", thread: "Thread", root: "Conversation", day: "Day (UTC)"};
+const threads = computed(() => state.value.threads ?? {});
+const order = signal({by: "", isUp: false});
+
+/** The screen; `query` has `by`, `days`, `agent`, `thread`. */
+export function Cost({query}) {
+  const {days = "", agent, thread} = query;
+  const by = GROUPS.some(([it]) => it === query.by) ? query.by : "agent";
+  const wanted = {agent_id: agent, thread_id: thread, since: Number(days) ? Date.now() - Number(days) * DAY_MS : undefined};
+  const {value, error, isLoading, again} = useFetched(() => readCost(actions.call, wanted, by, priceOf), [by, days, agent, thread, prices.value]);
+  const set = (more) => go(linkTo.cost({...query, ...more}), {replace: true});
+  const only = agent ?? (thread && nameThread(threads.value[thread] ?? {thread_id: thread}, state.value.me?.agent_id));
+  return html`<div class="screen wide"><${Head} title="Cost">
+      <${Choice} label="Group by" value=${by} options=${GROUPS} onChoose=${(it) => set({by: it})} />
+      <${Choice} label="Since when" value=${days} options=${SPANS} onChoose=${(it) => set({days: it})} /><//>
+    ${only && html`<p class="tools"><span>Only <b dir="auto">${only}</b></span><${Button} run=${() => set({agent: "", thread: ""})}>Show all<//></p>`}
+    ${error ? html`<${ErrorBox} error=${error} retry=${again} />` : !value ? isLoading && html`<${Loading} what="Adding up…" />`
+      : value.groups.length ? html`<${Sums} report=${value} /><${Prices} report=${value} />`
+      : html`<${Empty} icon="cost" title="No model was asked, as far as you may see">What agents use stands in their records, which are for themselves and for operators.<//>`}
+    <${Quotas} /></div>`;
+}
+
+const figure = (it, name) => (name === "cost" ? it.usd : it[name]);
+
+function Sums({report}) {
+  const {by, groups, total} = report;
+  const heads = HEADS[by];
+  const name = order.value.by || (total.usd ? "usd" : "prompt_tokens");
+  const value = (it) => (heads.includes(name) ? it[name] : figure(it, name));
+  const sorted = [...groups].sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (order.value.isUp ? 1 : -1));
+  const sort = (it) => { order.value = {by: it, isUp: name === it && !order.value.isUp}; };
+  const column = (it, text, isNumber) => html`<th scope="col" class=${isNumber ? "number" : ""} aria-sort=${it === name ? (order.value.isUp ? "ascending" : "descending") : undefined}>
+    <button type="button" onClick=${() => sort(it)}>${text}<span aria-hidden="true">${it === name ? (order.value.isUp ? " ↑" : " ↓") : ""}</span></button></th>`;
+  const weigh = (it) => (total.usd ? it.usd / total.usd : (it.prompt_tokens + it.completion_tokens) / (total.prompt_tokens + total.completion_tokens || 1));
+  return html`<div class="card table-place" tabindex="0" role="region" aria-label="Sums"><table><thead><tr>${heads.map((it) => column(it, TITLES[it]))}<th scope="col"><span class="unseen">Share</span></th>
+      ${FIGURES.map(([it, text]) => column(it, text, true))}</tr></thead>
+    <tbody>${sorted.map((it) => html`<tr key=${heads.map((head) => it[head]).join(" ")}>${heads.map((head, at) => html`<${at ? "td" : "th"} scope=${at ? undefined : "row"}><${Name} head=${head} name=${it[head]} /><//>`)}
+      <td class="share"><${Bar} share=${weigh(it)} text=${`${Math.round(weigh(it) * 100)}% of all`} /></td><${Figures} of=${it} /></tr>`)}</tbody>
+    ${groups.length > 1 && html`<tfoot><tr><th scope="row" colspan=${heads.length + 1}>All</th><${Figures} of=${total} /></tr></tfoot>`}</table></div>`;
+}
+
+const Figures = ({of}) => FIGURES.map(([it]) => html`<td class="number">${it === "usd" ? writeCost(of) : of[it].toLocaleString()}</td>`);
+
+/** Dollars; a question mark stands for what has no known price. */
+const writeCost = ({usd, unpriced}) => (unpriced.length ? (usd ? `${writeDollars(usd)} + ?` : "?") : writeDollars(usd));
+
+function Name({head, name}) {
+  if (head === "agent") return html`<${Agent} id=${name} link />`;
+  if (head === "thread" && name !== "-") return html`<a dir="auto" href=${linkTo.thread(name)}>${nameThread(threads.value[name] ?? {thread_id: name}, state.peek().me?.agent_id)}</a>`;
+  if (head === "root" && name !== "-") return html`<a href=${linkTo.why(name.slice(1))}>${name}</a>`;
+  return html`<bdi>${name}</bdi>`;
+}
+
+/** The models whose price this browser does not know, or was told. */
+function Prices({report}) {
+  const models = [...new Set([...report.total.unpriced.filter(needsPrice), ...Object.keys(prices.value)])].sort();
+  const nameless = report.total.unpriced.includes("");
+  if (!models.length && !nameless) return null;
+  return html`<details class="section prices"><summary>Prices: ${report.total.unpriced.length ? "some are not known here (?)" : "as you have said"}</summary>
+    <p class="faint">The page brings no prices along. Say what a million tokens cost in dollars: this browser keeps it, and nobody else sees it. <code>roundelay cost</code> knows the prices of many models.${nameless && " What names no model cannot be priced."}</p>
+    ${models.map((it) => html`<${PriceOf} key=${it} model=${it} />`)}</details>`;
+}
+
+function PriceOf({model}) {
+  const [price, setOwn] = useState({input: "", cached: "", output: "", ...prices.value[model]});
+  const field = (name, label) => html`<${Field} label=${label} isLabelSeen type="number" min="0" step="any" value=${price[name]} onInput=${(event) => setOwn({...price, [name]: event.target.value})} />`;
+  const number = (text) => (text === "" || text === undefined ? undefined : Number(text));
+  return html`<form class="price" onSubmit=${(event) => event.preventDefault()}><b dir="auto">${model}</b>${field("input", "In")}${field("cached", "Cached")}${field("output", "Out")}
+    <${Button} type="submit" run=${() => setPrice(model, {input: number(price.input), cached: number(price.cached), output: number(price.output)})}>Set<//></form>`;
+}
+
+// --- quotas
+
+function Quotas() {
+  const {value, error} = useFetched(() => actions.call("network.quotas", {limit: 100}), []);
+  const limited = value?.quotas.filter((it) => it.bytes_per_day !== null || it.messages_per_day !== null) ?? [];
+  if (error || !limited.length) return null;
+  return html`<section class="section"><h2>Stored today</h2>
+    <p class="faint">Quotas of a day; the next one begins in ${tellSpan(value.next_day_at - now.value)}.</p>
+    <ul class="card card-list">${limited.map((it) => html`<li class="row quota" key=${it.agent_id}><${Agent} id=${it.agent_id} link />
+      <${Quota} used=${it.messages} limit=${it.messages_per_day} write=${(n) => n.toLocaleString()} what="messages" />
+      <${Quota} used=${it.bytes} limit=${it.bytes_per_day} write=${writeBytes} what="" /></li>`)}</ul></section>`;
+}
+
+function Quota({used, limit, write, what}) {
+  if (limit === null) return html`<span class="faint">${write(used)} ${what}</span>`;
+  const share = used / (limit || 1);
+  const text = `${write(used)} of ${write(limit)} ${what}`;
+  return html`<span><span class="faint">${text}</span><${Bar} share=${share} text=${text} kind=${share >= 1 ? "bad" : share >= 0.9 ? "warn" : ""} /></span>`;
+}
+
+function writeBytes(count) {
+  for (const [size, unit] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) if (count >= size) return `${(count / size).toFixed(1)} ${unit}`;
+  return `${count} bytes`;
+}

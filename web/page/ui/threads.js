@@ -138,7 +138,7 @@ function NewConversation({onClose}) {
     <${Field} label="With whom, or in which channel" type="search" placeholder="An agent, a person, a channel" value=${query} onInput=${(event) => setQuery(event.target.value)} autofocus />
     <ul class="choose" aria-label="Whom and where">
       ${isLike("everybody", "broadcast") && html`<li><button type="button" onClick=${() => open("broadcast")}><${Face} id="broadcast" isSmall /><span class="row-main"><b>Everybody</b><span class="faint">All who are here read it</span></span></button></li>`}
-      ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => open(`direct:${[me.value, it.agent_id].sort(byCodePoint).join("~")}`)}><${Face} id=${it.agent_id} isSmall />
+      ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => open(`direct:${[me.value, it.agent_id].sort().join("~")}`)}><${Face} id=${it.agent_id} isSmall />
         <span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="faint">${it.kind}${it.state === "online" ? "" : ", offline"}</span></span><span class="faint cut" dir="auto">${it.card?.description ?? ""}</span></span></button></li>`)}
       ${found.map((it) => html`<li key=${`#${it.name}`} class="row-line"><span class="face small" aria-hidden="true" style=${{"--hue": hueOf(it.name)}}>#</span><span class="row-main"><b dir="auto">#${it.name}</b><span class="faint cut" dir="auto">${it.topic || `${it.members} in it`}</span></span>
         <${Button} run=${enter(it)}>${it.is_member ? "Open" : "Join"}<//></li>`)}
@@ -147,10 +147,3 @@ function NewConversation({onClose}) {
     ${mayCreate && html`<div class="tools"><${Choice} label="Who may join" value=${access} options=${[["open", "Open"], ["invite", "By invitation"], ["closed", "Closed"]]} onChoose=${setAccess} />
       <${Button} kind="primary" run=${create}>Make the channel #${name}<//></div>`}<//>`;
 }
-
-/** The order in which the hub joins two ids. */
-const byCodePoint = (a, b) => {
-  const [one, other] = [[...a], [...b]];
-  const place = one.findIndex((it, at) => it !== other[at]);
-  return place < 0 ? one.length - other.length : (one[place].codePointAt(0) - (other[place]?.codePointAt(0) ?? -1));
-};
