@@ -218,6 +218,7 @@ class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=T
         "dead_letter_withdrawn",
         "taken",
         "given",
+        "marked",
         "damaged",
         "superseded",
         "draining",

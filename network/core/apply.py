@@ -71,7 +71,9 @@ def wanted(entries: list[Entry]) -> Wanted:
                     owner = entry.args.agent_id or entry.origin.agent_id
                     want.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
                 want.seqs.update(named_seqs(entry.args))
-                if entry.op in ("network.take", "network.give") and (start := thread_start(entry.args.thread_id)):
+                if entry.op in ("network.take", "network.give", "network.mark") and (
+                    start := thread_start(entry.args.thread_id)
+                ):
                     want.seqs.add(start)
             case ModEntry():
                 want.seqs.add(entry.cause)

@@ -213,14 +213,17 @@ class Refuse(Struct, frozen=True):
 
 class Notify(Struct, frozen=True):
     """A notice for every session of these participants; operators' sessions too, if asked. ``asker`` is told all
-    but the reason."""
+    but the reason; the session ``but`` is told nothing: it knows."""
 
     agent_ids: frozenset[str]
-    kind: Literal["loop_stopped", "budget_exhausted", "dead_letter", "dead_letter_withdrawn", "taken", "given"]
+    kind: Literal[
+        "loop_stopped", "budget_exhausted", "dead_letter", "dead_letter_withdrawn", "taken", "given", "marked"
+    ]
     thread_id: str | None
     body: dict[str, Any]
     operators: bool = False
     asker: str | None = None
+    but: str = ""
 
 
 class Settle(Struct, frozen=True):

@@ -30,6 +30,7 @@ from .tables import (
     Floor,
     Heard,
     Hold,
+    Mark,
     Member,
     OpenReaction,
     Participant,
@@ -236,6 +237,12 @@ class State:
             found: OpenReaction = self.get("reaction", key)
             yield found
 
+    # --- reading: what people keep for themselves
+
+    def marks_of(self, agent_id: str) -> Mapping[str, Mark]:
+        """What a participant keeps of threads, by thread; under an empty id of all others."""
+        return self._group("marks of", agent_id)
+
     # --- writing
 
     def change(self, puts: Iterable[Put]) -> None:
@@ -421,6 +428,9 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
             return ((("attempts", agent_id), int(seq)),)
         case "channel":
             return ((("channels by", value.created_by), key),)
+        case "mark":
+            agent_id, _, thread_id = key.partition("/")
+            return ((("marks of", agent_id), thread_id),)
         case "stored":
             return ((("near a quota", ""), key),) if value.is_near else ()
         case "token":
@@ -459,7 +469,7 @@ def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | Non
     return (reaction.oldest, key) if reaction is not None else None
 
 
-_INDEXED = frozenset({"member", "token", "participant", "channel", "reaction", "attempt", "stored"})
+_INDEXED = frozenset({"member", "token", "participant", "channel", "reaction", "attempt", "stored", "mark"})
 """Tables of which more is kept than their values."""
 _NEVER = Member()
 _UNTOUCHED = Floor(0)

@@ -14,7 +14,18 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from roundelay.network.frames import Kind
 
 LoadedTable: TypeAlias = Literal[
-    "participant", "token", "channel", "member", "floor", "attempt", "reaction", "mod", "day", "stored", "hold"
+    "participant",
+    "token",
+    "channel",
+    "member",
+    "floor",
+    "attempt",
+    "reaction",
+    "mod",
+    "day",
+    "stored",
+    "hold",
+    "mark",
 ]
 """Loaded at the start, and held in memory."""
 ColdTable: TypeAlias = Literal["root", "call", "dead", "tried", "triggered", "given_up", "stopped"]
@@ -295,6 +306,20 @@ class Hold(Struct, frozen=True):
     given: int = 0
 
 
+class Mark(Struct, frozen=True, omit_defaults=True):
+    """What a participant keeps for itself of a thread, under ``ID/THREAD`` (`marks`): everything up to ``read_upto`` is
+    read.
+
+    Under ``ID/`` alone: of all threads without a mark, since theirs made room for others.
+    """
+
+    read_upto: int = 0
+    is_pinned: bool = False
+    is_muted: bool = False
+    is_archived: bool = False
+    title: str = ""
+
+
 class RootBudget(Struct, frozen=True, omit_defaults=True):
     """How much of its budget the conversation that a root message began has used, and who has (`shares`)."""
 
@@ -432,6 +457,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "stored": DayStored,
     "stopped": Stopped,
     "hold": Hold,
+    "mark": Mark,
 }
 
 

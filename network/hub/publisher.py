@@ -493,6 +493,7 @@ class Publisher:
                 if effect.operators:
                     self._board.counts["loops_stopped"] += effect.kind == "loop_stopped"
                     sessions |= {session.session_id: session for session in board.operators()}
+                sessions.pop(effect.but, None)
                 board.notice(sessions.values(), effect.kind, effect.thread_id, effect.body)
                 if effect.asker is not None:
                     others = [it for it in board.mailboxes.sessions_of(effect.asker) if it.session_id not in sessions]

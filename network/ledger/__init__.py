@@ -6,7 +6,7 @@ Two implementations, `sqlite.SQLiteLedger` and `memory.MemoryLedger`, pass one c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -180,11 +180,21 @@ class Ledger(Protocol):
     ) -> Page:
         """Records under one reaction's id with seq > ``after``, ascending; of one who wrote them, or of all."""
 
+    async def newest_heads(self, after: Mapping[str, int], limit: int) -> dict[str, list[MessageHead]]:
+        """Of each of these threads the heads of its messages above a seq, the newest ``limit``, newest first. They are
+        not compared with what was stored: for counts."""
+
     async def threads(
-        self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31
+        self,
+        spans: Sequence[Span],
+        sender: str,
+        *,
+        before: int | None = None,
+        limit: int = 2**31,
+        among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
         """Threads of the messages that `inbox` would give, newest first, each with how many there are; the first
-        ``limit`` of those whose last seq is below ``before``."""
+        ``limit`` of those whose last seq is below ``before``, of all or ``among`` these."""
 
     async def search(
         self,
@@ -204,7 +214,9 @@ class Ledger(Protocol):
     async def forget_dropped(self) -> None:
         """Take what `trim` has dropped out of what is kept beside the log for searches."""
 
-    async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
+    async def all_threads(
+        self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
+    ) -> list[ThreadSummary]:
         """Every thread of the log, newest first, as in `threads`."""
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:

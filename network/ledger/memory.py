@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge, nsmallest
 from itertools import groupby
 from typing import Any
@@ -184,12 +184,27 @@ class MemoryLedger:
         found = (seq for seq in seqs[bisect_right(seqs, after) :] if actor in (None, self._rows[seq].actor))
         return self._page(found, limit, max_bytes, newest=False)
 
+    async def newest_heads(self, after: Mapping[str, int], limit: int) -> dict[str, list[MessageHead]]:
+        found: dict[str, list[MessageHead]] = {}
+        for stream, seq in after.items():
+            rows = (await self.thread(stream, after=seq, limit=limit)).rows
+            found[stream] = [row.head for row in reversed(rows) if row.head is not None]
+        return found
+
     async def threads(
-        self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31
+        self,
+        spans: Sequence[Span],
+        sender: str,
+        *,
+        before: int | None = None,
+        limit: int = 2**31,
+        among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
         last = self._order[-1] if self._order else 0
         rows = (self._rows[seq] for seq in self._inbox(spans, sender, 0, last))
         said = (row for row in rows if row.type == "message" and sender not in row.excluded)
+        if among is not None:
+            said = (row for row in said if row.stream in among)
         return _summarise(said, before, limit)
 
     async def search(
@@ -211,8 +226,11 @@ class MemoryLedger:
     async def forget_dropped(self) -> None:
         """Nothing is kept beside the log."""
 
-    async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
-        return _summarise((row for row in self._rows.values() if row.type == "message"), before, limit)
+    async def all_threads(
+        self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
+    ) -> list[ThreadSummary]:
+        said = (row for row in self._rows.values() if row.type == "message")
+        return _summarise((row for row in said if among is None or row.stream in among), before, limit)
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
         found = {seq: self._rows[seq] for seq in seqs if seq in self._rows}

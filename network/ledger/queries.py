@@ -438,6 +438,29 @@ INBOX_SEQS = """
 INBOX = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT ?5"
 
 
+# Of a few threads, by their own index: a reader of much asks for one of them again and again.
+THREADS_AMONG = """
+    SELECT l.stream, max(l.seq), count(*) FROM json_each(?3) AS asked CROSS JOIN log AS l ON l.stream = asked.value
+    WHERE l.type = 'message' AND ((l.actor = ?2 AND l.is_private) OR EXISTS (
+        SELECT 1 FROM json_each(?1) AS span
+        WHERE l.target = span.value ->> 0 AND l.seq > span.value ->> 1 AND l.seq < span.value ->> 2))
+    AND (l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = ?2))
+    GROUP BY l.stream HAVING max(l.seq) < ?4 ORDER BY max(l.seq) DESC LIMIT ?5"""
+
+
+def list_newest_heads(after: Mapping[str, int], limit: int, db: sqlite3.Connection) -> dict[str, list[MessageHead]]:
+    """`Ledger.newest_heads` on a connection."""
+    sql = "SELECT head FROM log WHERE stream = ? AND type = 'message' AND seq > ? ORDER BY seq DESC LIMIT ?"
+    found: dict[str, list[MessageHead]] = {}
+    with reading_any_text(db):
+        for stream, seq in after.items():
+            heads = found[stream] = []
+            for (head,) in db.execute(sql, (stream, seq, limit)):
+                with suppress(*UNREADABLE):  # damaged: it is counted by nobody
+                    heads.append(_decode_head(head))
+    return found
+
+
 def list_spans(spans: Sequence[Span], after: int, until: int) -> str:
     """Those of the spans that are not empty within a range, as JSON: target, and both ends exclusive."""
     ends = [

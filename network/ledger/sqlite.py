@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -32,6 +32,7 @@ from .queries import (
     INBOX,
     INBOX_SEQS,
     NEWEST_BY_SEQ,
+    THREADS_AMONG,
     Damage,
     bind,
     drop_calls,
@@ -39,6 +40,7 @@ from .queries import (
     find_cold,
     list_calls,
     list_cold,
+    list_newest_heads,
     list_spans,
     load_meta,
     load_state,
@@ -411,10 +413,23 @@ class SQLiteLedger:
         values = (reaction, after, limit + 1, *(() if actor is None else (actor,)))
         return await self._read_page(self._browser, sql, values, limit, max_bytes)
 
+    async def newest_heads(self, after: Mapping[str, int], limit: int) -> dict[str, list[MessageHead]]:
+        return await self._run(self._browser, partial(list_newest_heads, after, limit))
+
     async def threads(
-        self, spans: Sequence[Span], sender: str, *, before: int | None = None, limit: int = 2**31
+        self,
+        spans: Sequence[Span],
+        sender: str,
+        *,
+        before: int | None = None,
+        limit: int = 2**31,
+        among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
         end = before if before is not None else 2**62
+        if among is not None:
+            return await self._list_threads(
+                THREADS_AMONG, (list_spans(spans, 0, 2**62), sender, json.dumps(list(among)), end, limit)
+            )
         values = (list_spans(spans, 0, 2**62), sender, 0, 2**62, -1, end, limit)
         sql = f"""
             SELECT stream, max(seq), count(*) FROM log WHERE seq IN ({INBOX_SEQS})
@@ -466,11 +481,15 @@ class SQLiteLedger:
         if self._index is not None:
             await self._index.forget(self._first)
 
-    async def all_threads(self, *, before: int | None = None, limit: int = 2**31) -> list[ThreadSummary]:
-        sql = """
-            SELECT stream, max(seq), count(*) FROM log WHERE type = 'message' AND stream IS NOT NULL
-            GROUP BY stream HAVING max(seq) < ? ORDER BY max(seq) DESC LIMIT ?"""
-        return await self._list_threads(sql, (before if before is not None else 2**62, limit))
+    async def all_threads(
+        self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
+    ) -> list[ThreadSummary]:
+        which = "IS NOT NULL" if among is None else "IN (SELECT value FROM json_each(?3))"
+        sql = f"""
+            SELECT stream, max(seq), count(*) FROM log WHERE type = 'message' AND stream {which}
+            GROUP BY stream HAVING max(seq) < ?1 ORDER BY max(seq) DESC LIMIT ?2"""
+        named = () if among is None else (json.dumps(list(among)),)
+        return await self._list_threads(sql, (before if before is not None else 2**62, limit, *named))
 
     async def _list_threads(self, sql: str, values: Sequence[object]) -> list[ThreadSummary]:
         found = await self._run(self._browser, lambda db: db.execute(sql, values).fetchall())

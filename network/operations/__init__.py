@@ -15,7 +15,7 @@ from typing import Any
 
 from roundelay.network.core.mod import Mod, Operation, make_operation
 
-from . import conversation, memories, operators, reactions, searching, views
+from . import conversation, marking, memories, operators, reactions, searching, views
 
 FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.cancel,
@@ -27,6 +27,7 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.resume_root,
     conversation.take,
     conversation.watch,
+    marking.mark,
     operators.dead_letters,
     operators.drop_dead_letter,
     operators.quotas,

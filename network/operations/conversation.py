@@ -8,7 +8,7 @@ read everything.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -39,6 +39,7 @@ from roundelay.network.ledger import ThreadSummary, find_newest
 
 from .activity import describe_activity, tells_activity
 from .listing import ListPage, take_page
+from .marking import count_unread, describe_line, describe_mark
 from .reading import Reading, reads
 from .views import Limit, find_message
 
@@ -226,34 +227,45 @@ async def list_agents(
     return {"agents": agents, "has_more": has_more}
 
 
-async def list_threads(reading: Reading, *, before: Seq | None = None, limit: Limit = 50) -> dict[str, Any]:
-    """Threads that the caller may read, newest first; those whose last message is below `before`."""
+async def list_threads(
+    reading: Reading,
+    *,
+    before: Seq | None = None,
+    limit: Limit = 50,
+    threads: Annotated[list[str], Meta(max_length=100)] | None = None,
+) -> dict[str, Any]:
+    """Threads that the caller may read, newest first; those whose last message is below `before`, of all or of these
+    `threads`, with what is unread in them and what the caller keeps of them for itself."""
+    among = frozenset(threads) if threads is not None else None
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
     is_at_end = False
     while not (is_at_end or page.has_more):
         asked = limit - len(page.entries) + 1
-        summaries = await _threads(reading, before, asked)
+        summaries = await _threads(reading, before, asked, among)
         is_at_end = len(summaries) < asked
+        unread = await count_unread(reading, [it.thread_id for it in summaries])
         for summary in summaries:
             before = summary.last_seq
-            entry = await _describe_thread(reading, summary)
+            entry = await _describe_thread(reading, summary, unread[summary.thread_id])
             if entry is not None and not page.take(entry):
                 break
     return {"threads": page.entries, "has_more": page.has_more}
 
 
-async def _threads(reading: Reading, before: int | None, limit: int) -> list[ThreadSummary]:
+async def _threads(
+    reading: Reading, before: int | None, limit: int, among: Collection[str] | None
+) -> list[ThreadSummary]:
     hub, origin = reading.hub, reading.origin
     if origin.is_operator:
-        return await hub.ledger.all_threads(before=before, limit=limit)
+        return await hub.ledger.all_threads(before=before, limit=limit, among=among)
     participant = hub.state.participant(origin.agent_id)
     if participant is None:
         return []
     spans = readable_spans(hub.state, participant)
-    return await hub.ledger.threads(spans, origin.agent_id, before=before, limit=limit)
+    return await hub.ledger.threads(spans, origin.agent_id, before=before, limit=limit, among=among)
 
 
-async def _describe_thread(reading: Reading, summary: ThreadSummary) -> dict[str, Any] | None:
+async def _describe_thread(reading: Reading, summary: ThreadSummary, unread: int) -> dict[str, Any] | None:
     """A thread's entry; None for replies to what was said before this participant came."""
     newest = await find_newest(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
     if newest is None or newest.head is None:
@@ -261,11 +273,15 @@ async def _describe_thread(reading: Reading, summary: ThreadSummary) -> dict[str
     if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):
         return None
     hold = describe_hold(reading.hub.state, reading.origin, summary.thread_id)
+    mark = reading.hub.state.marks_of(reading.origin.agent_id).get(summary.thread_id)
     return {
         "thread_id": summary.thread_id,
         "last_seq": summary.last_seq,
         "messages": summary.messages,
         "readers": sorted(_shown_readers(reading, newest.head)),
+        "last": describe_line(newest),
+        "unread": unread,
+        **({"mark": describe_mark(mark)} if mark is not None else {}),
         **({"held": hold} if hold is not None else {}),
     }
 

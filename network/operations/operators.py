@@ -40,6 +40,8 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
             change.leave_channel(channel, agent_id)
     for _, hold in [it for it in change.state.items("hold") if it[1].by == agent_id]:
         give_back(change, hold)
+    for thread_id in list(change.state.marks_of(agent_id)):
+        change.put_row("mark", f"{agent_id}/{thread_id}", None)
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
     change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))

@@ -54,6 +54,7 @@ def threads(as_json: bool, limit: int, db: Path | None) -> None:
             "THREAD": lambda it: it["thread_id"],
             "MESSAGES": lambda it: it["messages"],
             "LAST": lambda it: f"#{it['last_seq']}",
+            **({"UNREAD": lambda it: str(it["unread"] or "")} if db is None else {}),
             head: lambda it: _join_ids(it[name]),
             **({"HELD BY": lambda it: it.get("held", {}).get("by", "")} if db is None else {}),
         },

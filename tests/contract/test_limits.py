@@ -285,6 +285,16 @@ async def a_second_message_is_not_put_off(node: Node) -> None:
     assert "max_put_off" in expect_error(await bob.expect("error"), "rate_limited")["message"]
 
 
+@reaches("max_marks", 1)
+async def the_mark_that_was_read_the_longest_ago_makes_room(node: Node) -> None:
+    ann, bob = await node.agent("ann"), await node.agent("bob")
+    for to in ("agent:ann", "broadcast"):
+        said = await bob.send(to, "hello")
+        await ann.call("network.mark", {"thread_id": said["thread_id"], "read_upto": said["seq"]})
+    shown = (await ann.call("network.list_threads"))["threads"]
+    assert [it["thread_id"] for it in shown if "mark" in it] == ["broadcast"]
+
+
 @reaches("registrations_per_minute", 1)
 async def further_first_uses_are_put_off(node: Node) -> None:
     await node.agent("ann")  # the second: the burst is a minute's worth beside the one that begins it

@@ -107,7 +107,14 @@ async def test_list_threads_is_newest_first_and_holds_what_one_may_read(
     assert await threads(stranger) == ["direct:bob~stranger", "broadcast"]
     assert await threads(operator) == ["direct:alice~bob", "direct:bob~stranger", "broadcast"]
     first, second = (await alice.call("network.list_threads"))["threads"]
-    assert set(first) == {"thread_id", "last_seq", "messages", "readers"}
+    assert set(first) == {"thread_id", "last_seq", "messages", "readers", "last", "unread"}
+    assert first["last"] == {
+        "seq": last["seq"],
+        "sender_id": "bob",
+        "sender_kind": "agent",
+        "sent_at": first["last"]["sent_at"],
+        "text": "4",
+    }
     assert (first["last_seq"], first["messages"], sorted(first["readers"])) == (last["seq"], 2, ["alice", "bob"])
     assert (second["last_seq"], second["messages"]) == (public["seq"], 1)
 

@@ -201,6 +201,11 @@ GUESSES: dict[str, list[Make]] = {
         lambda it, who, public: {"reaction": it.reaction},
         lambda it, who, public: {"thread_id": it.thread_id},
     ],
+    "network.mark": [
+        lambda it, who, public: {"thread_id": it.thread_id, "is_pinned": True},
+        lambda it, who, public: {"thread_id": it.thread_id, "read_upto": it.seq},
+        lambda it, who, public: {"thread_id": f"thread:{it.seq}"},
+    ],
     "network.take": [lambda it, who, public: {"thread_id": it.thread_id}],
     "network.give": [lambda it, who, public: {"thread_id": it.thread_id}],
     "network.resume_root": [lambda it, who, public: {"root": it.seq}],
@@ -249,7 +254,12 @@ Ask = Callable[[Secret, Outsider, int], dict[str, Any]]
 LISTS: dict[str, list[Ask]] = {
     "network.info": [lambda it, who, public: {}],
     "network.list_agents": [lambda it, who, public: {}],
-    "network.list_threads": [lambda it, who, public: {}, lambda it, who, public: {"before": it.seq + 1}],
+    "network.list_threads": [
+        lambda it, who, public: {},
+        lambda it, who, public: {"before": it.seq + 1},
+        lambda it, who, public: {"threads": [it.thread_id, f"thread:{it.seq}", "channel:den", "broadcast"]},
+    ],
+    "network.mark": [lambda it, who, public: {"thread_id": "broadcast", "is_pinned": True}],
     "network.history": [
         lambda it, who, public: {"thread_id": "broadcast", "limit": 500},
         lambda it, who, public: {"thread_id": "channel:den", "before": it.seq + 1},
@@ -295,8 +305,9 @@ PLACES = ("broadcast", "channel:den")
 COUNTS = {
     "participants", "bytes", "messages", "channels", "at", "sent_at", "next_day_at", "bytes_per_day", "messages_per_day", "score",
     "max_created_channels", "members", "hops", "omitted", "omitted_threads", "attempts", "head", "prompt_tokens", "calls", "attempt",
+    "unread", "read_upto",
 }  # fmt: skip
-"""Keys whose integers name no message. `head` is the end of the ledger, which everybody is told."""
+"""Keys whose integers name no message. `head` is the end of the ledger, which everybody is told, `read_upto` what the caller has said."""
 
 
 async def test_every_operation_has_its_row() -> None:

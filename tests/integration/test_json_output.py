@@ -76,7 +76,7 @@ SILENT = frozenset({
     "approvals approve", "approvals deny", "approvals edit", "backup", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
     "threads", "token create", "token list", "token revoke",
 })  # fmt: skip
-"""Those that tell nothing of what anybody wrote."""
+"""Those that tell nothing of what anybody wrote; or `threads` a line of it, without what makes several."""
 
 IN_WORDS = {
     **dict.fromkeys(("approvals", "approvals --json"), ""),

@@ -1,0 +1,104 @@
+"""What somebody keeps for itself of threads: the operation that changes it, and what lists of threads tell of it.
+
+A thread's *last* message and its *unread* ones are those that the caller may read. Of unread ones an operator is
+counted what it reads as itself: others' conversations are not written to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from roundelay.network.core.change import ChangeSet
+from roundelay.network.core.entries import Notify
+from roundelay.network.core.marks import check_markable, keep_mark
+from roundelay.network.core.tables import Mark, MessageHead, Row
+from roundelay.network.frames import Seq, decode_json
+from roundelay.network.messages import write_content
+
+from .reading import Reading, reads_as_itself
+
+MAX_LINE_CHARS = 200
+MAX_UNREAD = 100
+"""More than so many unread messages of a thread are not counted."""
+UNREAD_LOOKED_AT = 200
+"""So many messages of a thread are looked at for them, the newest."""
+
+
+def mark(
+    change: ChangeSet,
+    *,
+    thread_id: str,
+    read_upto: Seq | None = None,
+    is_pinned: bool | None = None,
+    is_muted: bool | None = None,
+    is_archived: bool | None = None,
+    title: Annotated[str, Meta(max_length=200)] | None = None,
+) -> dict[str, Any]:
+    """Keep for oneself how far one has read a thread, whether it is pinned, muted or archived, and a title of one's
+    own for it. What is left out stays; an empty title takes it away."""
+    check_markable(change, thread_id, read_upto)
+    marks = change.state.marks_of(change.origin.agent_id)
+    before = marks.get(thread_id) or Mark(read_upto=_upto_without(marks))
+    given = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
+    read = max(before.read_upto, min(read_upto or 0, change.state.head))
+    now = msgspec.structs.replace(before, read_upto=read, **{name: it for name, it in given.items() if it is not None})
+    told = describe_mark(now)
+    if now != before or thread_id not in marks:
+        keep_mark(change, thread_id, now)
+        origin = change.origin
+        change.effects.append(Notify(frozenset((origin.agent_id,)), "marked", thread_id, told, but=origin.session_id))
+    return {"thread_id": thread_id, **told}
+
+
+def describe_mark(mark: Mark) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "read_upto": mark.read_upto,
+        "is_pinned": mark.is_pinned,
+        "is_muted": mark.is_muted,
+        "is_archived": mark.is_archived,
+    }
+    return told | ({"title": mark.title} if mark.title else {})
+
+
+def _upto_without(marks: Mapping[str, Mark]) -> int:
+    """Up to where threads without a mark count as read."""
+    rest = marks.get("")
+    return rest.read_upto if rest is not None else 0
+
+
+async def count_unread(reading: Reading, thread_ids: Sequence[str]) -> dict[str, int]:
+    """How many messages of others the caller has not read in each of these threads, at most `MAX_UNREAD`."""
+    agent_id = reading.origin.agent_id
+    marks = reading.hub.state.marks_of(agent_id)
+    rest = _upto_without(marks)
+    asked = {it: marks[it].read_upto if it in marks else rest for it in thread_ids}
+    found = await reading.hub.ledger.newest_heads(asked, UNREAD_LOOKED_AT)
+    return {it: min(MAX_UNREAD, sum(_is_unread(reading, head) for head in found.get(it, ()))) for it in thread_ids}
+
+
+def _is_unread(reading: Reading, head: MessageHead) -> bool:
+    is_own = head.sender_id == reading.origin.agent_id and head.kind != "mod"
+    return not is_own and reads_as_itself(reading, head)
+
+
+def describe_line(row: Row) -> dict[str, Any]:
+    """A message as lists show it: one line, and cut."""
+    message = decode_json(row.data)
+    return {
+        "seq": row.seq,
+        "sender_id": message["sender_id"],
+        "sender_kind": message["sender_kind"],
+        "sent_at": message["sent_at"],
+        "text": write_line(message.get("text_representation") or write_content(message.get("content"))),
+    }
+
+
+def write_line(text: str) -> str:
+    """A text as one line of at most `MAX_LINE_CHARS`."""
+    # a text of megabytes is not split for its beginning; white space at its start may fill all of this
+    line = " ".join(text[: 64 * MAX_LINE_CHARS].split())
+    return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
