@@ -200,8 +200,8 @@ async def _do_something(
         case "direct":
             await session.submit(f"agent:{chance.choice([it for it in names if it != name])}", "a word")
         case "broadcast":
-            left_out = {"exclude_agent_ids": [chance.choice([it for it in names if it != name])]} if chance.random() < 0.5 else {}
-            await session.submit("broadcast", "to all", **left_out)
+            other = chance.choice([it for it in names if it != name])
+            await session.submit("broadcast", "to all", **chance.choice(({}, {"exclude_agent_ids": [other]})))
         case "channel":
             await session.submit("channel:dev", "in the channel")
         case "move":
