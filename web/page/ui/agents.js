@@ -1,8 +1,9 @@
 /** Who is here and what each really does, as the hub knows it from sessions and open reactions; and a page of each, with its card. */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef} from "#vendor/hooks.js";
+import {readCost} from "#core/cost.js";
 import {useRows} from "#ui/keys.js";
-import {Age, Agent, Badge, Button, Choice, Count, Empty, Face, Head, html, nameThread} from "#ui/parts.js";
+import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, nameThread, useFetched} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 
@@ -67,7 +68,7 @@ function One({id}) {
   const agent = state.value.agents?.[id];
   if (!agent) return html`<div class="screen"><${Head} title=${id} back=${linkTo.agents()} /><${Empty} icon="agents" title="Nobody is registered under this id" /></div>`;
   const {card = {}, work = [], open_reactions: open = 0} = agent;
-  const facts = [["Kind", agent.kind], ["Session", agent.state], ["Model", tellModel(card.model)], ["Reads", card.visibility], ["Open reactions", open || undefined]].filter(([, it]) => it);
+  const facts = [["Kind", agent.kind], ["Session", agent.state], ["Visibility", card.visibility], ["Open reactions", open || undefined]].filter(([, it]) => it);
   const tools = (card.tools ?? []).map((it) => (typeof it === "string" ? {name: it} : it));
   const direct = `direct:${[me.value, id].sort().join("~")}`;
   return html`<div class="screen"><${Head} title=${html`<${Agent} id=${id} />`} back=${linkTo.agents()}>
@@ -78,11 +79,18 @@ function One({id}) {
     ${work.length > 0 && html`<section class="section"><h2>What it works on</h2><ul class="card card-list">${work.map((it) => html`<${Work} key=${it.reaction} work=${it} />`)}</ul>
       ${open > work.length && html`<p class="faint">and ${open - work.length} more</p>`}</section>`}
     <section class="section"><h2>Card</h2><dl class="facts">${facts.map(([name, it]) => html`<div><dt>${name}</dt><dd dir="auto">${it}</dd></div>`)}</dl></section>
-    ${tools.length > 0 && html`<section class="section"><h2>Tools <${Count} of=${tools.length} what="tools" /></h2><ul class="card card-list">${tools.map((it) => html`
-      <li class="row tool"><code dir="auto">${it.name}</code><span class="faint" dir="auto">${it.description ?? ""}</span></li>`)}</ul></section>`}</div>`;
+    ${tools.length > 0 && html`<section class="section"><h2>Tools</h2><ul class="card card-list">${tools.map((it) => html`
+      <li class="row tool"><code dir="auto">${it.name}</code><span class="faint" dir="auto">${it.description ?? ""}</span></li>`)}</ul></section>`}
+    ${agent.kind === "agent" && html`<${Models} id=${id} />`}</div>`;
 }
 
-const tellModel = (model) => (typeof model === "string" ? model : model?.name);
+/** What it has asked, by its records: the card names no model. Nothing where those are not the reader's to see. */
+function Models({id}) {
+  const {value} = useFetched(() => readCost(actions.call, {agent_id: id}, "model"), [id]);
+  if (!value?.groups.length) return null;
+  return html`<section class="section"><h2>Models it has asked</h2><ul class="card card-list">${value.groups.map((it) => html`<li class="row tool" key=${it.model}><b dir="auto">${it.model}</b>
+    <span class="faint">${it.calls.toLocaleString()} calls, ${it.prompt_tokens.toLocaleString()} tokens in, ${it.completion_tokens.toLocaleString()} out</span></li>`)}</ul></section>`;
+}
 
 function Work({work}) {
   const {reaction, thread_id: thread, trigger, at} = work;

@@ -9,7 +9,7 @@ import {Cost} from "#ui/cost.js";
 import {Inbox, inboxItems, useNotifications} from "#ui/inbox.js";
 import {takenKeys, useKeys} from "#ui/keys.js";
 import {credentials, Login, logOut} from "#ui/login.js";
-import {Age, Boundary, Count, Dialog, Face, html, Icon, nameThread} from "#ui/parts.js";
+import {Age, Boundary, Button, Count, Dialog, Face, html, Icon, nameThread} from "#ui/parts.js";
 import {go, linkTo, route} from "#ui/router.js";
 import {Search} from "#ui/search.js";
 import {actions, state} from "#ui/store.js";
@@ -22,9 +22,11 @@ const PLACES = [
   ["inbox", "Inbox", "i"], ["threads", "Threads", "t"], ["agents", "Agents", "a"], ["cost", "Cost", "c"], ["search", "Search", "/"],
 ];
 const isHelpOpen = signal(false);
+const isLeaving = signal(false);
 const me = computed(() => state.value.me);
 const network = computed(() => state.value.network);
 const connection = computed(() => state.value.connection);
+const threads = computed(() => state.value.threads ?? {});
 const refusal = computed(() => state.value.error);
 const isReadOnly = computed(() => Boolean(state.value.is_read_only));
 
@@ -57,6 +59,7 @@ function Shell() {
     ${isSplit && html`<aside class="list-pane" aria-label="Threads"><${Boundary} key="threads"><${Threads} chosen=${route.value.id} /><//></aside>`}
     <main id="main" ref=${main}><${Boundary} key=${`${screen} ${route.value.id ?? ""}`}><${Screen} /><//></main>
     ${isHelpOpen.value && html`<${Help} />`}
+    ${isLeaving.value && html`<${LogOut} />`}
   </div>`;
 }
 
@@ -89,7 +92,7 @@ function leave() {
 function Nav() {
   const here = {thread: "threads", why: "threads"}[route.value.screen] ?? route.value.screen;
   const waiting = {inbox: [inboxItems.value.length, "wait for you"], threads: [unreadCount.value, "unread"]};
-  const name = network.value?.name ?? "Roundelay";
+  const name = network.value?.name || "Roundelay";
   return html`<nav class="nav" aria-label="Screens">
     <p class="network" title=${`Network ${name}`}><span class="logo" aria-hidden="true"></span><span dir="auto">${name}</span></p>
     <ul>${PLACES.map(([place, text, key]) => html`<li><a href=${linkTo[place]()} aria-current=${place === here ? "page" : undefined}
@@ -101,7 +104,7 @@ function Nav() {
         <button type="button" class="icon-button" title="Keys (?)" aria-label="Keys" onClick=${() => { isHelpOpen.value = true; }}><${Icon} name="help" /></button>
         <button type="button" class="icon-button" title=${`Theme: ${theme.value}`} aria-label=${`Theme: ${theme.value}`} onClick=${() => setTheme()}><${Icon} name="theme" /></button>
         ${!isReadOnly.value && html`<button type="button" class="icon-button" title="Log out: this browser forgets its token" aria-label="Log out"
-          onClick=${logOut}><${Icon} name="out" /></button>`}
+          onClick=${() => { isLeaving.value = true; }}><${Icon} name="out" /></button>`}
       </div>
       <${Myself} />
     </div>
@@ -149,12 +152,11 @@ function tellConnection(is) {
 function useTitle() {
   const {screen, id} = route.value;
   const waiting = inboxItems.value.length;
-  const thread = screen === "thread" ? nameThread(state.value.threads?.[id] ?? {thread_id: id}, me.value?.agent_id) : "";
+  const thread = screen === "thread" ? nameThread(threads.value[id] ?? {thread_id: id}, me.value?.agent_id) : "";
   const names = {thread, why: `Why #${id}`, agents: id ?? "Agents"};
   const name = names[screen] ?? PLACES.find(([it]) => it === screen)?.[1] ?? "";
-  useEffect(() => {
-    document.title = `${waiting ? `(${waiting}) ` : ""}${name} · ${network.value?.name ?? "Roundelay"}`;
-  });
+  const title = `${waiting ? `(${waiting}) ` : ""}${name} · ${network.value?.name || "Roundelay"}`;
+  useEffect(() => { document.title = title; }, [title]);
 }
 
 /** After a navigation the focus goes to the screen's heading, unless the screen has taken it itself. */
@@ -178,6 +180,12 @@ function useFocus(main) {
 function focusHeading(main) {
   const heading = main?.querySelector("h1") ?? document.querySelector(".list-pane h1");
   heading?.focus({preventScroll: true});
+}
+
+function LogOut() {
+  return html`<${Dialog} title="Log out?" onClose=${() => { isLeaving.value = false; }}>
+    <p>This browser forgets its token. To come back you need a new link: <code>roundelay web</code> on the node's machine prints one.</p>
+    <div class="dialog-tools"><${Button} kind="danger" run=${() => { isLeaving.value = false; logOut(); }}>Log out<//></div><//>`;
 }
 
 const KEY_NAMES = {" ": "Space", Escape: "Esc", "Control+Enter": "Ctrl Enter"};

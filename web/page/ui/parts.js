@@ -83,6 +83,7 @@ export function nameThread(thread, me) {
     const others = id.slice("direct:".length).split("~").filter((it) => it !== me);
     return others.join(" and ") || me;
   }
+  if (id.startsWith("mod:")) return `From the ${id === `mod:network~${me}` ? "network" : `mod ${id.slice("mod:".length).replace(`~${me}`, "")}`}`;
   return id.startsWith("thread:") ? `Replies to #${id.slice("thread:".length)}` : id;
 }
 

@@ -28,6 +28,7 @@ const workers = computed(() => {
   return found;
 });
 
+const hasMore = computed(() => Boolean(state.value.has_more_threads));
 const filter = signal("");
 const which = signal("open");
 const MORE = 200;
@@ -63,7 +64,8 @@ export function Threads({chosen}) {
         <${Choice} label="Which threads" value=${which.value} options=${options} onChoose=${(it) => { which.value = it; }} /></div></div>
     ${found.length ? html`<ul ref=${list} class="card-list" aria-label="Conversations">${found.slice(0, shownCount.value).map((it) => html`
         <${Row} key=${it.thread_id} thread=${it} isChosen=${it.thread_id === chosen} rename=${() => setDialog({kind: "title", thread: it})} />`)}</ul>
-        ${found.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${found.length - shownCount.value} more<//></div>`}`
+        ${found.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${found.length - shownCount.value} more<//></div>`}
+        ${found.length <= shownCount.value && hasMore.value && html`<div class="tools more"><${Button} run=${actions.loadMoreThreads}>Earlier threads<//></div>`}`
       : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "None is like that" : "No conversation yet"}>
         ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${() => setDialog({kind: "new"})}>Begin one<//>`}<//>`}
     ${dialog?.kind === "new" && html`<${NewConversation} onClose=${close} />`}

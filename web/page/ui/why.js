@@ -43,7 +43,7 @@ function Chain({chain}) {
     <li class="chain-here">${above.length || last.seq !== last.root ? "The message in the middle" : "It begins the conversation."}</li></ol>`;
 }
 
-const Reacted = ({agent_id: agent, status, trigger}) => html`<p class="faint reacted">said in the reaction of ${agent}${trigger ? ` to #${trigger}` : ""} ${status && html`<${Badge} kind=${STATUS[status]}>${status}<//>`}</p>`;
+const Reacted = ({status, trigger}) => html`<p class="faint reacted">said in its reaction to #${trigger} ${status && status !== "finished" && html`<${Badge} kind=${STATUS[status]}>${status}<//>`}</p>`;
 
 /** How the message came to be said. */
 function Made({step}) {
@@ -86,7 +86,7 @@ function Step({step, isSender}) {
   </div></li>`;
 }
 
-const tellTook = (ms) => (ms < 10_000 ? `${(ms / 1000).toFixed(ms < 1000 ? 2 : 1)} s` : tellSpan(ms));
+const tellTook = (ms) => (ms < 1000 ? `${ms} ms` : ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : tellSpan(ms));
 
 function Tokens({model, usage}) {
   const usd = priceOf(model, usage);
