@@ -5,6 +5,7 @@
 import {effect, signal} from "#vendor/signals.js";
 import {useState} from "#vendor/hooks.js";
 import {Button, Field, html} from "#ui/parts.js";
+import {decode} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 
 const KEY = "roundelay.login";
@@ -34,7 +35,7 @@ export function startLogin() {
 export function takeLink(text, before) {
   const found = /#login=([^~#]+)~([\w-]+)$/.exec(text.trim());
   if (!found) return null;
-  return {agent_id: decodeURIComponent(found[1]), token: makeToken(), login_code: found[2], before: before ?? undefined};
+  return {agent_id: decode(found[1]), token: makeToken(), login_code: found[2], before: before ?? undefined};
 }
 
 function makeToken() {

@@ -30,7 +30,8 @@ export function readRoute(hash) {
   return {screen, id, at, query};
 }
 
-function decode(text) {
+/** The text that an encoded one stands for; itself where it stands for none. */
+export function decode(text) {
   try {
     return decodeURIComponent(text);
   } catch {
