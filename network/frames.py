@@ -40,6 +40,7 @@ class HelloFrame(Struct, tag_field="type", tag="hello", forbid_unknown_fields=Tr
     agent_id: str
     kind: Kind
     token: str | UnsetType = UNSET
+    new_token: Annotated[str, Meta(min_length=32, max_length=128)] | UnsetType = UNSET
     role: Role = "observer"
     fence: Seq | UnsetType = UNSET
     resume: ResumePoint | UnsetType = UNSET
@@ -136,6 +137,7 @@ class WelcomeFrame(Struct, tag_field="type", tag="welcome", frozen=True, kw_only
     network: NetworkInfo
     agent_id: str
     kind: Kind
+    is_operator: bool = False
     role: Role
     session_id: str
     fence: int | UnsetType = UNSET

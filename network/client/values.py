@@ -33,6 +33,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
     network: NetworkInfo
     agent_id: str
     kind: str
+    is_operator: bool = False
     role: str
     session_id: str
     cursor: int

@@ -47,8 +47,8 @@ class Peer(Struct, frozen=True):
 
 
 class Join(Struct, frozen=True):
-    """A ``hello``; ``token_hash`` is None without a token, ``is_held`` says whether a session of the agent holds a
-    fence now."""
+    """A ``hello``; ``token_hash`` is None without a token, ``new_hash`` without a new one, ``is_held`` says whether a
+    session of the agent holds a fence now."""
 
     session_id: str
     hello: HelloFrame
@@ -56,6 +56,7 @@ class Join(Struct, frozen=True):
     peer: Peer
     is_owner: bool
     is_held: bool = False
+    new_hash: str | None = None
 
 
 class Send(Struct, frozen=True, gc=False):

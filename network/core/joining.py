@@ -31,7 +31,7 @@ from .limits import MINUTE_MS, next_arrival
 from .reactions import count_lost_process
 from .sending import Rules
 from .state import State
-from .tables import Bucket, Facts, Participant, Token
+from .tables import Bucket, Facts, Login, Participant, Token
 
 CLOSE_CODES: dict[type[RoundelayError], int] = {
     UnsupportedProtocol: 4400,
@@ -46,10 +46,12 @@ FIRST_USES = ""
 
 
 class Identity(Struct, frozen=True):
-    """What a ``hello`` proved. ``binds``: this first use of an agent's id ties its token's hash to it."""
+    """What a ``hello`` proved. ``binds``: this first use of an agent's id ties its token's hash to it. ``login`` is the
+    one that it uses up, if any."""
 
     is_operator: bool
     binds: bool
+    login: Login | None = None
 
 
 def hash_token(token: str) -> str:
@@ -114,6 +116,8 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
         change.put_row("participant", hello.agent_id, updated)
     if identity.binds and entry.token_hash is not None:
         change.put_row("token", entry.token_hash, Token(hello.agent_id, hello.kind, state.stamp))
+    if identity.login is not None and entry.token_hash is not None and entry.new_hash is not None:
+        _use_up(change, entry.token_hash, identity.login, entry.new_hash)
     cancelled = tuple(
         AskToStop(hello.agent_id, reaction.reaction, reaction.trigger_head.thread_id, hello.agent_id)
         for reaction in change.state.reactions_of(hello.agent_id).values()
@@ -133,6 +137,14 @@ def _count_registration(change: ChangeSet) -> None:
     bucket: Bucket = change.state.get("bucket", FIRST_USES) or Bucket()
     most, what = change.rules.limits.registrations_per_minute, "registrations by first use (registrations_per_minute)"
     change.put_row("bucket", FIRST_USES, Bucket(next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)))
+
+
+def _use_up(change: ChangeSet, key: str, login: Login, token_hash: str) -> None:
+    """Tie the token to the login's id. The login stays until its time is over, so that a second page is told why."""
+    told = {"agent_id": login.agent_id, "kind": login.kind, "event": "logged_in"}
+    change.write_row("token", data=encode(told))
+    change.put_row("token", token_hash, Token(login.agent_id, login.kind, change.stamp, login.operator))
+    change.put_row("login", key, msgspec.structs.replace(login, used_by=token_hash))
 
 
 # --- who it is
@@ -162,6 +174,8 @@ def identify(state: State, join: Join, mods: Collection[str], registration: Regi
 
 def _prove(state: State, join: Join, mods: Collection[str], registration: Registration) -> Identity:
     hello = join.hello
+    if join.new_hash is not None:
+        return _use_login(state, join, join.new_hash)
     if join.is_owner:
         if hello.kind == "agent":
             raise NotAuthenticated(
@@ -175,6 +189,8 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
     token: Token | None = state.get("token", join.token_hash)
     if token is not None:
         return _use_token(hello.agent_id, hello.kind, token)
+    if state.get("login", join.token_hash) is not None:
+        raise NotAuthenticated("This is the code of a login, and no token; hello needs new_token with it.")
     if state.participant(hello.agent_id) is not None or state.has_token(hello.agent_id):
         kind = "" if hello.kind == "agent" else f" --kind {hello.kind}"
         raise NotAuthenticated(
@@ -209,6 +225,41 @@ def _use_token(agent_id: str, kind: str, token: Token) -> Identity:
     if token.kind != kind:
         raise Forbidden(f"This token joins {agent_id} as {token.kind}, not {kind}.")
     return Identity(is_operator=token.operator, binds=False)
+
+
+# A hello with ``new_token``:
+#
+#   the login is      new_token is       comes to
+#   open              new                joins; the login is used, the token is the id's from now on
+#   used, or gone     the id's own       joins, as by that token: the welcome was lost, or its page was
+#   open              known              refused: a login of its own for each token
+#   used, over, none  new                refused: another page was first, or it is too late
+
+
+def _use_login(state: State, join: Join, new_hash: str) -> Identity:
+    hello = join.hello
+    if join.token_hash is None or join.token_hash == new_hash:
+        raise InvalidFrame(
+            "With new_token, a token of the client's own making, token is the code of a login, and another."
+        )
+    login: Login | None = state.get("login", join.token_hash)
+    is_open = login is not None and not login.used_by and state.stamp < login.expires_at
+    token: Token | None = state.get("token", new_hash)
+    if token is not None and not is_open:
+        return _use_token(hello.agent_id, hello.kind, token)
+    if token is not None:
+        raise NotAuthenticated("This new_token is in use; make another.")
+    if login is None or not is_open:
+        gone = "was used by another page" if login is not None and login.used_by else "is unknown, or its time is over"
+        raise NotAuthenticated(
+            f"This login {gone}: a link logs in once, and for a few minutes. Make another on the node's machine: "
+            "roundelay web (an operator elsewhere makes it too)."
+        )
+    if login.agent_id != hello.agent_id:
+        raise NotAuthenticated(f"This login is not that of {hello.agent_id}.")
+    if login.kind != hello.kind:
+        raise Forbidden(f"This login joins {hello.agent_id} as {login.kind}, not {hello.kind}.")
+    return Identity(is_operator=login.operator, binds=False, login=login)
 
 
 def _why_unfit(peer: Peer, registration: Registration) -> str | None:

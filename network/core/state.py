@@ -30,6 +30,7 @@ from .tables import (
     Floor,
     Heard,
     Hold,
+    Login,
     Mark,
     Member,
     OpenReaction,
@@ -147,8 +148,8 @@ class State:
         return self._below("people", seq)
 
     def has_token(self, agent_id: str) -> bool:
-        """Whether any token, revoked ones included, is this participant's."""
-        return bool(self.tokens(agent_id))
+        """Whether any token, revoked ones included, or login is this participant's."""
+        return bool(self.tokens(agent_id)) or bool(self.logins(agent_id))
 
     def look_alikes(self, agent_id: str) -> Iterable[str]:
         """The ids that look like this one, itself among them: those that were ever registered, and those that have
@@ -158,6 +159,10 @@ class State:
     def tokens(self, agent_id: str) -> Mapping[str, Token]:
         """A participant's tokens, revoked ones included, by hash."""
         return self._group("tokens", agent_id)
+
+    def logins(self, agent_id: str) -> Mapping[str, Login]:
+        """The logins to an id that are kept, used ones and those whose time is over among them, by hash."""
+        return self._group("logins", agent_id)
 
     def near_quota(self) -> Mapping[str, DayStored]:
         """Those who have, on some day, stored nearly all that they may, by id."""
@@ -435,6 +440,8 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
             return ((("near a quota", ""), key),) if value.is_near else ()
         case "token":
             return (("tokens", value.agent_id), key), (("looks", skeleton(value.agent_id)), value.agent_id)
+        case "login":
+            return ((("logins", value.agent_id), key),)
         case "participant":  # neither its row nor a token's is ever deleted, so that what is in "looks" stays there
             return ((("looks", skeleton(key)), key),)
         case "reaction":
@@ -469,7 +476,7 @@ def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | Non
     return (reaction.oldest, key) if reaction is not None else None
 
 
-_INDEXED = frozenset({"member", "token", "participant", "channel", "reaction", "attempt", "stored", "mark"})
+_INDEXED = frozenset({"member", "token", "participant", "channel", "reaction", "attempt", "stored", "mark", "login"})
 """Tables of which more is kept than their values."""
 _NEVER = Member()
 _UNTOUCHED = Floor(0)

@@ -26,6 +26,7 @@ LoadedTable: TypeAlias = Literal[
     "stored",
     "hold",
     "mark",
+    "login",
 ]
 """Loaded at the start, and held in memory."""
 ColdTable: TypeAlias = Literal["root", "call", "dead", "tried", "triggered", "given_up", "stopped"]
@@ -68,6 +69,17 @@ class Token(Struct, frozen=True):
     created_at: int
     operator: bool = False
     revoked: bool = False
+
+
+class Login(Struct, frozen=True):
+    """What the code with a hash (the key) allows once, until it ``expires_at``: to tie a token to an id. ``used_by`` is
+    the hash of that token, empty until then."""
+
+    agent_id: str
+    kind: Kind
+    expires_at: int
+    operator: bool = False
+    used_by: str = ""
 
 
 Access: TypeAlias = Literal["open", "invite", "closed"]
@@ -458,6 +470,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "stopped": Stopped,
     "hold": Hold,
     "mark": Mark,
+    "login": Login,
 }
 
 

@@ -38,7 +38,7 @@ from roundelay.network.core.limits import SENDS, beyond_rate
 from roundelay.network.core.mod import Incoming, Operation, ask_before
 from roundelay.network.core.reactions import CALL_KINDS, CHARGED, read_awaited, read_call, read_spent
 from roundelay.network.core.sending import Rules
-from roundelay.network.core.tables import OpenReaction, Token
+from roundelay.network.core.tables import OpenReaction
 from roundelay.network.errors import (
     InvalidArguments,
     InvalidFrame,
@@ -369,17 +369,20 @@ class Intake:
             return
         session.pause_reading(Pause.JOINING)  # what follows hello waits for its welcome
         token_hash = hash_token(hello.token) if hello.token is not UNSET else None
+        new_hash = hash_token(hello.new_token) if hello.new_token is not UNSET else None
         is_owner = token_hash is not None and token_hash == self._owner_hash
-        if is_owner or peer.is_trusted or self._is_known(hello.agent_id, token_hash):
+        if is_owner or peer.is_trusted or self._is_known(hello.agent_id, token_hash, new_hash):
             session.connection.admit()
         others = self._board.mailboxes.sessions_of(hello.agent_id)
         is_held = any(other.origin is not None and other.origin.fence is not None for other in others)
-        self.enter(Join(session.session_id, hello, token_hash, peer, is_owner, is_held))
+        self.enter(Join(session.session_id, hello, token_hash, peer, is_owner, is_held, new_hash))
 
-    def _is_known(self, agent_id: str, token_hash: str | None) -> bool:
-        """Whether this is a token of this participant that counts; `joining.identify` decides on all else."""
-        token: Token | None = self._board.state.get("token", token_hash) if token_hash is not None else None
-        return token is not None and token.agent_id == agent_id and not token.revoked
+    def _is_known(self, agent_id: str, *hashes: str | None) -> bool:
+        """Whether one of these is a token, or a login, of this participant that counts; `joining.identify` decides on
+        all else."""
+        state = self._board.state
+        tokens, logins = state.tokens(agent_id), state.logins(agent_id)
+        return any(it in logins or (it in tokens and not tokens[it].revoked) for it in hashes if it is not None)
 
     def _accept_ack(self, session: Session, origin: Origin, frame: AckFrame) -> None:
         outbox = session.outbox

@@ -551,6 +551,7 @@ class Publisher:
             network=NetworkInfo(meta.name, meta.epoch),
             agent_id=participant.agent_id,
             kind=participant.kind,
+            is_operator=origin.is_operator,
             role=hello.role,
             session_id=session.session_id,
             fence=UNSET if origin.fence is None else origin.fence,

@@ -45,6 +45,7 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     views.window,
 )
 FOR_OPERATORS: tuple[Callable[..., Any], ...] = (
+    operators.create_login,
     operators.create_token,
     operators.list_tokens,
     operators.log,

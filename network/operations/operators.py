@@ -5,9 +5,9 @@ Of dead letters and quotas everybody is shown its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import nsmallest
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw
@@ -19,8 +19,8 @@ from roundelay.network.core.joining import describe_look_alike
 from roundelay.network.core.limits import Quotas, stored_today
 from roundelay.network.core.shares import was_spoken_to
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import DAY_MS, Attempt, DeadLetter, Row, Stopped, Token, Tried, Uncaused
-from roundelay.network.errors import InvalidArguments, UnknownMessage, UnknownRecipient
+from roundelay.network.core.tables import DAY_MS, Attempt, DeadLetter, Login, Row, Stopped, Token, Tried, Uncaused
+from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from roundelay.network.frames import Kind, Seq, is_id
 from roundelay.network.ledger.log_file import encode_row
 
@@ -44,6 +44,7 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
         change.put_row("mark", f"{agent_id}/{thread_id}", None)
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
     change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
+    _drop_logins(change, change.state.logins(agent_id))
     change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))
     return {}
 
@@ -55,29 +56,78 @@ def create_token(
 
     A `warning` says what a new id may be taken for: such an id is given out by nobody else.
     """
+    warning = _check_given_out(change, agent_id, kind, "token", token_hash)
+    change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
+    change.put_row("token", token_hash, Token(agent_id, kind, change.stamp, operator))
+    return warning
+
+
+MAX_LOGINS = 1000
+"""How many logins there are at once, used ones among them until their time is over."""
+LOGIN_TTL_MS = 600_000
+
+
+def create_login(
+    change: ChangeSet,
+    *,
+    agent_id: str,
+    login_hash: str,
+    kind: Literal["human", "service"] = "human",
+    ttl_ms: Annotated[int, Meta(ge=1000, le=DAY_MS)] = LOGIN_TTL_MS,
+    operator: bool = False,
+) -> dict[str, Any]:
+    """Let the code with this hash (SHA-256, hex) log in as an id once, within `ttl_ms`: a `hello` with it ties a token
+    to the id that the client made.
+
+    A `warning` says what a new id may be taken for: such an id is given out by nobody else.
+    """
+    over = {key: it for key, it in change.state.items("login") if it.expires_at <= change.stamp}
+    _drop_logins(change, over)
+    warning = _check_given_out(change, agent_id, kind, "login", login_hash)
+    participant = change.state.participant(agent_id)
+    if participant is not None and participant.removed_seq is not None:
+        raise InvalidArguments(f"{agent_id} was removed from this network; choose another id.")
+    if change.state.count("login") >= MAX_LOGINS:
+        raise Forbidden(f"There are {MAX_LOGINS} logins already; each ends by itself when its time is over.")
+    expires_at = change.stamp + ttl_ms
+    change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "login"}))
+    change.put_row("login", login_hash, Login(agent_id, kind, expires_at, operator))
+    return {"expires_at": expires_at, **warning}
+
+
+def _check_given_out(
+    change: ChangeSet, agent_id: str, kind: Kind, what: Literal["token", "login"], secret_hash: str
+) -> dict[str, Any]:
+    """Whether a secret may be made for an id; gives the warning that goes with it. Raises `InvalidArguments`."""
     if not is_id(agent_id):
         raise InvalidArguments(f"{agent_id!r} is no id; use lower case letters, digits, '.', '_', '-'.")
-    if len(token_hash) != 64 or any(char not in "0123456789abcdef" for char in token_hash):
-        raise InvalidArguments("token_hash must be the SHA-256 of the token in 64 hex digits.")
+    if len(secret_hash) != 64 or any(char not in "0123456789abcdef" for char in secret_hash):
+        raise InvalidArguments(f"{what}_hash must be the SHA-256 of the {what} in 64 hex digits.")
     participant = change.state.participant(agent_id)
     if participant is not None and participant.kind != kind:
         raise InvalidArguments(f"{agent_id} is registered as {participant.kind}; its kind never changes.")
-    if change.state.get("token", token_hash) is not None:
-        raise InvalidArguments("This token is in use; make another.")
+    if change.state.get("token", secret_hash) is not None or change.state.get("login", secret_hash) is not None:
+        raise InvalidArguments(f"This {what} is in use; make another.")
     is_new = participant is None and not change.state.has_token(agent_id)
     if is_new and agent_id == NETWORK:
         raise InvalidArguments(f"{NETWORK} {IS_THE_HUB}; choose another id.")
     passes_for = describe_reserved(agent_id, change.rules.mods) or describe_look_alike(change.state, agent_id)
-    change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
-    change.put_row("token", token_hash, Token(agent_id, kind, change.stamp, operator))
     if not is_new or passes_for is None:
         return {}
     return {"warning": f"{agent_id} {passes_for}: people and models may take its words for another's."}
 
 
+def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
+    """Forget logins; gives how many of them nobody had used."""
+    waiting = sum(not it.used_by and it.expires_at > change.stamp for it in logins.values())
+    for key in list(logins):
+        change.put_row("login", key, None)
+    return waiting
+
+
 def revoke_token(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
-    """Revoke every token of an id and close its sessions."""
-    revoked = 0
+    """Revoke every token of an id, and the logins to it that nobody has used, and close its sessions."""
+    revoked = _drop_logins(change, change.state.logins(agent_id))
     for key, token in list(change.state.tokens(agent_id).items()):
         if not token.revoked:
             change.put_row("token", key, msgspec.structs.replace(token, revoked=True))

@@ -212,6 +212,7 @@ GUESSES: dict[str, list[Make]] = {
     "network.stopped": [lambda it, who, public: {"before": it.seq}],
     "network.resume_agent": [lambda it, who, public: {"agent_id": it.agent_id}],
     "network.remove": [lambda it, who, public: {"agent_id": it.agent_id}],
+    "network.create_login": [lambda it, who, public: {"agent_id": it.agent_id, "login_hash": FRESH}],
     "network.create_token": [lambda it, who, public: {"agent_id": it.agent_id, "kind": "agent", "token_hash": FRESH}],
     "network.list_tokens": [],
     "network.revoke_token": [lambda it, who, public: {"agent_id": it.agent_id}],

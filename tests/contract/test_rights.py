@@ -174,6 +174,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.stopped": (OPERATORS, lambda seq: {}),
     "network.resume_agent": (OPERATORS, lambda seq: {"agent_id": "ann"}),
     "network.remove": (OPERATORS, lambda seq: {"agent_id": "ann"}),
+    "network.create_login": (OPERATORS, lambda seq: {"agent_id": "x", "login_hash": HASH}),
     "network.create_token": (OPERATORS, lambda seq: {"agent_id": "x", "kind": "agent", "token_hash": HASH}),
     "network.list_tokens": (OPERATORS, lambda seq: {}),
     "network.revoke_token": (OPERATORS, lambda seq: {"agent_id": "ann"}),
