@@ -47,6 +47,7 @@ class HelloFrame(Struct, tag_field="type", tag="hello", forbid_unknown_fields=Tr
     card: Raw | UnsetType = UNSET
     client: str | UnsetType = UNSET
     instance: Annotated[str, Meta(min_length=1, max_length=128)] | UnsetType = UNSET
+    deliver: bool = True
 
 
 class SendFrame(Struct, tag_field="type", tag="send", forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):

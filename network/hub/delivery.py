@@ -12,6 +12,7 @@ import itertools
 from array import array
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 
 from roundelay.network.core.tables import Floor
 
@@ -58,6 +59,8 @@ class Outbox:
 
     def __init__(self, max_unacked: int, max_bytes: int) -> None:
         self.is_behind = True
+        self.is_silent = False
+        """Nothing is delivered here: its client asks (``network.receive``)."""
         self.is_paging = False
         self.position = 0
         """Everything up to this seq was handed over or is in the queue."""
@@ -87,7 +90,9 @@ class Outbox:
         return len(self._queue)
 
     def start(self, cursor: int) -> None:
-        """Begin after ``cursor``, behind until the first page says otherwise."""
+        """Begin after ``cursor``, behind until the first page says otherwise. A silent one stays behind for ever."""
+        if self.is_silent:
+            return
         self.position = self.delivered = self._done = cursor
 
     def push(self, seq: int, frame: bytes, needs_ack: bool) -> bool:
@@ -108,6 +113,8 @@ class Outbox:
 
     def pass_over(self, seq: int) -> None:
         """The session sent this message itself: it gets no delivery of it."""
+        if self.is_silent:
+            return
         if not self.is_behind:
             self.position = seq
             if not self._queue:
@@ -163,7 +170,9 @@ class Outbox:
 
     def wants_page(self) -> bool:
         """Whether it is behind, with room for another page."""
-        return self.is_behind and not self.is_paging and not self._queue and len(self._unacked) < self._max_unacked
+        if self.is_silent or not self.is_behind or self.is_paging:
+            return False
+        return not self._queue and len(self._unacked) < self._max_unacked
 
     def holds(self, seq: int) -> bool:
         """Whether this message was handed over and is neither acknowledged nor refused."""
@@ -175,7 +184,7 @@ class Outbox:
 
     def has_or_will_get(self, seq: int) -> bool:
         """Whether this message is in the window, in the queue, or in a page to come."""
-        return seq > self.position or self.has(seq)
+        return not self.is_silent and (seq > self.position or self.has(seq))
 
     def settle(self, seq: int) -> None:
         """One message is handled, or will come again: it leaves the window."""
@@ -206,7 +215,7 @@ class Outbox:
         queued = next((seq for seq, _, _ in self._queue if seq > self.delivered), None)  # an overflow drops them
         if queued is not None:
             return queued
-        return self.position + 1 if self.is_behind else None
+        return self.position + 1 if self.is_behind and not self.is_silent else None
 
     def open_up_to(self, top: int) -> list[int]:
         """What was handed over, up to ``top``, and is not acknowledged, and the redeliveries that are still in the
@@ -311,9 +320,15 @@ class Mailbox:
         handled when it joined, or has failed (``tried``); what it was given and has not acknowledged,
         `Outbox.open_up_to` says."""
         top = outbox.delivered
+        if self.above and top > self.floor:
+            self.compact_to(top, outbox.open_up_to(top))
+
+    def compact_to(self, top: int, given: Iterable[int]) -> None:
+        """Raise the floor to ``top``: of what lies up to there and is not handled, ``given`` are all that did not
+        fail."""
         if not self.above or top <= self.floor:
             return
-        candidates = self.tried.union(outbox.open_up_to(top))
+        candidates = self.tried.union(given)
         self.open |= {seq for seq in candidates if self.floor < seq <= top and seq not in self.above}
         self.floor = top
         self.above = {seq for seq in self.above if seq > top}

@@ -436,6 +436,11 @@ class Hub:
     def is_waiting(self, agent_id: str, seq: int) -> bool:
         return self.switchboard.mailboxes.is_waiting(agent_id, seq)
 
+    def is_put_off(self, agent_id: str, seq: int) -> bool:
+        """Whether a message that failed is not due again yet."""
+        attempt = self.switchboard.mailboxes.attempt(agent_id, seq)
+        return self.is_waiting(agent_id, seq) and attempt is not None and attempt.due_at > self._clock()
+
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
         """Wait until something newer than ``seq`` is committed, or the time is over."""
         try:
@@ -444,6 +449,32 @@ class Hub:
                     await self._moved.wait()
         except TimeoutError:
             return
+
+    async def wait_for_message(self, agent_id: str, after: int, timeout_s: float) -> None:
+        """Wait until there may be a message above ``after`` that is delivered to a participant, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.switchboard.may_have_come(agent_id, after):
+                    after = max(after, self.state.head)
+                    await self._moved.wait()
+        except TimeoutError:
+            return
+
+    def starts_after(self, agent_id: str) -> int:
+        """Where delivery from a participant's floor begins."""
+        participant = self.state.participant(agent_id)
+        first_seq = self.switchboard.meta.first_seq
+        return self.switchboard.mailboxes.floor_of(participant, first_seq) if participant is not None else 0
+
+    def hand_over(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
+        """A participant has asked for what is delivered to it, and was given it up to a seq; from its floor on,
+        ``given`` are all of that which it has not handled."""
+        mailbox = self.switchboard.mailboxes.mailbox(agent_id)
+        if mailbox is not None:
+            mailbox.delivered = max(mailbox.delivered, up_to)
+            mailbox.waiting.difference_update(given or ())
+            if given is not None:
+                mailbox.compact_to(up_to, given)
 
     def figures(self) -> dict[str, float]:
         return {figure.name: figure.value for figure in self.list_figures()}

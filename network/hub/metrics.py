@@ -51,7 +51,7 @@ def list_figures(
     behind = deliveries = size = unacked = 0
     for session in board.sessions.values():  # those that were not welcomed have none of it
         outbox = session.outbox
-        behind += outbox.is_behind and session.origin is not None
+        behind += outbox.is_behind and not outbox.is_silent and session.origin is not None
         deliveries += outbox.queued
         size += outbox.queued_bytes
         unacked += outbox.unacked

@@ -9,6 +9,7 @@ awaits nothing else moves. They decide nothing about the network. `Mailboxes` kn
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -127,8 +128,17 @@ class Switchboard:
         self.sessions[session_id] = session
         return session
 
-    def join(self, session: Session, origin: Origin, participant: Participant, cursor: int, *, at_floor: bool) -> None:
-        """The session is live from here on; its first page brings it up to date."""
+    def join(
+        self,
+        session: Session,
+        origin: Origin,
+        participant: Participant,
+        cursor: int,
+        *,
+        at_floor: bool,
+        is_silent: bool,
+    ) -> None:
+        """The session is live from here on; its first page brings it up to date, unless it is silent."""
         live = self.mailboxes.of(participant)
         if not live.sessions:
             self._announce(participant, "online")
@@ -142,6 +152,7 @@ class Switchboard:
         session.joined_at = self.state.head
         if at_floor:
             session.settled_at_join = live.mailbox.settled_now()
+        session.outbox.is_silent = is_silent
         session.outbox.start(cursor)
         self.mailboxes.join(live, session)
         self.joined += 1
@@ -266,6 +277,19 @@ class Switchboard:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
         for it in targets:
             self._push(it.sessions, seq, frame, sender_session, needs_ack=it.agent_id != row.actor)
+
+    def may_have_come(self, agent_id: str, after: int) -> bool:
+        """Whether a message above ``after`` may be there that is delivered to a participant. Only memory is asked:
+        what it no longer holds may have been one."""
+        if self.state.head <= after:
+            return False
+        if not self._recent or self._recent[0].seq > after + 1:
+            return True
+        newer = itertools.takewhile(lambda row: row.seq > after, reversed(self._recent))
+        return any(
+            row.actor != agent_id and row.head is not None and is_recipient(self.state, agent_id, row.head)
+            for row in newer
+        )
 
     def forget_older(self) -> None:
         """Of what was published, the newest stays in memory, within bounds."""
@@ -565,7 +589,7 @@ class Publisher:
         )
         self._board.write(session, encode(frame))
         at_floor = hello.resume is UNSET
-        self._board.join(session, origin, participant, cursor, at_floor=at_floor)
+        self._board.join(session, origin, participant, cursor, at_floor=at_floor, is_silent=not hello.deliver)
         for asked in effect.cancelled:
             self._ask_to_stop(asked)
         self._release(session)

@@ -103,7 +103,7 @@ class Redelivery:
                 live.mailbox.stop_waiting(seq)
             return
         # a session that has it may yet acknowledge it; the one that refused it does not
-        able = [session for session in live.sessions if not session.outbox.has(seq)]
+        able = [it for it in live.sessions if not (it.outbox.is_silent or it.outbox.has(seq))]
         if not able:
             return
         passed_by = [session for session in able if seq in session.outbox.skipped]

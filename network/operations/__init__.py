@@ -15,7 +15,7 @@ from typing import Any
 
 from roundelay.network.core.mod import Mod, Operation, make_operation
 
-from . import conversation, marking, memories, operators, reactions, searching, views
+from . import conversation, marking, memories, operators, reactions, receiving, searching, views
 
 FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.cancel,
@@ -37,6 +37,8 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     reactions.records,
     reactions.spent,
     reactions.usage,
+    receiving.acknowledge,
+    receiving.receive,
     memories.memory,
     searching.search,
     views.history,

@@ -3,6 +3,7 @@ what."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -57,9 +58,17 @@ class HubView(Protocol):
 
     def is_waiting(self, agent_id: str, seq: int) -> bool: ...
 
+    def is_put_off(self, agent_id: str, seq: int) -> bool: ...
+
     def figures(self) -> dict[str, float]: ...
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None: ...
+
+    async def wait_for_message(self, agent_id: str, after: int, timeout_s: float) -> None: ...
+
+    def starts_after(self, agent_id: str) -> int: ...
+
+    def hand_over(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None: ...
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None: ...
 
@@ -78,6 +87,15 @@ class Reading(Struct, frozen=True):
         if self.place is not None:
             self.place.give_back()
         await self.hub.wait_beyond(seq, timeout_s)
+        if self.place is not None:
+            await self.place.take()
+
+    async def wait_for_message(self, after: int, timeout_s: float) -> None:
+        """Wait until there may be a message above ``after`` that is delivered to the caller, or the time is over.
+        Meanwhile others may have this read's room."""
+        if self.place is not None:
+            self.place.give_back()
+        await self.hub.wait_for_message(self.origin.agent_id, after, timeout_s)
         if self.place is not None:
             await self.place.take()
 

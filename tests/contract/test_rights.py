@@ -162,6 +162,8 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.records": (always("ok"), lambda seq: {"reaction": "r"}),
     "network.spent": (for_readers(), lambda seq: {"seq": seq}),
     "network.usage": (always("ok"), lambda seq: {}),
+    "network.receive": (always("ok"), lambda seq: {}),
+    "network.acknowledge": (for_readers(), lambda seq: {"seqs": [seq]}),
     "network.quotas": (always("ok"), lambda seq: {}),
     "network.watch": (always("ok"), lambda seq: {}),
     "network.open_reactions": (always("ok"), lambda seq: {}),

@@ -1,0 +1,126 @@
+"""Receiving by asking: the messages that are delivered to a participant, for clients that cannot keep a connection.
+
+A session is delivered what comes; `receive` gives the same messages to whoever asks for them, and `acknowledge` says
+which of them are handled, durably and in the log's order. Both work on the participant's one floor, so that a client
+may ask today and be connected tomorrow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta, Raw
+
+from roundelay.network.core.change import ChangeSet
+from roundelay.network.core.entries import Settle
+from roundelay.network.core.tables import Row
+from roundelay.network.core.visibility import inbox_spans, is_recipient
+from roundelay.network.errors import UnknownMessage
+from roundelay.network.frames import Seq
+
+from .listing import ListPage
+from .reading import Reading
+from .views import Limit
+
+ROWS = 256
+"""So many rows are read at once."""
+
+
+async def receive(
+    reading: Reading,
+    *,
+    after: Seq | None = None,
+    limit: Limit = 100,
+    wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0,
+) -> dict[str, Any]:
+    """The messages that are delivered to the caller, ascending: those above `after`, or, without it, the oldest that
+    are not handled yet. If there is none, the answer waits for up to `wait_ms`.
+
+    `next` is the `after` to go on with. What is given counts as delivered.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_ms / 1000
+    hub, agent_id = reading.hub, reading.origin.agent_id
+    given = _Given(reading, after, limit)
+    await given.read_on()
+    while not given.has_any and (left_s := until - loop.time()) > 0:
+        await reading.wait_for_message(given.position, left_s)
+        await given.read_on()
+    hub.hand_over(agent_id, given.position, given.seqs if after is None else None)
+    told = {"damaged": given.damaged} if given.damaged else {}
+    return {"messages": given.page.entries, "next": given.position, "has_more": given.page.has_more, **told}
+
+
+class _Given:
+    """What one call gives, and the ``position`` in the log up to which it gives all that there is."""
+
+    def __init__(self, reading: Reading, after: int | None, limit: int) -> None:
+        agent_id = reading.origin.agent_id
+        self.page = ListPage(limit, reading.hub.limits.max_result_bytes)
+        self.seqs: list[int] = []
+        self.damaged: list[int] = []
+        self.position = after if after is not None else reading.hub.starts_after(agent_id)
+        self._hub = reading.hub
+        self._agent_id = agent_id
+        self._is_from_floor = after is None
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.seqs or self.damaged)
+
+    async def read_on(self) -> None:
+        """Take what lies above the position, up to the log's end, as far as the page has room."""
+        hub, agent_id, head = self._hub, self._agent_id, self._hub.state.head
+        participant = hub.state.participant(agent_id)
+        if participant is None:  # it was removed while this was on its way
+            return
+        spans, max_bytes = inbox_spans(hub.state, participant), hub.limits.max_result_bytes
+        has_more = True
+        while has_more and self.position < head:
+            found = await hub.ledger.inbox(spans, agent_id, self.position, head, ROWS, max_bytes=max_bytes)
+            for row in found.rows:
+                if not self._take(row):
+                    return
+                self.position = row.seq
+            has_more = found.has_more
+        self.position = max(self.position, head)
+
+    def _take(self, row: Row) -> bool:
+        """Take one row, unless it is not for the caller; False where the page has no room for it."""
+        hub, agent_id, seq = self._hub, self._agent_id, row.seq
+        if self._is_from_floor and (hub.is_handled(agent_id, seq) or hub.is_put_off(agent_id, seq)):
+            return True
+        if row.is_damaged:
+            self.damaged.append(seq)
+            return True
+        if row.actor == agent_id or row.head is None or not is_recipient(hub.state, agent_id, row.head):
+            return True
+        if not self.page.take(Raw(row.data)):
+            return False
+        self.seqs.append(seq)
+        return True
+
+
+def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length=1, max_length=500)]) -> dict[str, Any]:
+    """Say that these messages are handled: they are not delivered again. It is durable when the answer comes."""
+    agent_id = change.origin.agent_id
+    _check_given(change, seqs)
+    floor = change.state.floor(agent_id)
+    settled = sorted({seq for seq in seqs if not floor.is_handled(seq)})
+    if settled:
+        change.put_row("floor", agent_id, floor.with_handled(settled))
+        change.effects += [Settle(agent_id, seq) for seq in settled]
+    return {"acknowledged": len(settled)}
+
+
+def _check_given(change: ChangeSet, seqs: Sequence[int]) -> None:
+    """Raises `UnknownMessage` unless each of these is a message that is delivered to the caller."""
+    agent_id = change.origin.agent_id
+    for seq in seqs:
+        head = change.facts.heads.get(seq)
+        if head is None or head.sender_id == agent_id or not is_recipient(change.state, agent_id, head):
+            raise UnknownMessage(
+                f"There is no message {seq} that was delivered to {agent_id}; network.receive gives those that are."
+            )
