@@ -17,16 +17,19 @@ const isReadOnly = computed(() => Boolean(state.value.is_read_only));
 /** How many threads have something unread, of those that are neither muted nor archived. */
 export const unreadCount = computed(() => Object.values(threads.value).filter((it) => it.unread > 0 && !it.mark?.is_muted && !it.mark?.is_archived).length);
 
-/** Who is at work in which thread: {thread_id: [agent ids]}. */
+/** Who is at work in which thread, and who waits for a person there: {thread_id: {works: [ids], decisions: [ids]}}. */
 const workers = computed(() => {
   const found = {};
   for (const {agent_id, work = []} of Object.values(agents.value)) {
-    for (const it of work) {
-      if (!["gone", "held", "interrupted"].includes(it.activity) && !found[it.thread_id]?.includes(agent_id)) (found[it.thread_id] ??= []).push(agent_id);
+    for (const it of work.filter(({activity}) => !["gone", "held", "interrupted"].includes(activity))) {
+      const of = found[it.thread_id] ??= {works: [], decisions: []};
+      const list = it.decisions?.length ? of.decisions : of.works;
+      if (!list.includes(agent_id)) list.push(agent_id);
     }
   }
   return found;
 });
+const listSome = (ids) => ids.slice(0, 2).join(", ") + (ids.length > 2 ? ` and ${ids.length - 2} more` : "");
 
 const hasMore = computed(() => Boolean(state.value.has_more_threads));
 const filter = signal("");
@@ -76,19 +79,21 @@ export function Threads({chosen}) {
 function Row({thread, isChosen, rename}) {
   const {thread_id: id, last, mark = {}, unread, held} = thread;
   const name = nameThread(thread, me.value);
-  const working = workers.value[id] ?? [];
+  const {works, decisions} = workers.value[id] ?? {works: [], decisions: []};
+  const by = last?.sender_id === me.value ? "You: " : id.startsWith("direct:") && id.split(":")[1].split("~").includes(me.value) ? "" : `${last?.sender_id}: `;
   const set = (change) => () => actions.mark(id, change);
   const state = unread && !mark.is_muted ? "unread" : "";
   return html`<li class=${`thread-row ${state}`}>
     <a class="row" data-row href=${linkTo.thread(id)} aria-current=${isChosen ? "true" : undefined}>
-      <${Face} id=${id.startsWith("direct:") ? name : id.replace(/^\w+:/, "")} />
+      <${Face} id=${/^(direct|mod):|^broadcast$/.test(id) ? nameThread({thread_id: id}, me.value) : id.replace(/^\w+:/, "")} />
       <span class="row-main"><span class="row-line"><span class="thread-name cut" dir="auto">${name}</span>
           ${mark.is_pinned && html`<${Mark} icon="pin" text="pinned" />`}${mark.is_muted && html`<${Mark} icon="mute" text="muted" />`}
           ${last && html`<${Time} at=${last.sent_at} />`}</span>
-        <span class="row-line"><span class="cut faint" dir="auto">${last ? html`${last.sender_id === me.value ? "You" : last.sender_id}: ${last.text}` : "Nothing to read"}</span>
+        <span class="row-line"><span class="cut faint" dir="auto">${last ? by + last.text : "Nothing to read"}</span>
           <${Count} of=${unread} what="unread" /></span>
-        ${(working.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value ? "you hold it" : `held by ${held.by}`}<//>`}
-          ${working.length > 0 && html`<${Badge} kind="good"><span class="pulse" aria-hidden="true"></span>${working.slice(0, 2).join(", ")}${working.length > 2 ? ` and ${working.length - 2} more` : ""}<//>`}</span>`}
+        ${(works.length > 0 || decisions.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value ? "you hold it" : `held by ${held.by}`}<//>`}
+          ${decisions.length > 0 && html`<${Badge} kind="accent">${listSome(decisions)} waits for a decision<//>`}
+          ${works.length > 0 && html`<${Badge} kind="good"><span class="pulse" aria-hidden="true"></span>${listSome(works)} at work<//>`}</span>`}
       </span></a>
     ${!isReadOnly.value && html`<${Menu} label=${`What to do with ${name}`} items=${[
       unread > 0 && {text: "Mark as read", icon: "check", run: () => actions.markRead(id, thread.last_seq)},
