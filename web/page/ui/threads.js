@@ -5,7 +5,7 @@
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
 import {useKeys, useRows} from "#ui/keys.js";
-import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, hueOf, html, Icon, Menu, nameThread, Time, useFetched} from "#ui/parts.js";
+import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, hueOf, html, Icon, Loading, Menu, nameThread, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 
@@ -31,6 +31,7 @@ const workers = computed(() => {
 });
 const listSome = (ids) => ids.slice(0, 2).join(", ") + (ids.length > 2 ? ` and ${ids.length - 2} more` : "");
 
+const isListed = computed(() => Boolean(state.value.is_listed));
 const hasMore = computed(() => Boolean(state.value.has_more_threads));
 const filter = signal("");
 const which = signal("open");
@@ -69,7 +70,7 @@ export function Threads({chosen}) {
         <${Row} key=${it.thread_id} thread=${it} isChosen=${it.thread_id === chosen} rename=${() => setDialog({kind: "title", thread: it})} />`)}</ul>
         ${found.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${found.length - shownCount.value} more<//></div>`}
         ${found.length <= shownCount.value && hasMore.value && html`<div class="tools more"><${Button} run=${actions.loadMoreThreads}>Earlier threads<//></div>`}`
-      : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "None is like that" : "No conversation yet"}>
+      : !isListed.value ? html`<${Loading} />` : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "None is like that" : "No conversation yet"}>
         ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${() => setDialog({kind: "new"})}>Begin one<//>`}<//>`}
     ${dialog?.kind === "new" && html`<${NewConversation} onClose=${close} />`}
     ${dialog?.kind === "title" && html`<${Title} thread=${dialog.thread} onClose=${close} />`}
