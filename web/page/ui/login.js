@@ -96,8 +96,7 @@ export function Login() {
   };
   return html`<main class="login"><h1 tabindex="-1">Roundelay</h1>
     ${connection === "refused" && error && html`<p class="error-box" role="alert">${error.message}</p>`}
-    <p>This browser is nobody here yet. On the machine of the node, <code>roundelay web</code> prints a link that logs you in once;
-      <code>roundelay up</code> prints one when it starts. Open it in this browser, or paste it here.</p>
+    <p>This browser is nobody here yet. <code>roundelay web</code>, on the machine of the node, prints a link that logs you in once: open it in this browser, or paste it here.</p>
     <form onSubmit=${(event) => event.preventDefault()}>
       <${Field} label="Login link" isLabelSeen value=${link} onInput=${(event) => setLink(event.target.value)} />
       <details><summary>I have a token</summary>
