@@ -38,7 +38,7 @@ class ResumePoint(Struct, forbid_unknown_fields=True, frozen=True):
 class HelloFrame(Struct, tag_field="type", tag="hello", forbid_unknown_fields=True, frozen=True, kw_only=True):
     protocol: int
     agent_id: str
-    kind: Kind
+    kind: Kind | UnsetType = UNSET
     token: str | UnsetType = UNSET
     new_token: Annotated[str, Meta(min_length=32, max_length=128)] | UnsetType = UNSET
     role: Role = "observer"
@@ -48,6 +48,13 @@ class HelloFrame(Struct, tag_field="type", tag="hello", forbid_unknown_fields=Tr
     client: str | UnsetType = UNSET
     instance: Annotated[str, Meta(min_length=1, max_length=128)] | UnsetType = UNSET
     deliver: bool = True
+
+    @property
+    def joins_as(self) -> Kind:
+        """Its kind, as it says, or as its token does. Raises `ValueError` before that is known."""
+        if self.kind is UNSET:
+            raise ValueError("a hello without a kind has to be given that of its token first")
+        return self.kind
 
 
 class SendFrame(Struct, tag_field="type", tag="send", forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):

@@ -66,6 +66,8 @@ class NetworkClient:
     own cursor. Methods that send raise the `RoundelayError` that the hub answered; while the connection is down they
     wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id`` makes the ids that are not given, ``jitter``
     (from 0 to 1) spreads the tries to come back, ``clock`` is what the program that uses this client goes by.
+    ``kind`` None leaves it to the ``token``, which has to be given then. With ``deliver`` False nothing is delivered: ask
+    by the operation ``network.receive``.
     ``connect_timeout_s`` bounds each way to a welcome (TCP, TLS, the WebSocket and `hello`); without it
     ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. At most 4,096 requests and 16 MiB of them are under way at a time:
     further calls of what sends wait until others were answered, and so do operations beyond the hub's ``max_reads``.
@@ -77,11 +79,12 @@ class NetworkClient:
         agent_id: str,
         url: str | None = None,
         *,
-        kind: Literal["agent", "human", "service"] = "agent",
+        kind: Literal["agent", "human", "service"] | None = "agent",
         token: str | None = None,
         role: Literal["observer", "reactor"] = "observer",
         card: Mapping[str, object] | None = None,
         resume: Cursor | None = None,
+        deliver: bool = True,
         reconnect: bool = True,
         transport: Transport | None = None,
         new_id: NewId = ordered_id,
@@ -90,7 +93,8 @@ class NetworkClient:
         connect_timeout_s: float | None = None,
     ) -> None:
         self.agent_id = agent_id
-        self.kind: Literal["agent", "human", "service"] = kind
+        self._kind: Literal["agent", "human", "service"] | None = kind
+        self._deliver = deliver
         self.clock = clock
         self.url = url or (find_url() if transport is None else "")
         self._token = token
@@ -133,6 +137,11 @@ class NetworkClient:
         return self._link.welcome
 
     @property
+    def kind(self) -> Literal["agent", "human", "service"]:
+        """As what it joins: as it was told, or as its token says. Raises `ConnectError` where that is not known yet."""
+        return self._kind if self._kind is not None else self.welcome.kind
+
+    @property
     def failure(self) -> RoundelayError | None:
         """What ended the connection for good; None as long as it stays or comes back."""
         return self._link.failure
@@ -163,7 +172,7 @@ class NetworkClient:
         return HelloFrame(
             protocol=PROTOCOL_VERSION,
             agent_id=self.agent_id,
-            kind=self.kind,
+            kind=UNSET if self._kind is None else self._kind,
             token=UNSET if self._token is None else self._token,
             role=self._role,
             fence=fence,
@@ -171,6 +180,7 @@ class NetworkClient:
             card=self._card,
             client="roundelay",
             instance=self._instance,
+            deliver=self._deliver,
         )
 
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from roundelay.network.frames import ModInfo, NetworkInfo, OpenReactionInfo
+from roundelay.network.frames import Kind, ModInfo, NetworkInfo, OpenReactionInfo
 from roundelay.network.messages import (
     BroadcastMessage,
     ChannelMessage,
@@ -32,7 +32,7 @@ class Welcome(Struct, frozen=True, kw_only=True):
     server: str
     network: NetworkInfo
     agent_id: str
-    kind: str
+    kind: Kind
     is_operator: bool = False
     role: str
     session_id: str

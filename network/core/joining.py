@@ -22,7 +22,7 @@ from roundelay.network.errors import (
     RoundelayError,
     UnsupportedProtocol,
 )
-from roundelay.network.frames import PROTOCOL_VERSION, encode, is_id
+from roundelay.network.frames import PROTOCOL_VERSION, HelloFrame, encode, is_id
 
 from .change import ChangeSet
 from .entries import Accepted, AskToStop, Join, Origin, Outcome, Peer, Refuse
@@ -78,6 +78,8 @@ def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome
 
 
 def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
+    if entry.hello.kind is UNSET:
+        entry = msgspec.structs.replace(entry, hello=_find_kind(state, entry))
     hello = entry.hello
     identity = identify(state, entry, rules.mods, rules.registration)
     participant = state.participant(hello.agent_id)
@@ -90,16 +92,16 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
         raise Forbidden(f"The fence {shown} was never given out; the newest is {newest}. Join without one.")
     fence = newest + 1 if is_reactor else None
     rights = state.rights
-    administers = rights is not None and rights.decide("administer", hello.agent_id, hello.kind).allowed
+    administers = rights is not None and rights.decide("administer", hello.agent_id, hello.joins_as).allowed
     is_operator = identity.is_operator or administers
-    origin = Origin(entry.session_id, hello.agent_id, hello.kind, is_operator, fence, state.head)
+    origin = Origin(entry.session_id, hello.agent_id, hello.joins_as, is_operator, fence, state.head)
     change = ChangeSet(rules, state, facts, origin)
     if identity.binds:
         _count_registration(change)
     is_new = participant is None
     if participant is None:
-        row = change.write_row("registered", data=encode({"agent_id": hello.agent_id, "kind": hello.kind}))
-        participant = Participant(hello.agent_id, hello.kind, row.seq)
+        row = change.write_row("registered", data=encode({"agent_id": hello.agent_id, "kind": hello.joins_as}))
+        participant = Participant(hello.agent_id, hello.joins_as, row.seq)
     updated = participant
     if hello.card is not UNSET:
         updated = msgspec.structs.replace(updated, card=Raw(bytes(hello.card)))
@@ -115,7 +117,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if is_new or updated != participant:
         change.put_row("participant", hello.agent_id, updated)
     if identity.binds and entry.token_hash is not None:
-        change.put_row("token", entry.token_hash, Token(hello.agent_id, hello.kind, state.stamp))
+        change.put_row("token", entry.token_hash, Token(hello.agent_id, hello.joins_as, state.stamp))
     if identity.login is not None and entry.token_hash is not None and entry.new_hash is not None:
         _use_up(change, entry.token_hash, identity.login, entry.new_hash)
     cancelled = tuple(
@@ -124,6 +126,26 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
         if reaction.is_cancelled and is_reactor
     )
     return change.outcome(Accepted(origin, hello, updated, is_new, cancelled))
+
+
+def _find_kind(state: State, entry: Join) -> HelloFrame:
+    """The ``hello`` of who leaves its kind to its token, or to the id that is known, with that kind. Raises
+    `NotAuthenticated`."""
+    hello = entry.hello
+    known = state.participant(hello.agent_id)
+    proof: Token | Login | None = None
+    if entry.token_hash is not None:
+        proof = state.get("login", entry.token_hash) if entry.new_hash is not None else None
+        proof = proof or state.get("token", entry.token_hash) or state.get("token", entry.new_hash or "")
+    if hello.token is UNSET and not entry.peer.is_trusted:
+        raise InvalidFrame("hello needs a kind (agent, human or service), or a token that tells it.")
+    if proof is None and not (known is not None and (entry.is_owner or entry.peer.is_trusted)):
+        raise NotAuthenticated(
+            f"Nothing here tells what {hello.agent_id} is: hello names its kind (agent, human or service), or has a "
+            "token that is known."
+        )
+    kind = proof.kind if proof is not None else known.kind if known is not None else "agent"
+    return msgspec.structs.replace(hello, kind=kind)
 
 
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:
@@ -164,9 +186,9 @@ def identify(state: State, join: Join, mods: Collection[str], registration: Regi
         raise Forbidden(f"{NETWORK} {IS_THE_HUB}; join under another id (on the command line: --as ID).")
     if participant is not None and participant.removed_seq is not None:
         raise Forbidden(f"{hello.agent_id} was removed from this network; join under another id.")
-    if participant is not None and participant.kind != hello.kind:
+    if participant is not None and participant.kind != hello.joins_as:
         raise Forbidden(
-            f"{hello.agent_id} is registered as {participant.kind}, not {hello.kind}, and a kind never changes; "
+            f"{hello.agent_id} is registered as {participant.kind}, not {hello.joins_as}, and a kind never changes; "
             "join under another id (on the command line: --as ID)."
         )
     return identity
@@ -177,30 +199,30 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
     if join.new_hash is not None:
         return _use_login(state, join, join.new_hash)
     if join.is_owner:
-        if hello.kind == "agent":
+        if hello.joins_as == "agent":
             raise NotAuthenticated(
                 "The owner's token joins people and services, not agents; let the agent make its own."
             )
         return Identity(is_operator=True, binds=False)
     if join.peer.is_trusted:
-        return Identity(is_operator=join.peer.administers and hello.kind != "agent", binds=False)
+        return Identity(is_operator=join.peer.administers and hello.joins_as != "agent", binds=False)
     if join.token_hash is None:
         raise NotAuthenticated(f"{hello.agent_id} needs its token in hello; see docs/protocol.md, Identity.")
     token: Token | None = state.get("token", join.token_hash)
     if token is not None:
-        return _use_token(hello.agent_id, hello.kind, token)
+        return _use_token(hello.agent_id, hello.joins_as, token)
     if state.get("login", join.token_hash) is not None:
         raise NotAuthenticated("This is the code of a login, and no token; hello needs new_token with it.")
     if state.participant(hello.agent_id) is not None or state.has_token(hello.agent_id):
-        kind = "" if hello.kind == "agent" else f" --kind {hello.kind}"
+        kind = "" if hello.joins_as == "agent" else f" --kind {hello.joins_as}"
         raise NotAuthenticated(
             f"This is not the token of {hello.agent_id}; use the one it first joined with. If that is lost, an "
             f"operator makes another: roundelay token create {hello.agent_id}{kind}, to be given as ROUNDELAY_TOKEN "
             f"(before that, roundelay token revoke {hello.agent_id} shuts out whoever found the lost one)."
         )
-    if hello.kind == "service":
+    if hello.joins_as == "service":
         raise Forbidden("A service needs a token made by an operator: roundelay token create ID --kind service.")
-    if hello.kind == "human":
+    if hello.joins_as == "human":
         raise NotAuthenticated(
             "A person joins with the owner's token, or one made by roundelay token create ID --kind human."
         )
@@ -246,7 +268,7 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
     is_open = login is not None and not login.used_by and state.stamp < login.expires_at
     token: Token | None = state.get("token", new_hash)
     if token is not None and not is_open:
-        return _use_token(hello.agent_id, hello.kind, token)
+        return _use_token(hello.agent_id, hello.joins_as, token)
     if token is not None:
         raise NotAuthenticated("This new_token is in use; make another.")
     if login is None or not is_open:
@@ -257,8 +279,8 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
         )
     if login.agent_id != hello.agent_id:
         raise NotAuthenticated(f"This login is not that of {hello.agent_id}.")
-    if login.kind != hello.kind:
-        raise Forbidden(f"This login joins {hello.agent_id} as {login.kind}, not {hello.kind}.")
+    if login.kind != hello.joins_as:
+        raise Forbidden(f"This login joins {hello.agent_id} as {login.kind}, not {hello.joins_as}.")
     return Identity(is_operator=login.operator, binds=False, login=login)
 
 

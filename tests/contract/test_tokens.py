@@ -85,4 +85,24 @@ async def test_a_revoked_token_is_forbidden_and_its_sessions_are_closed_with_440
     await back.message("while you were locked out")
 
 
+async def test_a_hello_without_a_kind_joins_as_what_its_token_is(node: Node, operator: WireSession) -> None:
+    await node.agent("alice")
+    await node.invite(operator, "zoe")
+    for agent_id, kind in (("alice", "agent"), ("zoe", "human")):
+        session = await node.connect()
+        frame = hello_frame(agent_id, token=node.token_of(agent_id))
+        del frame["kind"]
+        await session.send_frame(frame)
+        assert (await session.expect("welcome"))["kind"] == kind
+    for agent_id, token in (("alice", make_token()), ("nobody", make_token()), ("nobody", node.owner_token)):
+        frame = hello_frame(agent_id, token=token)
+        del frame["kind"]
+        await refused_hello(node, frame, "not_authenticated", 4401)
+    frame = hello_frame("zoe", token=node.owner_token)
+    del frame["kind"]
+    session = await node.connect()
+    await session.send_frame(frame)
+    assert (await session.expect("welcome"))["kind"] == "human"
+
+
 # -- people who are no operators
