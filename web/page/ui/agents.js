@@ -3,7 +3,7 @@ import {computed, signal} from "#vendor/signals.js";
 import {useRef} from "#vendor/hooks.js";
 import {readCost} from "#core/cost.js";
 import {useRows} from "#ui/keys.js";
-import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, nameThread, useFetched} from "#ui/parts.js";
+import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, Loading, nameThread, useFetched} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 
@@ -59,14 +59,14 @@ function All() {
     ${found.length ? html`<ul class="card card-list" ref=${list} aria-label="Who is here">${found.map((it) => html`<li key=${it.agent_id}><a class="row" data-row href=${linkTo.agent(it.agent_id)}>
         <${Face} id=${it.agent_id} /><span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="state"><${Dot} agent=${it} />${describeActivity(it)}</span></span>
           <span class="faint cut" dir="auto">${it.card?.description || (it.kind === "agent" ? "Says nothing of itself" : it.kind)}</span></span></a></li>`)}</ul>`
-      : html`<${Empty} icon="agents" title="Nobody is here">Agents that have joined this network once are listed here.<//>`}</div>`;
+      : !agents.value.length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="Nobody is here">Agents that have joined this network once are listed here.<//>`}</div>`;
 }
 
 const Dot = ({agent}) => html`<span class=${`dot ${agent.activity ?? agent.state}`} aria-hidden="true"></span>`;
 
 function One({id}) {
   const agent = state.value.agents?.[id];
-  if (!agent) return html`<div class="screen"><${Head} title=${id} back=${linkTo.agents()} /><${Empty} icon="agents" title="Nobody is registered under this id" /></div>`;
+  if (!agent) return html`<div class="screen"><${Head} title=${id} back=${linkTo.agents()} />${!agents.value.length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="Nobody is registered under this id" />`}</div>`;
   const {card = {}, work = [], open_reactions: open = 0} = agent;
   const facts = [["Kind", agent.kind], ["Session", agent.state], ["Visibility", card.visibility], ["Open reactions", open || undefined]].filter(([, it]) => it);
   const tools = (card.tools ?? []).map((it) => (typeof it === "string" ? {name: it} : it));

@@ -5,12 +5,13 @@
 import {computed, signal} from "#vendor/signals.js";
 import {useEffect, useRef, useState} from "#vendor/hooks.js";
 import {useRows} from "#ui/keys.js";
-import {Age, Agent, Badge, Button, Choice, Empty, Face, Field, Head, html, Icon, nameThread, now, tellSpan, useFetched} from "#ui/parts.js";
+import {Age, Agent, Badge, Button, Choice, Empty, Face, Field, Head, html, Icon, Loading, nameThread, now, tellSpan, useFetched} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 
 /** What waits, in the hub's order. */
 export const inboxItems = computed(() => state.value.inbox?.items ?? []);
+const isComing = computed(() => !inboxItems.value.length && state.value.inbox?.is_stale !== false);
 const threads = computed(() => state.value.threads);
 const shown = signal("all");
 
@@ -37,7 +38,7 @@ export function Inbox() {
       <${Notify} /><//>
     ${chosen.length ? html`<ul class="card card-list" ref=${list} aria-label="What waits for you">
       ${chosen.map((item) => html`<${Item} key=${`${item.kind} ${item.seq} ${item.agent_id}`} item=${item} />`)}</ul>`
-      : html`<${Empty} icon="check" title="Nothing waits for you">Approvals that agents ask for, questions to you, and what could not be delivered come here.<//>`}
+      : isComing.value ? html`<${Loading} />` : html`<${Empty} icon="check" title="Nothing waits for you">Approvals that agents ask for, questions to you, and what could not be delivered come here.<//>`}
   </div>`;
 }
 

@@ -23,7 +23,7 @@ export function Why({seq}) {
   const [step] = chain;
   return html`<div class="why"><section class="why-side" aria-label="What it followed from"><h2>It followed from</h2><${Chain} chain=${chain} /></section>
     <article class="why-middle"><${Head} title=${`Why #${seq}`}><a class="button" href=${linkTo.thread(step.message.thread_id, seq)}>Open in its thread</a><//>
-      <${Message} message=${step.message} isWhole /><${Made} step=${step} /></article>
+      <${Message} message=${step.message} isWhole /><${Made} step=${step} before=${chain[1]} /></article>
     <section class="why-side" aria-label="What followed from it"><h2>What followed</h2><${Impact} seq=${seq} /></section></div>`;
 }
 
@@ -46,9 +46,11 @@ function Chain({chain}) {
 const Reacted = ({status, trigger}) => html`<p class="faint reacted">said in its reaction to #${trigger} ${status && status !== "finished" && html`<${Badge} kind=${STATUS[status]}>${status}<//>`}</p>`;
 
 /** How the message came to be said. */
-function Made({step}) {
+function Made({step, before}) {
   const {message, reaction} = step;
-  if (!reaction) return html`<p class="made">${message.cause === undefined ? "It begins the conversation: nobody's reaction said it." : html`It names <a href=${linkTo.why(message.cause)}>#${message.cause}</a> as its cause; no reaction of its sender's was open.`}</p>`;
+  if (!reaction && message.cause === undefined) return html`<p class="made">It begins the conversation: no reaction said it.</p>`;
+  if (!reaction && before?.message.seq !== message.cause) return html`<p class="made">It followed from #${message.cause}, which is not yours to read; nor is what its reaction did.</p>`;
+  if (!reaction) return html`<p class="made">It names <a href=${linkTo.why(message.cause)}>#${message.cause}</a> as its cause; no reaction of its sender's was open.</p>`;
   const head = html`Said by <${Agent} id=${reaction.agent_id} link /> in its reaction to <a href=${linkTo.why(reaction.trigger)}>#${reaction.trigger}</a>`;
   if (reaction.is_hidden) return html`<p class="made">${head}. What it did and what its prompt held stands in its records: they are for this agent and for operators, and you are neither.</p>`;
   const {sent, manifest} = reaction;

@@ -1,0 +1,191 @@
+"""The screens beside Thread, as a person uses them: threads by keys alone, why, agents, cost, search, logging in and out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.web.conftest import OpenWindow
+from tests.web.screens import InboxScreen, Screen, ThreadsScreen, log_in
+from tests.web.team import WebNode
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def heading(page: Page, text: str) -> None:
+    await expect(page.get_by_role("main").get_by_role("heading", level=1)).to_have_text(text)
+
+
+async def ask_desk(team: WebNode, person: str, question: str = "What is 17*23?") -> int:
+    """Ask the demo's team; gives the seq of the whole answer."""
+    async with team.client(person) as client:
+        await client.send("agent:desk", question)
+        async for message in client:
+            if message.sender_id == "desk" and message.thread_id.startswith("direct:"):
+                return message.seq
+    raise AssertionError("desk is silent")
+
+
+async def test_a_link_logs_in_once_and_stands_nowhere_afterwards(shared_team: WebNode, open_window: OpenWindow) -> None:
+    window = await open_window(shared_team.origin)
+    await log_in(window.page, await shared_team.link("wendy"))
+    assert window.page.url == f"{shared_team.origin}/#/inbox"
+    await window.page.reload()
+    await InboxScreen(window.page).expect_online()
+    await window.page.get_by_role("button", name="Log out").click()
+    await window.page.get_by_role("dialog").get_by_role("button", name="Log out").click()
+    await expect(window.page.get_by_label("Login link")).to_be_visible()
+    assert await window.page.evaluate("localStorage.getItem('roundelay.login')") is None
+
+
+async def test_a_used_link_is_refused_in_the_hubs_words(shared_team: WebNode, open_window: OpenWindow) -> None:
+    link = await shared_team.link("xenia")
+    await log_in((await open_window(shared_team.origin)).page, link)
+    second = await open_window(shared_team.origin)
+    await second.page.goto(link)
+    await expect(second.page.get_by_text("roundelay web").first).to_be_visible()
+    await expect(second.page.locator(".myself .dot.online")).to_have_count(0)
+
+
+async def test_a_broken_link_asks_for_another(shared_team: WebNode, open_window: OpenWindow) -> None:
+    window = await open_window(shared_team.origin)
+    await window.page.goto(f"{shared_team.origin}/#login=%E0%A4%A~abc")
+    await expect(window.page.get_by_text("roundelay web").first).to_be_visible()
+
+
+async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("yuri") as yuri:
+        for name in ("first", "second"):
+            await yuri.send("agent:echo", f"the {name}")
+        await yuri.call("channels.create", {"name": "yard"})
+        await yuri.send("channel:yard", "Swept")
+    window = await open_window(shared_team.origin)
+    page = window.page
+    await log_in(page, await shared_team.link("yuri"))
+    threads = ThreadsScreen(page)
+    await page.keyboard.press("g")
+    await page.keyboard.press("t")
+    await expect(threads.row("echo")).to_be_visible()
+    await page.keyboard.press("j")
+    await page.keyboard.press("j")
+    await expect(page.locator("[data-row]:focus")).to_be_visible()
+    await page.keyboard.press("Enter")
+    await expect(page).to_have_url(re.compile("#/thread/"))
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("Escape")
+    await expect(page).to_have_url(re.compile("#/threads$"))
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("dialog", name="Keys")).to_contain_text("New conversation")
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+async def test_a_view_of_threads_is_ones_own_in_each_browser(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("vera") as vera:
+        await vera.send("agent:echo", "Hello")
+        await vera.call("channels.create", {"name": "attic"})
+        await vera.send("channel:attic", "Dust")
+    here, there = [await open_window(shared_team.origin) for _ in range(2)]
+    for window in (here, there):
+        await log_in(window.page, await shared_team.link("vera"))
+        await Screen(window.page).open_threads()
+    mine, other = ThreadsScreen(here.page), ThreadsScreen(there.page)
+    await expect(mine.row("attic")).to_be_visible()
+    await here.page.get_by_role("button", name="What to do with echo").click()
+    await here.page.get_by_role("menuitem", name="Name it…").click()
+    await here.page.get_by_label("Name (only you see it").fill("<b>Parrot</b>")
+    await here.page.get_by_role("button", name="Save").click()
+    await expect(other.row("<b>Parrot</b>")).to_be_visible()
+    await here.page.get_by_role("button", name="What to do with <b>Parrot</b>").click()
+    await here.page.get_by_role("menuitem", name="Pin it").click()
+    await expect(other.rows.first).to_contain_text("Parrot")
+    await here.page.get_by_role("button", name="What to do with #attic").click()
+    await here.page.get_by_role("menuitem", name="Archive it").click()
+    await expect(other.row("attic")).to_have_count(0)
+    await there.page.get_by_role("button", name="Archived").click()
+    await expect(other.row("attic")).to_be_visible()
+
+
+async def test_a_channel_that_one_is_not_in_is_joined(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("ursula") as ursula:
+        await ursula.call("channels.create", {"name": "library", "topic": "Books"})
+    window = await open_window(shared_team.origin)
+    page = window.page
+    await log_in(page, await shared_team.link("tess"))
+    await Screen(page).open_threads()
+    await page.get_by_role("button", name="New conversation").click()
+    await page.get_by_label("With whom, or in which channel").fill("libr")
+    await page.get_by_role("listitem").filter(has_text="#library").get_by_role("button", name="Join").click()
+    await expect(page).to_have_url(re.compile("#/thread/channel%3Alibrary"))
+    async with shared_team.client("ursula") as ursula:
+        members = await ursula.call("channels.members", {"name": "library"})
+        assert "tess" in members["members"]
+
+
+async def test_why_tells_operators_what_others_may_not_see(shared_team: WebNode, open_window: OpenWindow) -> None:
+    seq = await ask_desk(shared_team, "sara")
+    owner = await open_window(shared_team.origin)
+    await log_in(owner.page, await shared_team.link("owen", operator=True))
+    await Screen(owner.page).go(f"#/why/{seq}")
+    await heading(owner.page, f"Why #{seq}")
+    main = owner.page.get_by_role("main")
+    await expect(main.get_by_text("send_text_message").first).to_be_visible()
+    await expect(main.get_by_role("heading", name="What its prompt held")).to_be_visible()
+    await expect(main.get_by_label("What it followed from").get_by_text("What is 17*23?").first).to_be_visible()
+    asker = await open_window(shared_team.origin)
+    await log_in(asker.page, await shared_team.link("sara"))
+    main = asker.page.get_by_role("main")
+    await Screen(asker.page).go(f"#/why/{seq}")  # said in a reaction to a message between agents
+    await expect(main.get_by_text("which is not yours to read")).to_be_visible()
+    shared = (await (await shared_team.operator()).call("network.history", {"thread_id": "broadcast"}))["messages"]
+    to_all = next(it["seq"] for it in reversed(shared) if "sara asks" in it["content"])
+    await Screen(asker.page).go(f"#/why/{to_all}")  # said in the reaction to her question
+    await expect(main.get_by_text("stands in its records")).to_be_visible()
+    await expect(main.get_by_role("heading", name="What its prompt held")).to_have_count(0)
+
+
+async def test_cost_is_what_the_command_line_adds_up(shared_team: WebNode, open_window: OpenWindow) -> None:
+    await ask_desk(shared_team, "rosa")
+    calls, after = 0, 0
+    operator = await shared_team.operator()
+    while True:
+        page_of_usage = await operator.call("network.usage", {"agent_id": "words", "after": after})
+        calls += sum(it["kind"] == "model_reply" for it in page_of_usage["calls"])
+        if not page_of_usage["has_more"]:
+            break
+        after = page_of_usage["calls"][-1]["seq"]
+    window = await open_window(shared_team.origin)
+    await log_in(window.page, await shared_team.link("rita", operator=True))
+    await Screen(window.page).go("#/cost?agent=words")
+    row = window.page.get_by_role("table").get_by_role("row", name="words")
+    await expect(row.get_by_role("cell").nth(2)).to_have_text(str(calls))
+
+
+async def test_what_search_finds_is_text(shared_team: WebNode, open_window: OpenWindow) -> None:
+    async with shared_team.client("paul") as paul:
+        await paul.send("agent:echo", "<img src=x onerror=alert(1)> Zanzibar <b>spice</b>")
+    window = await open_window(shared_team.origin)
+    await log_in(window.page, await shared_team.link("paul"))
+    await window.page.keyboard.press("/")
+    await window.page.get_by_label("Words that the message has").fill("zanzi*")
+    hits = window.page.get_by_role("list", name="Messages with")
+    await expect(hits.locator("mark").first).to_have_text("Zanzibar")
+    await expect(hits).to_contain_text("<b>spice</b>")
+    await expect(hits.locator("img, b")).to_have_count(0)
+    await hits.get_by_role("link").last.click()
+    await expect(window.page).to_have_url(re.compile(r"#/thread/direct%3Aecho~paul\?at=\d+"))
+
+
+async def test_the_focus_and_the_title_follow_the_screen(shared_team: WebNode, open_window: OpenWindow) -> None:
+    window = await open_window(shared_team.origin)
+    page = window.page
+    await log_in(page, await shared_team.link("olga"))
+    await page.get_by_role("navigation").get_by_role("link", name="Agents").click()
+    await expect(page).to_have_title("Agents · tea")
+    await expect(page.get_by_role("heading", level=1, name="Agents")).to_be_focused()
+    await page.get_by_role("link", name="desk").click()
+    await expect(page.get_by_role("heading", level=1, name="desk")).to_be_focused()
+    await page.go_back()
+    await expect(page.get_by_role("heading", level=1, name="Agents")).to_be_focused()
