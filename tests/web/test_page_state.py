@@ -1,26 +1,289 @@
-"""The page's state: after every frame it is what a refetch gives."""
+"""The page's state: after every frame it is what a refetch gives. Held on random runs with restarts of the hub and lost
+connections, for a person and for an operator, by the page's own modules under node."""
 
 from __future__ import annotations
 
-from tests.support.node import running_node
-from tests.web.page_client import running_page
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.node import ProcessNode, node_process
+from tests.support.wire import Frame, WireSession, make_token, new_id
+from tests.web.page_client import PageClient, running_page
+
+AGENTS = ("bob", "ann", "cy")
+PEOPLE = ("sam", "mia")
+CHANNELS = ("tea", "plan", "shut")
+STEPS_PER_COMPARISON = 12
 
 
-async def test_smoke() -> None:
-    async with running_node() as node:
-        await node.person("host")
-        bob = await node.agent("bob")
-        async with running_page(node.url, "mia", node.owner_token) as page:
-            stored = await bob.send("agent:mia", "Hello")
-            await page.do("reached", seq=stored["seq"])
-            await page.do("open", thread_id="direct:bob~mia")
-            await page.do("compare")
-            await page.do("send", message={"to": "agent:bob", "content": "Hi", "thread_id": "direct:bob~mia"})
-            await page.do("sent")
-            await page.do("compare")
+class Network:
+    """A real node, some who talk there, and the pages of two of them; what happens is chosen by ``chance``."""
+
+    def __init__(self, node: ProcessNode, pages: list[PageClient], chance: random.Random) -> None:
+        self.node = node
+        self.pages = pages
+        self.chance = chance
+        self.did: Counter[str] = Counter()
+        self.sessions: dict[str, WireSession] = {}
+        self.seqs: list[tuple[int, str, str, str]] = []  # seq, thread, to, sender
+        self.guests = 0
+
+    async def session(self, agent_id: str) -> WireSession:
+        """Somebody's own session, beside its page if it has one."""
+        if agent_id not in self.sessions:
+            if agent_id == "opal":
+                self.sessions[agent_id] = await self.node.person("opal")
+            else:
+                kind = "human" if agent_id in PEOPLE else "agent"
+                self.sessions[agent_id] = await self.node.join(
+                    agent_id, kind=kind, token=self.node.token_of(agent_id), card={"description": f"{agent_id} helps"}
+                )
+        return self.sessions[agent_id]
+
+    async def anybody(self) -> WireSession:
+        return await self.session(self.chance.choice((*AGENTS, *PEOPLE)))
+
+    def page(self) -> PageClient:
+        return self.chance.choice(self.pages)
+
+    async def happen(self) -> None:
+        """One thing more happens; what the hub refuses is an answer too."""
+        names = [name for name in dir(self) if name.startswith("do_")]
+        name = self.chance.choices(names, [getattr(self, it).__doc__.count("*") + 1 for it in names])[0]
+        self.did[name[3:]] += 1
+        await getattr(self, name)()
+
+    async def say(self, session: WireSession, to: str, content: object, **fields: Any) -> Frame:
+        answer = await session.submit(to, content, **fields)
+        if answer["type"] == "stored":
+            sender = next(name for name, it in self.sessions.items() if it is session)
+            self.seqs.append((answer["seq"], answer["thread_id"], to, sender))
+        return answer
+
+    # --- what happens; each star makes it likelier
+
+    async def do_direct(self) -> None:
+        """Somebody writes to somebody. *****"""
+        session, to = await self.anybody(), self.chance.choice((*AGENTS, "mia", "mia", "opal", "sam"))
+        wanted = {"requires_response": True} if self.chance.random() < 0.3 else {}
+        words = self.chance.choice(("Hello", "two\n lines\u2028 three", "x" * 300, "ümlaut 🐝 " * 40))
+        content = self.chance.choice((words, {"text": words, "files": ["a.txt"]}, {"n": [1, {"a": None}]}))
+        await self.say(session, f"agent:{to}", content, **wanted)
+
+    async def do_flood(self) -> None:
+        """Somebody says much at once."""
+        session, ids = await self.anybody(), [new_id() for _ in range(90)]
+        for message_id in ids:
+            await session.send_frame({"type": "send", "message_id": message_id, "to": "agent:mia", "content": "!"})
+        for message_id in ids:
+            await session.answer(message_id)
+
+    async def do_broadcast(self) -> None:
+        """Everybody is written to, or all but one. *"""
+        excluded = {"exclude_agent_ids": [self.chance.choice(("mia", "bob"))]} if self.chance.random() < 0.4 else {}
+        await self.say(await self.anybody(), "broadcast", "All!", **excluded)
+
+    async def do_post(self) -> None:
+        """A channel is written to. ***"""
+        await self.say(await self.anybody(), f"channel:{self.chance.choice(CHANNELS)}", "Tea?")
+
+    async def do_reply(self) -> None:
+        """A message is answered, in its place. ****"""
+        if self.seqs:
+            seq, _, to, sender = self.chance.choice(self.seqs[-12:])
+            address = f"agent:{sender}" if to.startswith("agent:") else to
+            await self.say(await self.anybody(), address, "Yes", reply_to=seq, cause=seq)
+
+    async def do_page_sends(self) -> None:
+        """A person writes on the page, of which the connection may be cut at once. ***"""
+        page = self.page()
+        to = self.chance.choice((*(f"agent:{it}" for it in AGENTS), "channel:tea", "broadcast", "agent:nobody"))
+        other = to.removeprefix("agent:")
+        thread = f"direct:{'~'.join(sorted((page.agent_id, other)))}" if to != other else to
+        await page.do("send", message={"to": to, "content": "From the page", "thread_id": thread})
+        if self.chance.random() < 0.3:
             await page.do("drop")
-            await page.do("send", message={"to": "agent:bob", "content": "Hi", "thread_id": "direct:bob~mia"})
-            await page.do("sent")
-            print(await page.do("compare"))
-            print(await page.do("counts"))
-            await page.do("end")
+        await page.do("sent")
+
+    async def do_member(self) -> None:
+        """Somebody comes to a channel, or goes; or it changes. ***"""
+        name, by = self.chance.choice(CHANNELS), await self.anybody()
+        op = self.chance.choice(("join", "join", "leave", "create", "remove", "invite", "set_history", "set_access"))
+        args: dict[str, Any] = {"name": name}
+        if op in ("remove", "invite"):
+            by, args["agent_id"] = await self.session("opal"), self.chance.choice(("mia", "bob", "ann"))
+        if op == "create":
+            args |= {"history": self.chance.choice(("members", "since_join"))}
+        if op in ("set_history", "set_access"):
+            by = await self.session("opal")
+            options = ("members", "since_join") if op == "set_history" else ("open", "invite", "closed")
+            args[op.removeprefix("set_")] = self.chance.choice(options)
+        await by.submit_call(f"channels.{op}", args)
+
+    async def do_page_joins(self) -> None:
+        """A page's person comes to a channel, or goes."""
+        op = self.chance.choice(("channels.join", "channels.leave"))
+        await self.page().do("call", op=op, args={"name": self.chance.choice(CHANNELS)})
+
+    async def do_take(self) -> None:
+        """A thread is taken over, or given back. *"""
+        if self.seqs:
+            by = await self.session(self.chance.choice(("sam", "mia", "opal")))
+            thread = self.chance.choice(self.seqs[-20:])[1]
+            await by.submit_call(self.chance.choice(("network.take", "network.give")), {"thread_id": thread})
+
+    async def do_mark(self) -> None:
+        """A thread is marked, on the page or elsewhere. ***"""
+        if not self.seqs:
+            return
+        seq, thread, _, _ = self.chance.choice(self.seqs[-20:])
+        choices: tuple[dict[str, Any], ...] = (
+            {"read_upto": seq}, {"read_upto": seq}, {"is_pinned": True}, {"is_pinned": False}, {"title": "Ours"}, {"title": ""},
+        )  # fmt: skip
+        args = {"thread_id": thread, **self.chance.choice(choices)}
+        if self.chance.random() < 0.5:
+            await self.page().do("call", op="network.mark", args=args)
+        else:
+            await (await self.session(self.chance.choice(("mia", "opal")))).submit_call("network.mark", args)
+
+    async def do_dismiss(self) -> None:
+        """A question is dismissed."""
+        if self.seqs:
+            args = {"kind": self.chance.choice(("question", "dead_letter")), "seq": self.chance.choice(self.seqs[-20:])[0]}
+            await self.page().do("call", op="network.dismiss", args=args)
+
+    async def do_ask_approval(self) -> None:
+        """An agent asks for a person's decision, which may be given. *"""
+        trigger = await self.say(await self.session("mia"), "agent:ann", "Do it")
+        ann = await self.session("ann")
+        if trigger["type"] != "stored":
+            return
+        reaction, call = f"r{trigger['seq']}", {"turn": 1, "call": 0}
+        await ann.submit_record(reaction, "started", {"trigger": trigger["seq"]})
+        metadata = {"approval": {"reaction": reaction, "tool": "rm", "arguments": "{}"}}
+        asked = await self.say(ann, "agent:mia", "May I?", cause=trigger["seq"], metadata=metadata)
+        if asked["type"] != "stored":
+            return
+        waits = {**call, "questions": {"a person": asked["seq"]}, "until": 2**50, "is_approval": True}
+        await ann.submit_record(reaction, "approval", call)
+        await ann.submit_record(reaction, "waiting", waits)
+        if self.chance.random() < 0.7:
+            await self.say(await self.session("mia"), "agent:ann", "/approve", reply_to=asked["seq"])
+        if self.chance.random() < 0.7:
+            await ann.submit_record(reaction, "finished", {"status": "finished", "turns": 1})
+
+    async def do_fail(self) -> None:
+        """A message becomes a dead letter, is delivered again, or forgotten. *"""
+        stored = await self.say(await self.session("mia"), "agent:cy", "Fail at this")
+        cy = await self.session("cy")
+        if stored["type"] != "stored":
+            return
+        for attempt in range(1, 6):
+            while (frame := await cy.expect("deliver"))["message"]["seq"] != stored["seq"] or frame["attempt"] != attempt:
+                pass
+            await cy.nack(stored["seq"], retry_after_ms=1)
+        await cy.expect("notice", kind="dead_letter")
+        if self.chance.random() < 0.5:
+            await cy.submit_call(
+                self.chance.choice(("network.retry_dead_letter", "network.drop_dead_letter")), {"seq": stored["seq"]}
+            )
+
+    async def do_signal(self) -> None:
+        """An agent tells what it is at. *"""
+        if self.seqs:
+            body = {"reaction": "r", "active": self.chance.random() < 0.5}
+            thread = self.chance.choice(self.seqs[-9:])[1]
+            frame = {"type": "signal", "kind": "thinking", "body": body, "thread_id": thread}
+            await (await self.session(self.chance.choice(AGENTS))).send_frame(frame)
+
+    async def do_guest(self) -> None:
+        """Somebody new comes, and may be removed."""
+        self.guests += 1
+        name = f"guest-{self.guests}"
+        guest = await self.session(name)
+        await self.say(guest, "agent:mia", "I am new")
+        if self.chance.random() < 0.5:
+            del self.sessions[name]
+            await (await self.session("opal")).call("network.remove", {"agent_id": name})
+
+    async def do_leave(self) -> None:
+        """Somebody's session ends. *"""
+        if self.sessions:
+            await self.sessions.pop(self.chance.choice([*self.sessions])).bye()
+
+    async def do_open(self) -> None:
+        """A page opens a thread, or looks further back. ***"""
+        if self.seqs:
+            page, thread = self.page(), self.chance.choice(self.seqs[-20:])[1]
+            await page.do("open", thread_id=thread)
+            if self.chance.random() < 0.3:
+                await page.do("earlier", thread_id=thread, limit=7)
+
+    async def do_close(self) -> None:
+        """A page closes a thread. *"""
+        if self.seqs:
+            await self.page().do("close", thread_id=self.chance.choice(self.seqs[-20:])[1])
+
+    async def do_drop(self) -> None:
+        """A page's connection is lost. **"""
+        await self.page().do("drop")
+
+    async def kill(self) -> None:
+        """The hub is killed, and started again."""
+        self.did["kill"] += 1
+        self.sessions.clear()
+        await self.node.kill9()
+        await self.node.restart()
+        await asyncio.gather(*(page.do("move", url=self.node.url) for page in self.pages))
+
+    # --- what has to hold
+
+    async def compare(self) -> None:
+        bob = await self.session("bob")
+        last = {page: (await self.say(bob, f"agent:{page.agent_id}", "So far"))["seq"] for page in self.pages}
+        for page, seq in last.items():
+            await page.do("reached", seq=seq)
+            await page.do("compare")
+
+
+@pytest.fixture
+async def network(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Network]:
+    async with AsyncExitStack() as stack:
+        limits = {"sends_per_s": 100_000, "registrations_per_minute": 100_000}
+        node = await stack.enter_async_context(node_process(tmp_path / "n.db", durability="normal", limits=limits))
+        opal = await node.person("opal")
+        for name in PEOPLE:
+            digest = hashlib.sha256(node.tokens.setdefault(name, make_token()).encode()).hexdigest()
+            await opal.call("network.create_token", {"agent_id": name, "kind": "human", "token_hash": digest})
+        for name in AGENTS:
+            await (await node.agent(name)).bye()
+        mia = await stack.enter_async_context(running_page(node.url, "mia", node.tokens["mia"]))
+        page = await stack.enter_async_context(running_page(node.url, "opal", node.owner_token))
+        made = Network(node, [mia, page], random.Random(request.param))
+        made.sessions["opal"] = opal
+        yield made
+
+
+SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 13))]
+
+
+@pytest.mark.parametrize("network", SEEDS, indirect=True)
+async def test_after_every_frame_the_state_is_what_a_refetch_gives(network: Network) -> None:
+    for number in range(1, 97):
+        await network.happen()
+        if number % STEPS_PER_COMPARISON == 0:
+            await network.compare()
+        if number == 50:
+            await network.kill()
+    await network.compare()
+    told = [(await page.do("counts"))["counts"] for page in network.pages]
+    print(f"happened: {dict(network.did)}\n" + "\n".join(map(str, told)))
+    assert all(it["compared"] >= 9 and it["welcomes"] >= 2 for it in told)

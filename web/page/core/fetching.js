@@ -22,7 +22,6 @@ export class Fetching {
     this._busy = new Set();
     this._timersOf = new Map();
     this._namesRows = true; // whether this hub gives the rows of threads by name
-    this._session = null;
     this._isOver = false;
   }
 
@@ -73,14 +72,12 @@ export class Fetching {
   // --- sessions
 
   _begin(welcome) {
-    const isFirst = this._session === null;
-    this._session = welcome.session_id;
     this._namesRows = true;
     const lost = () => {}; // a connection that ends begins anew
     this._source.call("network.watch", { presence: true, signals: true }).catch(lost);
-    if (isFirst && !this._isFollowing) {
+    if (welcome.is_operator && !this._isFollowing) {
       this._isFollowing = true;
-      this._followLog().catch(lost);
+      this._followLog().catch(lost).finally(() => (this._isFollowing = false));
     }
   }
 

@@ -16,11 +16,11 @@
  */
 
 import { Draft, bound } from "#core/draft.js";
-import { textOf } from "#core/text.js";
+import { textOf, writeLine } from "#core/text.js";
 import * as live from "#core/under_way.js";
 
 export const MAX_UNREAD = 100; // the hub counts no further either
-export const MAX_LAST_CHARS = 200;
+const UNREAD_LOOKED_AT = 200; // and looks at so many messages, the newest
 const MAX_THREADS = 2000; // rows of the list; the oldest go
 const MAX_LOADED = 6000; // messages of one thread that is open
 const TRIMMED = 1000; // of these, at once
@@ -107,7 +107,7 @@ function takeEvent(draft, event) {
     case "welcome":
       return takeWelcome(draft, event);
     case "deliver":
-      return takeMessage(draft, event.message);
+      return takeMessage(draft, event.message, true);
     case "stored":
       return takeStored(draft, event);
     case "notice":
@@ -147,9 +147,9 @@ function takeEvent(draft, event) {
 function takeWelcome(draft, frame) {
   const { state } = draft;
   const isOther = state.network.epoch !== "" && state.network.epoch !== frame.network.epoch;
-  const isFarBehind = state.me.is_operator && frame.head - state.log_at > MAX_BEHIND;
+  const isFarBehind = frame.is_operator && state.log_at && frame.head - state.log_at > MAX_BEHIND;
   if (isOther || frame.resume === "limited" || isFarBehind) forgetAll(draft);
-  state.me = { agent_id: frame.agent_id, kind: frame.kind, is_operator: state.me.is_operator };
+  state.me = { agent_id: frame.agent_id, kind: frame.kind, is_operator: frame.is_operator === true };
   state.log_at = state.log_at || frame.head;
   state.network = frame.network;
   state.limits = frame.limits;
@@ -172,10 +172,11 @@ function forgetAll(draft) {
 
 // --- messages
 
-function takeMessage(draft, message) {
+/** `isDelivered`: it is this participant's own to read; an operator reads others' conversations too. */
+function takeMessage(draft, message, isDelivered = false) {
   const { state } = draft;
   const { seq, thread_id: id } = message;
-  const isNew = count(draft, message);
+  const isNew = count(draft, message, isDelivered);
   show(draft, message);
   if (message.sender_id === state.me.agent_id && message.message_id in state.outbox) {
     delete draft.own("outbox")[message.message_id];
@@ -190,21 +191,25 @@ function takeMessage(draft, message) {
 }
 
 /** Count a message in its thread's row, once. Gives whether it is new. */
-function count(draft, message) {
+function count(draft, message, isDelivered) {
   const { state } = draft;
   const { seq, thread_id: id, sender_id } = message;
   const known = state.threads[id];
-  if (known && (seq <= known.base || known.recent.some(([it]) => it === seq))) return false;
+  const isOther = isDelivered && (sender_id !== state.me.agent_id || message.kind === "mod");
+  if (known !== undefined && (seq <= known.base || known.recent.has(seq))) {
+    if (isOther && known.recent.get(seq) === false) countOther(draft, ownRow(draft, id), seq); // the log was faster
+    return false;
+  }
   const row = ownRow(draft, id);
   if (!row.messages) draft.own("stale", "rows")[id] = true; // its earlier messages, readers and marks are not known
-  const isOther = sender_id !== state.me.agent_id;
   row.messages += 1;
-  if (isOther && seq > row.mark.read_upto) row.unread = Math.min(MAX_UNREAD, row.unread + 1);
-  row.recent = [...row.recent, [seq, isOther]].sort(([first], [second]) => first - second);
-  if (row.recent.length > MAX_RECENT) {
-    row.base = row.lost = row.recent[0][0];
-    row.recent = row.recent.slice(1);
+  row.recent = new Map(row.recent).set(seq, false);
+  if (isOther) countOther(draft, row, seq);
+  if (row.recent.size > MAX_RECENT) {
+    row.base = row.lost = Math.min(...row.recent.keys());
+    row.recent.delete(row.lost);
   }
+  if (row.unread && row.unread < MAX_UNREAD && row.messages > UNREAD_LOOKED_AT) draft.own("stale", "rows")[id] = true;
   if (seq > row.last_seq) {
     row.last_seq = seq;
     row.last = describeLast(message);
@@ -212,14 +217,19 @@ function count(draft, message) {
   return true;
 }
 
-/** The row of a thread, to be written to. `recent` holds what was counted above `base`: it may come in any order.
- * `lost`: the newest that left `recent` since the row was last asked for. */
+function countOther(draft, row, seq) {
+  row.recent = new Map(row.recent).set(seq, true);
+  if (seq > row.mark.read_upto) row.unread = Math.min(MAX_UNREAD, row.unread + 1);
+}
+
+/** The row of a thread, to be written to. `recent` (seq -> whether it is somebody else's to this participant) holds what
+ * was counted above `base`: it may come in any order. `lost`: the newest that left `recent` since the row was last asked for. */
 function ownRow(draft, id) {
   if (!(id in draft.state.threads)) {
     const threads = draft.own("threads");
     threads[id] = {
-      thread_id: id, last_seq: 0, messages: 0, readers: [], unread: 0, mark: { read_upto: 0 }, base: 0, recent: [],
-      lost: 0,
+      thread_id: id, last_seq: 0, messages: 0, readers: [], unread: 0, mark: { read_upto: 0 }, base: 0,
+      recent: new Map(), lost: 0,
     };
     boundThreads(draft);
   }
@@ -236,16 +246,17 @@ function boundThreads(draft) {
 }
 
 function describeLast(message) {
-  const text = [...textOf(message)].slice(0, MAX_LAST_CHARS).join("");
   const { seq, sender_id, sender_kind, sent_at } = message;
-  return { seq, sender_id, sender_kind, sent_at, text };
+  return { seq, sender_id, sender_kind, sent_at, text: writeLine(textOf(message)) };
 }
 
-/** Put a message into the window of its thread, if that is loaded and reaches down to it. */
+/** Put a message into the window of its thread, if that is loaded and reaches down to it. What was sent, and stood for
+ * a message of one's own, gives way to it. */
 function show(draft, message) {
   const { state } = draft;
   const { seq, thread_id: id } = message;
-  const loaded = state.threads[id]?.loaded;
+  const { loaded, last } = state.threads[id] ?? {};
+  if (last?.seq === seq && last.sent_at !== message.sent_at) ownRow(draft, id).last = describeLast(message);
   if (!loaded || seq < loaded.complete_from) return;
   const known = state.messages[seq];
   if (known === undefined || (known.is_provisional && !message.is_provisional)) {
@@ -295,7 +306,7 @@ function takeStored(draft, frame) {
     seq: frame.seq, thread_id: frame.thread_id, kind: kindOf(to), sender_id, sender_kind,
     sent_at: frame.at ?? entry.at, root: reply_to ?? frame.seq, hops: 0, is_provisional: true,
   };
-  const isNew = count(draft, message);
+  const isNew = count(draft, message, false);
   show(draft, message);
   if (isNew || state.messages[frame.seq]?.is_provisional) draft.own("stale", "messages")[frame.seq] = frame.thread_id;
   if (isNew) live.takeSaid(draft, message);
@@ -318,7 +329,7 @@ function takeNotice(draft, frame) {
       draft.own("stale").agents = true;
       return;
     case "marked":
-      return takeMark(draft, body.thread_id ?? id, body);
+      return takeMark(draft, id, body);
     case "members": // of a channel: what may be read has changed
       draft.own("stale").threads = true;
       for (const row of Object.values(draft.state.threads)) {
@@ -364,16 +375,13 @@ function markReceipts(draft, id) {
 
 // --- marks
 
-function takeMark(draft, id, given) {
-  const { state } = draft;
-  if (!(id in state.threads)) return;
+function takeMark(draft, id, mark) {
+  if (!(id in draft.state.threads)) return;
   const row = ownRow(draft, id);
-  const { read_upto, is_pinned, is_muted, is_archived, title } = given;
-  const changed = Object.entries({ is_pinned, is_muted, is_archived, title }).filter(([, value]) => value !== undefined);
   const before = row.mark.read_upto;
-  row.mark = { ...row.mark, ...Object.fromEntries(changed), read_upto: Math.max(before, read_upto ?? 0) };
+  row.mark = { ...mark, read_upto: Math.max(before, mark.read_upto) };
   if (row.mark.read_upto !== before) countUnread(draft, row);
-  if (state.reading.threads) draft.own("stale", "rows")[id] = true; // a list that is on its way may be older
+  if (draft.state.reading.threads) draft.own("stale", "rows")[id] = true; // a list that is on its way may be older
 }
 
 function countUnread(draft, row) {
@@ -381,9 +389,10 @@ function countUnread(draft, row) {
   const upto = row.mark.read_upto;
   const { loaded } = row;
   if (upto >= row.last_seq) row.unread = 0;
-  else if (loaded && !loaded.is_loading && !loaded.fresh && loaded.complete_from <= upto + 1) {
-    const unread = loaded.seqs.filter((seq) => seq > upto && state.messages[seq].sender_id !== state.me.agent_id);
-    row.unread = Math.min(MAX_UNREAD, unread.length);
+  else if (!state.me.is_operator && loaded && !loaded.is_loading && !loaded.fresh && loaded.complete_from <= upto + 1) {
+    const isUnread = (it) => it.seq > upto && (it.sender_id !== state.me.agent_id || it.kind === "mod");
+    row.unread = loaded.seqs.slice(-UNREAD_LOOKED_AT).filter((seq) => isUnread(state.messages[seq])).length;
+    row.unread = Math.min(MAX_UNREAD, row.unread);
   } else draft.own("stale", "rows")[row.thread_id] = true;
 }
 
@@ -445,7 +454,9 @@ function takeFetching(draft, event) {
       for (const id of event.ids ?? Object.keys(state.threads)) {
         delete draft.own("stale", "rows")[id];
         const known = state.threads[id];
-        if (known?.recent.length || known?.lost) Object.assign(ownRow(draft, id), { recent: [], base: known.last_seq, lost: 0 });
+        if (known?.recent.size || known?.lost) {
+          Object.assign(ownRow(draft, id), { recent: new Map(), base: known.last_seq, lost: 0 });
+        }
       }
       return;
     case "agents":
@@ -491,7 +502,6 @@ function takeResult(draft, op, args, value) {
       return args.trigger === undefined ? takeHistory(draft, args, value) : undefined;
     case "network.log":
       for (const message of value.messages) takeMessage(draft, message);
-      state.me = { ...state.me, is_operator: true }; // nobody else is told the log
       state.log_at = value.next;
       state.head = Math.max(state.head, value.head);
       return;
@@ -503,8 +513,10 @@ function takeResult(draft, op, args, value) {
         state.inbox = { items: value.items, has_more: value.has_more, is_stale: state.stale.inbox };
       }
       return;
-    case "network.mark":
-      return takeMark(draft, args.thread_id, args);
+    case "network.mark": {
+      const { thread_id: id, ...mark } = value;
+      return takeMark(draft, id, mark);
+    }
     case "network.message_status": {
       const status = draft.own("status");
       status[args.seq] = value.recipients;
@@ -553,7 +565,7 @@ function takeThreads(draft, args, { threads, has_more }) {
 function forgetRow(draft, id) {
   const row = draft.state.threads[id];
   if (row === undefined) return;
-  if (row.recent.length) {
+  if (row.recent.size) {
     draft.own("stale", "rows")[id] = true;
   } else if (row.loaded) {
     if (row.messages) draft.own("stale", "loaded")[id] = true;
@@ -565,10 +577,9 @@ function forgetRow(draft, id) {
 
 /** A row as the hub has it, and beside it what was counted since. */
 function mergeRow(draft, given) {
-  const { state } = draft;
   const row = ownRow(draft, given.thread_id);
-  const { last_seq, messages, readers, held, last = null, unread = 0, mark = {} } = given;
-  const since = row.recent.filter(([seq]) => seq > last_seq);
+  const { last_seq, messages, readers, held, last, unread = 0, mark = {} } = given;
+  const since = [...row.recent].filter(([seq]) => seq > last_seq);
   const isNewer = row.last_seq > last_seq && since.length > 0;
   if (row.lost > last_seq) draft.own("stale", "rows")[given.thread_id] = true; // too much came meanwhile to tell
   const known = row.mark.read_upto;
@@ -580,25 +591,19 @@ function mergeRow(draft, given) {
   row.unread = Math.min(MAX_UNREAD, unread + others);
   row.mark = { ...mark, read_upto };
   row.base = Math.max(last_seq, row.lost);
-  row.recent = since;
+  row.recent = new Map(since);
   if (!isNewer) {
     row.last_seq = last_seq;
-    row.last = last ?? (row.last?.seq === last_seq ? row.last : lastShown(state, row));
+    row.last = last;
   }
   if (known > (mark.read_upto ?? 0)) countUnread(draft, row);
-}
-
-/** Of a hub that does not tell the last line: what is loaded of the thread. */
-function lastShown(state, row) {
-  const message = state.messages[row.last_seq];
-  return message && describeLast(message);
 }
 
 function takeHistory(draft, args, { messages, has_more, damaged }) {
   const { state } = draft;
   const id = args.thread_id;
   const known = state.threads[id]?.loaded;
-  if (!known) return;
+  if (!known) return messages.forEach((it) => show(draft, it));
   const loaded = draft.own("threads", id, "loaded");
   const lowest = has_more && messages.length ? messages[0].seq : 0;
   if (args.before === undefined && known.fresh) {

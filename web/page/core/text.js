@@ -5,6 +5,8 @@
 
 const MAX_DEPTH = 6;
 const MAX_SIZE = 1e15;
+const MAX_LINE_CHARS = 200;
+const SPACES = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/;
 const NAMES = ["name", "filename", "title"];
 const TYPES = ["media_type", "mime_type", "type"];
 const SIZES = ["size", "bytes"];
@@ -102,6 +104,14 @@ function writeValue(value) {
   if (typeof value !== "string") return JSON.stringify(value);
   const isData = value.startsWith("data:") && [...value].length > 200;
   return isData ? `(${[...value].length} characters of data)` : value;
+}
+
+/** A text as one line of at most 200 characters, as lists show it: the twin of `write_line` in
+ * network/operations/marking.py. */
+export function writeLine(text) {
+  const line = [...text.slice(0, 128 * MAX_LINE_CHARS)].slice(0, 64 * MAX_LINE_CHARS).join("").split(SPACES).filter(Boolean).join(" ");
+  const characters = [...line];
+  return characters.length <= MAX_LINE_CHARS ? line : `${characters.slice(0, MAX_LINE_CHARS - 1).join("")}…`;
 }
 
 /** Whose the address is: `bob` of `agent:bob`. */

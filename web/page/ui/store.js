@@ -16,8 +16,6 @@ import {Fetching} from "#core/fetching.js";
 import {applyAll, createState} from "#core/state.js";
 import {addressOf, nameOf, replyAddress} from "#core/text.js";
 
-const TYPING_EVERY_MS = 3_000;
-const VIEWING_EVERY_MS = 20_000;
 const TICK_MS = 2_000;
 const HIDDEN_MS = 250; // how often a page that nobody sees is brought up to date
 const APPLIED = /^(network\.(message_status|mark|dismiss|take|give|resume_root|retry_dead_letter|drop_dead_letter)|channels\..*)$/;
@@ -32,8 +30,6 @@ let fetching = null;
 let isDrawing = false;
 const waiting = []; // events that came since the last draw
 const reading = new Map(); // thread -> up to where it is to be marked as read
-const typed = new Map(); // thread -> when that was last told
-let viewed = null; // the timer of the thread that is looked at
 
 // --- feeding
 
@@ -59,7 +55,6 @@ function leave() {
   source?.close();
   source = fetching = null;
   waiting.length = 0;
-  actions.viewing?.(null, false);
 }
 
 /** Everything that came is applied: the state as it is now, which the screen may not show yet. */
@@ -153,22 +148,21 @@ export const actions = {
   loadEarlier: async (id) => fetching?.loadEarlier(id),
   loadMoreThreads: async () => fetching?.loadMoreThreads(),
 
-  /** Send text, with files beside it, to an address or a thread; gives the id under which it waits in `outbox`. */
-  send({to, thread_id: id, text, reply_to, files, requires_response, metadata}) {
+  /** Send to an address or a thread; gives the id under which it waits in `outbox`. `content`: a text, or {text, files,
+   * images}; `text` is another name for it. */
+  send({to, thread_id: id, content, text, reply_to, requires_response, metadata}) {
     const answered = reply_to !== undefined ? newest().messages[reply_to] : lastOfChain(id);
-    const content = files?.length ? {text, files} : text;
-    return sendTo(to ?? findAddress(id, answered), {content, requires_response, metadata}, answered, reply_to);
+    const said = {content: content ?? text, requires_response, metadata};
+    return sendTo(to ?? findAddress(id, answered), said, answered, reply_to);
   },
 
-  /** Send one's message anew with another text, in the place of the old one; what works on that is asked to stop. */
-  async resend(seq, text) {
+  /** Send one's message anew with another content, in the place of the old one; what works on that is asked to stop. */
+  async resend(seq, content) {
     const {recipients} = await actions.call("network.message_status", {seq});
-    const open = recipients.filter((it) => it.reaction_status === "open").map((it) => it.reaction);
+    const open = recipients.filter((it) => it.reaction_status === "open" && it.reaction).map((it) => it.reaction);
     await Promise.all(open.map((reaction) => actions.call("network.cancel", {reaction})));
-    const {to, reply_to, requires_response, content} = newest().messages[seq];
-    const isWithFiles = typeof content === "object" && content !== null && "text" in content;
-    const changed = {content: isWithFiles ? {...content, text} : text, requires_response, metadata: {replaces: seq}};
-    return sendTo(to, changed, newest().messages[reply_to], reply_to);
+    const {to, reply_to, requires_response} = newest().messages[seq];
+    return sendTo(to, {content, requires_response, metadata: {replaces: seq}}, newest().messages[reply_to], reply_to);
   },
 
   retry: (messageId) => source.retry(messageId),
@@ -208,31 +202,17 @@ export const actions = {
   resumeRoot: (root) => actions.call("network.resume_root", {root}),
   retryDeadLetter: ({seq, agent_id}) => actions.call("network.retry_dead_letter", agent_id ? {seq, agent_id} : {seq}),
 
-  /** One types in a thread: told every three seconds at most. */
-  typing(id) {
-    if (Date.now() - (typed.get(id) ?? 0) < TYPING_EVERY_MS) return;
-    typed.clear();
-    typed.set(id, Date.now());
-    source?.signal?.("typing", {}, {thread_id: id});
-  },
+  /** One types in a thread: to be told every three seconds, shown for six. */
+  typing: (id) => source?.signal?.("typing", {}, {thread_id: id}),
 
-  /** One looks at a thread, told again and again; or no more. */
-  viewing(id, isActive) {
-    clearInterval(viewed?.timer);
-    if (viewed !== null && viewed.id !== id) tellViewing(viewed.id, false);
-    viewed = isActive ? {id, timer: setInterval(() => tellViewing(id, true), VIEWING_EVERY_MS)} : null;
-    if (id !== null) tellViewing(id, isActive);
-  },
+  /** One looks at a thread: to be told every twenty seconds, shown for thirty; or no more. */
+  viewing: (id, isActive) => source?.signal?.("viewing", {active: isActive}, {thread_id: id}),
 };
 
 const CHANGING = [
   "connect", "disconnect", "send", "resend", "retry", "discard", "stop", "take", "give", "decide", "markRead", "mark", "dismiss",
   "resumeRoot", "retryDeadLetter", "typing", "viewing",
 ];
-
-function tellViewing(id, isActive) {
-  source?.signal?.("viewing", {active: isActive}, {thread_id: id});
-}
 
 /** `answered`: the message that this is a reply to, where it is known; its thread is where this one is shown. */
 function sendTo(to, message, answered, replyTo) {
