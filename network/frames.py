@@ -229,6 +229,7 @@ class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=T
         "taken",
         "given",
         "marked",
+        "members",
         "damaged",
         "superseded",
         "draining",

@@ -42,6 +42,7 @@ from .entries import (
     Refuse,
     Send,
     SessionAnswer,
+    TellOfMembers,
     error_bytes,
 )
 from .ids import NETWORK
@@ -247,6 +248,8 @@ class ChangeSet:
         body = {"channel": name, "event": "set", "topic": changed.topic, "history": changed.history}
         self.write_row("channel", data=encode({**body, "access": changed.access, "owner": changed.owner}))
         self.put_row("channel", name, changed)
+        if (changed.history, changed.access) != (channel.history, channel.access):
+            self.effects.append(TellOfMembers(name, None))
 
     def invite_to_channel(self, name: str, agent_id: str) -> None:
         """Let a participant join. Nothing changes for a member, or who is invited. Raises `UnknownRecipient`."""
@@ -268,6 +271,7 @@ class ChangeSet:
             "left" if member.is_in else "channel",
             data=encode({"channel": name, "agent_id": agent_id, "event": "removed"}),
         )
+        self.effects.append(TellOfMembers(name, agent_id))
         spans = member.left(row.seq).spans if member.is_in else member.spans
         self.put_row("member", f"{name}/{agent_id}", Member(spans, "removed"))
         if agent_id == (channel.created_by if channel.owner is None else channel.owner):
@@ -291,6 +295,7 @@ class ChangeSet:
             )
         self.write_row("joined", data=encode({"channel": name, "agent_id": agent_id}))
         self.put_row("member", f"{name}/{agent_id}", joined)
+        self.effects.append(TellOfMembers(name, agent_id))
 
     def leave_channel(self, name: str, agent_id: str) -> None:
         """End a membership; of nobody's nothing changes."""
@@ -300,6 +305,7 @@ class ChangeSet:
             return
         row = self.write_row("left", data=encode({"channel": name, "agent_id": agent_id}))
         self.put_row("member", f"{name}/{agent_id}", member.left(row.seq))
+        self.effects.append(TellOfMembers(name, agent_id))
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
         self._posts += 1

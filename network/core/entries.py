@@ -227,6 +227,14 @@ class Notify(Struct, frozen=True):
     but: str = ""
 
 
+class TellOfMembers(Struct, frozen=True):
+    """Notice `members` to those who watch presence: who is in a channel, or what its members may read, has changed;
+    or, without a channel, somebody was removed from the network. ``agent_id``: whom it is about, if one is."""
+
+    channel: str | None
+    agent_id: str | None
+
+
 class Settle(Struct, frozen=True):
     """One message is handled by one participant."""
 
@@ -259,7 +267,7 @@ class AskToStop(Struct, frozen=True):
     sender_id: str
 
 
-OtherEffect: TypeAlias = Accepted | Refuse | Notify | Settle | Retry | Disconnect | AskToStop
+OtherEffect: TypeAlias = Accepted | Refuse | Notify | TellOfMembers | Settle | Retry | Disconnect | AskToStop
 Effect: TypeAlias = SessionAnswer | OtherEffect
 
 

@@ -18,7 +18,7 @@ from typing import Any, assert_never
 
 from msgspec import UNSET, Raw
 
-from roundelay.network.addresses import name_of, parse_address
+from roundelay.network.addresses import channel_address, name_of, parse_address
 from roundelay.network.clock import NewId
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import (
@@ -36,6 +36,7 @@ from roundelay.network.core.entries import (
     Send,
     SessionAnswer,
     Settle,
+    TellOfMembers,
     error_bytes,
 )
 from roundelay.network.core.holds import is_overtaken
@@ -427,6 +428,17 @@ class Switchboard:
             if not session.connection.is_paused:
                 self.write(session, frame)
 
+    def tell_of_members(self, channel: str | None, agent_id: str | None) -> None:
+        """Tell those who watch who comes and goes that a channel's members have changed, or what these may read: its
+        members, whom it is about, and operators. Without a channel all are told."""
+        told = [it for it in self._watchers if channel is None or self._hears_of(it, channel, agent_id)]
+        thread_id = channel_address(channel) if channel is not None else None
+        self.notice(told, "members", thread_id, {"agent_id": agent_id} if agent_id is not None else {})
+
+    def _hears_of(self, session: Session, channel: str, agent_id: str | None) -> bool:
+        own = session.live_origin().agent_id
+        return session in self._operators or own == agent_id or self.state.member(channel, own).is_in
+
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a task of the hub's until it ends or the hub closes."""
         task: asyncio.Task[None] = self._loop.create_task(coroutine)
@@ -523,6 +535,8 @@ class Publisher:
                     others = [it for it in board.mailboxes.sessions_of(effect.asker) if it.session_id not in sessions]
                     less = {name: value for name, value in effect.body.items() if name != "reason"}
                     board.notice(others, effect.kind, effect.thread_id, less)
+            case TellOfMembers():
+                board.tell_of_members(effect.channel, effect.agent_id)
             case Settle():
                 self._settle(effect)
             case Retry():

@@ -140,7 +140,7 @@ def _describe_turn(event: str, thread_id: str, by: str) -> bytes:
 
 def _tell_readers(change: ChangeSet, kind: Literal["taken", "given"], hold: Hold, seq: int) -> None:
     body = {"seq": seq, "agent_id": change.origin.agent_id, **({"by": hold.by} if kind == "given" else {})}
-    change.effects.append(Notify(readers_of(change.state, hold), kind, hold.head.thread_id, body))
+    change.effects.append(Notify(readers_of(change.state, hold), kind, hold.head.thread_id, body, operators=True))
 
 
 def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:

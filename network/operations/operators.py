@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from roundelay.network.core.change import ChangeSet, stopped_key
-from roundelay.network.core.entries import Disconnect, Retry
+from roundelay.network.core.entries import Disconnect, Retry, TellOfMembers
 from roundelay.network.core.ids import IS_THE_HUB, NETWORK, describe_reserved
 from roundelay.network.core.joining import describe_look_alike
 from roundelay.network.core.limits import Quotas, stored_today
@@ -46,6 +46,7 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     _drop_logins(change, change.state.logins(agent_id))
     change.effects.append(Disconnect(agent_id, f"{agent_id} was removed from this network."))
+    change.effects.append(TellOfMembers(None, agent_id))
     return {}
 
 

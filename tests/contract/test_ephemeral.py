@@ -58,6 +58,35 @@ async def test_who_does_not_watch_sees_no_presence(node: Node, alice: WireSessio
         assert [frame for frame in session.unread if frame["type"] == "presence"] == []
 
 
+async def test_a_channels_members_operators_and_whom_it_is_about_are_told_that_its_members_change(node: Node) -> None:
+    mia = await node.person("mia")
+    alice, bob, carol = [await node.agent(it) for it in ("alice", "bob", "carol")]
+    everybody = (mia, alice, bob, carol)
+    for session in everybody:
+        await session.call("network.watch", {"presence": True})
+    await alice.call("channels.create", {"name": "tea", "access": "closed"})
+    await alice.call("channels.invite", {"name": "tea", "agent_id": "bob"})
+    for op, by, args in (
+        ("channels.join", bob, {"name": "tea"}),
+        ("channels.set_topic", alice, {"name": "tea", "topic": "Tea"}),
+        ("channels.set_history", alice, {"name": "tea", "history": "members"}),
+        ("channels.remove", alice, {"name": "tea", "agent_id": "bob"}),
+        ("network.remove", mia, {"agent_id": "bob"}),
+    ):
+        await by.call(op, args)
+    heard: dict[str, list[object]] = {name: [] for name in ("mia", "alice", "bob", "carol")}
+    for name, session in zip(heard, everybody, strict=True):
+        await (session.closed() if session is bob else session.settle())
+        heard[name] = [
+            (it.get("thread_id"), it["body"].get("agent_id")) for it in session.unread if it.get("kind") == "members"
+        ]
+    tea = "channel:tea"
+    assert heard["mia"] == [(tea, "alice"), (tea, "bob"), (tea, None), (tea, "bob"), (None, "bob")]
+    assert heard["alice"] == heard["mia"]
+    assert heard["bob"] == [(tea, "bob"), (tea, None), (tea, "bob")]
+    assert heard["carol"] == [(None, "bob")]
+
+
 # -- signals
 
 

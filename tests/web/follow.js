@@ -11,6 +11,7 @@ import { applyAll, createState, isSettled, project } from "../../web/page/core/s
 const WAIT_MS = 15_000;
 const PAGE = 500;
 const counts = { frames: {}, compared: 0, drops: 0, welcomes: 0 };
+const pauses = { threads: 5, agents: 5, inbox: 5, status: 5 }; // as on the page, but shorter
 const waiting = [];
 const watchers = new Set();
 const sockets = new Set();
@@ -30,7 +31,6 @@ class Socket extends WebSocket {
 }
 
 function take(event) {
-  if (event.type === "welcome" && event.agent_id === "opal") event.is_operator = true; // HACK
   const kind = event.type === "notice" || event.type === "signal" ? `${event.type}.${event.kind}` : event.type;
   counts.frames[kind] = (counts.frames[kind] ?? 0) + 1;
   if (recorded.length < 20_000) recorded.push(event);
@@ -148,7 +148,7 @@ const commands = {
   begin({ agent_id, kind, token, options = {} }) {
     const given = { url, agentId: agent_id, kind, token, WebSocketCtor: Socket, random: () => 0.1, ...options };
     connection = new Connection(given);
-    fetching = new Fetching({ source: connection, getState: newest, dispatch });
+    fetching = new Fetching({ source: connection, getState: newest, dispatch, pauses });
     connection.connect((event) => {
       take(event);
       if (event.type === "welcome") counts.welcomes += 1;

@@ -157,7 +157,10 @@ class Network:
     async def do_dismiss(self) -> None:
         """A question is dismissed."""
         if self.seqs:
-            args = {"kind": self.chance.choice(("question", "dead_letter")), "seq": self.chance.choice(self.seqs[-20:])[0]}
+            args = {
+                "kind": self.chance.choice(("question", "dead_letter")),
+                "seq": self.chance.choice(self.seqs[-20:])[0],
+            }
             await self.page().do("call", op="network.dismiss", args=args)
 
     async def do_ask_approval(self) -> None:
@@ -187,7 +190,9 @@ class Network:
         if stored["type"] != "stored":
             return
         for attempt in range(1, 6):
-            while (frame := await cy.expect("deliver"))["message"]["seq"] != stored["seq"] or frame["attempt"] != attempt:
+            while (frame := await cy.expect("deliver"))["message"]["seq"] != stored["seq"] or frame[
+                "attempt"
+            ] != attempt:
                 pass
             await cy.nack(stored["seq"], retry_after_ms=1)
         await cy.expect("notice", kind="dead_letter")
@@ -249,9 +254,8 @@ class Network:
     async def compare(self) -> None:
         bob = await self.session("bob")
         last = {page: (await self.say(bob, f"agent:{page.agent_id}", "So far"))["seq"] for page in self.pages}
-        for page, seq in last.items():
-            await page.do("reached", seq=seq)
-            await page.do("compare")
+        await asyncio.gather(*(page.do("reached", seq=seq) for page, seq in last.items()))
+        await asyncio.gather(*(page.do("compare") for page in self.pages))
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ const JUMP_PAGE = 500;
 const MAX_JUMP = 12; // pages that are fetched to reach a message
 const STATUS_AT_ONCE = 5;
 const LOG_WAIT_MS = 25_000;
-const PAUSES_MS = { threads: 150, agents: 1000, inbox: 200, status: 300, history: 0, message: 0 };
+const PAUSES_MS = { threads: 150, agents: 1000, inbox: 200, status: 300 };
 const UNKNOWN = ["unknown_operation", "invalid_arguments", "forbidden"];
 
 export class Fetching {
   /** `source` calls; `getState` gives the newest state, `dispatch` applies an event at once. */
-  constructor({ source, getState, dispatch, timers = globalThis }) {
-    Object.assign(this, { _source: source, _getState: getState, _dispatch: dispatch, _timers: timers });
+  constructor({ source, getState, dispatch, timers = globalThis, pauses = PAUSES_MS }) {
+    Object.assign(this, { _source: source, _getState: getState, _dispatch: dispatch, _timers: timers, _pauses: pauses });
     this._busy = new Set();
     this._timersOf = new Map();
     this._namesRows = true; // whether this hub gives the rows of threads by name
@@ -210,7 +210,7 @@ export class Fetching {
       this._busy.delete(name);
       this.look();
     };
-    this._timersOf.set(name, this._timers.setTimeout(start, PAUSES_MS[name]));
+    this._timersOf.set(name, this._timers.setTimeout(start, this._pauses[name] ?? 0));
   }
 
   _pause(ms) {

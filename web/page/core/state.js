@@ -330,12 +330,8 @@ function takeNotice(draft, frame) {
       return;
     case "marked":
       return takeMark(draft, id, body);
-    case "members": // of a channel: what may be read has changed
-      draft.own("stale").threads = true;
-      for (const row of Object.values(draft.state.threads)) {
-        if (row.loaded && !row.thread_id.startsWith("direct:")) draft.own("stale", "loaded")[row.thread_id] = true;
-      }
-      return;
+    case "members":
+      return takeMembers(draft, id, body.agent_id);
     case "inbox":
       markInbox(draft);
       return;
@@ -347,6 +343,19 @@ function takeNotice(draft, frame) {
       if (body.seq in draft.state.messages) draft.own("stale", "status")[body.seq] = true;
       return;
     default: // there may be kinds that this page does not know
+  }
+}
+
+/** Who is in a channel has changed; or, of oneself or of all, what may be read there; or somebody was removed. */
+function takeMembers(draft, channel, agentId) {
+  const { state } = draft;
+  if (channel === undefined) Object.assign(draft.own("stale"), { agents: true, threads: true });
+  const isMine = agentId === undefined || agentId === state.me.agent_id;
+  if (isMine) draft.own("stale").threads = true;
+  for (const { thread_id: id, loaded, messages } of Object.values(state.threads)) {
+    if (id !== channel && !id.startsWith("thread:")) continue; // a reply thread may be in any channel
+    if (messages) draft.own("stale", "rows")[id] = true;
+    if (isMine && loaded) draft.own("stale", "loaded")[id] = true;
   }
 }
 
@@ -533,9 +542,7 @@ function takeResult(draft, op, args, value) {
       draft.own("stale", "rows")[args.thread_id] = true;
       return;
     default:
-      if (/^channels\.(join|leave|create|set_history|set_access)$/.test(op)) {
-        takeNotice(draft, { kind: "members" });
-      } else if (value?.seq !== undefined && value.thread_id !== undefined && /^channels\.(post|reply)$/.test(op)) {
+      if (value?.seq !== undefined && value.thread_id !== undefined && /^channels\.(post|reply)$/.test(op)) {
         draft.own("stale", "rows")[value.thread_id] = true;
         if (state.threads[value.thread_id]?.loaded) draft.own("stale", "messages")[value.seq] = value.thread_id;
       }
