@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -97,16 +97,18 @@ class PageSite:
 def read_site(folder: Path) -> dict[str, PageFile]:
     """The page's files by the paths under which browsers ask for them. Raises `OSError`, or `ValueError` where
     index.html has no place for them."""
-    contents = {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in TYPES and path.is_file()
-    }
+    contents = read_contents(folder)
     paths = {name: _hashed_path(name, body) for name, body in contents.items()}
     for_ever = {"Cache-Control": "public, max-age=31536000, immutable", **HARMLESS}
     files = {paths[name]: PageFile(body, TYPES[Path(name).suffix], for_ever) for name, body in contents.items()}
     files["/"] = _make_index(folder, contents, paths)
     return files
+
+
+def read_contents(folder: Path) -> dict[str, bytes]:
+    """Every file of the page but index.html, by its name in the folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.suffix in TYPES and path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def _hashed_path(name: str, body: bytes) -> str:
@@ -118,18 +120,29 @@ def _make_index(folder: Path, contents: Mapping[str, bytes], paths: Mapping[str,
     """index.html with the files in it: stylesheets, the import map, the modules that the entry leads to, the entry."""
     imports = list_imports(folder, paths)
     import_map = json.dumps({"imports": imports}, separators=(",", ":")).replace("<", "\\u003c")
-    styles = sorted((it for it in paths if it.endswith(".css") and "/" not in it), key=lambda it: (it != STYLE, it))
-    lines = [f'<link rel="stylesheet" href="{escape(paths[it])}">' for it in styles]
+    lines = [f'<link rel="stylesheet" href="{escape(paths[it])}">' for it in list_styles(paths)]
     lines.append(f'<script type="importmap">{import_map}</script>')
     modules = [imports[it] for it in list_modules(contents, imports)]
     lines += [f'<link rel="modulepreload" href="{escape(it)}">' for it in modules]
     lines.append(f'<script type="module" src="{escape(paths[ENTRY])}"></script>')
+    text = fill_template(folder, lines)
+    policy = POLICY.format(hash=b64encode(hashlib.sha256(import_map.encode()).digest()).decode())
+    return PageFile(
+        text.encode(), "text/html; charset=utf-8", {**OF_PAGE, **HARMLESS, "Content-Security-Policy": policy}
+    )
+
+
+def fill_template(folder: Path, lines: Iterable[str]) -> str:
+    """index.html with these lines in its head. Raises `ValueError` where it has no place for them."""
     template = (folder / "index.html").read_text(encoding="utf-8")
     if template.count(PLACE) != 1:
         raise ValueError(f"index.html has no line {PLACE}, or more than one")
-    policy = POLICY.format(hash=b64encode(hashlib.sha256(import_map.encode()).digest()).decode())
-    body = template.replace(PLACE, "\n".join(lines)).encode()
-    return PageFile(body, "text/html; charset=utf-8", {**OF_PAGE, **HARMLESS, "Content-Security-Policy": policy})
+    return template.replace(PLACE, "\n".join(lines))
+
+
+def list_styles(names: Iterable[str]) -> list[str]:
+    """The stylesheets of the page's own folder, in the order in which they hold."""
+    return sorted((it for it in names if it.endswith(".css") and "/" not in it), key=lambda it: (it != STYLE, it))
 
 
 def list_imports(folder: Path, paths: Mapping[str, str]) -> dict[str, str]:

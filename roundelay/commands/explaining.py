@@ -6,7 +6,9 @@ Each reads a live node, under the caller's rights, or with --db a ledger's file,
 from __future__ import annotations
 
 import re
+import secrets
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -64,14 +66,14 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
         Screen(sys.stdout).note(f"{count(effect.followed, 'message')} followed.")
 
 
-@click.command(short_help="Write the log, a transcript or a diagram.")
+@click.command(short_help="Write the log, a transcript, a diagram or a page.")
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(("jsonl", "markdown", "mermaid")),
+    type=click.Choice(("jsonl", "markdown", "mermaid", "html")),
     default="jsonl",
     show_default=True,
-    help="The log itself, a transcript, or a sequence diagram.",
+    help="The log itself, a transcript, a sequence diagram, or a page for a browser.",
 )
 @click.option("--thread", metavar="ID", help="Only this thread.")
 @click.option("--root", type=SEQ, metavar="SEQ", help="Only what followed from this first message.")
@@ -89,12 +91,14 @@ def export(
     output: Path | None,
     db: Path | None,
 ) -> None:
-    """Write the log, losing nothing (jsonl), or what was said (markdown, mermaid).
+    """Write the log, losing nothing (jsonl), what was said (markdown, mermaid), or one page for a browser (html).
 
-    The log is for operators; what was said holds what the caller may read. A whole jsonl export can be replayed.
+    The log is for operators; everything else holds what the caller may read. A whole jsonl export can be replayed. The
+    page opens from disk and asks nobody for anything; it holds records too: what tools were given and gave.
     """
     from roundelay.network.durable_files import replace_file
     from roundelay.runs.export import Part, write_log, write_messages
+    from roundelay.runs.page import write_page
     from roundelay.terminal.text import clean_json
 
     if first is not None and last is not None and first > last:
@@ -106,6 +110,8 @@ def export(
             # a file and a pipe get it byte by byte
             is_shown = file is sys.stdout and sys.stdout.isatty()
             await write_log(source, part, (lambda text: file.write(clean_json(text))) if is_shown else file.write)
+        elif format_ == "html":
+            file.write(await write_page(source, part, now_s=time.time(), nonce=secrets.token_urlsafe(24)))
         else:
             await write_messages(source, part, file, as_markdown=format_ == "markdown")
 

@@ -98,13 +98,15 @@ class Part:
 
     def not_found(self) -> UnknownMessage:
         """What to raise where nothing belongs to it."""
+        return UnknownMessage(f"Nothing that may be seen is of {self.describe()}; roundelay threads lists the threads.")
+
+    def describe(self) -> str:
+        """Say it in words; empty for everything."""
         of = [f"thread {self.thread_id}"] if self.thread_id is not None else []
         of += [f"root {self.root}"] if self.root is not None else []
         to = f"to {self.last}" if self.last is not None else "on"
         of += [f"the seqs from {self.first} {to}"] if (self.first, self.last) != (1, None) else []
-        return UnknownMessage(
-            f"Nothing that may be seen is of {' and '.join(of)}; roundelay threads lists the threads."
-        )
+        return " and ".join(of)
 
     def holds(self, message: BaseMessage) -> bool:
         return (
@@ -128,26 +130,37 @@ class Part:
         return seq >= self.first and (self.last is None or seq <= self.last)
 
 
+async def read_part(source: Source, part: Part) -> tuple[LogHead, AsyncIterator[Row]]:
+    """Give what the log is, and the rows that belong to a part of it. Raises `Forbidden` for who is no operator."""
+    head, rows = await source.rows()
+
+    async def read() -> AsyncIterator[Row]:
+        triggers: set[int] = set()
+        reactions: set[str] = set()
+        async for row in rows:
+            if row.type == "record" and row.label == "started" and read_trigger(row.label, read_body(row)) in triggers:
+                reactions.add(row.stream)
+            if part.holds_row(row, reactions):
+                if row.type == "message":
+                    triggers.add(row.seq)
+                yield row
+            if part.last is not None and row.seq >= part.last:
+                break
+
+    return head, read()
+
+
 async def write_log(source: Source, part: Part, write: Callable[[str], object]) -> None:
     """Write the log as lines of JSON. Raises `Forbidden` for who is no operator, `UnknownMessage` if nothing is of that
     thread or root."""
-    head, rows = await source.rows()
+    head, rows = await read_part(source, part)
     excerpt = LogHead(epoch=head.epoch, name=head.name, first_seq=head.first_seq, is_excerpt=not part.is_whole)
     is_begun = False
-    triggers: set[int] = set()
-    reactions: set[str] = set()
     async for row in rows:
-        if row.type == "record" and row.label == "started" and read_trigger(row.label, read_body(row)) in triggers:
-            reactions.add(row.stream)
-        if part.holds_row(row, reactions):
-            if row.type == "message":
-                triggers.add(row.seq)
-            if not is_begun:
-                write(encode_head(excerpt).decode() + "\n")
-                is_begun = True
-            write(encode_row(row).decode() + "\n")
-        if part.last is not None and row.seq >= part.last:
-            break
+        if not is_begun:
+            write(encode_head(excerpt).decode() + "\n")
+            is_begun = True
+        write(encode_row(row).decode() + "\n")
     if not is_begun and not part.is_whole:
         raise part.not_found()
     if not is_begun:
@@ -156,7 +169,7 @@ async def write_log(source: Source, part: Part, write: Callable[[str], object]) 
 
 async def write_messages(source: Source, part: Part, file: TextIO, *, as_markdown: bool) -> None:
     """Write what was said as a Markdown transcript, or as a Mermaid sequence diagram."""
-    messages = [message async for message in _read_messages(source, part)]
+    messages = [message async for message in read_messages(source, part)]
     if not messages and not part.is_whole:
         raise part.not_found()
     title = "A conversation" if part.thread_id is None else part.thread_id
@@ -165,7 +178,8 @@ async def write_messages(source: Source, part: Part, file: TextIO, *, as_markdow
         file.write(line + "\n")
 
 
-async def _read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage]:
+async def read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage]:
+    """Give the messages of a part that the caller may read. Raises `UnknownMessage`."""
     if part.root is not None:
         found = [*(await source.messages([part.root])).values(), *await source.following(part.root)]
         if not found or found[0].seq != part.root:

@@ -16,10 +16,12 @@ import {actions, state} from "#ui/store.js";
 import {setTheme, theme} from "#ui/theme.js";
 import {Thread} from "#ui/thread.js";
 import {Threads, unreadCount} from "#ui/threads.js";
+import {Timeline} from "#ui/timeline.js";
 import {Why} from "#ui/why.js";
 
 const PLACES = [
-  ["inbox", "Inbox", "i"], ["threads", "Threads", "t"], ["agents", "Agents", "a"], ["cost", "Cost", "c"], ["search", "Search", "/"],
+  ["inbox", "Inbox", "i"], ["threads", "Threads", "t"], ["agents", "Agents", "a"], ["cost", "Cost", "c"],
+  ["timeline", "Timeline", "l"], ["search", "Search", "/"],
 ];
 const isHelpOpen = signal(false);
 const isLeaving = signal(false);
@@ -29,6 +31,10 @@ const connection = computed(() => state.value.connection);
 const threads = computed(() => state.value.threads ?? {});
 const refusal = computed(() => state.value.error);
 const isReadOnly = computed(() => Boolean(state.value.is_read_only));
+const places = computed(() => PLACES.filter(([place]) => {
+  if (place === "inbox") return !isReadOnly.value; // nothing of a run that is over waits for who looks at it
+  return place !== "timeline" || isReadOnly.value || me.value?.is_operator;
+}));
 
 /** The whole page. */
 export function App() {
@@ -43,6 +49,7 @@ function Shell() {
     "g t": {text: "Threads", run: () => go(linkTo.threads())},
     "g a": {text: "Agents", run: () => go(linkTo.agents())},
     "g c": {text: "Cost", run: () => go(linkTo.cost())},
+    "g l": {text: "Timeline", run: () => go(linkTo.timeline())},
     "/": {text: "Search", run: () => go(linkTo.search())},
     "?": {text: "These keys", run: () => { isHelpOpen.value = true; }},
     Escape: {text: "Back", run: leave},
@@ -71,6 +78,7 @@ function Screen() {
     case "why": return html`<${Why} key=${id} seq=${Number(id)} />`;
     case "agents": return html`<${Agents} id=${id} />`;
     case "cost": return html`<${Cost} query=${query} />`;
+    case "timeline": return html`<${Timeline} query=${query} />`;
     case "search": return html`<${Search} query=${query.q ?? ""} />`;
     default: return html`<${Inbox} />`;
   }
@@ -95,7 +103,7 @@ function Nav() {
   const name = network.value?.name || "Roundelay";
   return html`<nav class="nav" aria-label="Screens">
     <p class="network" title=${`Network ${name}`}><span class="logo" aria-hidden="true"></span><span dir="auto">${name}</span></p>
-    <ul>${PLACES.map(([place, text, key]) => html`<li><a href=${linkTo[place]()} aria-current=${place === here ? "page" : undefined}
+    <ul>${places.value.map(([place, text, key]) => html`<li><a href=${linkTo[place]()} aria-current=${place === here ? "page" : undefined}
         aria-keyshortcuts=${key === "/" ? key : `g ${key}`}>
       <${Icon} name=${place} /><span class="nav-text">${text}</span>
       ${waiting[place] && html`<${Count} of=${waiting[place][0]} what=${waiting[place][1]} />`}</a></li>`)}</ul>

@@ -4,11 +4,15 @@ import {App} from "#ui/app.js";
 import {startKeys} from "#ui/keys.js";
 import {startLogin} from "#ui/login.js";
 import {startClock} from "#ui/parts.js";
+import {isRecorded, showRecording} from "#ui/recorded.js";
 import {startRouter} from "#ui/router.js";
 import {startTheme} from "#ui/theme.js";
 
 startTheme();
-startLogin();
+if (isRecorded()) {
+  if (!location.hash) history.replaceState(null, "", "#/threads"); // nothing of it waits for who looks
+  await showRecording();
+} else startLogin();
 startRouter();
 startKeys();
 startClock();

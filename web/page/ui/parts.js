@@ -144,6 +144,7 @@ const PATHS = {
   threads: "M4 5h16v11H10l-4 4v-4H4z",
   agents: "M8 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6zm-6 8c0-3 3-5 6-5s6 2 6 5M17 11a2.5 2.5 0 1 0 0-5M17 14c3 0 5 2 5 5",
   cost: "M4 20V10M10 20V4M16 20v-7M22 20H2",
+  timeline: "M4 6h7M8 12h9M13 18h7M4 3v18",
   search: "M10 17a7 7 0 1 0 0-14 7 7 0 0 0 0 14zm5-2 6 6",
   why: "M6 4v6a4 4 0 0 0 4 4h8m-4-4 4 4-4 4",
   menu: "M5 12h.01M12 12h.01M19 12h.01",

@@ -28,10 +28,17 @@ export function setPrice(model, price) {
   } catch { /* it holds until the page is left */ }
 }
 
+let known = () => null;
+
+/** Take what a recording says that usage cost, where nobody says it here. */
+export function knowPrices(find) {
+  known = find;
+}
+
 /** What this usage cost in dollars; null where no price is known. */
 export function priceOf(model, usage) {
   const price = prices.value[model] ?? prices.value[model.replace(VERSION, "")];
-  if (!price) return SCRIPT.test(model) ? 0 : null;
+  if (!price) return SCRIPT.test(model) ? 0 : known(model, usage);
   const cached = Math.min(usage.prompt_tokens, usage.cached_tokens);
   return (price.input * (usage.prompt_tokens - cached) + (price.cached ?? price.input) * cached + price.output * usage.completion_tokens) / 1e6;
 }

@@ -6,7 +6,7 @@ import {signal} from "#vendor/signals.js";
 
 /** @typedef {{screen: string, id?: string, at?: number, query: Record<string, string>}} Route */
 
-const SCREENS = ["inbox", "threads", "thread", "why", "agents", "cost", "search"];
+const SCREENS = ["inbox", "threads", "thread", "why", "agents", "cost", "search", "timeline"];
 
 /** Where the page is. @type {import("#vendor/signals.js").Signal<Route>} */
 export const route = signal(readRoute(""));
@@ -48,6 +48,7 @@ export const linkTo = {
   agents: () => "#/agents",
   agent: (id) => `#/agents/${encodeURIComponent(id)}`,
   cost: (query = {}) => withQuery("#/cost", query),
+  timeline: (query = {}) => withQuery("#/timeline", query),
   search: (q = "") => withQuery("#/search", q ? {q} : {}),
 };
 

@@ -13,7 +13,7 @@ import {actions, state} from "#ui/store.js";
 
 const threads = computed(() => state.value.threads ?? {});
 const nameHere = (id) => nameThread(threads.value[id] ?? {thread_id: id}, state.peek().me?.agent_id);
-const STATUS = {finished: "good", open: "accent", stopped: "warn", cancelled: "warn", failed: "bad"};
+export const STATUS = {finished: "good", open: "accent", stopped: "warn", cancelled: "warn", failed: "bad"};
 
 /** The screen of one message. */
 export function Why({seq}) {
@@ -65,7 +65,8 @@ const isOf = (sent, step) => Boolean(sent) && step.kind === (sent.tool_call ? "t
 
 const STEP_NAMES = {model: "Asked", tool: "Called", approval: "Approval", wait: "Waited", review: "Review", handoff: "Handed over", failed: "Failed"};
 
-function Step({step, isSender}) {
+/** One step of a reaction. */
+export function Step({step, isSender}) {
   const {kind, path, turn, started_at: from, ended_at: to} = step;
   const parts = {
     model: () => [html`<b dir="auto">${step.model || "a model"}</b>`, step.text, step.calls.length && `It asked for ${step.calls.join(", ")}.`],
@@ -88,7 +89,7 @@ function Step({step, isSender}) {
   </div></li>`;
 }
 
-const tellTook = (ms) => (ms < 1000 ? `${ms} ms` : ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : tellSpan(ms));
+export const tellTook = (ms) => (ms < 1000 ? `${ms} ms` : ms < 10_000 ? `${(ms / 1000).toFixed(1)} s` : tellSpan(ms));
 
 function Tokens({model, usage}) {
   const usd = priceOf(model, usage);
