@@ -79,6 +79,11 @@ class Watched:
         elsewhere = [it for it in self.requested if urlsplit(it).scheme not in local and urlsplit(it).netloc != host]
         assert not elsewhere, elsewhere
 
+    async def leave(self) -> None:
+        """Check, and close the window: before its node is stopped, which the page would tell."""
+        self.check()
+        await self.close()
+
     async def close(self) -> None:
         await self.context.close()
 

@@ -78,7 +78,7 @@ async def open_window(browser: Browser) -> AsyncIterator[OpenWindow]:
             window.check()
     finally:
         for window in opened:
-            await window.close()
+            await window.close()  # a second time it does nothing
 
 
 @pytest.fixture

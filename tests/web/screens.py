@@ -35,7 +35,7 @@ class Screen:
         return ThreadsScreen(self.page)
 
     async def expect_online(self) -> None:
-        await expect(self.page.locator(".myself .dot.online")).to_be_visible()
+        await expect(self.page.locator(".myself .dot.online")).to_be_attached()
 
     async def expect_offline(self) -> None:
         await expect(self.page.get_by_text(re.compile("^(Offline for|Connecting)"))).to_be_visible()
