@@ -29,6 +29,7 @@ from roundelay.commands import (
     scenario,
     setup,
     tokens,
+    web,
 )
 from roundelay.commands.options import debug_option, node_options
 
@@ -64,6 +65,7 @@ for command in (
     agent.agent,
     people.chat,
     people.send,
+    web.web,
     approvals.approvals,
     reading.tail,
     reading.agents,

@@ -34,13 +34,13 @@ from .entries import (
     Refused,
     Send,
 )
-from .joining import apply_join
+from .joining import apply_join, bind
 from .mod import named_seqs
 from .reactions import apply_lost, apply_nack, apply_record, keep_handled
 from .sending import Rules, apply_send
 from .shares import Stopping
 from .state import State
-from .tables import Facts, Put, Token, Wanted
+from .tables import Facts, Wanted
 
 
 def wanted(entries: list[Entry]) -> Wanted:
@@ -110,8 +110,7 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
             case Handled():
                 return Outcome(puts=tuple(keep_handled(state, put) for put in entry.puts))
             case Bind():
-                bound = ((key, Token(agent_id, "agent", state.stamp)) for agent_id, key in entry.tokens.items())
-                return Outcome(puts=tuple(Put("token", key, token) for key, token in bound))
+                return Outcome(puts=bind(state, entry))
             case _:
                 assert_never(entry)
     except Stopping as error:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct
 from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import ErrorFrame, HelloFrame, Kind, RecordFrame, SendFrame, encode
 
-from .tables import Awaited, Participant, Put, Row, Spent
+from .tables import Awaited, Login, Participant, Put, Row, Spent
 
 
 class Origin(Struct, frozen=True):
@@ -137,9 +137,11 @@ class Handled(Struct, frozen=True):
 
 
 class Bind(Struct, frozen=True):
-    """Tokens of agents, their hashes by id, that are bound before anybody could use the ids first."""
+    """What the node itself lets in: tokens of agents, their hashes by id, that are bound before anybody could use the
+    ids first, and logins by the hashes of their codes."""
 
-    tokens: dict[str, str]
+    tokens: dict[str, str] = {}
+    logins: dict[str, Login] = {}
 
 
 class ModEntry(Struct, frozen=True):

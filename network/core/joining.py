@@ -25,13 +25,13 @@ from roundelay.network.errors import (
 from roundelay.network.frames import PROTOCOL_VERSION, HelloFrame, encode, is_id
 
 from .change import ChangeSet
-from .entries import Accepted, AskToStop, Join, Origin, Outcome, Peer, Refuse
+from .entries import Accepted, AskToStop, Bind, Join, Origin, Outcome, Peer, Refuse
 from .ids import IS_THE_HUB, NETWORK, describe_reserved
 from .limits import MINUTE_MS, next_arrival
 from .reactions import count_lost_process
 from .sending import Rules
 from .state import State
-from .tables import Bucket, Facts, Login, Participant, Token
+from .tables import Bucket, Facts, Login, Participant, Put, Token
 
 CLOSE_CODES: dict[type[RoundelayError], int] = {
     UnsupportedProtocol: 4400,
@@ -146,6 +146,18 @@ def _find_kind(state: State, entry: Join) -> HelloFrame:
         )
     kind = proof.kind if proof is not None else known.kind if known is not None else "agent"
     return msgspec.structs.replace(hello, kind=kind)
+
+
+def bind(state: State, entry: Bind) -> tuple[Put, ...]:
+    """What the node lets in by itself; logins whose time is over make room."""
+    tokens = (Put("token", key, Token(it, "agent", state.stamp)) for it, key in entry.tokens.items())
+    over = (Put("login", key, None) for key in find_over(state)) if entry.logins else ()
+    return (*tokens, *over, *(Put("login", key, login) for key, login in entry.logins.items()))
+
+
+def find_over(state: State) -> dict[str, Login]:
+    """The logins whose time is over, by hash."""
+    return {key: it for key, it in state.items("login") if it.expires_at <= state.stamp}
 
 
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:

@@ -28,7 +28,7 @@ from roundelay.network.core.reactions import forget_failures
 from roundelay.network.core.rights import Rights
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
-from roundelay.network.core.tables import Facts, Known, Put, Row, Wanted
+from roundelay.network.core.tables import Facts, Known, Login, Put, Row, Wanted
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.errors import LedgerError, RoundelayError
 from roundelay.network.ledger import KeyTaken, Ledger, Unstorable
@@ -178,6 +178,13 @@ class Hub:
         Raises `LedgerError`."""
         async with self.writing:
             await self.commit([Bind(dict(tokens))])
+
+    async def add_login(self, login_hash: str, agent_id: str, ttl_ms: int) -> None:
+        """Let the code with this hash log a person in once, as an operator: the node's owner. It is on the disk when
+        this returns. Raises `LedgerError`."""
+        login = Login(agent_id, "human", self._clock() + ttl_ms, operator=True)
+        async with self.writing:
+            await self.commit([Bind(logins={login_hash: login})])
 
     async def close(self) -> None:
         """Say ``draining`` to everyone, commit what is pending, close sessions with 4503 and the ledger cleanly."""

@@ -15,7 +15,7 @@ from msgspec import Meta, Raw
 from roundelay.network.core.change import ChangeSet, stopped_key
 from roundelay.network.core.entries import Disconnect, Retry, TellOfMembers
 from roundelay.network.core.ids import IS_THE_HUB, NETWORK, describe_reserved
-from roundelay.network.core.joining import describe_look_alike
+from roundelay.network.core.joining import describe_look_alike, find_over
 from roundelay.network.core.limits import Quotas, stored_today
 from roundelay.network.core.shares import was_spoken_to
 from roundelay.network.core.state import State
@@ -82,8 +82,7 @@ def create_login(
 
     A `warning` says what a new id may be taken for: such an id is given out by nobody else.
     """
-    over = {key: it for key, it in change.state.items("login") if it.expires_at <= change.stamp}
-    _drop_logins(change, over)
+    _drop_logins(change, find_over(change.state))
     warning = _check_given_out(change, agent_id, kind, "login", login_hash)
     participant = change.state.participant(agent_id)
     if participant is not None and participant.removed_seq is not None:

@@ -12,7 +12,7 @@ import click
 
 from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
-from roundelay.terminal.connection import READER_ID
+from roundelay.terminal.connection import READER_ID, login_id
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,6 +49,7 @@ def pick_file(file: Path | None) -> Path | None:
     "--behind-proxy", is_flag=True, default=None, help="Connections come through a proxy: none counts as local."
 )
 @click.option("--web/--no-web", default=None, help="Show browsers the page (default), or not.")
+@click.option("--web-link", is_flag=True, help="Print a link that logs you in to the page, also where no terminal is.")
 @click.option("--no-agents", is_flag=True, help="Start none of the agents that FILE declares.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
 @click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
@@ -56,6 +57,7 @@ def pick_file(file: Path | None) -> Path | None:
 @debug_option
 def up(
     file: Path | None,
+    web_link: bool,
     no_agents: bool,
     until_input_ends: bool,
     insecure: bool,
@@ -92,8 +94,11 @@ def up(
 
         agents = load_agents(config.agents)
 
-    def announce_ready(line: str) -> None:
+    def announce_ready(line: str, link: str | None) -> None:
         click.echo(line)
+        if link is not None:
+            click.echo(f"Open {link}", err=True)
+            click.echo("That link logs you in once, within 10 minutes; another one: roundelay web", err=True)
         if sys.stderr.isatty():
             to = f" --to {agents[0].id}" if agents else ""
             click.echo(f"Ctrl-C stops it. In another terminal: roundelay chat{to}", err=True)
@@ -106,6 +111,7 @@ def up(
         until_input_ends=until_input_ends,
         announce_ready=announce_ready,
         voice=Voice(log_format),
+        person_id=login_id() if config.web and (web_link or sys.stderr.isatty()) else None,
     )
     return_large_blocks()
     try:

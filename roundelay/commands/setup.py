@@ -21,13 +21,18 @@ from roundelay.commands.options import debug_option, json_option
 )
 @click.option("--base-url", metavar="URL", help="Where the model is (default: the OpenAI API).")
 @click.option("--serve", is_flag=True, help="Stay up afterwards, to go on with `roundelay chat`.")
+@click.option("--web", is_flag=True, help="Stay up afterwards, and print a link to the page.")
 @click.option("--kill", metavar="AGENT", help="Kill this agent in the middle; it goes on where it was.")
 @debug_option
-def demo(question: str | None, model: str | None, base_url: str | None, serve: bool, kill: str | None) -> None:
+def demo(
+    question: str | None, model: str | None, base_url: str | None, serve: bool, web: bool, kill: str | None
+) -> None:
     """Watch a node, three agents and a person solve one QUESTION. Needs no key and no network."""
     from roundelay.demo.play import run_demo
 
-    click.get_current_context().exit(run_demo(question, model=model, base_url=base_url, serve=serve, kill=kill))
+    click.get_current_context().exit(
+        run_demo(question, model=model, base_url=base_url, serve=serve, web=web, kill=kill)
+    )
 
 
 @click.command(short_help="Write a first roundelay.yaml and an example agent.")

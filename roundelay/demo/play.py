@@ -37,6 +37,7 @@ from roundelay.network.frames import decode_json
 from roundelay.network.home import announce_node
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.network.mod import AfterContext, Mod
+from roundelay.nodes.links import make_link
 from roundelay.nodes.processes import Process, ready_line
 from roundelay.runs.reading import RecordedReaction
 from roundelay.terminal.screen import Screen
@@ -62,8 +63,14 @@ class DemoPlan:
     model: str | None = None
     base_url: str | None = None
     serve: bool = False
+    web: bool = False
     kill: str | None = None
     thinking_s: float = THINKING_S
+
+    @property
+    def stays(self) -> bool:
+        """Whether the node goes on when the question is answered."""
+        return self.serve or self.web
 
     @property
     def is_local(self) -> bool:
@@ -77,6 +84,7 @@ def run_demo(
     model: str | None = None,
     base_url: str | None = None,
     serve: bool = False,
+    web: bool = False,
     kill: str | None = None,
 ) -> int:
     """Run the demo on standard output and give the exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
@@ -93,14 +101,14 @@ def run_demo(
         errors.error(wrong)
         return 2
     try:
-        plan = DemoPlan(question or QUESTION, model, base_url, serve, kill)
+        plan = DemoPlan(question or QUESTION, model, base_url, serve, web, kill)
         if plan.is_local and question is None:
             plan = replace(plan, question=LOCAL_QUESTION)
         asyncio.run(_obey_signals(play(plan, DemoScreen(sys.stdout))))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        if not serve:
+        if not (serve or web):
             errors.error("Stopped before the end.")
-        return 0 if serve else 130
+        return 0 if serve or web else 130
     except RoundelayError as error:
         errors.error(str(error))
         return 1
@@ -108,7 +116,7 @@ def run_demo(
 
 
 async def play(plan: DemoPlan, screen: DemoScreen) -> list[BaseMessage]:
-    """Run the demo to its end, with `DemoPlan.serve` until it is cancelled; gives all that was said.
+    """Run the demo to its end, where it `stays` until it is cancelled; gives all that was said.
 
     Raises `RoundelayError`; leaves no process and no file behind.
     """
@@ -213,8 +221,8 @@ class _Stage:
             await person.send_text(DESK, self._plan.question)
             await self._reach(SCRIPT_TIMEOUT_S if self._plan.model is None else MODEL_TIMEOUT_S, self._has_ended)
             await self._sum_up(person, time.monotonic() - began_s)
-            if self._plan.serve:
-                await self._stay(node)
+            if self._plan.stays:
+                await self._stay(node, person)
             else:
                 self._screen.suggest("Next", _list_next())
             for task in tasks:
@@ -314,8 +322,13 @@ class _Stage:
         turns, tool_calls = sum(it.turns for it in reactions), sum(len(it.calls) for it in reactions)
         self._screen.summary(threads, turns, tool_calls, self._delays_ms, duration_s)
 
-    async def _stay(self, node: Node) -> None:
+    async def _stay(self, node: Node, person: NetworkClient) -> None:
         """Stay up until cancelled, found by every command on this machine that is given no address."""
+        if self._plan.web:
+            link = await make_link(person, PERSON, operator=True)
+            self._screen.write(f"Open {link['url']}")
+            self._screen.write(f"That link logs you in as {PERSON}, once, within 10 minutes.")
+            self._screen.write("")
         note = announce_node(node.url, Path(f"{self._folder / 'demo.db'}.owner"))
         command = "./dev roundelay" if _is_checkout() else "roundelay"
         self._screen.suggest(
@@ -324,6 +337,7 @@ class _Stage:
                 ("ask the team yourself", f"{command} chat --to {DESK}"),
                 ("see who is there", f"{command} agents"),
                 ("see what was said where", f"{command} threads"),
+                (f"a further link to the page, as {PERSON}", f"{command} web --as {PERSON} --operator"),
             ],
         )
         self._screen.write("")
@@ -355,6 +369,7 @@ def _list_next() -> list[tuple[str, str]]:
         ("ask something else", f"{demo} '{OTHER_QUESTION}'"),
         ("kill an agent at its work", f"{demo} --kill numbers"),
         ("stay up and join in", f"{demo} --serve"),
+        ("see the team on a page", f"{demo} --web"),
         ("the same on a real model", f"{demo} --model NAME [--base-url URL]"),
         ("one answer of a small model on this machine", f"{demo} --model {LOCAL}"),
     ]

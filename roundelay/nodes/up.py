@@ -32,6 +32,7 @@ from roundelay.network.hub.memory import keep_what_is_there
 from roundelay.network.ledger.files import explain
 from roundelay.network.tls import read_certificate, server_context
 from roundelay.nodes.hub_http import TIMEOUT_S, read_readiness
+from roundelay.nodes.links import make_owners_link
 from roundelay.nodes.logs import Voice
 from roundelay.nodes.processes import Process, ready_line, stop_signals, wait_for_first, wait_for_input_end
 from roundelay.terminal.text import clean
@@ -61,14 +62,16 @@ async def run_node(
     operator_id: str,
     log_level: str,
     until_input_ends: bool,
-    announce_ready: Say,
+    announce_ready: Callable[[str, str | None], None],
     voice: Voice,
+    person_id: str | None = None,
 ) -> None:
     """Run a node with its agents until SIGTERM, SIGINT or, if asked, the end of the input; both are stopped in good
     order.
 
-    ``announce_ready`` gets the ready line once every agent has joined, or has failed at it. ``operator_id`` asks a
-    node that listens there already for its name. Raises what `serve` raises, `ConfigError` when an agent's file is
+    ``announce_ready`` gets the ready line once every agent has joined, or has failed at it, and with ``person_id`` a
+    link that logs that person in to the page. ``operator_id`` asks a node that listens there already for its name.
+    Raises what `serve` raises, `ConfigError` when an agent's file is
     wrong, and `InternalError` when the hub fails.
     """
     check_folder(config.db)
@@ -93,7 +96,12 @@ async def run_node(
                 processes = [AgentProcess(spec, url, log_level=log_level, voice=voice) for spec in agents]
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(process.keep()) for process in processes]
-                    settling = _announce_when_settled(node, config, processes, announce_ready, say)
+
+                    async def announce(line: str) -> None:
+                        link = None if person_id is None else await _make_link(node.hub, url, person_id, say)
+                        announce_ready(line, link)
+
+                    settling = _announce_when_settled(node, config, processes, announce, say)
                     tasks.append(group.create_task(settling))
                     input_end = [wait_for_input_end()] if until_input_ends else []
                     await wait_for_first(stopping.wait(), node.hub.failed.wait(), *input_end)
@@ -140,7 +148,11 @@ async def _name_node(url: str, operator_id: str) -> str:
 
 
 async def _announce_when_settled(
-    node: Node, config: NodeConfig, processes: Sequence[AgentProcess], announce_ready: Say, say: Say
+    node: Node,
+    config: NodeConfig,
+    processes: Sequence[AgentProcess],
+    announce: Callable[[str], Awaitable[None]],
+    say: Say,
 ) -> None:
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
@@ -148,7 +160,15 @@ async def _announce_when_settled(
                 await process.settled.wait()
     except TimeoutError:
         say(f"Not ready yet: {', '.join(it.name for it in processes if not it.settled.is_set())}.")
-    announce_ready(describe_node(node, config, [process.name for process in processes if process.is_ready]))
+    await announce(describe_node(node, config, [process.name for process in processes if process.is_ready]))
+
+
+async def _make_link(hub: Hub, url: str, person_id: str, say: Say) -> str | None:
+    try:
+        return await make_owners_link(hub, url, person_id)
+    except ConfigError as error:
+        say(str(error))
+        return None
 
 
 def check_folder(db: Path) -> None:

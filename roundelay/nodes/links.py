@@ -1,0 +1,65 @@
+"""Links that log a person in to a node's page, once. A link holds a code in its fragment, which no server sees; the hub
+knows the code's hash alone.
+
+Whoever has a link can use it as long as nobody has: it is shown to the person, and written to no log.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roundelay.network.client import NetworkClient
+from roundelay.network.clock import make_token
+from roundelay.network.core.joining import hash_token
+from roundelay.network.errors import ConfigError, RoundelayError
+from roundelay.network.hub import Hub
+from roundelay.nodes.hub_http import get_from_hub
+
+MINUTES = 10
+"""How long a link can be used, unless it was said."""
+
+
+def page_url(url: str) -> str:
+    """Where a browser finds the page of the hub at an address (``ws://`` or ``wss://``)."""
+    return f"http{url.removeprefix('ws').rstrip('/')}/"
+
+
+class NoPage(RoundelayError):
+    """A node shows no page; the sentence says why."""
+
+    code = "no_page"
+
+
+def check_page(url: str) -> None:
+    """Raises `NoPage` when the node at an address shows none, and `ConnectError`."""
+    answer = get_from_hub(url, "/")
+    if answer.status in (404, 426):
+        raise NoPage(f"The node at {url} shows no page (web: false); start it without --no-web.")
+    if answer.status != 200:
+        raise NoPage(f"The node at {url} does not show its page: {answer.body.strip() or answer.status}")
+
+
+async def make_link(
+    client: NetworkClient, agent_id: str, *, kind: str = "human", operator: bool = False, minutes: int = MINUTES
+) -> dict[str, Any]:
+    """A link for an id, made by an operator's client: its `url`, and `expires_at`. Raises `RequestError`."""
+    code = make_token()
+    args = {"agent_id": agent_id, "kind": kind, "login_hash": hash_token(code), "operator": operator}
+    made = await client.call("network.create_login", {**args, "ttl_ms": minutes * 60_000})
+    return {"url": _write_link(client.url, agent_id, code), **made}
+
+
+async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
+    """A link for the person who started a node, made within it: no participant is needed for it. Raises
+    `ConfigError` when the id is no person's."""
+    participant = hub.state.participant(agent_id)
+    if participant is not None and (participant.kind != "human" or participant.removed_seq is not None):
+        what = "was removed" if participant.removed_seq is not None else f"is known here as {participant.kind}"
+        raise ConfigError(f"{agent_id} {what}, so no link was made; another one: roundelay web --as ID")
+    code = make_token()
+    await hub.add_login(hash_token(code), agent_id, MINUTES * 60_000)
+    return _write_link(url, agent_id, code)
+
+
+def _write_link(url: str, agent_id: str, code: str) -> str:
+    return f"{page_url(url)}#login={agent_id}~{code}"

@@ -1,0 +1,130 @@
+"""Links that log a person in to the page: of `roundelay up`, of `roundelay web` and of the demo. docs/web.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from roundelay.network.home import running_nodes
+from roundelay.terminal.connection import login_id
+from tests.integration.test_demo import demo_process, read_until
+from tests.support.announced import announced_node
+from tests.support.command import command, invoke, run
+from tests.support.node import running_node
+from tests.support.terminals import command_at_terminal
+from tests.support.wire import WireSession, expect_error, hello_frame, make_token
+
+LINK = re.compile(r"(http://127\.0\.0\.1:\d+)/#login=([a-z0-9._-]+)~([\w-]{43})")
+
+
+async def open_link(link: str, *, token: str | None = None) -> WireSession:
+    """What the page does with a link, as a browser does it: the first frame of the hub is yet to come."""
+    found = LINK.fullmatch(link)
+    assert found is not None, link
+    page = await WireSession.open(found[1].replace("http", "ws") + "/", origin=found[1])
+    new_token = token or make_token()
+    await page.send_frame(hello_frame(found[2], kind="human", token=found[3], new_token=new_token))
+    return page
+
+
+async def test_up_prints_a_link_that_works_once_where_it_is_asked_to(tmp_path: Path) -> None:
+    async with command("up", "--port", "0", "--web-link", "--log-level", "debug", cwd=tmp_path) as up:
+        await up.line("^Roundelay is ready at ")
+        link = (await up.error("^Open (http://.*)$"))[1]
+        await up.error("once, within 10 minutes")
+        page = await open_link(link)
+        welcome = await page.expect("welcome")
+        assert (welcome["agent_id"], welcome["is_operator"]) == (login_id(), True)
+        second = await open_link(link)
+        assert "roundelay web" in expect_error(await second.next_frame(), "not_authenticated")["message"]
+        for session in (page, second):
+            await session.close()
+        await up.stop()
+        code = link.rpartition("~")[2]
+        assert "\n".join([*up.lines, *up.errors]).count(code) == 1, "a log holds no secret"
+
+
+async def test_up_prints_a_link_at_a_terminal_and_none_without_the_page(tmp_path: Path) -> None:
+    async with command_at_terminal(
+        "up", "--port", "0", shows="Open http://127.0.0.1:", columns=200, cwd=tmp_path
+    ) as up:
+        up.process.terminate()
+        await up.process.wait()
+    shows = "In another terminal"
+    async with command_at_terminal("up", "--port", "0", "--no-web", shows=shows, columns=200, cwd=tmp_path) as up:
+        up.process.terminate()
+        await up.process.wait()
+        assert "http://" not in up.raw
+
+
+async def test_an_id_that_is_no_person_s_gets_no_link_and_the_node_runs(tmp_path: Path) -> None:
+    agent = f"{{id: {login_id()}, instruction: Greet., model: {{rules: []}}}}"
+    (tmp_path / "roundelay.yaml").write_text(f"port: 0\nagents: [{agent}]\n")
+    async with command("up", "--web-link", cwd=tmp_path) as up:
+        await up.line("^Roundelay is ready at ")
+        await up.error("is known here as agent, so no link was made; another one: roundelay web --as ID")
+        await up.stop()
+
+
+async def test_web_makes_links_for_the_login_user_and_for_others(tmp_path: Path) -> None:
+    async with announced_node(tmp_path):
+        own = await invoke("web")
+        [link] = own.lines
+        assert "within 10 minutes" in own.err
+        page = await open_link(link)
+        assert (await page.expect("welcome"))["is_operator"] is True
+        await page.close()
+        for flags, is_operator in (([], None), (["--operator"], True)):
+            made = json.loads((await invoke("web", "--as", "mia", "--minutes", "60", "--json", *flags)).out)
+            assert made.keys() == {"url", "agent_id", "kind", "operator", "expires_at"}
+            page = await open_link(made["url"])
+            welcome = await page.expect("welcome")
+            assert (welcome["agent_id"], welcome.get("is_operator")) == ("mia", is_operator)
+            await page.close()
+
+
+async def test_an_operator_elsewhere_makes_links_by_a_token_of_its_own(tmp_path: Path) -> None:
+    async with running_node() as node:
+        host = await node.person("operator")
+        await node.invite(host, "ops", operator=True)
+        await node.invite(host, "mia")
+        token = ("--url", node.url, "--token", node.token_of("ops"), "--as", "ops")
+        [link] = (await run("web", *token)).lines
+        page = await open_link(link)
+        assert (await page.expect("welcome"))["is_operator"] is True
+        await page.close()
+        refused = await run("web", "--url", node.url, "--token", node.token_of("mia"), "--as", "mia", code=1)
+        assert "operator" in refused.err
+
+
+async def test_a_node_without_the_page_has_no_links() -> None:
+    async with running_node(web=False) as node:
+        host = await node.person("operator")
+        await node.invite(host, "ops", operator=True)
+        done = await run("web", "--url", node.url, "--token", node.token_of("ops"), "--as", "ops", code=1)
+        assert "--no-web" in done.err
+        assert done.out == ""
+
+
+async def test_a_link_is_opened_in_the_browser_of_the_machine(tmp_path: Path) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
+    browser.chmod(0o755)
+    async with announced_node(tmp_path):
+        done = await run("web", "--open", BROWSER=f"{browser} %s")
+        assert opened.read_text() == done.lines[0]
+
+
+async def test_the_demo_shows_its_team_on_the_page(tmp_path: Path) -> None:
+    async with demo_process(tmp_path, "--web") as process:
+        shown = await read_until(process, "That link logs you in as zoe")
+        found = LINK.search(shown)
+        assert found is not None
+        page = await open_link(found[0])
+        assert (await page.expect("welcome"))["agent_id"] == "zoe"
+        assert (await page.call("network.list_threads"))["threads"]
+        await page.close()
+        process.terminate()
+        assert await process.wait() == 0
+    assert running_nodes() == []
