@@ -1,5 +1,259 @@
-/** Stands for the screen Thread until it is there. */
-import {html, Head} from "#ui/parts.js";
+/**
+ * One thread: its head, its messages with what is under way, and where one writes. It owns what the reader has seen (the
+ * line of what is new, the mark of what was read) and who is told that somebody looks; the parts draw themselves.
+ */
+import {useComputed, useSignal} from "#vendor/signals.js";
+import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
+import {textOf} from "#core/text.js";
+import {listTyping, listViewing, listWorks} from "#core/under_way.js";
+import {Composer} from "#ui/composer.js";
+import {useKeys} from "#ui/keys.js";
+import {Work} from "#ui/live.js";
+import {listRows, Message, Outgoing} from "#ui/messages.js";
+import {Agent, Badge, Button, Dialog, Empty, ErrorBox, Field, html, Icon, Loading, Menu, nameThread, tellMoment, useFetched} from "#ui/parts.js";
+import {go, linkTo} from "#ui/router.js";
+import {actions, state} from "#ui/store.js";
+import {Windowed} from "#ui/windowed.js";
 
-/** The screen. */
-export const Thread = () => html`<div class="screen"><${Head} title="Thread" /></div>`;
+const VIEWING_EVERY_MS = 20_000;
+const MARKED_MS = 2_500;
+
+/** The screen of a thread. @param {{id: string, at?: number}} props `at`: the seq of a message to begin at */
+export function Thread({id, at}) {
+  const me = useComputed(() => state.value.me).value;
+  const known = useComputed(() => state.value.threads[id]).value;
+  const thread = known ?? {thread_id: id, readers: [], mark: {read_upto: 0}};
+  const isReadOnly = useComputed(() => Boolean(state.value.is_read_only)).value;
+  const target = useSignal(null);
+  const field = useRef(null);
+  const list = useRef(null);
+  const mayWrite = !isReadOnly && mayWriteIn(id, thread, me);
+  useEffect(() => {
+    actions.openThread(id, at);
+    return () => actions.closeThread(id);
+  }, [id]);
+  useViewing(id, mayWrite);
+  const sent = (goal) => {
+    if (goal?.kind === "reply" && /^(channel:|broadcast$)/.test(id)) go(linkTo.thread(`thread:${goal.message.seq}`));
+    else list.current?.toEnd();
+  };
+  const isLoaded = Boolean(thread.loaded) && !thread.loaded.is_loading;
+  const error = thread.loaded?.error;
+  const isNew = error?.code === "unknown_message" && mayWrite;
+  return html`<section class="thread" aria-label=${nameThread(thread, me.agent_id)}>
+    <${ThreadHead} id=${id} thread=${thread} me=${me} isReadOnly=${isReadOnly} mayWrite=${mayWrite} />
+    ${error && !isNew ? html`<${ErrorBox} error=${error} retry=${() => actions.openThread(id, at)} />`
+    : !isLoaded && !thread.loaded?.seqs.length ? html`<div class="scroller"><${Loading} /></div>`
+    : html`<${Messages} id=${id} at=${at} thread=${thread} me=${me} isReadOnly=${isReadOnly} mayWrite=${mayWrite} target=${target} field=${field} list=${list} />`}
+    <${Typing} id=${id} me=${me} />
+    ${mayWrite && html`<${Composer} key=${id} thread=${thread} me=${me} target=${target} field=${field} onSent=${sent} />`}
+  </section>`;
+}
+
+/** Whether a message of this participant would be taken there, as far as a screen can tell. */
+export function mayWriteIn(id, thread, me) {
+  const [kind, name = ""] = id.split(/:(.*)/s);
+  if (kind === "direct") return name.split("~").includes(me.agent_id);
+  if (kind === "mod") return name.endsWith(`~${me.agent_id}`) && !name.startsWith("network~");
+  return !me.is_operator || !thread.readers?.length || thread.readers.includes(me.agent_id);
+}
+
+// --- the head
+
+function ThreadHead({id, thread, me, isReadOnly, mayWrite}) {
+  const [isNaming, setNaming] = useState(false);
+  const works = useComputed(() => listWorks(state.value.under_way, id).length).value;
+  const lookers = useComputed(() => listViewing(state.value.under_way, id).filter((it) => it !== state.value.me.agent_id).join(" ")).value;
+  const {mark = {}, held, readers = []} = thread;
+  const mayTake = !isReadOnly && (me.kind === "human" || me.is_operator) && (mayWrite || me.is_operator) && !id.startsWith("mod:");
+  const change = (given) => () => actions.mark(id, given);
+  return html`<header class="thread-head">
+    <a class="icon-button" href=${linkTo.threads()} aria-label="To the threads"><${Icon} name="back" /></a>
+    <div class="thread-title"><h1 tabindex="-1" dir="auto">${nameThread(thread, me.agent_id)}</h1>
+      <p class="faint cut" title=${readers.join(", ")}><${Readers} id=${id} readers=${readers} me=${me.agent_id} /></p></div>
+    <div class="head-tools">
+      ${lookers && html`<${Badge} kind="good" title="They have this thread open">${lookers.split(" ").slice(0, 3).join(", ")} ${lookers.includes(" ") ? "look" : "looks"}<//>`}
+      ${works > 0 && !isReadOnly && html`<${Button} kind="danger" icon="stop" title="Stop every reaction in this thread that you may stop" run=${() => actions.stop({thread_id: id})}>Stop<//>`}
+      ${mayTake && !held && html`<${Button} icon="hold" title="Agents do not answer here until you give it back" run=${() => actions.take(id)}>Take over<//>`}
+      ${!isReadOnly && html`<${Menu} label="This thread" items=${[
+    {text: "Rename…", run: () => setNaming(true)},
+    {text: mark.is_pinned ? "Unpin" : "Pin", icon: "pin", run: change({is_pinned: !mark.is_pinned})},
+    {text: mark.is_muted ? "Unmute" : "Mute", icon: "mute", run: change({is_muted: !mark.is_muted})},
+    {text: mark.is_archived ? "Take out of the archive" : "Archive", run: change({is_archived: !mark.is_archived})},
+  ]} />`}
+    </div>
+    ${held && html`<p class="held" role="status"><${Icon} name="hold" /><span>${held.by === me.agent_id ? "You have" : html`<${Agent} id=${held.by} /> has`} taken this thread over
+      <span class="faint"> since ${tellMoment(held.at)}</span>. Agents do not answer here.</span>${mayTake && html`<${Button} run=${() => actions.give(id)}>Give back<//>`}</p>`}
+    ${isNaming && html`<${Naming} thread=${thread} me=${me} onClose=${() => setNaming(false)} />`}
+  </header>`;
+}
+
+/** Who reads along; of the only other one, what is known of it. */
+function Readers({id, readers, me}) {
+  const others = readers.filter((it) => it !== me);
+  const [only] = id.startsWith("direct:") ? id.slice("direct:".length).split("~").filter((it) => it !== me) : [];
+  const agent = useComputed(() => state.value.agents[only]).value;
+  if (agent && others.length < 2) {
+    return html`${[agent.kind, agent.activity && agent.activity !== "gone" ? agent.activity : agent.state, agent.card?.description].filter((it) => typeof it === "string").join(" · ")}`;
+  }
+  if (!others.length) return readers.length ? "only you" : "";
+  return others.length > 6 ? `${others.slice(0, 5).join(", ")} and ${others.length - 5} more` : others.join(", ");
+}
+
+function Naming({thread, me, onClose}) {
+  const [title, setTitle] = useState(thread.mark?.title ?? "");
+  const submit = async (event) => {
+    event.preventDefault();
+    await actions.mark(thread.thread_id, {title: title.trim().slice(0, 200)});
+    onClose();
+  };
+  return html`<${Dialog} title="Rename for yourself" onClose=${onClose}><form onSubmit=${submit}>
+    <${Field} label="Name; empty for its own" isLabelSeen value=${title} maxlength="200" placeholder=${nameThread({thread_id: thread.thread_id}, me.agent_id)} onInput=${(event) => setTitle(event.target.value)} />
+    <div class="dialog-tools"><button type="submit" class="button primary">Rename</button></div></form><//>`;
+}
+
+// --- the messages
+
+function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list}) {
+  const messages = useComputed(() => state.value.messages).value;
+  const threads = useComputed(() => state.value.threads).value;
+  const outbox = useComputed(() => state.value.outbox).value;
+  const underWay = useComputed(() => state.value.under_way).value;
+  const unread = useUnread(id, thread);
+  const [view, setView] = useState({isAtEnd: true});
+  const [marked, setMarked] = useState(at);
+  const seen = useRef(0);
+  const wanted = useRef(at);
+  const rows = useMemo(() => listRows({
+    thread, messages, me: me.agent_id, unread, works: listWorks(underWay, id),
+    outbox: Object.values(outbox).filter((it) => it.thread_id === id),
+  }), [thread.loaded, messages, outbox, underWay.works, unread]);
+  const jump = (seq) => {
+    const row = rows.find((it) => it.message?.seq === seq);
+    setMarked(seq);
+    wanted.current = row ? undefined : seq;
+    if (row) list.current.jumpTo(row.key);
+    else actions.openThread(id, seq);
+  };
+  const jumping = useRef(jump);
+  jumping.current = jump;
+  useEffect(() => { if (at) jumping.current(at); }, [at]);
+  useEffect(() => { if (wanted.current && messages[wanted.current]) jumping.current(wanted.current); }, [messages]);
+  useEffect(() => {
+    if (!marked) return undefined;
+    const timer = setTimeout(() => setMarked(undefined), MARKED_MS);
+    return () => clearTimeout(timer);
+  }, [marked]);
+  const isReader = !thread.readers?.length || thread.readers.includes(me.agent_id);
+  const desk = useMemo(() => ({
+    me, isReadOnly, mayWrite, marked, isOperator: Boolean(me.is_operator),
+    mayDecide: !isReadOnly && me.kind === "human" && isReader,
+    reply: (message) => { target.value = {kind: "reply", message}; field.current?.focus(); },
+    edit: (message) => { target.value = {kind: "edit", message}; field.current?.focus(); },
+    jump: (seq) => jumping.current(seq),
+    go: (place, seq) => go(linkTo.thread(place, seq)),
+  }), [me, isReadOnly, mayWrite, isReader, marked]);
+  useKeys({
+    j: {text: "Next message", run: () => list.current?.move(1)},
+    k: {text: "Message before", run: () => list.current?.move(-1)},
+    r: {text: "Reply to the message", run: () => {
+      const seq = Number(document.activeElement?.closest?.("[data-seq]")?.dataset.seq);
+      if (!mayWrite) return false;
+      return seq ? desk.reply(messages[seq]) : field.current?.focus();
+    }},
+  });
+  const end = view.isAtEnd ? rows.length : rows.findIndex(({key}) => key === view.lastSeen) + 1;
+  const lastSeen = rows[rows.findLastIndex((it, index) => it.message && index < end)]?.message.seq ?? 0;
+  seen.current = Math.max(seen.current, lastSeen);
+  useRead(id, seen.current, isReadOnly);
+  const scrolled = (told) => {
+    setView(told);
+    if (told.isNearTop && thread.loaded?.has_before) actions.loadEarlier(id);
+  };
+  const asking = new Set(Object.values(underWay.undecided).map((it) => `${it.agent_id} ${it.reaction}`));
+  const draw = (row) => {
+    if (row.kind === "work") return html`<${Work} work=${row.work} isWaiting=${asking.has(`${row.work.agent_id} ${row.work.reaction}`)} mayStop=${mayWrite || me.is_operator} />`;
+    if (row.kind === "outbox") return html`<${Outgoing} entry=${row.entry} me=${me.agent_id} />`;
+    return html`<${Message} row=${row} replies=${threads[`thread:${row.message.seq}`]?.messages ?? 0} desk=${desk} />`;
+  };
+  const fresh = rows.filter((it) => it.message && it.message.seq > seen.current && it.message.sender_id !== me.agent_id);
+  const begin = rows.find((it) => (at ? it.message?.seq === at : it.isUnread && unread.from > 0))?.key;
+  return html`<div class="messages">
+    ${rows.length === 0 ? html`<div class="scroller"><${Empty} title="Nothing was said here yet" icon="threads" /></div>`
+    : html`<${Windowed} api=${list} rows=${rows} draw=${draw} begin=${begin} label="Messages" onScroll=${scrolled}
+      head=${html`${id.startsWith("thread:") && !thread.loaded?.has_before && html`<${Root} seq=${Number(id.slice(7))} place=${rows[0].message?.to} desk=${desk} />`}<p class="earlier faint">${thread.loaded?.has_before ? "Earlier messages are loaded as you scroll up…" : "This is where it begins."}${thread.loaded?.damaged?.length ? ` ${thread.loaded.damaged.length} can no longer be read.` : ""}</p>`} />`}
+    ${!view.isAtEnd && html`<button type="button" class="button to-end" onClick=${() => list.current.toEnd()}>${fresh.length ? `${fresh.length} new ↓` : "To the end ↓"}</button>`}
+    <${Announcer} rows=${rows} me=${me.agent_id} /></div>`;
+}
+
+/** The message that the replies answer: it stands in the thread above. */
+function Root({seq, place, desk}) {
+  const known = useComputed(() => state.value.messages[seq]).value;
+  const fetched = useFetched(async () => known ?? (place && (await actions.call("network.history", {thread_id: place, before: seq + 1, limit: 1})).messages.at(-1)), [seq, place, known]).value;
+  if (fetched?.seq !== seq) return null;
+  const row = {message: fetched, isFirst: true};
+  return html`<div class="root"><a class="link-button" href=${linkTo.thread(fetched.thread_id, seq)}>In ${nameThread({thread_id: fetched.thread_id}, desk.me.agent_id)}</a><${Message} row=${row} replies=${0} desk=${desk} /></div>`;
+}
+
+/** Say new messages of others to those who do not see them; not what was there before. */
+function Announcer({rows, me}) {
+  const told = useRef(Infinity);
+  const last = rows.findLast((it) => it.message)?.message;
+  const isNew = last !== undefined && last.seq > told.current && last.sender_id !== me;
+  const text = useRef("");
+  if (isNew) text.current = `${last.sender_id}: ${textOf(last).slice(0, 300)}`;
+  told.current = last?.seq ?? 0;
+  return html`<p class="unseen" role="status" aria-live="polite">${text.current}</p>`;
+}
+
+function Typing({id, me}) {
+  const names = useComputed(() => listTyping(state.value.under_way, id).filter((it) => it !== me.agent_id).join(", ")).value;
+  return html`<p class="typing faint" aria-live="polite">${names && `${names} ${names.includes(",") ? "are" : "is"} typing…`}</p>`;
+}
+
+// --- what others learn of the reader
+
+/** What is new: what was unread when the thread was opened, or has come since the page was last in front. */
+function useUnread(id, thread) {
+  const last = () => state.peek().threads[id]?.last_seq ?? 0;
+  const [unread, setUnread] = useState(() => ({from: thread.mark?.read_upto ?? 0, upto: last()}));
+  useEffect(() => {
+    const turn = () => setUnread((before) => (document.hidden ? {from: last(), upto: Infinity} : {...before, upto: last()}));
+    document.addEventListener("visibilitychange", turn);
+    return () => document.removeEventListener("visibilitychange", turn);
+  }, [id]);
+  return unread;
+}
+
+/** Mark what was seen as read, while the page is in front. */
+function useRead(id, seq, isReadOnly) {
+  const sent = useRef(0);
+  useEffect(() => {
+    if (isReadOnly) return undefined;
+    const tell = () => {
+      const upto = state.peek().threads[id]?.mark?.read_upto ?? 0;
+      if (document.hidden || seq <= Math.max(upto, sent.current)) return;
+      sent.current = seq;
+      actions.markRead(id, seq);
+    };
+    tell();
+    document.addEventListener("visibilitychange", tell);
+    return () => document.removeEventListener("visibilitychange", tell);
+  }, [id, seq, isReadOnly]);
+}
+
+/** Tell the others in the thread that somebody looks at it, as long as that is so. */
+function useViewing(id, isTold) {
+  useEffect(() => {
+    if (!isTold) return undefined;
+    const tell = () => actions.viewing(id, !document.hidden);
+    tell();
+    const timer = setInterval(() => document.hidden || tell(), VIEWING_EVERY_MS);
+    document.addEventListener("visibilitychange", tell);
+    return () => {
+      clearInterval(timer);
+      document.removeEventListener("visibilitychange", tell);
+      actions.viewing(id, false);
+    };
+  }, [id, isTold]);
+}

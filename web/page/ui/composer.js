@@ -1,0 +1,236 @@
+/**
+ * Where a person writes: the text with its draft, whom it answers or replaces, whom it asks, and what is attached. It
+ * owns the drafts (localStorage, one for each participant and thread) and decides what is sent; sending, and waiting for
+ * the hub, is the store's. `readMention`, `listAsked` and `makeContent` are pure.
+ */
+import {useEffect, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
+import {textOf, writeSize} from "#core/text.js";
+import {Agent, html, Icon} from "#ui/parts.js";
+import {actions, state} from "#ui/store.js";
+
+const MAX_OFFERED = 8;
+const MAX_TEXT_FILE = 100_000;
+const ROOM = 2_048; // of a frame, for all but the content
+const TYPING_EVERY_MS = 3_000;
+const MENTION = /(?<![A-Za-z0-9._%+@-])@([a-z0-9][a-z0-9._-]*)/gi;
+
+/** The beginning of a mention that ends at the caret: {begin, word}; null if there is none. */
+export function readMention(text, caret) {
+  const found = /(?<![A-Za-z0-9._%+@-])@([a-z0-9._-]*)$/i.exec(text.slice(0, caret));
+  return found && {begin: found.index, word: found[1].toLowerCase()};
+}
+
+/** Which of these agents a text mentions. `@bob.` ends a sentence, `@bob.smith` is another one. */
+export function listAsked(text, ids) {
+  const names = [...text.matchAll(MENTION)].map(([, name]) => name.toLowerCase());
+  return ids.filter((id) => names.some((it) => it === id || (it.startsWith(id) && /^[._-]+$/.test(it.slice(id.length)))));
+}
+
+/** A message's content: the text alone, or with what is attached; `before`: the content that it replaces, of which all
+ * but the text stays. */
+export function makeContent(text, files, before) {
+  const kept = typeof before === "object" && before !== null && typeof before.text === "string" ? before : {};
+  const list = (name, isImage) => [...(Array.isArray(kept[name]) ? kept[name] : []),
+    ...files.filter((it) => it.isImage === isImage).map(({isImage: _, id: __, ...it}) => it)];
+  const parts = Object.entries({images: list("images", true), files: list("files", false)}).filter(([, it]) => it.length);
+  const whole = {...kept, text, ...Object.fromEntries(parts)};
+  return Object.keys(whole).length > 1 ? whole : text;
+}
+
+const placeOf = (me, id) => `roundelay.draft ${me} ${id}`;
+
+function loadDraft(place) {
+  try {
+    return {text: "", ...JSON.parse(localStorage.getItem(place) ?? "{}")};
+  } catch {
+    return {text: ""};
+  }
+}
+
+function keepDraft(place, draft) {
+  try {
+    if (draft.text || draft.target) localStorage.setItem(place, JSON.stringify(draft));
+    else localStorage.removeItem(place);
+  } catch { /* full, or forbidden: the text is still in its field */ }
+}
+
+/**
+ * props: `thread`, `me`, `target` (a signal: {kind: "reply"|"edit", message} or null), `field` (a ref to the textarea),
+ * `onSent`.
+ */
+export function Composer({thread, me, target, field, onSent}) {
+  const id = thread.thread_id;
+  const place = placeOf(me.agent_id, id);
+  const [draft, setDraft] = useState(() => loadDraft(place));
+  const [files, setFiles] = useState([]);
+  const [problem, setProblem] = useState("");
+  const [offer, setOffer] = useState(null);
+  const [isOver, setOver] = useState(false);
+  const caret = useRef(null); // where it goes when the text is drawn
+  const typedAt = useRef(0);
+  const picker = useRef(null);
+  const {text} = draft;
+  const goal = target.value;
+
+  const write = (next) => {
+    setDraft(next);
+    keepDraft(place, next);
+  };
+  const meant = state.value.messages[draft.target?.seq];
+  useEffect(() => { // a draft that answered something goes on doing so, once that is there
+    if (meant && !target.peek()) target.value = {kind: draft.target.kind, message: meant};
+  }, [meant]);
+  useEffect(() => {
+    if (!goal) return;
+    const text = goal.kind === "edit" && draft.target?.seq !== goal.message.seq ? textOf({content: goal.message.content?.text ?? goal.message.content}) : draft.text;
+    write({text, target: {kind: goal.kind, seq: goal.message.seq}});
+    field.current?.focus();
+  }, [goal]);
+  useLayoutEffect(() => {
+    const box = field.current;
+    box.style.height = "auto";
+    box.style.height = `${Math.min(box.scrollHeight + 2, innerHeight * 0.4)}px`;
+    if (caret.current !== null) box.setSelectionRange(caret.current, caret.current);
+    caret.current = null;
+  }, [text]);
+
+  const leaveTarget = () => {
+    target.value = null;
+    write({text: goal?.kind === "edit" ? "" : text});
+    field.current?.focus();
+  };
+  const agents = Object.values(state.value.agents);
+  const isForMany = !id.startsWith("direct:") && !id.startsWith("mod:");
+  const asked = isForMany ? listAsked(text, agents.filter((it) => it.kind === "agent").map((it) => it.agent_id)) : [];
+  const offered = offer ? offerFor(offer.word, agents, thread.readers ?? [], me.agent_id) : [];
+
+  const look = (box) => setOffer(box.selectionStart === box.selectionEnd ? withChoice(readMention(box.value, box.selectionStart)) : null);
+  const type = (event) => {
+    write({...draft, text: event.target.value});
+    setProblem("");
+    look(event.target);
+    if (event.timeStamp - typedAt.current < TYPING_EVERY_MS && typedAt.current) return;
+    typedAt.current = event.timeStamp;
+    actions.typing(id);
+  };
+  const complete = (name) => {
+    const end = field.current.selectionStart;
+    const head = `${text.slice(0, offer.begin)}@${name} `;
+    write({...draft, text: head + text.slice(end)});
+    setOffer(null);
+    caret.current = head.length;
+  };
+  const send = () => {
+    const said = text.trim();
+    if (!said && !files.length) return;
+    const content = makeContent(said, files, goal?.kind === "edit" ? goal.message.content : undefined);
+    const size = new TextEncoder().encode(JSON.stringify(content)).length;
+    const most = (state.value.limits.max_frame_bytes ?? 262_144) - ROOM;
+    if (size > most) {
+      setProblem(`This comes to ${writeSize(size)}, and one message of this network takes ${writeSize(most)}. ${files.length ? "Leave an attachment out, or make it smaller." : "Send it in parts."}`);
+      return;
+    }
+    const refuse = (error) => {
+      setProblem(String(error?.message ?? error));
+      if (!field.current?.value) write({text: said});
+    };
+    const give = async () => (goal?.kind === "edit" ? actions.resend(goal.message.seq, content)
+      : actions.send({thread_id: id, content, reply_to: goal?.message.seq, requires_response: asked.length ? asked : undefined}));
+    give().catch(refuse);
+    target.value = null;
+    write({text: ""});
+    setFiles([]);
+    setOffer(null);
+    typedAt.current = 0;
+    onSent(goal);
+  };
+  const press = (event) => {
+    if (event.isComposing || event.keyCode === 229) return; // a letter is being chosen, not sent
+    if (offered.length && chooseOffered(event)) return event.preventDefault();
+    if (event.key === "Enter" && !event.shiftKey && !event.altKey && !event.metaKey) {
+      event.preventDefault();
+      send();
+    } else if (event.key === "Escape" && goal) {
+      event.preventDefault();
+      leaveTarget();
+    }
+  };
+  const chooseOffered = ({key}) => {
+    const step = {ArrowDown: 1, ArrowUp: -1}[key];
+    if (step) setOffer({...offer, choice: (offer.choice + step + offered.length) % offered.length});
+    else if (key === "Enter" || key === "Tab") complete(offered[offer.choice] ?? offered[0]);
+    else if (key === "Escape") setOffer(null);
+    else return false;
+    return true;
+  };
+  const attach = async (list) => {
+    const most = state.value.limits.max_frame_bytes ?? 262_144;
+    try {
+      const read = await Promise.all([...list].map((it) => readFile(it, most)));
+      setFiles((known) => [...known, ...read]);
+      setProblem("");
+    } catch (error) {
+      setProblem(error.message);
+    }
+    field.current?.focus();
+  };
+  const paste = (event) => {
+    if (!event.clipboardData?.files.length) return;
+    event.preventDefault();
+    attach(event.clipboardData.files);
+  };
+  const drag = (is) => (event) => {
+    if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
+    event.preventDefault();
+    setOver(is);
+    if (event.type === "drop") attach(event.dataTransfer.files);
+  };
+  return html`<form class=${`composer${isOver ? " over" : ""}`} aria-label="Write a message" onSubmit=${(event) => { event.preventDefault(); send(); }}
+      onDragOver=${drag(true)} onDragLeave=${drag(false)} onDrop=${drag(false)}>
+    ${goal && html`<p class="chip"><span class="cut">${goal.kind === "edit" ? "In place of: " : html`In answer to <${Agent} id=${goal.message.sender_id} />: `}
+      <bdi>${textOf(goal.message).replace(/\s+/g, " ").slice(0, 120)}</bdi></span>
+      <button type="button" class="icon-button" aria-label="Answer nothing in particular" onClick=${leaveTarget}><${Icon} name="close" /></button></p>`}
+    ${files.length > 0 && html`<ul class="files" aria-label="Attachments">${files.map((it) => html`<li key=${it.id}>${it.isImage && html`<img src=${it.url} alt="" />`}<bdi class="cut">${it.name}</bdi>
+      <span class="faint">${writeSize(it.size)}</span><button type="button" class="icon-button" aria-label=${`Leave out ${it.name}`} onClick=${() => setFiles(files.filter((other) => other !== it))}><${Icon} name="close" /></button></li>`)}</ul>`}
+    ${problem && html`<p class="refused" role="alert">${problem}</p>`}
+    ${offered.length > 0 && html`<ul class="offer" id="offer" role="listbox" aria-label="Participants">${offered.map((name, index) => html`<li key=${name} id=${`offer-${index}`} role="option"
+      aria-selected=${index === offer.choice} onPointerDown=${(event) => { event.preventDefault(); complete(name); }}><${Agent} id=${name} /> <span class="faint">${state.value.agents[name]?.kind}${state.value.agents[name]?.state === "online" ? "" : ", away"}</span></li>`)}</ul>`}
+    <div class="composer-line">
+      <button type="button" class="icon-button" aria-label="Attach files" title="Attach files" onClick=${() => picker.current.click()}><${Icon} name="plus" /></button>
+      <input type="file" multiple hidden ref=${picker} tabindex="-1" aria-label="Files to attach" onChange=${(event) => { attach(event.target.files); event.target.value = ""; }} />
+      <textarea ref=${field} rows="1" dir="auto" placeholder=${goal?.kind === "edit" ? "Write it anew" : "Write a message"} aria-label="Message" value=${text} spellcheck
+        aria-autocomplete="list" aria-haspopup="listbox" aria-controls=${offered.length ? "offer" : undefined} aria-activedescendant=${offered.length ? `offer-${offer.choice}` : undefined}
+        onInput=${type} onKeyDown=${press} onPaste=${paste} onClick=${(event) => look(event.target)} onBlur=${() => setOffer(null)} />
+      <button type="submit" class="button primary" disabled=${!text.trim() && !files.length}>Send</button>
+    </div>
+    ${asked.length > 0 && html`<p class="asks faint">Asks ${asked.map((it) => html`<${Agent} key=${it} id=${it} /> `)}for an answer; other agents read it later.</p>`}
+  </form>`;
+}
+
+const withChoice = (found) => found && {...found, choice: 0};
+
+/** Who may be meant: first those who read the thread, agents before people. */
+function offerFor(word, agents, readers, me) {
+  const rank = (it) => (readers.includes(it.agent_id) ? 0 : 2) + (it.kind === "agent" ? 0 : 1);
+  const fitting = agents.filter((it) => it.agent_id !== me && it.agent_id.startsWith(word));
+  fitting.sort((one, other) => rank(one) - rank(other) || one.agent_id.localeCompare(other.agent_id));
+  return fitting.slice(0, MAX_OFFERED).map((it) => it.agent_id);
+}
+
+let fileCount = 0;
+
+/** Read a file to be attached: an image as it is, a text as text, anything else as its bytes. */
+async function readFile(file, most) {
+  if (file.size > most) throw new Error(`${file.name} has ${writeSize(file.size)}, and one message of this network takes ${writeSize(most)}.`);
+  const isImage = /^image\/(png|jpeg|gif|webp|avif)$/.test(file.type);
+  const made = {id: ++fileCount, isImage, name: file.name || "file", media_type: file.type || "application/octet-stream", size: file.size};
+  const isText = /^text\/|json|xml|yaml|javascript|csv/.test(file.type) || /\.(md|txt|py|js|ts|json|ya?ml|toml|csv|log|sh|rs|go|c|h|java|css|sql)$/i.test(file.name);
+  if (isText && file.size <= MAX_TEXT_FILE) return {...made, text: await file.text()};
+  const url = await new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+  return {...made, url};
+}

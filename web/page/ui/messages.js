@@ -1,0 +1,242 @@
+/**
+ * Messages as people read them: which rows a thread has, and one message with all that belongs to it. It owns what of a
+ * message is shown and where; who scrolls is `windowed.js`, what is under way is `live.js`. `listRows` is pure.
+ */
+import {useState} from "#vendor/hooks.js";
+import {Component} from "#vendor/preact.js";
+import {textOf, writeContent, writeSize} from "#core/text.js";
+import {Approval, readApproval, readDecisions} from "#ui/live.js";
+import {CopyButton, Markdown, renderImage, renderLink} from "#ui/markdown.js";
+import {Agent, Badge, Button, Face, html, tellError} from "#ui/parts.js";
+import {linkTo} from "#ui/router.js";
+import {actions, state} from "#ui/store.js";
+
+const LONG_CHARS = 6000;
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const listOf = (value) => (Array.isArray(value) ? value : []);
+
+/**
+ * The rows of a thread, oldest first: {key, guess, kind, ...}. A message of one's own keeps its key from the moment that
+ * it is written, so that nothing jumps when it is stored.
+ * @param {{thread: object, messages: object, outbox: object[], works: object[], me: string, unread: {from: number, upto: number}}} given
+ *   `unread`: the seqs between which the first one of others has the line of what is new above it
+ */
+export function listRows({thread, messages, outbox, works, me, unread}) {
+  const said = (thread.loaded?.seqs ?? []).map((seq) => messages[seq]);
+  const decisions = readDecisions(said);
+  const replaced = listReplaced(said);
+  const rootSeq = Number(/^thread:(\d+)$/.exec(thread.thread_id)?.[1]);
+  const rows = [];
+  let before = null;
+  let isUnreadFound = false;
+  for (const message of said) {
+    const {guess, day} = factsOf(message);
+    const isFirst = before === null || factsOf(before).day !== day;
+    const isUnread = !isUnreadFound && message.seq > unread.from && message.seq <= unread.upto && message.sender_id !== me;
+    isUnreadFound ||= isUnread;
+    const isNext = !isFirst && !isUnread && before.sender_id === message.sender_id && !replaced.has(before.seq) && !readApproval(before)
+      && Math.floor(before.sent_at / 60_000) === Math.floor(message.sent_at / 60_000);
+    rows.push({
+      key: message.sender_id === me ? `own ${message.message_id}` : `seq ${message.seq}`, kind: "message", message,
+      guess, isNext, isFirst, isUnread, decision: decisions.get(message.seq),
+      replacedBy: replaced.get(message.seq), replied: [before?.seq, rootSeq].includes(message.reply_to) ? undefined : message.reply_to,
+    });
+    before = message;
+  }
+  for (const work of works) rows.push({key: `work ${work.agent_id} ${work.reaction}`, kind: "work", work, guess: 80});
+  for (const entry of outbox) rows.push({key: `own ${entry.message_id}`, kind: "outbox", entry, guess: 70});
+  return rows;
+}
+
+/** Which messages their own senders have replaced, in the same thread, and by which. */
+function listReplaced(said) {
+  const senders = new Map(said.map((it) => [it.seq, it.sender_id]));
+  const newer = said.filter((it) => it.metadata?.replaces < it.seq && senders.get(it.metadata.replaces) === it.sender_id);
+  return new Map(newer.map((it) => [it.metadata.replaces, it.seq]));
+}
+
+const facts = new WeakMap();
+
+/** What is told of a message once: its day, and how high it may come to be drawn. */
+function factsOf(message) {
+  if (!facts.has(message)) {
+    const lines = textOf(message).slice(0, LONG_CHARS).split("\n").reduce((sum, it) => sum + Math.ceil((it.length + 1) / 90), 0);
+    facts.set(message, {guess: 34 + 22 * Math.min(lines, 60), day: new Date(message.sent_at).toDateString()});
+  }
+  return facts.get(message);
+}
+
+// --- one row
+
+/** A message. It is drawn again only if something of it is another: `desk` is what all rows share. */
+export class Message extends Component {
+  shouldComponentUpdate({row, replies, desk}) {
+    const own = this.props;
+    const isSame = Object.keys(row).every((it) => it === "guess" || row[it] === own.row[it]);
+    return !isSame || replies !== own.replies || desk !== own.desk;
+  }
+
+  render({row, replies, desk}) {
+    const {message, isNext, isFirst, isUnread} = row;
+    return html`${isFirst && html`<div class="day"><span>${DAY.format(message.sent_at)}</span></div>`}
+      ${isUnread && html`<div class="new-line"><span>New</span></div>`}
+      ${row.replacedBy ? html`<${Replaced} row=${row} desk=${desk} />` : html`<${Whole} row=${row} replies=${replies} isNext=${isNext} desk=${desk} />`}`;
+  }
+}
+
+const DAY = new Intl.DateTimeFormat([], {weekday: "long", day: "numeric", month: "long", year: "numeric"});
+const CLOCK = new Intl.DateTimeFormat([], {hour: "2-digit", minute: "2-digit"});
+const MOMENT = new Intl.DateTimeFormat([], {dateStyle: "medium", timeStyle: "medium"}); // made once: it takes long
+
+function Whole({row, replies, isNext, desk}) {
+  const {message} = row;
+  const {me} = desk;
+  const isOwn = message.sender_id === me.agent_id;
+  const asked = readApproval(message);
+  const at = html`<a class="age" href=${linkTo.thread(message.thread_id, message.seq)} title=${`${MOMENT.format(message.sent_at)} · #${message.seq}`}>${CLOCK.format(message.sent_at)}</a>`;
+  return html`<article class=${`message${isNext ? " next" : ""}${isOwn ? " own" : ""}${desk.marked === message.seq ? " marked" : ""}`} tabindex="-1" data-seq=${message.seq}
+      aria-label=${`${message.sender_id}, ${CLOCK.format(message.sent_at)}`}>
+    ${isNext ? html`<span class="face-place">${at}</span>` : html`<${Face} id=${message.sender_id} />`}
+    <div class="message-main">
+      ${!isNext && html`<header class="message-head"><${Agent} id=${message.sender_id} link />
+        ${message.sender_kind !== "human" && html`<span class="kind">${message.sender_kind}</span>`}${at}
+        ${desk.isOperator && message.kind === "direct" && html`<span class="kind" dir="auto">to ${message.to}</span>`}</header>`}
+      ${row.replied !== undefined && html`<${Quote} seq=${row.replied} message=${message} desk=${desk} />`}
+      ${asked ? html`<${Approval} message=${message} asked=${asked} decision=${row.decision} mayDecide=${desk.mayDecide} />` : html`<${Body} message=${message} />`}
+      <${Notes} message=${message} me=${me.agent_id} />
+      <footer class="message-foot">
+        ${replies > 0 && html`<a class="replies" href=${linkTo.thread(`thread:${message.seq}`)}>${replies} ${replies === 1 ? "reply" : "replies"} ›</a>`}
+        ${isOwn && !desk.isReadOnly && html`<${Receipts} seq=${message.seq} />`}
+      </footer>
+    </div>
+    <div class="message-tools" role="group" aria-label="Message">
+      ${!desk.isReadOnly && desk.mayWrite && html`<button type="button" class="tool-button" onClick=${() => desk.reply(message)}>Reply</button>`}
+      <${CopyButton} text=${textOf(message)} />
+      ${isOwn && !desk.isReadOnly && desk.mayWrite && !asked && html`<button type="button" class="tool-button" title="Send it anew, in place of this one" onClick=${() => desk.edit(message)}>Edit</button>`}
+      <a class="tool-button" href=${linkTo.why(message.seq)} title="Why this was said">Why</a>
+    </div></article>`;
+}
+
+/** What its sender has sent anew: a line, until somebody wants to see it. */
+function Replaced({row, desk}) {
+  const [isOpen, setOpen] = useState(false);
+  const {message, replacedBy} = row;
+  if (isOpen) return html`<div class="replaced open"><${Whole} row=${row} replies=${0} isNext=${false} desk=${desk} /></div>`;
+  return html`<p class="replaced" tabindex="-1"><${Agent} id=${message.sender_id} /> has sent this anew: <button type="button" class="link-button" onClick=${() => desk.jump(replacedBy)}>the newer one</button>, ${" "}<button type="button" class="link-button" onClick=${() => setOpen(true)}>this one</button></p>`;
+}
+
+/** What a message answers: a line that leads there. */
+function Quote({seq, message, desk}) {
+  const quoted = state.peek().messages[seq];
+  const isRoot = message.thread_id === `thread:${seq}`;
+  const text = quoted ? textOf(quoted).replace(/\s+/g, " ").slice(0, 120) : `message #${seq}`;
+  const jump = () => (isRoot ? desk.go(message.to, seq) : desk.jump(seq));
+  return html`<button type="button" class="quote" onClick=${jump} title="Go to the message that this answers"><span aria-hidden="true">↳ </span>
+    ${quoted && html`<${Agent} id=${quoted.sender_id} /> `}<bdi class="cut">${text}</bdi></button>`;
+}
+
+/** The words, the data beside them, pictures and files. */
+function Body({message}) {
+  const {content} = message;
+  const isParted = isObject(content) && message.text_representation === undefined;
+  const {text, images, files, ...rest} = isObject(content) ? content : {};
+  const words = isParted ? (typeof text === "string" ? text : "") : typeof content === "string" || message.text_representation ? textOf(message) : "";
+  const data = isParted ? (Object.keys(rest).length ? rest : null) : words ? null : content;
+  return html`${words && html`<${Long} text=${words}><${Markdown} text=${words} of=${message} /><//>`}
+    ${data !== null && data !== undefined && html`<pre class="data" dir="auto" tabindex="0" aria-label="Data">${writeContent(data)}</pre>`}
+    ${listOf(images).map((it) => html`<${Attachment} given=${it} word="image" />`)}
+    ${listOf(files).map((it) => html`<${Attachment} given=${it} word="file" />`)}`;
+}
+
+/** What is very long is shown in part at first. */
+function Long({text, children}) {
+  const [isOpen, setOpen] = useState(text.length < LONG_CHARS);
+  return isOpen ? children : html`<div class="folded">${children}</div>
+    <button type="button" class="link-button" onClick=${() => setOpen(true)}>Show all of it (${text.length.toLocaleString()} characters)</button>`;
+}
+
+/** A picture that is in the message, or a file: what it is called, and a way to keep what came with it. */
+export function Attachment({given, word}) {
+  const it = isObject(given) ? given : {url: given};
+  const pick = (...keys) => keys.map((key) => it[key]).find((value) => typeof value === "string" && value) ?? "";
+  const url = pick("url", "path") || (pick("data") && `data:${pick("media_type", "mime_type") || "application/octet-stream"};base64,${pick("data")}`);
+  const isHere = url.startsWith("data:");
+  const type = pick("media_type", "mime_type", "type") || (isHere ? url.slice(5).split(/[;,]/)[0] : "");
+  const name = pick("name", "filename", "title") || (isHere || !url ? word : url.slice(0, 200));
+  const label = [type, writeSize(it.size ?? it.bytes)].filter(Boolean).join(", ");
+  const picture = word === "image" && isHere ? renderImage(url, name) : null;
+  const text = pick("text");
+  return html`<figure class="attachment">${isObject(picture) && picture}
+    <figcaption><bdi>${isHere || !url ? name : renderLink(url, name, name)}</bdi>${label && html` <span class="faint">${label}</span>`}
+      ${isHere && html` <${Button} kind="small" run=${() => keepFile(url, name)}>Save<//>`}</figcaption>
+    ${text && html`<details><summary>Its text</summary><pre dir="auto">${text}</pre></details>`}</figure>`;
+}
+
+/** Give the bytes of a data: address to the browser to save: never to be opened as a page. */
+function keepFile(url, name) {
+  const [, head, body] = /^data:([^,]*),([^]*)$/.exec(url) ?? [];
+  const raw = head?.endsWith(";base64") ? atob(body) : decodeURIComponent(body ?? "");
+  const bytes = head?.endsWith(";base64") ? Uint8Array.from(raw, (it) => it.charCodeAt(0)) : raw;
+  const place = URL.createObjectURL(new Blob([bytes], {type: "application/octet-stream"}));
+  Object.assign(document.createElement("a"), {href: place, download: name.replace(/[/\\\p{Cc}]/gu, "_").slice(-120)}).click();
+  setTimeout(() => URL.revokeObjectURL(place), 10_000);
+}
+
+/** What metadata says of a message, for people. */
+function Notes({message, me}) {
+  const {requires_response: asks, metadata} = message;
+  const names = listOf(asks).filter((it) => typeof it === "string");
+  const isForMe = names.includes(me) || (asks === true && message.to === `agent:${me}`);
+  const sources = listOf(metadata?.sources).filter(isObject).slice(0, 30);
+  const checks = listOf(metadata?.failed_checks).filter((it) => typeof it === "string").slice(0, 10);
+  if (!asks && !sources.length && !checks.length && metadata?.declined !== true) return null;
+  return html`<div class="notes">
+    ${isForMe ? html`<${Badge} kind="accent">asks you for an answer<//>` : asks === true ? html`<${Badge}>asks for an answer<//>`
+    : names.length > 0 && html`<${Badge}>asks ${names.slice(0, 8).join(", ")} for an answer<//>`}
+    ${metadata?.declined === true && html`<${Badge}>has no answer<//>`}
+    ${checks.map((it) => html`<${Badge} kind="warn">did not pass: ${it}<//>`)}
+    ${sources.map((it) => html`<span class="source">[${String(it.n ?? "")}] ${renderLink(it.url, String(it.title ?? it.id ?? it.url ?? ""), "")} </span>`)}</div>`;
+}
+
+// --- receipts
+
+const WORDS = {queued: "queued", delivered: "delivered", in_prompt: "in prompt", handled: "handled", dead: "dead", removed: "removed"};
+
+/** What became of a message of one's own: in a word, and for each recipient when it is asked. */
+function Receipts({seq}) {
+  const [isOpen, setOpen] = useState(false);
+  const [error, setError] = useState(null);
+  const given = state.value.status[seq];
+  const fetch = () => actions.call("network.message_status", {seq}).then(() => setError(null), setError);
+  const toggle = () => {
+    if (!isOpen || !given) fetch();
+    setOpen(!isOpen);
+  };
+  const counts = Object.entries(WORDS).flatMap(([key, word]) => {
+    const many = (given ?? []).filter((it) => it.state === key).length;
+    return many ? [[key, (given.length > 1 ? `${word} ${many}` : word)]] : [];
+  });
+  const isBad = counts.some(([key]) => key === "dead");
+  const text = counts.map(([, it]) => it).join(" · ") || (given ? "nobody else" : "stored");
+  return html`<span class="receipts"><button type="button" class=${`tool-button receipt${isBad ? " bad" : ""}`} aria-expanded=${isOpen} onClick=${toggle} title="What became of it">
+      <span aria-hidden="true">${isBad ? "✕" : given?.every((it) => ["handled", "in_prompt"].includes(it.state)) ? "✓✓" : "✓"}</span> ${text}</button>
+    ${isOpen && html`<ul class="receipt-list" aria-label="By recipient">${(given ?? []).map((it) => html`<li key=${it.agent_id}><${Agent} id=${it.agent_id} link />
+      <span>${WORDS[it.state] ?? it.state}${it.reaction_status ? `, its reaction is ${it.reaction_status}` : ""}${it.attempts > 1 ? `, attempt ${it.attempts}` : ""}</span></li>`)}
+      ${error && html`<li class="refused">${tellError(error)}</li>`}</ul>`}</span>`;
+}
+
+// --- what is not stored yet
+
+/** A message of one's own on its way to the hub, or refused. */
+export function Outgoing({entry, me}) {
+  const files = isObject(entry.content) ? [...listOf(entry.content.images), ...listOf(entry.content.files)] : [];
+  const text = textOf({content: isObject(entry.content) ? entry.content.text ?? "" : entry.content});
+  const isRefused = entry.state === "refused";
+  return html`<article class=${`message own outgoing${isRefused ? " failed" : ""}`} tabindex="-1" aria-label=${isRefused ? "Not sent" : "On its way"}>
+    <${Face} id=${me} /><div class="message-main"><header class="message-head"><${Agent} id=${me} /><span class="kind">${isRefused ? "not sent" : "waits to be sent"}</span></header>
+      <${Markdown} text=${text} of=${entry} />${files.length > 0 && html`<p class="faint">with ${files.length} ${files.length === 1 ? "file" : "files"}</p>`}
+      ${isRefused && html`<p class="refused" role="alert">${tellError(entry.error ?? "The hub refused it.")}</p>
+        <div class="tools"><${Button} kind="primary" run=${() => actions.retry(entry.message_id)}>Send again<//>
+          <${Button} kind="danger" run=${() => actions.discard(entry.message_id)}>Discard<//></div>`}
+    </div></article>`;
+}
