@@ -72,7 +72,7 @@ function One({id}) {
   const tools = (card.tools ?? []).map((it) => (typeof it === "string" ? {name: it} : it));
   const direct = `direct:${[me.value, id].sort().join("~")}`;
   return html`<div class="screen"><${Head} title=${html`<${Agent} id=${id} />`} back=${linkTo.agents()}>
-      ${id !== me.value && html`<a class="button primary" href=${linkTo.thread(direct)}>Write to it</a>`}<a class="button" href=${linkTo.cost({agent: id})}>What it costs</a><//>
+      ${id !== me.value && html`<a class="button primary" href=${linkTo.thread(direct)}>Write</a>`}<a class="button" href=${linkTo.cost({agent: id})}>What it costs</a><//>
     <div class="row profile"><${Face} id=${id} /><div class="row-main"><p class="state"><${Dot} agent=${agent} />${describeActivity(agent)}</p>
       ${card.description && html`<p dir="auto">${card.description}</p>`}
       ${card.tags?.length > 0 && html`<p class="tools">${card.tags.map((it) => html`<${Badge}><bdi>${it}</bdi><//>`)}</p>`}</div></div>
@@ -89,7 +89,7 @@ function Models({id}) {
   const {value} = useFetched(() => readCost(actions.call, {agent_id: id}, "model"), [id]);
   if (!value?.groups.length) return null;
   return html`<section class="section"><h2>Models it has asked</h2><ul class="card card-list">${value.groups.map((it) => html`<li class="row tool" key=${it.model}><b dir="auto">${it.model}</b>
-    <span class="faint">${it.calls.toLocaleString()} calls, ${it.prompt_tokens.toLocaleString()} tokens in, ${it.completion_tokens.toLocaleString()} out</span></li>`)}</ul></section>`;
+    <span class="faint">${it.calls.toLocaleString()} call${it.calls === 1 ? "" : "s"}, ${it.prompt_tokens.toLocaleString()} tokens in, ${it.completion_tokens.toLocaleString()} out</span></li>`)}</ul></section>`;
 }
 
 function Work({work}) {
