@@ -25,6 +25,7 @@ from roundelay.network.core.tables import (
     Begun,
     DeadLetter,
     Hold,
+    Mark,
     MessageHead,
     OpenReaction,
     Table,
@@ -243,10 +244,12 @@ async def list_threads(
         asked = limit - len(page.entries) + 1
         summaries = await _threads(reading, before, asked, among)
         is_at_end = len(summaries) < asked
-        unread = await count_unread(reading, [it.thread_id for it in summaries])
+        marks = dict(reading.hub.state.marks_of(reading.origin.agent_id))  # as of one moment, as each entry is
+        unread = await count_unread(reading, {it.thread_id: it.last_seq for it in summaries}, marks)
         for summary in summaries:
             before = summary.last_seq
-            entry = await _describe_thread(reading, summary, unread[summary.thread_id])
+            thread_id = summary.thread_id
+            entry = await _describe_thread(reading, summary, unread[thread_id], marks.get(thread_id))
             if entry is not None and not page.take(entry):
                 break
     return {"threads": page.entries, "has_more": page.has_more}
@@ -265,7 +268,9 @@ async def _threads(
     return await hub.ledger.threads(spans, origin.agent_id, before=before, limit=limit, among=among)
 
 
-async def _describe_thread(reading: Reading, summary: ThreadSummary, unread: int) -> dict[str, Any] | None:
+async def _describe_thread(
+    reading: Reading, summary: ThreadSummary, unread: int, mark: Mark | None
+) -> dict[str, Any] | None:
     """A thread's entry; None for replies to what was said before this participant came."""
     newest = await find_newest(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
     if newest is None or newest.head is None:
@@ -273,7 +278,6 @@ async def _describe_thread(reading: Reading, summary: ThreadSummary, unread: int
     if not (reading.origin.is_operator or may_read(reading.hub.state, reading.origin.agent_id, newest.head)):
         return None
     hold = describe_hold(reading.hub.state, reading.origin, summary.thread_id)
-    mark = reading.hub.state.marks_of(reading.origin.agent_id).get(summary.thread_id)
     return {
         "thread_id": summary.thread_id,
         "last_seq": summary.last_seq,

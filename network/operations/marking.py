@@ -6,7 +6,7 @@ counted what it reads as itself: others' conversations are not written to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -70,14 +70,16 @@ def _upto_without(marks: Mapping[str, Mark]) -> int:
     return rest.read_upto if rest is not None else 0
 
 
-async def count_unread(reading: Reading, thread_ids: Sequence[str]) -> dict[str, int]:
-    """How many messages of others the caller has not read in each of these threads, at most `MAX_UNREAD`."""
-    agent_id = reading.origin.agent_id
-    marks = reading.hub.state.marks_of(agent_id)
+async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mapping[str, Mark]) -> dict[str, int]:
+    """How many messages of others the caller, whose ``marks`` these are, has not read in each of these threads, at most
+    `MAX_UNREAD`: up to the ``newest`` one that is told of each. What has come since is told when it is told."""
     rest = _upto_without(marks)
-    asked = {it: marks[it].read_upto if it in marks else rest for it in thread_ids}
+    asked = {it: marks[it].read_upto if it in marks else rest for it in newest}
     found = await reading.hub.ledger.newest_heads(asked, UNREAD_LOOKED_AT)
-    return {it: min(MAX_UNREAD, sum(_is_unread(reading, head) for head in found.get(it, ()))) for it in thread_ids}
+    return {
+        it: min(MAX_UNREAD, sum(head.seq <= last and _is_unread(reading, head) for head in found.get(it, ())))
+        for it, last in newest.items()
+    }
 
 
 def _is_unread(reading: Reading, head: MessageHead) -> bool:

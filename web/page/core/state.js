@@ -175,7 +175,7 @@ function forgetAll(draft) {
 /** `isDelivered`: it is this participant's own to read; an operator reads others' conversations too. */
 function takeMessage(draft, message, isDelivered = false) {
   const { state } = draft;
-  const { seq, thread_id: id } = message;
+  const { seq } = message;
   const isNew = count(draft, message, isDelivered);
   show(draft, message);
   if (message.sender_id === state.me.agent_id && message.message_id in state.outbox) {
@@ -183,11 +183,15 @@ function takeMessage(draft, message, isDelivered = false) {
   }
   if (!isNew) return;
   state.head = Math.max(state.head, seq);
-  live.takeSaid(draft, message);
-  if (message.kind !== "direct") draft.own("stale", "rows")[id] = true; // who reads it now may have changed
+  noteSaid(draft, message);
   for (const named of [message.cause, message.reply_to]) {
     if (state.messages[named]?.sender_id === state.me.agent_id) draft.own("stale", "status")[named] = true;
   }
+}
+
+function noteSaid(draft, message) {
+  live.takeSaid(draft, message);
+  if (message.kind !== "direct") draft.own("stale", "rows")[message.thread_id] = true; // its readers may be others now
 }
 
 /** Count a message in its thread's row, once. Gives whether it is new. */
@@ -264,7 +268,7 @@ function show(draft, message) {
     if (!message.is_provisional) delete draft.own("stale", "messages")[seq];
   }
   if (loaded.fresh && !loaded.fresh.includes(seq)) draft.own("threads", id, "loaded", "fresh").push(seq);
-  if (known === undefined) insert(draft.own("threads", id, "loaded", "seqs"), seq);
+  insert(draft.own("threads", id, "loaded", "seqs"), seq);
   if (state.threads[id].loaded.seqs.length > MAX_LOADED) trimLoaded(draft, id);
 }
 
@@ -309,7 +313,7 @@ function takeStored(draft, frame) {
   const isNew = count(draft, message, false);
   show(draft, message);
   if (isNew || state.messages[frame.seq]?.is_provisional) draft.own("stale", "messages")[frame.seq] = frame.thread_id;
-  if (isNew) live.takeSaid(draft, message);
+  if (isNew) noteSaid(draft, message);
   if (frame.seq in state.messages) draft.own("stale", "status")[frame.seq] = true;
 }
 
@@ -616,7 +620,8 @@ function takeHistory(draft, args, { messages, has_more, damaged }) {
   if (args.before === undefined && known.fresh) {
     const kept = new Set([...messages.map((it) => it.seq), ...known.fresh]);
     dropMessages(draft, known.seqs.filter((seq) => !kept.has(seq)));
-    Object.assign(loaded, { seqs: known.fresh.slice().sort((a, b) => a - b), complete_from: lowest, has_before: has_more });
+    const seqs = [...kept].sort((first, second) => first - second);
+    Object.assign(loaded, { seqs, complete_from: lowest, has_before: has_more });
   } else if (args.before === undefined || args.before >= known.complete_from) {
     if (lowest <= known.complete_from) Object.assign(loaded, { complete_from: lowest, has_before: has_more });
   } else return; // it does not reach up to what is there
