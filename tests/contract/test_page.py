@@ -55,11 +55,8 @@ async def test_the_page_names_files_that_are_there_and_stay_what_they_are(node: 
     assert (page.status, dict(page.headers)["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert dict(page.headers)["Cache-Control"] == "no-cache"
     imports = json.loads(find_import_map(page.body))["imports"]
-    assert set(re.findall(r'(?:href|src)="([^"]+)"', page.body)) <= {
-        *imports.values(),
-        *re.findall(r'rel="stylesheet" href="([^"]+)"', page.body),
-    }
-    named = {*imports.values(), *re.findall(r'(?:href|src)="([^"]+)"', page.body)}
+    named = {*imports.values(), *re.findall(r'(?:href|src)="(/[^"]*)"', page.body)}
+    assert len(named) > 10
     for path in named:
         file = await ask_http(node.url, "GET", path)
         assert file.status == 200, path

@@ -17,6 +17,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
+from roundelay.web.site import PageSite
 from tests.support.certificates import make_certificate
 from tests.support.node import Node, running_node
 from tests.support.wire import WireSession, expect_error, hello_frame, make_token
@@ -166,6 +167,23 @@ async def test_a_client_joins_through_the_documented_proxy_and_a_first_use_does_
             assert b" 404 " in await front.get(path) + b" "
         for session in (mia, other):
             await session.close()
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_the_page_is_shown_through_the_documented_proxy_by_the_name_in_web_hosts(
+    proxy: str, tmp_path: Path
+) -> None:
+    async with running_node(behind_proxy=True, web_hosts=[NAME]) as node, PROXIES[proxy](node, tmp_path) as front:
+        assert b" 200 " in await front.get("/")
+        index = PageSite().find("/", takes_gzip=False)
+        assert index is not None
+        [entry] = re.findall(r'type="module" src="([^"]+)"', index.body.decode())
+        assert b" 200 " in await front.get(entry)
+        page = await front.open(headers={"Origin": f"https://{NAME}"})
+        await page.hello("mia", kind="human", token=node.owner_token)
+        await page.close()
+        with pytest.raises(InvalidStatus):
+            await front.open(headers={"Origin": "https://evil.example.org"})
 
 
 @pytest.mark.parametrize("proxy", PROXIES)
