@@ -42,6 +42,7 @@ reaction is."""
 _UNFILTERED = frozenset(
     {
         "network.list_threads",
+        "network.inbox",
         "network.message_status",
         "network.open_reactions",
         "network.approvals",

@@ -99,6 +99,7 @@ class Limits(Settings):
     max_reactions_per_message: _Count = 16
     max_put_off: _Count = 10_000
     max_marks: _Count = 2_000
+    max_questions: _Count = 1_000
     registrations_per_minute: _Count = 12_000  # a crowd of 10,000 may come at once
 
 

@@ -94,7 +94,7 @@ class RecordFrame(Struct, tag_field="type", tag="record", forbid_unknown_fields=
 
 
 class SignalFrame(Struct, tag_field="type", tag="signal", forbid_unknown_fields=True, frozen=True, kw_only=True):
-    kind: Literal["typing", "thinking", "delta", "tool"]
+    kind: Literal["typing", "viewing", "thinking", "delta", "tool"]
     body: Raw
     to: str | UnsetType = UNSET
     thread_id: str | UnsetType = UNSET
@@ -230,6 +230,7 @@ class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=T
         "given",
         "marked",
         "members",
+        "inbox",
         "damaged",
         "superseded",
         "draining",

@@ -318,7 +318,7 @@ class NetworkClient:
 
     async def signal(
         self,
-        kind: Literal["typing", "thinking", "delta", "tool"],
+        kind: Literal["typing", "viewing", "thinking", "delta", "tool"],
         body: Any,
         *,
         to: str | None = None,

@@ -26,7 +26,7 @@ from roundelay.network.errors import (
     UnknownMessage,
     UnknownRecipient,
 )
-from roundelay.network.frames import SEQ_LIMIT, SendFrame, encode, is_id
+from roundelay.network.frames import SendFrame, encode, is_id
 
 from .access import check_admission, check_right, find_channel, is_found
 from .entries import (
@@ -66,6 +66,7 @@ from .tables import (
     RowType,
     Stopped,
     Table,
+    newest_first,
 )
 from .visibility import parties, thread_readers
 
@@ -402,7 +403,7 @@ def stop_loop(rules: Rules, state: State, facts: Facts, entry: Answered, error: 
 
 def stopped_key(root: int) -> str:
     """Where a conversation stands among those that have stopped: the newest first."""
-    return f"{SEQ_LIMIT - root:016d}"
+    return newest_first(root)
 
 
 def _stop_agent(state: State, origin: Origin, error: Stopping, refused: Outcome) -> Outcome:

@@ -45,8 +45,11 @@ from .tables import (
     Put,
     Row,
     Spent,
+    SpentOut,
     Tried,
     Triggered,
+    Undelivered,
+    newest_first,
 )
 from .visibility import is_recipient, thread_readers
 
@@ -103,6 +106,7 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
     if failed is not None and opened is not None and failed.failure == "budget":
         reason = failed.reason[: rules.limits.max_reason_chars]
         change.effects.append(_tell_budget(state, entry, opened.trigger_head, reason))
+        _keep_spent_out(change, opened, reason)
     if opened is not None and frame.kind != "finished":
         _go_on(change, entry)
         if frame.kind in PROGRESS_KINDS:
@@ -206,6 +210,14 @@ def _tell_budget(state: State, entry: Record, trigger: MessageHead, reason: str)
     return Notify(readers, "budget_exhausted", trigger.thread_id, body, operators=True)
 
 
+def _keep_spent_out(change: ChangeSet, opened: OpenReaction, reason: str) -> None:
+    """That its agent's budget ended a reaction waits for who may let the conversation go on (`needs`)."""
+    head = opened.trigger_head
+    resumed = find_budget(change.state, change.facts, head.root, head).resumed
+    found = SpentOut(opened.agent_id, opened.reaction, head.seq, head.root, resumed, change.stamp, reason)
+    change.put_row("spent_out", f"{newest_first(head.seq)}/{opened.agent_id}", found)
+
+
 # --- deliveries that failed
 
 MAX_FAILURES = 5
@@ -271,11 +283,18 @@ def withdraw_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
     seq = given_up.trigger
     change.put_row("given_up", f"{agent_id}/{reaction}", None)
     change.put_row("dead", f"{agent_id}/{seq:016d}", None)
+    if given_up.sender_id:
+        change.put_row("undelivered", undelivered_key(given_up.sender_id, seq, agent_id), None)
     change.put_row("tried", f"{agent_id}/{seq:016d}", Tried(given_up.attempts))
     change.write_row("dead", data=encode({"seq": seq, "agent_id": agent_id, "event": "withdrawn"}))
     body = {"seq": seq, "agent_id": agent_id, "reaction": reaction}
     told = frozenset((agent_id,))
     change.effects.append(Notify(told, "dead_letter_withdrawn", None, body, operators=True, asker=given_up.sender_id))
+
+
+def undelivered_key(sender_id: str, seq: int, agent_id: str) -> str:
+    """Where a dead letter stands among those of what its sender sent."""
+    return f"{sender_id}/{newest_first(seq)}/{agent_id}"
 
 
 def keep_handled(state: State, put: Put) -> Put:
@@ -317,12 +336,16 @@ def _count_failure(
     for reaction, its_key in opened.items():
         change.put_row("reaction", its_key, None)
         change.put_row("given_up", f"{agent_id}/{reaction}", GivenUp(seq, sender_id or "", failures))
-    letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(opened))
+    letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(opened), sender_id or "")
     floor = change.state.floor(agent_id)
     if not floor.is_handled(seq):  # in this same commit: after a crash a dead letter is not delivered again
         change.put_row("floor", agent_id, floor.with_handled([seq]))
     change.put_row("attempt", key, None)
     change.put_row("dead", f"{agent_id}/{seq:016d}", letter)
+    if sender_id is not None:
+        change.put_row(
+            "undelivered", undelivered_key(sender_id, seq, agent_id), Undelivered(agent_id, seq, failures, stamp)
+        )
     body = {"seq": seq, "agent_id": agent_id, "reason": reason, "attempts": failures}
     change.write_row("dead", data=encode(body))
     change.effects.append(Settle(agent_id, seq))

@@ -40,6 +40,7 @@ from .entries import Origin, Outcome, Send, SessionAnswer, body_digest
 from .holds import check_answer
 from .limits import ROW_BYTES, Quotas, count_stored, next_rates
 from .mod import Mod, Operation
+from .questions import ask_people, end_questions
 from .shares import begin_root, charge_root, count_answer, is_program, was_told
 from .state import State
 from .tables import DAY_MS, Bucket, Facts, Known, MessageHead, Put, RootBudget, Row
@@ -193,6 +194,10 @@ def write_message(
                 bucket = count_answer(limits, state, bucket, head)
         if frame.requires_response is not UNSET and (named := _named(state, frame)):
             puts.append(Put("root", str(root), begin_root(head, named)))
+    if frame.requires_response is not UNSET:
+        puts += ask_people(limits, state, head, frame.requires_response)
+    if origin.kind == "human":
+        puts += end_questions(state, head, parent)
     row = message_row(head, frame, stamp, sender, key)
     size, day = len(row.data) + ROW_BYTES, stamp // DAY_MS
     size_now, messages_now = bucket.bytes + size, bucket.messages + 1

@@ -36,6 +36,7 @@ from .tables import (
     OpenReaction,
     Participant,
     Put,
+    Question,
     Table,
     Token,
 )
@@ -248,6 +249,14 @@ class State:
         """What a participant keeps of threads, by thread; under an empty id of all others."""
         return self._group("marks of", agent_id)
 
+    def questions_of(self, agent_id: str) -> Mapping[int, Question]:
+        """What a person has been asked and not answered, by seq."""
+        return self._group("questions of", agent_id)
+
+    def questions_in(self, agent_id: str, thread_id: str) -> Mapping[int, Question]:
+        """Of these, those of one thread."""
+        return self._group("questions in", f"{agent_id}/{thread_id}")
+
     # --- writing
 
     def change(self, puts: Iterable[Put]) -> None:
@@ -436,6 +445,9 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
         case "mark":
             agent_id, _, thread_id = key.partition("/")
             return ((("marks of", agent_id), thread_id),)
+        case "question":
+            agent_id, _, seq = key.partition("/")
+            return (("questions of", agent_id), int(seq)), (("questions in", f"{agent_id}/{value.thread_id}"), int(seq))
         case "stored":
             return ((("near a quota", ""), key),) if value.is_near else ()
         case "token":
@@ -476,7 +488,9 @@ def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | Non
     return (reaction.oldest, key) if reaction is not None else None
 
 
-_INDEXED = frozenset({"member", "token", "participant", "channel", "reaction", "attempt", "stored", "mark", "login"})
+_INDEXED = frozenset(
+    {"member", "token", "participant", "channel", "reaction", "attempt", "stored", "mark", "question", "login"}
+)
 """Tables of which more is kept than their values."""
 _NEVER = Member()
 _UNTOUCHED = Floor(0)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from roundelay.network.frames import Kind
+from roundelay.network.frames import SEQ_LIMIT, Kind
 
 LoadedTable: TypeAlias = Literal[
     "participant",
@@ -27,9 +27,13 @@ LoadedTable: TypeAlias = Literal[
     "hold",
     "mark",
     "login",
+    "question",
+    "dismissed",
 ]
 """Loaded at the start, and held in memory."""
-ColdTable: TypeAlias = Literal["root", "call", "dead", "tried", "triggered", "given_up", "stopped"]
+ColdTable: TypeAlias = Literal[
+    "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out"
+]
 """In the ledger alone: looked up as facts of a batch."""
 Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
 """``bucket`` is in memory alone."""
@@ -332,6 +336,42 @@ class Mark(Struct, frozen=True, omit_defaults=True):
     title: str = ""
 
 
+class Question(Struct, frozen=True):
+    """A message that requires a response of a person, who has not answered it, under ``ID/SEQ`` (`questions`)."""
+
+    sender_id: str
+    thread_id: str
+
+
+class Dismissed(Struct, frozen=True):
+    """What somebody (the key) does not want to be told of any more: kind and seq of each, and when that was; the newest
+    last."""
+
+    items: tuple[tuple[str, int, int], ...] = ()
+
+
+class Undelivered(Struct, frozen=True):
+    """Of a dead letter, for its sender, under ``SENDER/NEWEST_FIRST/RECIPIENT``."""
+
+    agent_id: str
+    seq: int
+    attempts: int
+    at: int
+
+
+class SpentOut(Struct, frozen=True):
+    """A reaction that its agent's own budget of tokens or money has ended, under ``NEWEST_FIRST/AGENT``: ``seq`` is its
+    trigger's. It is over when the conversation was let go on since, or another reaction to the same was begun."""
+
+    agent_id: str
+    reaction: str
+    seq: int
+    root: int
+    resumed: int
+    at: int
+    reason: str
+
+
 class RootBudget(Struct, frozen=True, omit_defaults=True):
     """How much of its budget the conversation that a root message began has used, and who has (`shares`)."""
 
@@ -400,6 +440,9 @@ class DeadLetter(Struct, frozen=True):
     reactions: tuple[str, ...] = ()
     """Those to it that were open then, and are no more."""
 
+    sender_id: str = ""
+    """Who is shown it as undelivered; empty where that is not known, or was not kept."""
+
 
 class GivenUp(Struct, frozen=True):
     """Of a reaction (the key's second half) to what is a dead letter now: which it is. Kept as long as the letter."""
@@ -450,6 +493,11 @@ class Triggered(Struct, frozen=True):
         return Triggered(reaction, seq, (first, *others[2 - MAX_BEGUN :]))
 
 
+def newest_first(seq: int) -> str:
+    """A seq as a key that comes before those of lower ones."""
+    return f"{SEQ_LIMIT - seq:016d}"
+
+
 VALUE_TYPES: dict[Table, Any] = {
     "participant": Participant,
     "token": Token,
@@ -471,6 +519,10 @@ VALUE_TYPES: dict[Table, Any] = {
     "hold": Hold,
     "mark": Mark,
     "login": Login,
+    "question": Question,
+    "dismissed": Dismissed,
+    "undelivered": Undelivered,
+    "spent_out": SpentOut,
 }
 
 

@@ -24,6 +24,7 @@ from roundelay.network.core.change import answer_defect
 from roundelay.network.core.entries import Bind, Entry, Handled, Lost, Origin, Outcome
 from roundelay.network.core.limits import Quotas
 from roundelay.network.core.mod import Mod, Operation
+from roundelay.network.core.questions import forget_dropped
 from roundelay.network.core.reactions import forget_failures
 from roundelay.network.core.rights import Rights
 from roundelay.network.core.sending import Rules
@@ -141,6 +142,8 @@ class Hub:
         self._committing_since_s: float | None = None
         self._is_slow = False
         """The ledger does not answer, and that was said."""
+        self._questions_from = 0
+        """Questions that were asked before it are forgotten."""
         self._outage = Outage("the ledger failed; reopening it", "the ledger is open again", self._loop.time)
         self.switchboard = Switchboard(limits, ledger, self._clock, new_id, self._lose_reactor)
         self.counts = self.switchboard.counts
@@ -518,6 +521,10 @@ class Hub:
                     if seq not in kept:
                         puts += forget_failures(board.state, agent_id, seq)
             puts.append(Put("floor", agent_id, mailbox.snapshot()))
+        first_seq = board.meta.first_seq
+        if first_seq != self._questions_from:
+            self._questions_from = first_seq
+            puts += forget_dropped(board.state, first_seq)
         return Handled(tuple(puts))
 
     async def _flush_floors(self) -> None:

@@ -315,6 +315,9 @@ class Intake:
         elif frame.kind in CALL_KINDS:
             awaited = read_awaited(body) if frame.kind == "waiting" else None
             entry = Record(origin, frame, digest, call=read_call(body), awaited=awaited)
+        elif frame.kind == "model_failed":
+            failing: OpenReaction | None = self._board.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
+            entry = Record(origin, frame, digest, failing.trigger if failing is not None else None)
         elif frame.kind in CHARGED:
             opened: OpenReaction | None = self._board.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
             if opened is None:  # its `started` may not be stored yet: then its `finished` will tell what it has spent

@@ -45,8 +45,8 @@ from roundelay.network.core.sending import Rules
 from roundelay.network.core.shares import note, note_person
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Participant, Row
-from roundelay.network.core.visibility import hearing, is_recipient, parties
-from roundelay.network.errors import Forbidden, RoundelayError
+from roundelay.network.core.visibility import hearing, is_recipient, parties, thread_readers
+from roundelay.network.errors import Forbidden, LedgerError, RoundelayError
 from roundelay.network.frames import (
     FIRST_DELIVERY,
     PROTOCOL_VERSION,
@@ -61,6 +61,7 @@ from roundelay.network.frames import (
 from roundelay.network.ledger import Ledger, Meta
 
 from .delivery import Outbox
+from .inbox_changes import find_changes
 from .outage import Outage
 from .pages import Pages
 from .participants import Mailboxes
@@ -71,6 +72,7 @@ from .session import LIVE, Connection, Pause, Session, SessionState
 log = logging.getLogger(__name__)
 
 WRITE_BYTES = 1 << 18
+INBOX_NOTICE = encode(NoticeFrame(kind="inbox", body={}))
 RECENT_ROWS, RECENT_BYTES = 2048, 4 << 20
 """How much of what was published is kept in memory, for sessions that are about to be up to date."""
 
@@ -354,6 +356,9 @@ class Switchboard:
         connection, outbox = session.connection, session.outbox
         while not connection.is_paused and session.state is not SessionState.CLOSED:
             is_more = session.room is not None and self._write_result(session)
+            if session.is_inbox_changed:
+                session.is_inbox_changed = False
+                session.outgoing.append(INBOX_NOTICE)
             frames, session.outgoing = session.outgoing, []
             if outbox.queued_bytes and session.state is LIVE:
                 frames += outbox.take(WRITE_BYTES)
@@ -398,6 +403,16 @@ class Switchboard:
         for session in sessions:
             if Pause.ANSWERS not in session.pauses:
                 self.write(session, frame)
+
+    def tell_inbox(self, agent_ids: Iterable[str], *, operators: bool = False) -> None:
+        """Tell the sessions of these people, and operators, that what waits for them has changed: once, however often
+        it does until their connections take anything."""
+        sessions = [it for agent_id in agent_ids for it in self.mailboxes.sessions_of(agent_id)]
+        for session in (*sessions, *(self._operators if operators else ())):
+            origin = session.origin
+            if origin is not None and (origin.kind == "human" or origin.is_operator):
+                session.is_inbox_changed = True
+                self.touch(session)
 
     def around(self, to: str) -> Iterable[str]:
         """Who may be told of what goes on at an address of many, ``broadcast`` or a channel: those who are here and, of
@@ -472,7 +487,12 @@ class Publisher:
         """Step 8: the committed state takes a batch over, then it is handed on in its order: each entry's messages,
         then its effects."""
         board, sessions, messages = self._board, self._board.sessions, 0
+        waiting = find_changes(board.mailboxes.state, draft)
         board.mailboxes.state.merge(draft)
+        if waiting is not None:
+            board.tell_inbox(waiting.list_people(board.state), operators=waiting.operators)
+            if waiting.seqs:
+                board.spawn(self._tell_readers(waiting.seqs))
         if members := draft.tables.get("member"):
             board.mailboxes.note_members(members)
         for entry, outcome in outcomes:
@@ -498,6 +518,16 @@ class Publisher:
                 place = {"seq": row.seq, "type": row.type, "agent_id": row.actor, "to": row.target, "in": row.stream}
                 log.debug("stored", extra=place)
         self._board.counts["messages"] += messages
+
+    async def _tell_readers(self, seqs: set[int]) -> None:
+        """Tell those who may read these messages that what waits for them has changed."""
+        board = self._board
+        try:
+            heads = await board.ledger.heads(seqs)
+        except LedgerError as error:
+            board.read_outage.fail(error, "a notice of the inbox")
+            return
+        board.tell_inbox({it for head in heads.values() for it in thread_readers(board.state, head)})
 
     def _run_after(self, mod: Mod, row: Row) -> None:
         def submit(payload: object) -> None:

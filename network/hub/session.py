@@ -145,6 +145,8 @@ class Session:
         self.said_bye = False
         self.outgoing: list[bytes] = []
         """Frames to be written at the end of this tick."""
+        self.is_inbox_changed = False
+        """Whether it is to be told, with what is written next, that what waits for its participant has changed."""
         self.held: list[bytes] = []
         """Messages that arrived while joining."""
         self.reads_under_way = 0

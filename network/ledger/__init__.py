@@ -107,7 +107,13 @@ class ThreadSummary(Struct, frozen=True, gc=False):
 
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
-KEPT_WITH: dict[Table, str] = {"root": "last_seq", "given_up": "trigger", "stopped": "seq"}
+KEPT_WITH: dict[Table, str] = {
+    "root": "last_seq",
+    "given_up": "trigger",
+    "stopped": "seq",
+    "undelivered": "seq",
+    "spent_out": "seq",
+}
 """Of tables about messages, the field with the seq of the message until whose end a value is kept: a root's budget
 counts until the last message that it was charged for is gone."""
 KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")

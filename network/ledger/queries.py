@@ -394,11 +394,15 @@ def load_meta(db: sqlite3.Connection) -> dict[str, str]:
     return meta
 
 
+_DISPENSABLE = frozenset({"attempt", "mark", "question", "dismissed"})
+
+
 def load_state(damage: Damage, db: sqlite3.Connection) -> list[Put]:
     """Every row of the tables that are loaded at a start.
 
     Raises `LedgerError` for a damaged one: without it somebody might read what is not theirs, join with a revoked
-    token, react again or spend more than they may. Only failed attempts may be counted anew.
+    token, react again or spend more than they may. Failed attempts may be counted anew, and what somebody keeps for
+    itself may be forgotten.
     """
     puts = []
     # All rows are passed over, and not those of each table: a damaged name of a table would end its range, and hide
@@ -410,7 +414,7 @@ def load_state(damage: Damage, db: sqlite3.Connection) -> list[Put]:
     for table, key, value, crc in found:
         if crc == checksum((table, key, value)):
             puts.append(Put(table, key, decode_value(table, value)))
-        elif table == "attempt":
+        elif table in _DISPENSABLE:
             damage.note(f"{table}/{key}")
         else:
             raise _damaged(str(table), str(key))

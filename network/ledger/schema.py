@@ -83,8 +83,8 @@ UPDATE meta SET crc = checksum(key, value);
 _V3 = ""
 # Again only what the tables say: which threads people hold (table ``hold``). To an older one agents answer in all.
 _V4 = ""
-# And once more: what people have read, and keep for themselves of threads (table ``mark``), and logins that work once
-# (table ``login``).
+# And once more: what people have read and keep for themselves of threads (table ``mark``), what waits for them
+# (``question``, ``dismissed``, ``undelivered``, ``spent_out``), and logins that work once (``login``).
 _V5 = ""
 
 STEPS = (_V1, _V2, _V3, _V4, _V5)

@@ -15,7 +15,7 @@ from typing import Any
 
 from roundelay.network.core.mod import Mod, Operation, make_operation
 
-from . import conversation, marking, memories, operators, reactions, receiving, searching, views
+from . import conversation, marking, memories, needs, operators, reactions, receiving, searching, views
 
 FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.cancel,
@@ -28,6 +28,8 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     conversation.take,
     conversation.watch,
     marking.mark,
+    needs.dismiss,
+    needs.inbox,
     operators.dead_letters,
     operators.drop_dead_letter,
     operators.quotas,

@@ -17,6 +17,8 @@ from roundelay.network.core.entries import Disconnect, Retry, TellOfMembers
 from roundelay.network.core.ids import IS_THE_HUB, NETWORK, describe_reserved
 from roundelay.network.core.joining import describe_look_alike, find_over
 from roundelay.network.core.limits import Quotas, stored_today
+from roundelay.network.core.questions import forget_questions
+from roundelay.network.core.reactions import undelivered_key
 from roundelay.network.core.shares import was_spoken_to
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import DAY_MS, Attempt, DeadLetter, Login, Row, Stopped, Token, Tried, Uncaused
@@ -42,6 +44,8 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
         give_back(change, hold)
     for thread_id in list(change.state.marks_of(agent_id)):
         change.put_row("mark", f"{agent_id}/{thread_id}", None)
+    change.put_row("dismissed", agent_id, None)
+    change.keep(forget_questions(change.state, agent_id))
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
     change.put_row("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     _drop_logins(change, change.state.logins(agent_id))
@@ -228,6 +232,8 @@ def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> Dead
     if letter is None:
         raise UnknownMessage(f"{owner} has no dead letter {seq}; network.dead_letters lists them.")
     change.put_row("dead", key, None)
+    if letter.sender_id:
+        change.put_row("undelivered", undelivered_key(letter.sender_id, seq, owner), None)
     for reaction in letter.reactions:
         change.put_row("given_up", f"{owner}/{reaction}", None)
     event = {"seq": seq, "agent_id": owner, "event": "taken"}

@@ -55,7 +55,7 @@ async def open_reactions(
 async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
     """Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`: those whose
     message the caller may read. `may_decide` says whether a reply of the caller's would decide."""
-    requests = _list_requests(reading, after)
+    requests = list_requests(reading, after)
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
     for start in range(0, len(requests), PAGE):
         heads = await reading.hub.ledger.heads({seq for seq, _ in requests[start : start + PAGE]})
@@ -72,7 +72,7 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
     return {"approvals": page.entries, "has_more": False}
 
 
-def _list_requests(reading: Reading, after: int) -> list[tuple[int, dict[str, Any]]]:
+def list_requests(reading: Reading, after: int) -> list[tuple[int, dict[str, Any]]]:
     """The messages above ``after`` that open reactions say they wait on for a person's decision, by seq, with what is
     told of each. What else the records of a reaction claim is never read here: an agent may write any number of
     them."""

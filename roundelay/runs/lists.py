@@ -57,6 +57,16 @@ async def list_approvals(client: NetworkClient) -> list[Entry]:
     return await _read_pages(client, "network.approvals", "approvals", {}, lambda last: {"after": last["seq"]})
 
 
+async def list_inbox(client: NetworkClient, *, most: int) -> list[Entry]:
+    """What waits for the client, the newest first, at most so many. Raises `RoundelayError`."""
+    page = await client.call("network.inbox", {"limit": min(most, PAGE)})
+    found: list[Entry] = list(page["items"])
+    while page["has_more"] and len(found) < most:
+        page = await client.call("network.inbox", {"limit": min(most - len(found), PAGE), "before": page["next"]})
+        found += page["items"]
+    return found
+
+
 async def list_tokens(client: NetworkClient) -> list[Entry]:
     """Who has tokens, for operators. Raises `RoundelayError`."""
     return await _read_pages(client, "network.list_tokens", "tokens", {}, lambda last: {"after": last["hash"]})

@@ -104,7 +104,7 @@ async def test_a_signal_reaches_readers_that_watch(alice: WireSession, bob: Wire
 
 async def test_every_kind_of_signal_passes(alice: WireSession, bob: WireSession) -> None:
     await bob.call("network.watch", {"signals": True})
-    for kind in ("typing", "thinking", "delta", "tool"):
+    for kind in ("typing", "viewing", "thinking", "delta", "tool"):
         await signal(alice, to="agent:bob", kind=kind, body=kind)
         assert (await bob.expect("signal"))["kind"] == kind
 

@@ -295,6 +295,13 @@ async def the_mark_that_was_read_the_longest_ago_makes_room(node: Node) -> None:
     assert [it["thread_id"] for it in shown if "mark" in it] == ["broadcast"]
 
 
+@reaches("max_questions", 1)
+async def the_oldest_question_is_forgotten(node: Node) -> None:
+    mia, bob = await node.person("mia"), await node.agent("bob")
+    asked = [(await bob.send("agent:mia", "and?", requires_response=True))["seq"] for _ in range(2)]
+    assert [it["seq"] for it in (await mia.call("network.inbox"))["items"]] == asked[1:]
+
+
 @reaches("registrations_per_minute", 1)
 async def further_first_uses_are_put_off(node: Node) -> None:
     await node.agent("ann")  # the second: the burst is a minute's worth beside the one that begins it

@@ -203,6 +203,11 @@ GUESSES: dict[str, list[Make]] = {
         lambda it, who, public: {"reaction": it.reaction},
         lambda it, who, public: {"thread_id": it.thread_id},
     ],
+    "network.inbox": [lambda it, who, public: {"before": f"{it.seq + 1}/question/"}],
+    "network.dismiss": [
+        lambda it, who, public: {"kind": "question", "seq": it.seq},
+        lambda it, who, public: {"kind": "stopped", "seq": it.seq},
+    ],
     "network.mark": [
         lambda it, who, public: {"thread_id": it.thread_id, "is_pinned": True},
         lambda it, who, public: {"thread_id": it.thread_id, "read_upto": it.seq},
@@ -263,6 +268,7 @@ LISTS: dict[str, list[Ask]] = {
         lambda it, who, public: {"threads": [it.thread_id, f"thread:{it.seq}", "channel:den", "broadcast"]},
     ],
     "network.mark": [lambda it, who, public: {"thread_id": "broadcast", "is_pinned": True}],
+    "network.inbox": [lambda it, who, public: {}],
     "network.history": [
         lambda it, who, public: {"thread_id": "broadcast", "limit": 500},
         lambda it, who, public: {"thread_id": "channel:den", "before": it.seq + 1},

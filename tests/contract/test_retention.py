@@ -161,6 +161,18 @@ async def test_results_of_calls_are_forgotten_after_a_day(opener: Opener) -> Non
                 await ann.call("network.info")
 
 
+async def test_a_question_goes_with_its_message(opener: Opener) -> None:
+    async with team(opener()) as it, it.joined("bob") as bob, it.joined("mia", kind="human") as mia:
+        await bob.send_text("mia", "old?", requires_response=True)
+        it.day += 2
+        new = await bob.send_text("mia", "new?", requires_response=True)
+        await take(mia, 2)
+        await it.trim()
+        assert [item["seq"] for item in (await mia.call("network.inbox"))["items"]] == [new.seq]
+    async with team(opener()) as it:
+        assert list(it.hub.state.questions_of("mia")) == [new.seq]
+
+
 # -- what stays
 
 

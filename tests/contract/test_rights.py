@@ -169,6 +169,8 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.open_reactions": (always("ok"), lambda seq: {}),
     "network.approvals": (always("ok"), lambda seq: {}),
     "network.cancel": (always("ok"), lambda seq: {"thread_id": "channel:room"}),
+    "network.inbox": (always("ok"), lambda seq: {}),
+    "network.dismiss": (always("ok"), lambda seq: {"kind": "question", "seq": seq}),
     "network.mark": (for_who_was_in, lambda seq: {"thread_id": "channel:room", "is_pinned": True}),
     "network.take": (for_who_is_in("forbidden"), lambda seq: {"thread_id": "channel:room"}),
     "network.give": (for_who_is_in("forbidden"), lambda seq: {"thread_id": "channel:room"}),

@@ -61,6 +61,7 @@ COMMANDS: dict[str, str] = {
     "search": "end",
     "send": "--as mia mia again",
     "status": "--over 0.1",
+    "inbox": "--as mia",
     "tail": "--last 9 --count 9",
     "threads": "",
     "why": "{said}",

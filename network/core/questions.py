@@ -1,0 +1,78 @@
+"""Questions to people: messages that require a response of a person, until that person has answered or dismissed each.
+Pure.
+
+A question is put into its table with the message that asks, and goes with the one that answers: a reply to it, or, in a
+direct thread, whatever that person says there next. `sending` asks here; ``network.inbox`` (`needs`) shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nsmallest
+from itertools import islice
+
+from roundelay.network.addresses import name_of
+from roundelay.network.config import Limits
+
+from .state import State
+from .tables import MessageHead, Put, Question
+from .visibility import is_recipient
+
+MAX_ASKED = 64
+"""Of so many people does one message ask; those that it names beyond are not told that it waits for them."""
+ROOM_SHARE = 10
+"""A tenth of a person's questions is forgotten at once where there are too many, the oldest."""
+
+
+def ask_people(limits: Limits, state: State, head: MessageHead, asked: bool | list[str]) -> list[Put]:
+    """Note whom a new message asks: the people whom it names, or to whom it goes directly, and who are given it."""
+    puts = []
+    for name in islice(_list_people(state, head, asked), MAX_ASKED):
+        known = state.questions_of(name)
+        if len(known) >= limits.max_questions:
+            oldest = nsmallest(max(1, limits.max_questions // ROOM_SHARE), known)
+            puts += [Put("question", _key(name, seq), None) for seq in oldest]
+        puts.append(Put("question", _key(name, head.seq), Question(head.sender_id, head.thread_id)))
+    return puts
+
+
+def _list_people(state: State, head: MessageHead, asked: bool | list[str]) -> Iterator[str]:
+    if isinstance(asked, list):
+        names = dict.fromkeys(asked)
+    else:
+        names = dict.fromkeys([name_of(head.to)] if asked and head.kind == "direct" else [])
+    for name in names:
+        if name != head.sender_id and state.is_person(name) and is_recipient(state, name, head):
+            yield name
+
+
+def end_questions(state: State, head: MessageHead, parent: MessageHead | None) -> list[Put]:
+    """What a person has answered with a new message of its own."""
+    agent_id = head.sender_id
+    if not state.questions_of(agent_id):
+        return []
+    answered = set(state.questions_in(agent_id, head.thread_id)) if head.kind == "direct" else set()
+    if parent is not None and parent.seq in state.questions_of(agent_id):
+        answered.add(parent.seq)
+    return [Put("question", _key(agent_id, seq), None) for seq in sorted(answered)]
+
+
+def dismiss_question(state: State, agent_id: str, seq: int) -> list[Put]:
+    """A person does not want to be told of a question any more."""
+    return [Put("question", _key(agent_id, seq), None)] if seq in state.questions_of(agent_id) else []
+
+
+def forget_questions(state: State, agent_id: str) -> list[Put]:
+    """Somebody is removed: nobody asks it any more, and it asks nobody."""
+    keys = (key for key, it in state.items("question") if it.sender_id == agent_id or key.startswith(f"{agent_id}/"))
+    return [Put("question", key, None) for key in list(keys)]
+
+
+def forget_dropped(state: State, first_seq: int) -> list[Put]:
+    """Questions whose messages retention has dropped."""
+    old = (key for key, _ in state.items("question") if int(key.partition("/")[2]) < first_seq)
+    return [Put("question", key, None) for key in list(old)]
+
+
+def _key(agent_id: str, seq: int) -> str:
+    return f"{agent_id}/{seq:016d}"

@@ -1,0 +1,261 @@
+"""What waits for somebody (``network.inbox``): decisions on calls, questions that it has not answered, messages that
+failed, conversations that stopped, budgets that are spent. Each is in a table already; here they come together.
+
+An item is shown of a message that the caller may read, with a line of it. Reads change nothing; `dismiss` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from msgspec import Meta
+
+from roundelay.network.core.change import ChangeSet
+from roundelay.network.core.limits import stored_today
+from roundelay.network.core.questions import dismiss_question
+from roundelay.network.core.shares import was_spoken_to
+from roundelay.network.core.tables import (
+    DAY_MS,
+    DeadLetter,
+    Dismissed,
+    RootBudget,
+    Row,
+    SpentOut,
+    Stopped,
+    Table,
+    Triggered,
+    Undelivered,
+    Wanted,
+)
+from roundelay.network.frames import Seq
+
+from .listing import ListPage
+from .marking import describe_line, write_line
+from .reactions import list_requests
+from .reading import Reading, reads, reads_as_itself
+from .views import Limit
+
+ItemKind: TypeAlias = Literal["approval", "question", "dead_letter", "stopped", "budget"]
+SCANNED = 1000
+"""So many dead letters, conversations and budgets that ended are looked at, of each kind."""
+READ_AT_ONCE = 32
+"""Of so many items are the messages read together."""
+MAX_DISMISSED = 500
+"""Of one participant; what it dismissed before is shown again."""
+
+
+class Item(NamedTuple):
+    """What may be shown, before its message was read; in the order of these fields, turned round."""
+
+    seq: int
+    kind: ItemKind
+    agent_id: str
+    at: int
+    """When it came about; 0: with its message."""
+    told: Mapping[str, Any]
+    text: str | None = None
+    """What it says, where that is not its message."""
+    spent: SpentOut | None = None
+
+    @property
+    def place(self) -> tuple[int, str, str]:
+        return self.seq, self.kind, self.agent_id
+
+
+# --- what waits
+
+
+async def inbox(
+    reading: Reading,
+    *,
+    limit: Limit = 100,
+    before: Annotated[str, Meta(pattern="^[0-9]{1,16}/[a-z_]{1,16}/[a-z0-9._-]{0,64}$")] | None = None,
+) -> dict[str, Any]:
+    """What waits for the caller, the newest first: calls that it may decide on, questions to it, messages that
+    failed, conversations that stopped, spent budgets. Go on with `before` the answer's `next`."""
+    known: Dismissed = reading.hub.state.get("dismissed", reading.origin.agent_id) or Dismissed()
+    dismissed = {(kind, seq): at for kind, seq, at in known.items}
+    items = [it for it in await _list_items(reading) if it.at > dismissed.get((it.kind, it.seq), -1)]
+    if before is not None:
+        seq, kind, agent_id = before.split("/")
+        items = [it for it in items if it.place < (int(seq), kind, agent_id)]
+    items.sort(key=lambda it: it.place, reverse=True)
+    page = ListPage(limit, reading.hub.limits.max_result_bytes)
+    last: Item | None = None
+    for start in range(0, len(items), READ_AT_ONCE):
+        chunk = items[start : start + READ_AT_ONCE]
+        rows = await reading.hub.ledger.messages({it.seq for it in chunk})
+        ended = await _find_ended(reading, chunk)
+        for item in chunk:
+            entry = _describe(reading, item, rows.get(item.seq)) if item.place not in ended else None
+            if entry is not None and not page.take(entry):
+                assert last is not None, "the first one is always taken"
+                return {"items": page.entries, "has_more": True, "next": "/".join(map(str, last.place))}
+            last = item
+    return {"items": page.entries, "has_more": False}
+
+
+def _describe(reading: Reading, item: Item, row: Row | None) -> dict[str, Any] | None:
+    """An item with a line of its message; None where the caller may not read that, or it is gone."""
+    told: dict[str, Any] = {"kind": item.kind, "seq": item.seq}
+    if item.seq == 0:  # it is about no message
+        return {**told, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.told}
+    if row is None or row.head is None:
+        return None
+    if item.kind in ("approval", "question") and not reads_as_itself(reading, row.head):
+        return None
+    if item.kind == "approval" and row.head.sender_id != item.agent_id:
+        return None
+    if not reads(reading, row.head):
+        return None
+    line = describe_line(row)
+    told |= {"thread_id": row.stream, "at": item.at or row.at, "text": item.text or line["text"]}
+    told |= {"agent_id": item.agent_id} if item.agent_id else {}
+    if item.kind == "question":
+        told |= {"agent_id": row.head.sender_id, "sender_kind": row.head.sender_kind, "to": row.head.to}
+    return told | dict(item.told)
+
+
+async def _list_items(reading: Reading) -> list[Item]:
+    """All that may be shown. An approval is no question, and a message that failed at several is several."""
+    approvals = list(_list_approvals(reading)) if reading.origin.kind == "human" else []
+    asked = {it.seq for it in approvals}
+    return [
+        *approvals,
+        *(it for it in _list_questions(reading) if it.seq not in asked),
+        *await _list_dead_letters(reading),
+        *await _list_stopped(reading),
+        *_list_stopped_agents(reading),
+        *await _list_spent_out(reading),
+        *_list_quotas(reading),
+    ]
+
+
+def _list_approvals(reading: Reading) -> Iterator[Item]:
+    for seq, told in list_requests(reading, 0):
+        shown = {name: told[name] for name in ("reaction", "call", "trigger", "until")}
+        yield Item(seq, "approval", told["agent_id"], 0, shown)
+
+
+def _list_questions(reading: Reading) -> Iterator[Item]:
+    for seq in reading.hub.state.questions_of(reading.origin.agent_id):
+        yield Item(seq, "question", "", 0, {})
+
+
+async def _list_dead_letters(reading: Reading) -> list[Item]:
+    """Of the caller's, or of all for operators; and of what the caller sent, without the reason."""
+    origin, ledger = reading.origin, reading.hub.ledger
+    sent: list[tuple[str, Undelivered]] = await ledger.cold("undelivered", f"{origin.agent_id}/", SCANNED)
+    prefix = "" if origin.is_operator else f"{origin.agent_id}/"
+    letters: list[tuple[str, DeadLetter]] = await ledger.cold("dead", prefix, SCANNED)
+    found = {
+        (it.seq, it.agent_id): Item(
+            it.seq, "dead_letter", it.agent_id, it.at, {"attempts": it.attempts, "may_retry": False}
+        )
+        for _, it in sent
+    }
+    for _, it in letters:
+        told = {"attempts": it.failures, "reason": it.reason, "may_retry": True}
+        found[it.seq, it.agent_id] = Item(it.seq, "dead_letter", it.agent_id, it.at, told)
+    return list(found.values())
+
+
+def _may_resume(reading: Reading) -> bool:
+    return reading.origin.kind == "human" or reading.origin.is_operator
+
+
+async def _list_stopped(reading: Reading) -> list[Item]:
+    """Conversations that stopped. Who used them up is told to who began it, and operators: not all who read how it
+    began read where it went."""
+    if not _may_resume(reading):
+        return []
+    items = []
+    found: list[tuple[str, Stopped]] = await reading.hub.ledger.cold("stopped", "", SCANNED)
+    for _, it in found:
+        told: dict[str, Any] = {"root": it.root, "limit": it.limit}
+        text = f"The conversation that began with #{it.root} has stopped ({it.limit})."
+        if reading.origin.is_operator or it.began_by == reading.origin.agent_id:
+            told |= {"used_by": it.used_by, "used": it.used}
+            text = it.reason
+        items.append(Item(it.root, "stopped", "", it.at, told, write_line(text)))
+    return items
+
+
+def _list_stopped_agents(reading: Reading) -> Iterator[Item]:
+    """Those that answered without causes until they were stopped: for operators."""
+    if not reading.origin.is_operator:
+        return
+    state = reading.hub.state
+    for agent_id, bucket in state.items("bucket"):
+        uncaused = bucket.uncaused
+        if uncaused.is_told and not was_spoken_to(state, agent_id, uncaused.since):
+            text = f"{agent_id} has answered others {uncaused.count} times without a cause, and is stopped."
+            told = {"limit": "limits.max_uncaused_answers", "used": uncaused.count}
+            yield Item(uncaused.last, "stopped", agent_id, 0, told, text)
+
+
+async def _list_spent_out(reading: Reading) -> list[Item]:
+    """Reactions that their agents' own budgets ended."""
+    if not _may_resume(reading):
+        return []
+    found: list[tuple[str, SpentOut]] = await reading.hub.ledger.cold("spent_out", "", SCANNED)
+    return [
+        Item(
+            it.seq, "budget", it.agent_id, it.at, {"root": it.root, "reaction": it.reaction}, write_line(it.reason), it
+        )
+        for _, it in found
+    ]
+
+
+async def _find_ended(reading: Reading, items: Sequence[Item]) -> set[tuple[int, str, str]]:
+    """Which of these budgets do not stop anything any more."""
+    stops = {it.place: it.spent for it in items if it.spent is not None}
+    if not stops:
+        return set()
+    asked: set[tuple[Table, str]] = {("root", str(it.root)) for it in stops.values()}
+    asked |= {("triggered", f"{it.agent_id}/{it.seq}") for it in stops.values()}
+    cold = (await reading.hub.ledger.lookup(Wanted(set(), set(), asked))).cold
+    ended = set()
+    for place, it in stops.items():
+        budget: RootBudget | None = cold.get(("root", str(it.root)))
+        begun: Triggered | None = cold.get(("triggered", f"{it.agent_id}/{it.seq}"))
+        is_resumed = budget is not None and budget.resumed != it.resumed
+        if is_resumed or (begun is not None and begun.reaction != it.reaction):
+            ended.add(place)
+    return ended
+
+
+def _list_quotas(reading: Reading) -> Iterator[Item]:
+    """Quotas of today that are nearly used up: one's own; of everybody for operators."""
+    origin, state = reading.origin, reading.hub.state
+    day = state.stamp // DAY_MS
+    for agent_id, stored in state.near_quota().items():
+        if stored.day != day or not (origin.is_operator or agent_id == origin.agent_id):
+            continue
+        allowed, (size, messages) = reading.hub.quotas.of(agent_id), stored_today(state, agent_id)
+        shares = {
+            "bytes_per_day": size / allowed.bytes_per_day,
+            "messages_per_day": messages / max(1, allowed.messages_per_day),
+        }
+        limit = max(shares, key=lambda it: shares[it])
+        text = f"{agent_id} has used {min(1.0, shares[limit]):.0%} of its {limit} today."
+        yield Item(0, "budget", agent_id, day * DAY_MS, {"limit": limit, "until": (day + 1) * DAY_MS}, text)
+
+
+# --- what is not to be shown any more
+
+
+def dismiss(
+    change: ChangeSet, *, kind: Literal["question", "dead_letter", "stopped", "budget"], seq: Seq
+) -> dict[str, Any]:
+    """Be told no more of what waits under a kind and a seq, until it comes about again. Nothing else changes."""
+    agent_id = change.origin.agent_id
+    if kind == "question":
+        change.keep(dismiss_question(change.state, agent_id, seq))
+        return {}
+    known: Dismissed = change.state.get("dismissed", agent_id) or Dismissed()
+    others = [it for it in known.items if it[:2] != (kind, seq)]
+    items = (*others, (kind, seq, change.stamp))[-MAX_DISMISSED:]
+    change.put_row("dismissed", agent_id, Dismissed(items))
+    return {}
