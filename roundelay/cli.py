@@ -20,6 +20,7 @@ from roundelay.commands import (
     cost,
     docs,
     explaining,
+    gateway,
     needs,
     node,
     operating,
@@ -89,6 +90,7 @@ for command in (
     rights.rights,
     node.doctor,
     setup.config,
+    gateway.gateway,
     docs.docs,
     setup.completion,
 ):

@@ -134,6 +134,8 @@ class ProcessNode(Node):
     ) -> None:
         super().__init__(url="", owner_token="")
         self.db = db
+        self.keeps_port = False
+        """Whether it comes back where it was: for those who are not told where it is."""
         self.printed = ""
         """What the processes said that have ended."""
         self._env = env
@@ -196,7 +198,8 @@ class ProcessNode(Node):
             config = self.db.with_suffix(".yaml")
             config.write_text(json.dumps({"limits": self._limits}))  # JSON is YAML too
             command.append(str(config))
-        command += ["--host", "127.0.0.1", "--port", "0", "--db", str(self.db), "--durability", self._durability]
+        port = self.url.rstrip("/").rpartition(":")[2] if self.keeps_port else "0"
+        command += ["--host", "127.0.0.1", "--port", port, "--db", str(self.db), "--durability", self._durability]
         self._process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=self.db.parent,
             env={**os.environ, **(self._env or {})},

@@ -23,7 +23,7 @@ from tests.support.once import make_once
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = {"roundelay": "roundelay"} | {
-    name: f"roundelay/{name}" for name in ("network", "agents", "mods", "templates", "web", "docs")
+    name: f"roundelay/{name}" for name in ("network", "agents", "mods", "templates", "web", "interop", "docs")
 }
 
 # setuptools as pip and uv call it (PEP 517), without a download.
@@ -175,11 +175,12 @@ def run_in(python: Path, *command: str, cwd: Path, **environment: str) -> str:
 
 WHERE = """
 import pickle
-import roundelay.agents.features, roundelay.mods.channels, roundelay.network, roundelay.templates, roundelay.web
+import roundelay.agents.features, roundelay.interop, roundelay.mods.channels, roundelay.network, roundelay.templates, roundelay.web
 from roundelay import AgentPolicy
 assert pickle.loads(pickle.dumps(AgentPolicy)) is AgentPolicy
 assert AgentPolicy.__module__ == "roundelay.agents.policy"
-for it in (roundelay, roundelay.agents.features, roundelay.mods, roundelay.network, roundelay.templates, roundelay.web):
+found = (roundelay, roundelay.agents.features, roundelay.interop, roundelay.mods, roundelay.network, roundelay.templates)
+for it in (*found, roundelay.web):
     print(it.__file__)
 """
 
@@ -199,7 +200,7 @@ def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_pa
         case _:
             printed = run_in(clone.python, "-c", WHERE, cwd=clone.root)
     files = [Path(it).relative_to(clone.root).parent.as_posix() for it in printed.splitlines()]
-    assert files == ["roundelay", "agents/features", "mods", "network", "templates", "web"]
+    assert files == ["roundelay", "agents/features", "interop", "mods", "network", "templates", "web"]
 
 
 def test_a_python_elsewhere_runs_what_is_installed(clone: Clone, tmp_path: Path) -> None:

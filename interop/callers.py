@@ -1,0 +1,126 @@
+"""Who calls: the sessions of participants that come by another protocol, one for each token, bounded in number.
+
+A caller shows ``ID:TOKEN``; the hub alone judges it. Its session is delivered nothing (`network.receive` gives what is
+asked for), lives from one call to the next, and is closed when others need its place or nobody has called for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from roundelay.network.client import NetworkClient
+from roundelay.network.errors import NotAuthenticated, Overloaded
+from roundelay.network.frames import is_id
+
+MAX_OPEN = 256
+"""Sessions at a time."""
+MAX_CALLS = 32
+"""Calls of one participant at a time: half of the reads that the hub takes of a session."""
+IDLE_S = 600.0
+CONNECT_TIMEOUT_S = 10.0
+HOW = "Send `Authorization: Bearer ID:TOKEN`; roundelay token create ID makes a token."
+
+
+class Credentials(NamedTuple):
+    """Who somebody says to be, and what proves it."""
+
+    agent_id: str
+    token: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The same for the same caller; holds no token."""
+        return self.agent_id, hashlib.sha256(self.token.encode()).hexdigest()
+
+
+def read_authorization(header: str | None) -> Credentials:
+    """Read ``Bearer ID:TOKEN``, or the same as ``Basic``. Raises `NotAuthenticated`."""
+    scheme, _, value = (header or "").strip().partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            value = base64.b64decode(value, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise NotAuthenticated(f"The Authorization header is no Basic one. {HOW}") from error
+    elif scheme.lower() != "bearer":
+        raise NotAuthenticated(f"A call needs a participant's token. {HOW}")
+    agent_id, colon, token = value.strip().partition(":")
+    if not (is_id(agent_id) and colon and token and token.isascii() and token.isprintable()):
+        raise NotAuthenticated(f"The token is to be ID:TOKEN, with the participant's id before it. {HOW}")
+    return Credentials(agent_id, token)
+
+
+@dataclass
+class _Caller:
+    client: NetworkClient
+    used_at: float = 0.0
+    calls: int = 0
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_open: bool = False
+
+
+class Callers:
+    """The sessions with one node. Use as ``async with Callers(url) as callers``."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._callers: dict[tuple[str, str], _Caller] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        callers, self._callers = list(self._callers.values()), {}
+        await asyncio.gather(*(it.client.close() for it in callers))
+
+    @asynccontextmanager
+    async def session(self, credentials: Credentials) -> AsyncIterator[NetworkClient]:
+        """The caller's session, for one call. Raises what refuses it: `NotAuthenticated`, `Forbidden`, `ConnectError`;
+        or `Overloaded` where too much is under way."""
+        key = credentials.key
+        caller = self._callers.get(key)
+        if caller is None or caller.client.failure is not None:
+            await self._make_room()
+            caller = self._callers[key] = _Caller(
+                NetworkClient(
+                    credentials.agent_id,
+                    self.url,
+                    kind=None,
+                    token=credentials.token,
+                    deliver=False,
+                    connect_timeout_s=CONNECT_TIMEOUT_S,
+                )
+            )
+        if caller.calls >= MAX_CALLS:
+            raise Overloaded(f"{credentials.agent_id} has {MAX_CALLS} calls under way here; wait for one.", 1000)
+        caller.calls += 1
+        try:
+            async with caller.opening:
+                if not caller.is_open:
+                    await caller.client.connect()
+                    caller.is_open = True
+            yield caller.client
+        finally:
+            caller.calls -= 1
+            caller.used_at = asyncio.get_running_loop().time()
+            if not caller.is_open and not caller.calls and self._callers.get(key) is caller:
+                del self._callers[key]  # refused: the next call asks again
+
+    async def _make_room(self) -> None:
+        """Close sessions that nobody has used for long, and the one that was used the longest ago if all places are
+        taken. Raises `Overloaded` where all are in use."""
+        now = asyncio.get_running_loop().time()
+        resting = sorted((it.used_at, key) for key, it in self._callers.items() if not it.calls)
+        going = [key for used_at, key in resting if now - used_at > IDLE_S]
+        if len(self._callers) - len(going) >= MAX_OPEN:
+            if len(going) == len(resting):
+                raise Overloaded("Every session of this gateway is in use; wait for one.", 1000)
+            going.append(resting[len(going)][1])
+        closing = [self._callers.pop(key).client for key in going]
+        await asyncio.gather(*(it.close() for it in closing))

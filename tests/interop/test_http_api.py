@@ -1,0 +1,190 @@
+"""The network over HTTP: what a program gets that knows HTTP, JSON and a token, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from roundelay.interop.gateway import serve_gateway
+from roundelay.interop.http_api import ENDPOINTS
+from tests.support.node import Node, node_process, running_node
+from tests.support.wire import make_token
+
+
+class Caller:
+    """A program that calls as one participant."""
+
+    def __init__(self, http: httpx2.AsyncClient, agent_id: str, token: str) -> None:
+        self._http = http
+        self.headers = {"Authorization": f"Bearer {agent_id}:{token}"}
+
+    async def ask(self, method: str, path: str, status: int, **options: Any) -> Any:
+        headers = {**self.headers, **options.pop("headers", {})}
+        answer = await self._http.request(method, path, headers=headers, **options)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def get(self, path: str, status: int = 200, **query: Any) -> Any:
+        return await self.ask("GET", path, status, params=query)
+
+    async def post(self, path: str, body: Any, status: int = 200, **options: Any) -> Any:
+        return await self.ask("POST", path, status, json=body, **options)
+
+
+@asynccontextmanager
+async def gateway_to(node: Node) -> AsyncIterator[httpx2.AsyncClient]:
+    async with serve_gateway(node.url) as url, httpx2.AsyncClient(base_url=url, timeout=40) as http:
+        yield http
+
+
+async def join(node: Node, http: httpx2.AsyncClient, agent_id: str, kind: str = "service") -> Caller:
+    """A caller whose token an operator has made."""
+    operator = await node.service("roundelay-test")
+    session = await node.invite(operator, agent_id, kind=kind)
+    await session.drop()
+    await operator.drop()
+    return Caller(http, agent_id, node.tokens[agent_id])
+
+
+async def test_a_program_writes_to_an_agent_waits_for_its_answer_and_is_done_with_it() -> None:
+    async with running_node() as node, gateway_to(node) as http:
+        form, bob = await join(node, http, "form"), await node.agent("bob")
+        sent = await form.post("/v1/messages", {"to": "agent:bob", "content": "17 and 23?", "message_id": "m-1"}, 201)
+        assert sent == {"seq": sent["seq"], "thread_id": "direct:bob~form", "message_id": "m-1", "duplicate": False}
+        waiting = asyncio.create_task(form.get("/v1/messages", wait_s=20))
+        question = await bob.message("17 and 23?")
+        assert not waiting.done()
+        answer = await bob.send("agent:form", "40.", reply_to=question["seq"], cause=question["seq"])
+        page = await waiting
+        assert [(it["seq"], it["content"]) for it in page["messages"]] == [(answer["seq"], "40.")]
+        assert page["next"] >= answer["seq"]
+        assert await form.get("/v1/messages") == page  # it is not handled yet
+        assert await form.post("/v1/messages/acknowledge", {"seqs": [answer["seq"]]}) == {"acknowledged": 1}
+        assert (await form.get("/v1/messages"))["messages"] == []
+        assert [it["content"] for it in (await form.get("/v1/messages", after=0))["messages"]] == ["40."]
+        [fate] = (await form.get(f"/v1/messages/{sent['seq']}/status"))["recipients"]
+        assert (fate["agent_id"], fate["state"]) == ("bob", "delivered")
+        [thread] = (await form.get("/v1/threads"))["threads"]
+        history = await form.get(f"/v1/threads/{thread['thread_id']}/messages")
+        assert [it["content"] for it in history["messages"]] == ["17 and 23?", "40."]
+        assert len((await form.get(f"/v1/messages/{answer['seq']}/why"))["chain"]) == 2
+        assert [it["seq"] for it in (await form.get("/v1/search", query="23"))["messages"]] == [sent["seq"]]
+        assert {it["agent_id"] for it in (await form.get("/v1/agents"))["agents"]} >= {"bob", "form"}
+
+
+async def test_a_repeat_sends_nothing_twice_also_after_the_node_was_killed(tmp_path: Path) -> None:
+    rounds = 4
+    async with node_process(tmp_path / "node.db") as node, gateway_to(node) as http:
+        node.keeps_port = True
+        form, _ = await join(node, http, "form"), await node.agent("bob")
+        body = {"to": "agent:bob", "content": "once"}
+        first = await form.post("/v1/messages", body, 201, headers={"Idempotency-Key": "k-0"})
+        assert (await form.post("/v1/messages", body, 200, headers={"Idempotency-Key": "k-0"}))["seq"] == first["seq"]
+        conflict = await form.post("/v1/messages", {**body, "content": "x"}, 409, headers={"Idempotency-Key": "k-0"})
+        assert conflict["error"]["code"] == "id_conflict"
+        for number in range(rounds):
+            key = {"Idempotency-Key": f"k-{number + 1}"}
+            sending = asyncio.create_task(form.ask("POST", "/v1/messages", 201, json=body, headers=key))
+            for _ in range(number):
+                await asyncio.sleep(0)
+            await node.kill9()
+            await node.restart()
+            stored = await sending  # the gateway repeats it itself
+            again = await form.post("/v1/messages", body, 200, headers=key)
+            assert again["seq"] == stored["seq"]
+        history = await form.get("/v1/threads/direct:bob~form/messages")
+        assert len(history["messages"]) == rounds + 1
+        print(f"{rounds} kills, {rounds + 1} messages")
+
+
+REFUSED: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
+    "nobody there": ("POST", "/v1/messages", {"json": {"to": "agent:rob", "content": 1}}, 404, "unknown_recipient"),
+    "no address": ("POST", "/v1/messages", {"json": {"to": "bob", "content": 1}}, 400, "invalid_frame"),
+    "a field that is none": ("POST", "/v1/messages", {"json": {"to": "broadcast", "content": 1, "x": 1}}, 400, "invalid_frame"),
+    "no content": ("POST", "/v1/messages", {"json": {"to": "broadcast"}}, 400, "invalid_frame"),
+    "two ids": ("POST", "/v1/messages", {"json": {"to": "broadcast", "content": 1, "message_id": "a"}, "headers": {"Idempotency-Key": "b"}}, 400, "invalid_frame"),
+    "no JSON": ("POST", "/v1/messages", {"content": b"{"}, 400, "invalid_frame"),
+    "NaN": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": NaN}'}, 400, "invalid_frame"),
+    "nested": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": ' + b"[" * 90_000}, 400, "invalid_frame"),
+    "no UTF-8": ("POST", "/v1/messages", {"content": b'{"to": "\xff"}'}, 400, "invalid_frame"),
+    "large": ("POST", "/v1/messages", {"content": b" " * (1 << 21)}, 413, "too_large"),
+    "beyond a frame": ("POST", "/v1/messages", {"json": {"to": "broadcast", "content": "x" * 300_000}}, 413, "too_large"),
+    "not its message": ("POST", "/v1/messages/acknowledge", {"json": {"seqs": [1]}}, 404, "unknown_message"),
+    "no number": ("GET", "/v1/messages", {"params": {"after": "x"}}, 400, "invalid_frame"),
+    "twice": ("GET", "/v1/messages?after=1&after=2", {}, 400, "invalid_frame"),
+    "too long a wait": ("GET", "/v1/messages", {"params": {"wait_s": 26}}, 400, "invalid_frame"),
+    "no seq": ("GET", "/v1/messages/x/status", {}, 400, "invalid_frame"),
+    "no message": ("GET", "/v1/messages/999/status", {}, 404, "unknown_message"),
+    "no thread": ("GET", "/v1/threads/direct:a~b/messages", {}, 404, "unknown_message"),
+    "no path": ("GET", "/v2", {}, 404, "unknown_operation"),
+    "no method": ("DELETE", "/v1/messages", {}, 405, "unknown_operation"),
+}  # fmt: skip
+
+
+async def test_what_is_wrong_is_said_with_a_status_and_a_sentence() -> None:
+    async with running_node() as node, gateway_to(node) as http:
+        form = await join(node, http, "form")
+        for name, (method, path, options, status, code) in REFUSED.items():
+            error = (await form.ask(method, path, status, **options))["error"]
+            assert (error["code"], len(error["message"]) > 15) == (code, True), name
+        print(f"{len(REFUSED)} refusals")
+
+
+async def test_nobody_comes_in_without_the_token_of_its_id() -> None:
+    async with running_node() as node, gateway_to(node) as http:
+        await join(node, http, "form")
+        good = node.tokens["form"]
+        tried = ["", "Bearer", f"Bearer {good}", f"Bearer form:{make_token()}", f"Bearer ann:{good}", "Bearer form:",
+                 f"Bearer new:{make_token()}", f"Bearer form:{good} x", "Basic !!", "Bearer Form:x", f"Digest form:{good}",
+                 f"Bearer form:{node.owner_token}x"]  # fmt: skip
+        for header in tried:
+            answer = await http.get("/v1/agents", headers={"Authorization": header} if header else {})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "not_authenticated"), header
+            assert "token" in answer.json()["error"]["message"]
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+        basic = await http.get("/v1/agents", auth=("form", good))
+        assert basic.status_code == 200
+        operator = await node.service("roundelay-test")
+        assert {it["agent_id"] for it in basic.json()["agents"]} == {"form", "roundelay-test"}  # nobody was made
+        await operator.call("network.revoke_token", {"agent_id": "form"})
+        assert (await http.get("/v1/agents", auth=("form", good))).status_code == 403
+
+
+async def test_a_node_that_is_gone_is_503_and_the_gateway_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    async with node_process(tmp_path / "node.db") as node, gateway_to(node) as http:
+        node.keeps_port = True
+        form = await join(node, http, "form")
+        await form.get("/v1/threads")
+        other = Caller(http, "other", make_token())
+        await node.kill9()
+        error = (await other.get("/v1/threads", 503))["error"]
+        assert error["code"] == "connect"
+        await node.restart()
+        await form.get("/v1/threads")
+        assert (await http.get("/healthz")).text == "ok\n"
+
+
+async def test_the_document_describes_each_endpoint_and_its_shapes_hold_for_the_answers() -> None:
+    async with running_node() as node, gateway_to(node) as http:
+        document = (await http.get("/openapi.json")).json()
+        assert document["openapi"] == "3.1.0"
+        described = {(method.upper(), path) for path, it in document["paths"].items() for method in it}
+        assert described == {(it.method, it.path) for it in ENDPOINTS}
+        jsonschema = pytest.importorskip("jsonschema")
+        schemas = document["components"]["schemas"]
+
+        def check(name: str, value: Any) -> None:
+            whole = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+            jsonschema.validate(value, whole)
+
+        form, bob = await join(node, http, "form"), await node.agent("bob")
+        check("StoredMessage", await form.post("/v1/messages", {"to": "agent:bob", "content": {"a": [1]}}, 201))
+        await bob.send("agent:form", "hello", metadata={"x": 1})
+        check("Received", await form.get("/v1/messages"))
+        check("Refusal", await form.get("/v1/messages/9/status", 404))
