@@ -45,11 +45,11 @@ function Sums({report}) {
   const column = (it, text, isNumber) => html`<th scope="col" class=${isNumber ? "number" : ""} aria-sort=${it === name ? (order.value.isUp ? "ascending" : "descending") : undefined}>
     <button type="button" onClick=${() => sort(it)}>${text}<span aria-hidden="true">${it === name ? (order.value.isUp ? " ↑" : " ↓") : ""}</span></button></th>`;
   const weigh = (it) => (total.usd ? it.usd / total.usd : (it.prompt_tokens + it.completion_tokens) / (total.prompt_tokens + total.completion_tokens || 1));
-  return html`<div class="card table-place" tabindex="0" role="region" aria-label="Sums"><table><thead><tr>${heads.map((it) => column(it, TITLES[it]))}<th scope="col"><span class="unseen">Share</span></th>
+  return html`<div class="card table-place" tabindex="0" role="region" aria-label="Sums"><table><thead><tr>${heads.map((it) => column(it, TITLES[it]))}<th scope="col" class="share"><span class="unseen">Share</span></th>
       ${FIGURES.map(([it, text]) => column(it, text, true))}</tr></thead>
     <tbody>${sorted.map((it) => html`<tr key=${heads.map((head) => it[head]).join(" ")}>${heads.map((head, at) => html`<${at ? "td" : "th"} scope=${at ? undefined : "row"}><${Name} head=${head} name=${it[head]} /><//>`)}
       <td class="share"><${Bar} share=${weigh(it)} text=${`${Math.round(weigh(it) * 100)}% of all`} /></td><${Figures} of=${it} /></tr>`)}</tbody>
-    ${groups.length > 1 && html`<tfoot><tr><th scope="row" colspan=${heads.length + 1}>All</th><${Figures} of=${total} /></tr></tfoot>`}</table></div>`;
+    ${groups.length > 1 && html`<tfoot><tr><th scope="row" colspan=${heads.length}>All</th><td class="share"></td><${Figures} of=${total} /></tr></tfoot>`}</table></div>`;
 }
 
 const Figures = ({of}) => FIGURES.map(([it]) => html`<td class="number">${it === "usd" ? writeCost(of) : of[it].toLocaleString()}</td>`);

@@ -58,11 +58,17 @@ function settle() {
   else if (connection === "refused" && who.before) join(who.before);
 }
 
-/** Forget the token, and leave. */
+/** Leave nothing here of who was logged in: token, drafts, messages that wait, what the page holds in memory. The theme stays. */
 export function logOut() {
   actions.disconnect();
-  keep(null);
-  location.hash = "";
+  credentials.value = null;
+  try {
+    const ours = Object.keys(localStorage).filter((it) => it.startsWith("roundelay") && it !== "roundelay.theme");
+    for (const key of ours) localStorage.removeItem(key);
+    for (const key of Object.keys(sessionStorage)) if (key.startsWith("roundelay")) sessionStorage.removeItem(key);
+  } catch { /* a browser that keeps nothing */ }
+  history.replaceState(null, "", "#");
+  location.reload();
 }
 
 function keep(who) {
