@@ -113,17 +113,17 @@ def _describe(reading: Reading, item: Item, row: Row | None) -> dict[str, Any] |
     told |= {"thread_id": row.stream, "at": item.at or row.at, "text": item.text or line["text"]}
     told |= {"agent_id": item.agent_id} if item.agent_id else {}
     if item.kind == "question":
-        told |= {"agent_id": row.head.sender_id, "sender_kind": row.head.sender_kind, "to": row.head.to}
+        told |= {"sender_kind": row.head.sender_kind, "to": row.head.to}
     return told | dict(item.told)
 
 
 async def _list_items(reading: Reading) -> list[Item]:
     """All that may be shown. An approval is no question, and a message that failed at several is several."""
     approvals = list(_list_approvals(reading)) if reading.origin.kind == "human" else []
-    asked = {it.seq for it in approvals}
+    asked = {(it.seq, it.agent_id) for it in approvals}  # an agent may say of anybody's message that it decides
     return [
         *approvals,
-        *(it for it in _list_questions(reading) if it.seq not in asked),
+        *(it for it in _list_questions(reading) if (it.seq, it.agent_id) not in asked),
         *await _list_dead_letters(reading),
         *await _list_stopped(reading),
         *_list_stopped_agents(reading),
@@ -139,8 +139,8 @@ def _list_approvals(reading: Reading) -> Iterator[Item]:
 
 
 def _list_questions(reading: Reading) -> Iterator[Item]:
-    for seq in reading.hub.state.questions_of(reading.origin.agent_id):
-        yield Item(seq, "question", "", 0, {})
+    for seq, it in reading.hub.state.questions_of(reading.origin.agent_id).items():
+        yield Item(seq, "question", it.sender_id, 0, {})
 
 
 async def _list_dead_letters(reading: Reading) -> list[Item]:

@@ -165,6 +165,17 @@ async def test_a_decision_waits_for_those_who_may_make_it_and_is_no_question(nod
     await hears_nothing(zoe, bob)
 
 
+async def test_an_agent_takes_nobodys_question_away_by_calling_it_a_decision_of_its_own(node: Node) -> None:
+    mia, bob, evil = await node.person("mia"), await node.agent("bob"), await node.agent("evil", role="reactor")
+    trigger = (await mia.send("agent:evil", "go"))["seq"]
+    asked = (await bob.send("agent:mia", "tea?", requires_response=True))["seq"]
+    await evil.record("r1", "started", {"trigger": trigger, "manifest": [trigger]})
+    await evil.record(
+        "r1", "waiting", {"turn": 1, "call": 0, "questions": {"a": asked}, "until": 99, "is_approval": True}
+    )
+    assert await kinds(mia) == [("question", asked)]
+
+
 # -- what failed
 
 

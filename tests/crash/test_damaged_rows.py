@@ -234,6 +234,24 @@ async def test_a_damaged_name_of_a_table_hides_nothing_behind_it(team: Team) -> 
             pass
 
 
+async def test_what_somebody_keeps_for_itself_is_forgotten_where_it_is_damaged(team: Team) -> None:
+    async with team.node() as node:
+        mia, bob = await node.person("mia"), await node.agent("bob")
+        for text in ("one?", "two?"):
+            asked = await bob.send("agent:mia", text, requires_response=True)
+        await mia.call("network.mark", {"thread_id": asked["thread_id"], "read_upto": asked["seq"], "is_pinned": True})
+        await mia.call("network.dismiss", {"kind": "budget", "seq": 0})
+    for table in ("mark", "dismissed"):
+        _change(team.db, "UPDATE state SET value = flip(value) WHERE tbl = ?", table)
+    _change(team.db, "UPDATE state SET value = flip(value) WHERE tbl = 'question' AND key LIKE ?", f"%{asked['seq']}")
+    async with team.node() as node:
+        mia = await node.person("mia")
+        assert [it["text"] for it in (await mia.call("network.inbox"))["items"]] == ["one?"]
+        [thread] = (await mia.call("network.list_threads"))["threads"]
+        assert "mark" not in thread
+        assert (await mia.call("network.mark", {"thread_id": asked["thread_id"], "is_muted": True}))["is_muted"]
+
+
 async def test_damaged_meta_is_refused_and_damaged_attempts_are_counted_anew(team: Team) -> None:
     (seq,) = await team.send("one")
     async with team.node() as node:
