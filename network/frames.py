@@ -146,6 +146,7 @@ class WelcomeFrame(Struct, tag_field="type", tag="welcome", frozen=True, kw_only
     agent_id: str
     kind: Kind
     is_operator: bool = False
+    is_read_only: bool = False
     role: Role
     session_id: str
     fence: int | UnsetType = UNSET

@@ -103,11 +103,12 @@ async def serve(
     *,
     tls: ssl.SSLContext | None = None,
     mods: Sequence[Mod] = (),
+    is_read_only: bool = False,
     prepare: Callable[[Hub, str], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Node]:
     """Run a node for the length of an ``async with``; ``mods`` come after those that the config names.
 
-    ``prepare`` is given the hub, and where it will listen, before anybody can connect; what it raises ends the node.
+    With ``is_read_only`` the hub takes no messages, no records and no changes. ``prepare`` is given the hub, and where it will listen, before anybody can connect; what it raises ends the node.
     Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address
     cannot be bound), and leaves nothing half open.
     """
@@ -127,6 +128,7 @@ async def serve(
         rights=rights,
         server=server_name(),
         owner_hash=hash_token(token),
+        is_read_only=is_read_only,
         clock=system_clock,
         new_id=random_id,
     )

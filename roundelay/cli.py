@@ -68,6 +68,7 @@ for command in (
     people.chat,
     people.send,
     web.web,
+    web.view,
     needs.inbox,
     approvals.approvals,
     reading.tail,

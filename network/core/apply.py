@@ -13,7 +13,7 @@ from typing import assert_never
 from msgspec import UNSET
 
 from roundelay.network.addresses import thread_start
-from roundelay.network.errors import RoundelayError
+from roundelay.network.errors import Forbidden, RoundelayError
 
 from .calls import apply_mod_entry, apply_operate, call_keys
 from .change import ChangeSet, answer_error, stop_loop
@@ -87,6 +87,8 @@ def wanted(entries: list[Entry]) -> Wanted:
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     """Turn the next entry into rows, deltas and effects. Changes none of its arguments."""
     try:
+        if rules.is_read_only and isinstance(entry, Send | Record | Operate):
+            raise Forbidden("This hub is only looked at: it takes no messages, no records and no changes.")
         if isinstance(entry, Send):
             sent = apply_send(rules, state, facts, entry)
             return _run_hooks(rules, state, facts, entry, sent) if rules.apply_hooks and sent.rows else sent

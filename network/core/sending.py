@@ -49,7 +49,7 @@ from .visibility import has_people, may_read
 
 class Rules(Struct, frozen=True):
     """What `apply` is told once: the limits, who may store how much, the operations that change something, the
-    mods, and which have hooks, from where an id may be bound by first use."""
+    mods, and which have hooks, from where an id may be bound by first use, whether all is only looked at."""
 
     limits: Limits
     quotas: Quotas
@@ -58,6 +58,7 @@ class Rules(Struct, frozen=True):
     before_hooks: tuple[Mod, ...] = ()
     apply_hooks: tuple[Mod, ...] = ()
     registration: Registration = "local"
+    is_read_only: bool = False
 
 
 def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome:

@@ -83,7 +83,8 @@ class Hub:
     then ``close``.
 
     ``quotas`` are what participants may of their own, by their ids, ``rights`` the page of what everybody may.
-    ``owner_hash`` is the hash of the owner's token, if there is one. Time and ids come in as arguments. Implements
+    ``owner_hash`` is the hash of the owner's token, if there is one. One that ``is_read_only`` lets people join and
+    look, and refuses all else. Time and ids come in as arguments. Implements
     `mod.HubView`.
     """
 
@@ -100,6 +101,7 @@ class Hub:
         rights: Rights | None = None,
         server: str = "roundelay",
         owner_hash: str | None = None,
+        is_read_only: bool = False,
         clock: Clock,
         new_id: NewId,
     ) -> None:
@@ -123,6 +125,7 @@ class Hub:
             before_hooks=tuple(mod for mod in mods if mod.overrides("before")),
             apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
             registration=registration,
+            is_read_only=is_read_only,
         )
         self.failed = asyncio.Event()
         """Set when the hub cannot go on by itself; whoever runs it closes it then."""

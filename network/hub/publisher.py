@@ -482,6 +482,7 @@ class Publisher:
         self._mod_infos = [mod.describe() for mod in rules.mods.values()]
         self._limits = rules.limits.model_dump()
         self._quotas = rules.quotas
+        self._is_read_only = rules.is_read_only
 
     def publish(self, draft: State, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
         """Step 8: the committed state takes a batch over, then it is handed on in its order: each entry's messages,
@@ -620,6 +621,7 @@ class Publisher:
             agent_id=participant.agent_id,
             kind=participant.kind,
             is_operator=origin.is_operator,
+            is_read_only=self._is_read_only,
             role=hello.role,
             session_id=session.session_id,
             fence=UNSET if origin.fence is None else origin.fence,

@@ -130,13 +130,19 @@ class Log(Protocol):
 def open_log(path: Path) -> Iterator[Log]:
     """Open a node's database, or an export of one. Raises `LedgerError` for anything else."""
     with ExitStack() as stack:
+        log_type = _Database if is_database(path) else _Export
         with _explaining(path):
-            is_database = is_held(path)  # by a node in this process, whose locks it would cost to look at the file
-            if not is_database:
-                with path.open("rb") as file:
-                    is_database = file.read(len(_SQLITE)) == _SQLITE
-            log = (_Database if is_database else _Export)(path, stack)
+            log = log_type(path, stack)
         yield log
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is a database, a node's or another program's. Raises `LedgerError`."""
+    with _explaining(path):
+        if is_held(path):  # by a node in this process, whose locks it would cost to look at the file
+            return True
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
 
 
 def read_log(path: Path) -> tuple[LogHead, list[Row]]:

@@ -179,8 +179,9 @@ def _used_bytes(db: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
-def back_up(source: Path, target: Path) -> int:
-    """Copy a ledger, also one that a node is writing, into a new file; gives its newest seq.
+def back_up(source: Path, target: Path, *, is_at_rest: bool = False) -> int:
+    """Copy a ledger, also one that a node is writing, into a new file; gives its newest seq. Of one that
+    ``is_at_rest`` nobody has a log open, and nothing is put beside it.
 
     The copy is complete and checked before it has its name. Opened as a ledger it begins a new epoch: it is a fork, and
     clients must not take its seqs for those of the original. Raises `LedgerError`.
@@ -192,11 +193,12 @@ def back_up(source: Path, target: Path) -> int:
     except OSError as error:
         raise explain(error, source, "read") from error
     draft = target.with_name(f".{target.name}.{os.getpid()}")
+    mode = "mode=ro&immutable=1" if is_at_rest else "mode=ro"
     try:
         draft.unlink(missing_ok=True)
         _make_private(draft)
         with (
-            closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as db,
+            closing(sqlite3.connect(f"{source.resolve().as_uri()}?{mode}", uri=True)) as db,
             closing(sqlite3.connect(draft)) as copy,
         ):
             version = refuse_schema(db)

@@ -1,4 +1,4 @@
-"""The page: links that log in to it."""
+"""The page: links that log in to it, and the page on a ledger's file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roundelay.commands.options import find_target, identity_options, join, json_option, run
+from roundelay.commands.options import (
+    LEDGER_PATH,
+    debug_option,
+    find_target,
+    identity_options,
+    join,
+    json_option,
+    run,
+)
 from roundelay.commands.output import show
 from roundelay.terminal.connection import login_id
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from roundelay.network.client import NetworkClient
 
 
@@ -55,6 +65,34 @@ def web(operator: bool, minutes: int, opens: bool, as_json: bool) -> None:
     click.echo(f"It logs {agent_id} in{rights}, once, within {minutes} minutes: whoever has it can use it.", err=True)
     if opens and not _open(link["url"]):
         click.echo("No browser could be opened here; open the link yourself.", err=True)
+
+
+@click.command(short_help="Show a ledger's file in a browser.")
+@click.argument("file", type=LEDGER_PATH)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on (default: any free one).")
+@click.option("--open/--no-open", "opens", default=True, help="Open it in this machine's browser (default), or not.")
+@debug_option
+def view(file: Path, port: int, opens: bool) -> None:
+    """Show a ledger's file in a browser, until Ctrl-C: the node's page, on which nothing can be changed.
+
+    FILE is a node's database, or a backup of one; it stays as it is, byte for byte. What is shown is a copy of it, as
+    it was when this began, in a temporary folder.
+    """
+    from roundelay.network.errors import ConnectError
+    from roundelay.nodes.view import show_file
+
+    def announce(link: str, is_open: bool) -> None:
+        if is_open:
+            click.echo(f"{file} may be in use: what is written to it from now on is not shown.", err=True)
+        click.echo(link)
+        click.echo("That link logs you in once, within 10 minutes. Ctrl-C ends it.", err=True)
+        if opens and not _open(link):
+            click.echo("No browser could be opened here; open the link yourself.", err=True)
+
+    try:
+        run(show_file(file, port, login_id(), announce))
+    except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
+        raise click.ClickException(str(error)) from error
 
 
 def _open(url: str) -> bool:

@@ -151,6 +151,7 @@ function takeWelcome(draft, frame) {
   if (isOther || frame.resume === "limited" || isFarBehind) forgetAll(draft);
   state.me = { agent_id: frame.agent_id, kind: frame.kind, is_operator: frame.is_operator === true };
   state.log_at = state.log_at || frame.head;
+  if (frame.is_read_only) state.is_read_only = true;
   state.network = frame.network;
   state.limits = frame.limits;
   state.connection = "online";

@@ -32,7 +32,7 @@ const threads = computed(() => state.value.threads ?? {});
 const refusal = computed(() => state.value.error);
 const isReadOnly = computed(() => Boolean(state.value.is_read_only));
 const places = computed(() => PLACES.filter(([place]) => {
-  if (place === "inbox") return !isReadOnly.value; // nothing of a run that is over waits for who looks at it
+  if (place === "inbox") return !isReadOnly.value;
   return place !== "timeline" || isReadOnly.value || me.value?.is_operator;
 }));
 
@@ -54,6 +54,9 @@ function Shell() {
     "?": {text: "These keys", run: () => { isHelpOpen.value = true; }},
     Escape: {text: "Back", run: leave},
   });
+  useEffect(() => { // nothing of a run that is over waits for who looks at it
+    if (isReadOnly.value && route.value.screen === "inbox") go(linkTo.threads(), {replace: true});
+  }, [isReadOnly.value, route.value]);
   useFocus(main);
   useTitle();
   useNotifications();
@@ -144,7 +147,8 @@ function Connection() {
 }
 
 function tellConnection(is) {
-  if (isReadOnly.value || is === "online") return null;
+  if (is === "online") return null;
+  if (isReadOnly.value) return html`<p class="connection warn">What shows this file has ended: <code>roundelay view</code> shows it again.</p>`;
   if (is === "refused") {
     const told = refusal.value?.message ?? "The hub refuses this browser.";
     return html`<p class="connection bad">${told} A new link comes from <code>roundelay web</code> on the node's machine.

@@ -9,10 +9,8 @@ import {startRouter} from "#ui/router.js";
 import {startTheme} from "#ui/theme.js";
 
 startTheme();
-if (isRecorded()) {
-  if (!location.hash) history.replaceState(null, "", "#/threads"); // nothing of it waits for who looks
-  await showRecording();
-} else startLogin();
+if (isRecorded()) await showRecording();
+else startLogin();
 startRouter();
 startKeys();
 startClock();
