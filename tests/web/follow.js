@@ -146,7 +146,7 @@ async function compare() {
 
 const commands = {
   begin({ agent_id, kind, token, options = {} }) {
-    const given = { url, agentId: agent_id, kind, token, WebSocketCtor: Socket, random: () => 0.1, ...options };
+    const given = { url, agentId: agent_id, kind, token, WebSocketCtor: Socket, random: () => 0.1, maxDelay: 100, ...options };
     connection = new Connection(given);
     fetching = new Fetching({ source: connection, getState: newest, dispatch, pauses });
     connection.connect((event) => {

@@ -45,8 +45,9 @@ export class Connection {
   constructor({
     url, agentId, kind = "human", token, newToken, WebSocketCtor = globalThis.WebSocket, now = Date.now,
     random = Math.random, storage, timers = globalThis, client = "roundelay-web", newId = makeIds(now),
+    maxDelay = MAX_DELAY_MS,
   }) {
-    Object.assign(this, { agentId, now, random, newId });
+    Object.assign(this, { agentId, now, random, newId, maxDelay });
     this.welcome = null;
     this.isOver = false;
     this._url = url;
@@ -177,7 +178,7 @@ export class Connection {
     // apart from each other, so that a restarted hub is not met by all at once
     let wait = this._delay * (0.5 + this.random() / 2);
     if (error?.retry_after_ms) wait = Math.max(wait, error.retry_after_ms * (1 + this.random() / 2));
-    this._delay = Math.min(this._delay * 2, MAX_DELAY_MS);
+    this._delay = Math.min(this._delay * 2, this.maxDelay);
     this._tellConnection("offline", { code: String(code), message: error?.message ?? reason });
     this._after("retry", wait, () => this._open());
   }

@@ -6,7 +6,9 @@
 const MAX_DEPTH = 6;
 const MAX_SIZE = 1e15;
 const MAX_LINE_CHARS = 200;
-const SPACES = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+/;
+const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"; // as Python has it
+const SPACES = new RegExp(`${SPACE}+`);
+const ENDS = new RegExp(`^${SPACE}+|${SPACE}+$`, "g");
 const NAMES = ["name", "filename", "title"];
 const TYPES = ["media_type", "mime_type", "type"];
 const SIZES = ["size", "bytes"];
@@ -60,7 +62,7 @@ function writeFile(word, value) {
   const size = SIZES.map((key) => given[key]).find((it) => Number.isInteger(it) || typeof it === "boolean");
   const facts = [name, kind, writeSize(size), place].filter(Boolean);
   const below = typeof given.text === "string" && given.text ? `\n${given.text}` : "";
-  return `[${`${word} ${facts.join(", ")}`.trim()}]${below}`;
+  return `[${strip(`${word} ${facts.join(", ")}`)}]${below}`;
 }
 
 function pick(given, keys) {
@@ -104,6 +106,16 @@ function writeValue(value) {
   if (typeof value !== "string") return JSON.stringify(value);
   const isData = value.startsWith("data:") && [...value].length > 200;
   return isData ? `(${[...value].length} characters of data)` : value;
+}
+
+/** A text without the white space around it. */
+export const strip = (text) => text.replace(ENDS, "");
+
+/** The first word of a text, in lower case, and the rest. */
+export function splitWord(text) {
+  const words = strip(text);
+  const end = words.search(SPACES);
+  return end < 0 ? [words.toLowerCase(), ""] : [words.slice(0, end).toLowerCase(), strip(words.slice(end))];
 }
 
 /** A text as one line of at most 200 characters, as lists show it: the twin of `write_line` in

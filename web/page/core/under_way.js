@@ -8,7 +8,7 @@
  */
 
 import { bound } from "#core/draft.js";
-import { saidOf } from "#core/text.js";
+import { saidOf, splitWord } from "#core/text.js";
 
 export const TYPING_SHOWN_MS = 6_000;
 export const VIEWING_SHOWN_MS = 30_000;
@@ -144,9 +144,8 @@ export function takeSaid(draft, message) {
 /** Whether a message is a person's decision on the request that it answers. */
 export function isDecision(message) {
   if (message.sender_kind !== "human") return false;
-  const [, word = "", rest = ""] = /^\s*(\S+)\s*([^]*)$/.exec(saidOf(message)) ?? [];
-  const chosen = word.toLowerCase();
-  return chosen === "/approve" || chosen === "/deny" || (chosen === "/edit" && rest.trim() !== "");
+  const [word, rest] = splitWord(saidOf(message));
+  return word === "/approve" || word === "/deny" || (word === "/edit" && rest !== "");
 }
 
 /** An agent is gone: it is at nothing any more. */
@@ -305,7 +304,7 @@ const isPast = (it, begun) =>
 
 function readCall(body) {
   const place = readPlace(body);
-  const tool = body.tool ?? "a tool";
+  const tool = body.tool === undefined ? "a tool" : body.tool;
   if (place === null || typeof tool !== "string" || typeof body.active !== "boolean") return null;
   const asked = Array.isArray(body.asked) ? body.asked.filter((it) => typeof it === "string").slice(0, MAX_ASKED) : [];
   return { ...place, call: place.call ?? 0, tool: readName(tool), is_active: body.active, asked: asked.map(readName) };
@@ -316,7 +315,7 @@ function* readPieces(pieces) {
     if (!isObject(it) || !["text", "reasoning", "tool", "progress"].includes(it.kind)) continue;
     const place = readPlace(it);
     if (place === null || !isNumber(it.turn) || !isNumber(it.at) || typeof it.text !== "string") continue;
-    yield { ...place, kind: it.kind, at: it.at, text: it.text, tool: readName(it.tool ?? ""), is_done: it.is_done === true };
+    yield { ...place, kind: it.kind, at: it.at, text: it.text, tool: readName(it.tool === undefined ? "" : it.tool), is_done: it.is_done === true };
   }
 }
 

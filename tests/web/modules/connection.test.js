@@ -1,0 +1,270 @@
+/** The connection's decisions, with a hub that is written line by line: no socket, no clock. */
+import assert from "node:assert/strict";
+import test from "node:test";
+import { Connection } from "../../../web/page/core/connection.js";
+
+const WELCOME = {
+  type: "welcome", agent_id: "mia", kind: "human", network: { name: "n", epoch: "e1" }, session_id: "s", cursor: 4, head: 4,
+  resume: "full", limits: { max_reads: 2, max_frame_bytes: 400 },
+};
+
+/** Timers that go off when the test says how much time has passed. */
+class Time {
+  constructor() {
+    this.at = 1000;
+    this.due = new Map();
+    this.setTimeout = (run, ms) => {
+      const id = {};
+      this.due.set(id, { at: this.at + ms, run });
+      return id;
+    };
+    this.clearTimeout = (id) => this.due.delete(id);
+  }
+
+  pass(ms) {
+    const end = this.at + ms;
+    for (;;) {
+      const next = [...this.due].filter(([, it]) => it.at <= end).sort(([, a], [, b]) => a.at - b.at)[0];
+      if (next === undefined) break;
+      this.due.delete(next[0]);
+      this.at = Math.max(this.at, next[1].at);
+      next[1].run();
+    }
+    this.at = end;
+  }
+}
+
+/** What localStorage does. */
+class Storage {
+  constructor() {
+    this.kept = new Map();
+  }
+  get length() {
+    return this.kept.size;
+  }
+  key = (place) => [...this.kept.keys()][place];
+  getItem = (key) => this.kept.get(key) ?? null;
+  setItem = (key, value) => this.kept.set(key, value);
+  removeItem = (key) => this.kept.delete(key);
+}
+
+function begin(options = {}) {
+  const time = new Time();
+  const sockets = [];
+  class Socket {
+    constructor(url, protocol) {
+      Object.assign(this, { url, protocol, readyState: 0, sent: [], bufferedAmount: 0 });
+      sockets.push(this);
+    }
+    send(text) {
+      this.sent.push(JSON.parse(text));
+    }
+    close() {
+      this.readyState = 3;
+    }
+    open() {
+      this.readyState = 1;
+      this.onopen();
+    }
+    tell(frame) {
+      this.onmessage({ data: JSON.stringify(frame) });
+    }
+    end(code, reason = "") {
+      this.readyState = 3;
+      this.onclose({ code, reason });
+    }
+    list(type) {
+      return this.sent.filter((it) => it.type === type);
+    }
+  }
+  let ids = 0;
+  const events = [];
+  const storage = new Storage();
+  const given = { url: "ws://hub/", agentId: "mia", token: "t", WebSocketCtor: Socket, now: () => time.at, random: () => 0, storage };
+  const connection = new Connection({ ...given, timers: time, newId: () => `id-${++ids}`, ...options });
+  connection.connect((event) => events.push(event));
+  const join = (welcome = WELCOME) => {
+    sockets.at(-1).open();
+    sockets.at(-1).tell(welcome);
+    return sockets.at(-1);
+  };
+  return { time, sockets, events, connection, storage, join, last: (type) => events.findLast((it) => it.type === type) };
+}
+
+test("it joins with its subprotocol, and comes back where it was", () => {
+  const { sockets, time, join } = begin();
+  const first = join();
+  assert.equal(first.protocol, "roundelay.v1");
+  assert.deepEqual(first.sent[0], { type: "hello", protocol: 1, agent_id: "mia", kind: "human", role: "observer", client: "roundelay-web", token: "t" });
+  first.tell({ type: "deliver", message: { seq: 7 }, attempt: 1 });
+  first.tell({ type: "stored", message_id: "elsewhere", seq: 99 });
+  first.end(1006);
+  time.pass(10_000);
+  assert.deepEqual(sockets.length, 2);
+  assert.deepEqual(join().sent[0].resume, { epoch: "e1", cursor: 7 });
+});
+
+test("a one-time login is used up by the welcome, and goes with its new token until then", () => {
+  const { time, sockets, join } = begin({ token: "code", newToken: "new" });
+  sockets[0].open();
+  sockets[0].end(1006);
+  time.pass(10_000);
+  const second = join();
+  assert.deepEqual([second.sent[0].token, second.sent[0].new_token], ["code", "new"]);
+  second.end(1006);
+  time.pass(10_000);
+  const third = join();
+  assert.deepEqual([third.sent[0].token, third.sent[0].new_token], ["new", undefined]);
+});
+
+test("what was taken in is acknowledged together; another attempt alone", () => {
+  const { time, join } = begin();
+  const socket = join();
+  for (const [seq, attempt] of [[5, 1], [8, 1], [6, 2], [9, 1]]) socket.tell({ type: "deliver", message: { seq }, attempt });
+  time.pass(100);
+  assert.deepEqual(socket.list("ack"), [{ type: "ack", seq: 9 }, { type: "ack", seq: 6, only: true }]);
+});
+
+test("messages go out one after the other, and again after a loss, in their order and under their ids", () => {
+  const { connection, time, storage, join, last } = begin();
+  const first = join();
+  for (const content of ["one", "two", "three"]) connection.send({ to: "agent:bob", content });
+  assert.deepEqual(first.list("send").map((it) => it.content), ["one"]);
+  first.tell({ type: "stored", message_id: "id-1", seq: 5, thread_id: "direct:bob~mia", duplicate: false });
+  assert.deepEqual(first.list("send").map((it) => it.content), ["one", "two"]);
+  first.end(1006);
+  assert.equal(last("outbox").entry.state, "waiting");
+  time.pass(10_000);
+  const second = join();
+  second.tell({ type: "stored", message_id: "id-2", seq: 6, thread_id: "direct:bob~mia", duplicate: true });
+  assert.deepEqual(second.list("send").map((it) => [it.message_id, it.content]), [["id-2", "two"], ["id-3", "three"]]);
+  assert.equal(storage.length, 1);
+});
+
+test("what waits to be sent outlives the page, and goes under the same id", () => {
+  const before = begin();
+  before.connection.send({ to: "agent:bob", content: "kept", thread_id: "direct:bob~mia" });
+  const after = begin({ storage: before.storage });
+  assert.equal(after.last("outbox").entry.content, "kept");
+  assert.deepEqual(after.join().list("send").map((it) => [it.message_id, it.content, it.thread_id]), [["id-1", "kept", undefined]]);
+});
+
+test("a message that is put off goes again after its time, before what was said later", () => {
+  const { connection, time, join } = begin();
+  const socket = join();
+  connection.send({ to: "agent:bob", content: "one" });
+  socket.tell({ type: "error", code: "rate_limited", message: "Later.", message_id: "id-1", retry_after_ms: 500 });
+  connection.send({ to: "agent:bob", content: "two" });
+  time.pass(499);
+  assert.deepEqual(socket.list("send").map((it) => it.content), ["one"]);
+  time.pass(200);
+  assert.deepEqual(socket.list("send").map((it) => it.content), ["one", "one"]);
+});
+
+test("a refused message keeps its sentence, holds up nothing, and can be sent again or given up", () => {
+  const { connection, events, join, storage } = begin();
+  const socket = join();
+  connection.send({ to: "agent:rob", content: "one" });
+  connection.send({ to: "agent:bob", content: "two" });
+  socket.tell({ type: "error", code: "unknown_recipient", message: "Nobody is rob.", message_id: "id-1" });
+  const refused = events.findLast((it) => it.entry?.message_id === "id-1").entry;
+  assert.deepEqual([refused.state, refused.error.message], ["refused", "Nobody is rob."]);
+  socket.tell({ type: "stored", message_id: "id-2", seq: 9, thread_id: "direct:bob~mia", duplicate: false });
+  connection.retry("id-1");
+  assert.deepEqual(socket.list("send").map((it) => it.content), ["one", "two", "one"]);
+  socket.tell({ type: "error", code: "unknown_recipient", message: "Nobody is rob.", message_id: "id-1" });
+  connection.discard("id-1");
+  assert.equal(storage.length, 0);
+});
+
+test("what no hub takes is refused at once, and too much is not kept", () => {
+  const { connection, join, last } = begin();
+  const socket = join();
+  connection.send({ to: "agent:bob", content: "x".repeat(400) });
+  assert.equal(last("outbox").entry.error.code, "too_large");
+  assert.deepEqual(socket.list("send"), []);
+  assert.throws(() => {
+    for (let count = 0; count < 300; count += 1) connection.send({ to: "agent:bob", content: "again" });
+  }, { code: "overloaded" });
+});
+
+test("calls keep to what the hub takes at a time, and are repeated after a loss under their ids", async () => {
+  const { connection, time, join } = begin();
+  const first = join();
+  const values = ["a", "b", "c"].map((op) => connection.call(op));
+  assert.deepEqual(first.list("call").map((it) => it.op), ["a", "b"]);
+  first.tell({ type: "result", call_id: "id-1", value: 1 });
+  assert.deepEqual(first.list("call").map((it) => it.op), ["a", "b", "c"]);
+  first.tell({ type: "error", call_id: "id-3", code: "forbidden", message: "No." });
+  await assert.rejects(values[2], { code: "forbidden", message: "No." });
+  first.end(1006);
+  time.pass(10_000);
+  const second = join();
+  assert.deepEqual(second.list("call").map((it) => [it.call_id, it.op]), [["id-2", "b"]]);
+  second.tell({ type: "result", call_id: "id-2", value: 2 });
+  assert.deepEqual([await values[0], await values[1]], [1, 2]);
+});
+
+for (const [code, isFinal] of [[4401, true], [4403, true], [4409, true], [4400, true], [4503, false], [4429, false], [1006, false], [1011, false]]) {
+  test(`close ${code} ${isFinal ? "is final" : "is come back from"}`, () => {
+    const { time, sockets, join, last } = begin();
+    join().end(code, "Because.");
+    time.pass(60_000);
+    assert.equal(sockets.length > 1, !isFinal);
+    if (isFinal) assert.equal(last("connection").state, "refused");
+  });
+}
+
+test("an error before the welcome says why, and when to come again", () => {
+  const refused = begin();
+  refused.sockets[0].open();
+  refused.sockets[0].tell({ type: "error", code: "not_authenticated", message: "Ask for another link." });
+  refused.sockets[0].end(4401);
+  assert.deepEqual(refused.last("connection").error, { code: "not_authenticated", message: "Ask for another link." });
+  const later = begin();
+  later.sockets[0].open();
+  later.sockets[0].tell({ type: "error", code: "rate_limited", message: "Later.", retry_after_ms: 5000 });
+  later.sockets[0].end(4503);
+  later.time.pass(4999);
+  assert.equal(later.sockets.length, 1);
+  later.time.pass(2);
+  assert.equal(later.sockets.length, 2);
+});
+
+test("tries grow apart, and begin anew at once when the network is there again", () => {
+  const { time, sockets, connection } = begin({ random: () => 1 });
+  const gaps = [];
+  for (let count = 0; count < 9; count += 1) {
+    const before = time.at;
+    sockets.at(-1).end(1006);
+    const known = sockets.length;
+    while (sockets.length === known) time.pass(10);
+    gaps.push(time.at - before);
+  }
+  assert.ok(gaps.slice(1).every((gap, place) => gap >= gaps[place]));
+  assert.ok(gaps[0] <= 200 && gaps.at(-1) <= 10_000 && gaps.at(-1) >= 9_000, `${gaps}`);
+  sockets.at(-1).end(1006);
+  const known = sockets.length;
+  connection.wake();
+  assert.equal(sockets.length, known + 1);
+});
+
+test("a hub that says nothing is asked, and given up", () => {
+  const { time, sockets, join } = begin();
+  const socket = join();
+  time.pass(26_000);
+  assert.equal(socket.list("call").at(-1).op, "network.info");
+  time.pass(16_000);
+  assert.equal(sockets.length, 2);
+});
+
+test("a request at which the connection ends again and again is given up", async () => {
+  const { time, connection, join } = begin();
+  const value = connection.call("network.history", {});
+  value.catch(() => {});
+  for (let count = 0; count < 3; count += 1) {
+    join().end(1011);
+    time.pass(20_000);
+  }
+  await assert.rejects(value, { code: "internal" });
+});

@@ -1,0 +1,156 @@
+"""The page's modules that need no page: their own tests under node, and what they hold in common with Python."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.network.client import Presence, Signal
+from roundelay.network.messages import message_from_wire, write_content
+from roundelay.network.operations.marking import write_line
+from roundelay.under_way import UnderWay
+from tests.support.page_modules import NODE, run_module
+
+MODULES = sorted((Path(__file__).parent / "modules").glob("*.test.js"))
+THREADS = ("direct:ann~mia", "channel:tea")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_a_modules_own_tests_pass(path: Path) -> None:
+    done = subprocess.run([NODE, "--test", str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+ODD = ["", "a", " ", "a\nb", "é", "🐝" * 3, "data:" + "x" * 300, "x" * 250, "two  \u2028 words\x1c\x85", "\t"]
+
+
+def _make_value(chance: random.Random, depth: int = 0) -> Any:
+    kind = chance.randrange(9 if depth < 8 else 5)
+    if kind < 5:
+        return chance.choice([*ODD, None, True, False, 0, -3, 12345678901])
+    if kind < 7:
+        return [_make_value(chance, depth + 1) for _ in range(chance.randrange(4))]
+    keys = ("text", "files", "images", "name", "type", "size", "url", "n", "title", "bytes")
+    return {chance.choice(keys): _make_value(chance, depth + 1) for _ in range(chance.randrange(5))}
+
+
+async def test_content_is_the_same_text_as_elsewhere() -> None:
+    chance = random.Random(1)
+    given = [_make_value(chance) for _ in range(3000)]
+    written = await run_module(
+        'import { writeContent, writeLine } from "#core/text.js";',
+        "(given) => given.map((it) => [writeContent(it), writeLine(writeContent(it))])",
+        given,
+    )
+    for value, (content, line) in zip(given, written, strict=True):
+        assert content == write_content(value)
+        assert line == write_line(write_content(value))
+
+
+def _make_event(chance: random.Random, seq: int) -> dict[str, Any]:
+    """A signal, a message or an agent's going, in the forms of frames; some are not well formed."""
+    agent, thread, reaction = chance.choice(("ann", "bob")), chance.choice(THREADS), chance.choice("rst")
+    odd = chance.choice([None, True, -1, 1.5, 2**40, "x", "1.0/x", "9" * 90])
+    path = chance.choice(["", "", "1.0", "1.0/2.1", "1.0.1", "1.0/2.1/1.0", odd if chance.random() < 0.3 else ""])
+    place = {"path": path, "turn": chance.choice([0, 1, 1, 2, odd if chance.random() < 0.2 else 1])}
+    signal = {"type": "signal", "sender_id": agent, "thread_id": thread}
+    match chance.randrange(10):
+        case 0 | 1:
+            body: Any = {"reaction": reaction, "active": chance.random() < 0.7}
+            return {**signal, "kind": "thinking", "body": body if chance.random() < 0.95 else odd}
+        case 2 | 3:
+            body = {
+                **place,
+                "call": chance.choice([None, 0, 1, 2]),
+                "tool": chance.choice(["find", "bob", "x" * 90, odd]),
+            }
+            asked = {"asked": chance.choice([["bob"], ["bob", "cy"], odd])} if chance.random() < 0.3 else {}
+            return {
+                **signal,
+                "kind": "tool",
+                "body": {"reaction": reaction, "active": chance.random() < 0.6, **body, **asked},
+            }
+        case 4 | 5 | 6 | 7:
+            pieces = [
+                {
+                    **place,
+                    "kind": chance.choice(["text", "reasoning", "tool", "progress", "odd"]),
+                    "at": chance.choice([0, 0, 3, 6, 9, odd if chance.random() < 0.2 else 12]),
+                    "text": chance.choice(["abc", "🐝b", "x" * 3000, ""]),
+                    "call": chance.choice([None, 0, 1]),
+                    "is_done": chance.random() < 0.2,
+                }
+                for _ in range(chance.randrange(1, 3))
+            ]
+            return {**signal, "kind": "delta", "body": {"reaction": reaction, "pieces": pieces}}
+        case 8:
+            metadata = chance.choice(
+                [{}, {"approval": {"reaction": reaction}}, {"approval": odd}, {"still_waits": seq}]
+            )
+            said = {
+                "content": chance.choice(["Yes", "/approve", "/deny no", "/edit", "/edit {}", {"text": "/approve"}])
+            }
+            sender = chance.choice([("ann", "agent"), ("bob", "agent"), ("mia", "human")])
+            reply = {"reply_to": chance.randrange(1, seq + 1)} if chance.random() < 0.6 else {}
+            made = {"seq": seq, "message_id": f"{seq}", "kind": "channel", "to": "channel:tea", "thread_id": thread}
+            who = {"sender_id": sender[0], "sender_kind": sender[1], "root": seq, "hops": 0, "sent_at": 1}
+            return {"type": "deliver", "message": {**made, **who, **said, **reply, "metadata": metadata}}
+        case _:
+            return {"type": "presence", "agent_id": agent, "state": chance.choice(["offline", "online", "online"])}
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_what_is_under_way_is_the_same_as_elsewhere(seed: int) -> None:
+    chance = random.Random(seed)
+    events = [_make_event(chance, seq) for seq in range(1, 400)]
+    shown = await run_module(
+        'import { createState, apply } from "#core/state.js"; import * as live from "#core/under_way.js";',
+        """(events) => {
+          let state = createState();
+          return events.map((event) => {
+            state = apply(state, { ...event, at: 1 });
+            const underWay = state.under_way;
+            const writing = Object.keys(Object.fromEntries(Object.values(underWay.works).map((it) => [it.thread_id]))).flatMap(
+              (id) => live.listWriting(underWay, id).map((work) => [work.agent_id, id,
+                work.streams.map((it) => [live.who(work, it.path), it.kind, it.tool, it.text])]));
+            const calls = Object.values(underWay.works).flatMap((work) => live.listInnermost(work).map(
+              ([path, call]) => [work.agent_id, path, call.tool, call.asked]));
+            return { thinking: live.listThinking(underWay), undecided: Object.keys(underWay.undecided), writing, calls };
+          });
+        }""",
+        events,
+    )
+    under_way = UnderWay()
+    for event, told in zip(events, shown, strict=True):
+        match event["type"]:
+            case "signal":
+                under_way.take(Signal(event["sender_id"], event["thread_id"], event["kind"], event["body"]))
+            case "deliver":
+                under_way.take_message(message_from_wire(event["message"]))
+            case _:
+                under_way.take(Presence(event["agent_id"], event["state"]))
+        works = under_way._works.values()
+        known = {
+            "thinking": sorted(under_way.list_busy()),
+            "undecided": sorted(str(it) for it in under_way.undecided),
+            "writing": sorted(
+                [
+                    work.agent_id,
+                    thread,
+                    [[[*work.who(it.path)], it.kind, it.tool, it.text] for it in work.streams.values()],
+                ]
+                for thread in THREADS
+                for work in under_way.list_writing(thread)
+            ),
+            "calls": sorted(
+                [work.agent_id, path, call.tool, [*call.asked]]
+                for work in works
+                for path, call in work.calls.items()
+                if any(call is it for it in work.list_innermost())
+            ),
+        }
+        assert {name: sorted(it) for name, it in told.items()} == known, event
