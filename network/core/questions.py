@@ -49,7 +49,7 @@ def _list_people(state: State, head: MessageHead, asked: bool | list[str]) -> It
 def end_questions(state: State, head: MessageHead, parent: MessageHead | None) -> list[Put]:
     """What a person has answered with a new message of its own."""
     agent_id = head.sender_id
-    if not state.questions_of(agent_id):
+    if not state.may_be_asked(agent_id):  # nearly always
         return []
     answered = set(state.questions_in(agent_id, head.thread_id)) if head.kind == "direct" else set()
     if parent is not None and parent.seq in state.questions_of(agent_id):

@@ -253,6 +253,15 @@ class State:
         """What a person has been asked and not answered, by seq."""
         return self._group("questions of", agent_id)
 
+    def may_be_asked(self, agent_id: str) -> bool:
+        """Whether there may be any: for who asks with each message."""
+        group, level = ("questions of", agent_id), self
+        while group not in level._groups:
+            if level._parent is None:
+                return False
+            level = level._parent
+        return True
+
     def questions_in(self, agent_id: str, thread_id: str) -> Mapping[int, Question]:
         """Of these, those of one thread."""
         return self._group("questions in", f"{agent_id}/{thread_id}")
