@@ -189,8 +189,14 @@ class Hub:
         """Let the code with this hash log a person in once, as an operator: the node's owner. It is on the disk when
         this returns. Raises `LedgerError`."""
         login = Login(agent_id, "human", self._clock() + ttl_ms, operator=True)
-        async with self.writing:
-            await self.commit([Bind(logins={login_hash: login})])
+        try:
+            async with self.writing:
+                await self.commit([Bind(logins={login_hash: login})])
+        except LedgerError as error:
+            if self.is_open:  # else the writer has met it too, and recovers
+                self._trouble = error
+                self._work.set()
+            raise
 
     async def close(self) -> None:
         """Say ``draining`` to everyone, commit what is pending, close sessions with 4503 and the ledger cleanly."""

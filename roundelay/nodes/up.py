@@ -25,7 +25,7 @@ from roundelay.network.config import NodeConfig, load_yaml
 from roundelay.network.core.ids import describe_reserved
 from roundelay.network.core.joining import describe_look_alike, hash_token
 from roundelay.network.core.rights import Rights
-from roundelay.network.errors import ConfigError, ConnectError, InternalError, ModError, RoundelayError
+from roundelay.network.errors import ConfigError, ConnectError, InternalError, LedgerError, ModError, RoundelayError
 from roundelay.network.home import agent_token, announce_node, home, node_at, saved_tokens
 from roundelay.network.hub import Hub
 from roundelay.network.hub.memory import keep_what_is_there
@@ -166,7 +166,7 @@ async def _announce_when_settled(
 async def _make_link(hub: Hub, url: str, person_id: str, say: Say) -> str | None:
     try:
         return await make_owners_link(hub, url, person_id)
-    except ConfigError as error:
+    except (ConfigError, LedgerError) as error:
         say(str(error))
         return None
 
