@@ -54,6 +54,7 @@ class _PageRows:
     """Who takes part, and as what."""
     used: set[tuple[str, Usage]] = field(default_factory=set)
     triggers: set[int] = field(default_factory=set)
+    threads: set[str] = field(default_factory=set)
 
     def take_row(self, row: Row) -> None:
         self.head = max(self.head, row.seq)
@@ -69,6 +70,7 @@ class _PageRows:
         self._take(data)
         self.messages.append(Raw(data))
         self.triggers.add(int(message["seq"]))
+        self.threads.add(str(message["thread_id"]))
         self.head = max(self.head, int(message["seq"]))
         self.take_participant(str(message["sender_id"]), str(message["sender_kind"]))
 
@@ -120,9 +122,7 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
         "viewer": {"agent_id": caller if caller != READER_ID else "", "is_operator": is_operator},
         "part": part.describe(),
         "agents": await _describe_participants(source, rows, is_whole=part.is_whole),
-        "readers": {str(it["thread_id"]): it["readers"] for it in await list_threads(source.client)}
-        if isinstance(source, LiveSource)
-        else {},
+        "readers": await _read_readers(source, rows),
         "messages": rows.messages,
         "records": rows.records,
         "usd": {name: float(it) for name, it in usd.items() if it is not None},
@@ -155,6 +155,12 @@ async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: b
         {"agent_id": it, "kind": kind, "state": "offline", **({"card": cards[it]} if cards.get(it) else {})}
         for it, kind in sorted(rows.kinds.items())
     ]
+
+
+async def _read_readers(source: Source, rows: _PageRows) -> dict[str, list[str]]:
+    """Give who reads the threads of which messages are held. A log does not tell."""
+    threads = await list_threads(source.client) if isinstance(source, LiveSource) else []
+    return {it["thread_id"]: it["readers"] for it in threads if it["thread_id"] in rows.threads}
 
 
 def _list_used(body: object) -> Iterator[tuple[str, Usage]]:

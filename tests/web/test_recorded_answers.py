@@ -1,0 +1,151 @@
+"""What stands in an exported page answers as the hub does of which it was written, and holds nothing that the caller may not read."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.app import Network
+from roundelay.network.client import NetworkClient
+from roundelay.network.hub.local import LocalConnection, LocalTransport
+from roundelay.network.ledger.log_file import open_log
+from roundelay.runs.export import Part
+from roundelay.runs.page import write_page
+from roundelay.runs.source import FileSource, LiveSource, Source
+from tests.support.page_modules import run_module
+from tests.support.refund import Run, refund
+
+MODULES = """
+import { readCost } from "#core/cost.js";
+import { openRecording } from "#core/recording.js";
+import { readTimeline } from "#core/timeline.js";
+import { explain, follow } from "#core/why.js";
+const read = async (call, seqs) => ({
+  steps: await Promise.all(seqs.map((seq) => explain(call, seq))),
+  effects: await Promise.all(seqs.map((seq) => follow(call, seq))),
+  cost: await readCost(call, {}, "reaction"),
+  timeline: (await readTimeline(call)).reactions.map((it) => ({ ...it, runs: undefined })),
+  threads: (await call("network.list_threads", { limit: 500 })).threads.map(({ thread_id, last_seq, messages, readers, last }) => ({
+    thread_id, last_seq, messages, readers, last,
+  })),
+  history: await call("network.history", { thread_id: "direct:desk~mia", limit: 2, before: seqs.at(-1) }),
+  found: await call("network.search", { query: "ORDER 12" }),
+  few: await call("network.search", { query: "p*", limit: 1 }),
+  agents: (await call("network.list_agents", {})).agents.map(({ agent_id, kind, card }) => ({ agent_id, kind, card })),
+});
+"""
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    async with refund(tmp_path / "team.db") as told:
+        yield told
+
+
+class OfNoOperator(Network):
+    """The same network, joined by people who are no operators."""
+
+    def _make_link(self, agent_id: str) -> Any:
+        class Way(LocalTransport):
+            async def connect(self) -> LocalConnection:
+                return LocalConnection(self._hub, administers=False)
+
+        return Way(self.hub), lambda: 1.0
+
+
+async def join(run: Run, caller: str) -> NetworkClient:
+    if caller == "boss":
+        return await run.network.join("boss", kind="human")
+    plain = OfNoOperator(run.network.hub, run.network._new_id)
+    client = plain.client(caller, kind="human" if caller == "mia" else "agent")
+    run.network._clients.append(client)  # closed with it
+    await client.connect()
+    return client
+
+
+def without_hidden(read: dict[str, Any]) -> dict[str, Any]:
+    """What the hub tells of reactions whose records the caller may not read is that there is one: a page does not hold that."""
+    steps = [
+        [{"message": it["message"]} if it.get("reaction", {}).get("is_hidden") else it for it in told]
+        for told in read["steps"]
+    ]
+    return {**read, "steps": steps, "effects": [_drop_hidden(it) for it in read["effects"]]}
+
+
+def _drop_hidden(effect: dict[str, Any]) -> dict[str, Any]:
+    reactions = [it for it in effect["reactions"] if it["status"]]
+    return {**effect, "reactions": reactions, "followers": [_drop_hidden(it) for it in effect["followers"]]}
+
+
+async def write_rows(source: Source, part: Part | None = None) -> Any:
+    """The rows of the page."""
+    page = await write_page(source, part or Part(), now_s=1.0, nonce="n")
+    [packed] = re.findall(r'id="recording">([^<]*)<', page)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+async def read_both(client: NetworkClient, rows: Any, seqs: list[int]) -> tuple[Any, Any]:
+    live = await run_module(MODULES, "(seqs, call) => read(call, seqs)", seqs, client.call)
+    work = "({ rows, seqs }) => { const { call } = openRecording(rows); return read(call, seqs); }"
+    return live, await run_module(MODULES, work, {"rows": rows, "seqs": seqs})
+
+
+@pytest.mark.parametrize("caller", ["boss", "mia", "desk"])
+async def test_a_page_answers_as_its_hub(run: Run, caller: str) -> None:
+    client = await join(run, caller)
+    seqs = sorted(await LiveSource(client).messages(run.seqs.values()))
+    live, recorded = await read_both(client, await write_rows(LiveSource(client)), seqs)
+    assert recorded["history"].pop("has_more") == live["history"].pop("has_more")
+    live, recorded = without_hidden(live), without_hidden(recorded)
+    for name in live:
+        assert recorded[name] == live[name], name
+
+
+async def test_a_file_gives_the_page_that_its_node_gives(run: Run) -> None:
+    """But for what a log does not hold: cards, and who reads a thread."""
+    boss = await run.network.join("boss", kind="human")
+    live = await write_rows(LiveSource(boss))
+    with open_log(run.db) as log:
+        file = await write_rows(FileSource(log))
+    assert [file[it] for it in ("network", "messages", "records", "usd")] == [
+        live[it] for it in ("network", "messages", "records", "usd")
+    ]
+    assert {it["agent_id"] for it in file["agents"]} == {it["agent_id"] for it in live["agents"]}
+
+
+async def test_a_page_holds_what_its_caller_may_read_alone(run: Run) -> None:
+    """A person messages, an agent its own records too; of a part nothing else."""
+    boss = await run.network.join("boss", kind="human")
+    mia, finance = await join(run, "mia"), await join(run, "finance")
+    of_mia, of_finance = await write_rows(LiveSource(mia)), await write_rows(LiveSource(finance))
+    assert {it["thread_id"] for it in of_mia["messages"]} == {"direct:desk~mia"}
+    assert (of_mia["records"], of_mia["usd"], of_mia["viewer"]["is_operator"]) == ([], {}, False)
+    assert {it["agent_id"] for it in of_finance["records"]} == {"finance"}
+    assert "Refund order" not in json.dumps(of_finance)
+    part = await write_rows(LiveSource(boss), Part(thread_id="direct:desk~finance"))
+    assert {it["thread_id"] for it in part["messages"]} == {"direct:desk~finance"}
+    assert {it["agent_id"] for it in part["records"]} == {"finance"}
+    assert set(part["readers"]) <= {"direct:desk~finance"}
+    assert "mia" not in {it["agent_id"] for it in part["agents"]}
+
+
+async def test_a_page_takes_no_change() -> None:
+    rows = {
+        "network": {},
+        "head": 0,
+        "viewer": {},
+        "agents": [],
+        "readers": {},
+        "messages": [],
+        "records": [],
+        "usd": {},
+    }
+    work = "(rows) => openRecording(rows).call('network.mark', {}).catch((error) => error.code)"
+    assert await run_module(MODULES, work, rows) == "forbidden"
