@@ -149,6 +149,7 @@ export class Windowed extends Component {
   /** The reader has scrolled, or the place was put right: what is at the top now is the anchor. */
   scrolled = () => {
     const box = this.box.current;
+    if (!box) return; // the browser tells a scroll of the last frame after the screen was left
     const rest = box.scrollHeight - box.scrollTop - box.clientHeight;
     this.look();
     if (rest <= END) this.anchor = null;
