@@ -98,6 +98,10 @@ async def test_who_has_left_is_shown_the_last_message_that_was_for_it(node: Node
         shown = await threads(zoe, **args)
         assert list(shown) == ["channel:dev"]
         assert (shown["channel:dev"]["last"]["seq"], shown["channel:dev"]["unread"]) == (early, 1)
+    await zoe.call("channels.join", {"name": "dev"})
+    late = (await mia.send("channel:dev", "late"))["seq"]
+    row = (await threads(zoe))["channel:dev"]
+    assert (row["last"]["seq"], row["unread"]) == (late, 2), "of what was said meanwhile nothing is counted"
 
 
 async def test_unread_ends_at_100_and_a_line_at_200_characters(node: Node) -> None:
