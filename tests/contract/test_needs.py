@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.config import Quota
-from tests.support.node import Node, running_node
+from tests.support.node import Node, node_process, running_node
 from tests.support.wire import WireSession
 
 Item = dict[str, Any]
@@ -106,6 +106,21 @@ async def test_questions_outlive_a_restart_and_go_with_who_asked_and_who_was_ask
         await hears_of_it(mia)
         zoe = await node.join("zoe", kind="human", token=tokens["zoe"])
         assert await inbox(zoe) == []
+
+
+async def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+    async with node_process(tmp_path / "team.db") as node:
+        mia, bob = await node.person("mia"), await node.agent("bob")
+        asked = await bob.send("agent:mia", "and?", requires_response=True)
+        place = {"thread_id": asked["thread_id"], "is_pinned": True, "read_upto": asked["seq"]}
+        marked = await mia.call("network.mark", place, call_id="c1")
+        await node.kill9()
+        await node.restart()
+        mia = await node.person("mia")
+        assert await kinds(mia) == [("question", asked["seq"])]
+        assert await mia.call("network.mark", place, call_id="c1") == marked
+        [thread] = (await mia.call("network.list_threads"))["threads"]
+        assert (thread["mark"]["is_pinned"], thread["unread"]) == (True, 0)
 
 
 async def test_of_too_many_questions_the_oldest_are_forgotten() -> None:
