@@ -55,6 +55,29 @@ async def test_a_broken_link_asks_for_another(shared_team: WebNode, open_window:
     await expect(window.page.get_by_text("roundelay web").first).to_be_visible()
 
 
+async def test_what_waits_is_done_with_in_the_inbox(shared_team: WebNode, open_window: OpenWindow) -> None:
+    """In one window; the other, of the same person, shows it too."""
+    here, there = [await open_window(shared_team.origin) for _ in range(2)]
+    for window in (here, there):
+        await log_in(window.page, await shared_team.link("nora"))
+    mine, other = InboxScreen(here.page), InboxScreen(there.page)
+    await expect(here.page.get_by_text("Nothing waits for you")).to_be_visible()
+    async with shared_team.client("nick") as nick, shared_team.client("nora") as nora:
+        await nick.send("agent:nora", "Tea at four?", requires_response=["nora"])
+        await nick.send("agent:nora", "Cake?", requires_response=["nora"])
+        await nora.send("agent:bank", "pay ann 3")
+        await expect(other.items).to_have_count(3)
+        await expect(there.page).to_have_title(re.compile(r"^\(3\) Inbox"))
+        await mine.item("Cake?").place.get_by_role("button", name="Dismiss").click()
+        await expect(other.item("Cake?").place).to_have_count(0)
+        await mine.item("pay").deny("Not this month")
+        await expect(other.item("pay").place).to_have_count(0)
+        await nora.send("agent:nick", "Yes")
+        await expect(mine.items).to_have_count(0)
+    said = (await (await shared_team.operator()).call("network.history", {"thread_id": "direct:bank~nora"}))["messages"]
+    assert any(it["content"] == "/deny Not this month" and it["sender_id"] == "nora" for it in said)
+
+
 async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window: OpenWindow) -> None:
     async with shared_team.client("yuri") as yuri:
         for name in ("first", "second"):

@@ -63,13 +63,11 @@ function Shell() {
   const {screen} = route.value;
   const isSplit = screen === "threads" || screen === "thread";
   return html`<div class=${`shell on-${screen}`}>
-    <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); focusHeading(main.current); }}>To the content</a>
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); focusHeading(main.current); }}>To the content</a>
     <${Nav} />
     <${Connection} />
-    ${isSplit && html`<aside class="list-pane" role=${screen === "threads" ? "main" : undefined} aria-label="Threads">
-      <${Boundary} key="threads"><${Threads} chosen=${route.value.id} /><//></aside>`}
-    <${screen === "threads" ? "aside" : "main"} id="content" class="content" aria-label=${screen === "threads" ? "Conversation" : undefined} ref=${main}>
-      <${Boundary} key=${`${screen} ${route.value.id ?? ""}`}><${Screen} /><//><//>
+    ${isSplit && html`<aside class="list-pane" aria-label="Threads"><${Boundary} key="threads"><${Threads} chosen=${route.value.id} /><//></aside>`}
+    <main id="main" ref=${main}><${Boundary} key=${`${screen} ${route.value.id ?? ""}`}><${Screen} /><//></main>
     ${isHelpOpen.value && html`<${Help} />`}
     ${isLeaving.value && html`<${LogOut} />`}
   </div>`;

@@ -49,7 +49,7 @@ function Item({item}) {
     ${agent ? html`<${Face} id=${agent} />` : html`<span class="face none"><${Icon} name="stop" /></span>`}
     <div class="row-main">
       <div class="row-line"><${Badge} kind=${badge}>${text}<//>${agent && html`<${Agent} id=${agent} link />`}
-        ${thread && html`<a class="faint cut" dir="auto" href=${linkTo.thread(thread, seq || undefined)}>${nameHere(thread)}</a>`}<${Age} at=${item.at} /></div>
+        ${thread && html`<a class="faint cut" dir="auto" href=${linkTo.thread(thread, seq || undefined)}>${nameHere(thread) === agent ? "directly" : nameHere(thread)}</a>`}<${Age} at=${item.at} /></div>
       ${kind === "approval" ? html`<${Approval} item=${item} />` : html`<p class="said" dir="auto">${tellItem(item)}</p>`}
       ${kind !== "approval" && html`<div class="tools"><${Tools} item=${item} /></div>`}
     </div></li>`;
@@ -62,13 +62,11 @@ function tellItem(item) {
     const why = item.reason ? `: ${item.reason}` : "";
     return `“${item.text}”\n${item.agent_id} failed at it ${item.attempts} times${why}`;
   }
-  if (item.kind === "stopped") {
-    const who = item.used_by ? `, ${item.used} of them by ${item.used_by}` : "";
-    return `${item.text}\n${item.root ? "The conversation" : item.agent_id} has stopped at its limit of ${item.limit} messages${who}.`;
+  if (item.kind === "stopped" && item.root) {
+    const who = item.used_by ? `; ${item.used} of its messages are by ${item.used_by}` : "";
+    return `The conversation that began with #${item.root} has stopped at its limit (${String(item.limit).replace("limits.", "")})${who}.`;
   }
-  if (item.kind !== "budget") return item.text;
-  return item.seq ? `${item.text}\nThe budget of ${item.agent_id} has ended its reaction.`
-    : `${item.text || `What ${item.agent_id} may store in a day is nearly used up`} (${String(item.limit).replaceAll("_", " ")}).`;
+  return item.kind === "budget" && item.seq ? `“${item.text}”\nThe budget of ${item.agent_id} has ended its reaction to this.` : item.text;
 }
 
 function Tools({item}) {
