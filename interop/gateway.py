@@ -9,26 +9,61 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import uvicorn
+from mcp.server.mcpserver import Context
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError
 
-from .callers import Callers
+from .callers import Callers, read_authorization
 from .http_api import make_routes, refuse
+from .mcp_server import make_mcp_server
 
 STOP_S = 5
 """How long requests that are under way may go on when it stops: those that wait for a message are cut."""
 
 
-def make_app(callers: Callers) -> Starlette:
-    """The application of a gateway to one node."""
+class WithToken:
+    """Lets requests through to another protocol's application once the hub has taken their token."""
+
+    def __init__(self, app: ASGIApp, callers: Callers) -> None:
+        self._app = app
+        self._callers = callers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._callers.session(read_authorization(Headers(scope=scope).get("authorization"))):
+                pass
+        except RoundelayError as error:
+            await refuse(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def make_app(callers: Callers, host: str = "127.0.0.1") -> Starlette:
+    """The application of a gateway to one node, which listens on ``host``."""
+
+    def find_session(context: Context[Any, Any]) -> AbstractAsyncContextManager[NetworkClient]:
+        return callers.session(read_authorization((context.headers or {}).get("authorization")))
+
+    mcp_server = make_mcp_server(find_session)
+    [mcp_route] = mcp_server.streamable_http_app(stateless_http=True, json_response=True, host=host).routes
+    assert isinstance(mcp_route, Route)
+
+    @asynccontextmanager
+    async def live(_: Starlette) -> AsyncIterator[None]:
+        async with mcp_server.session_manager.run():
+            yield
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -43,7 +78,12 @@ def make_app(callers: Callers) -> Starlette:
         return refuse(error)
 
     return Starlette(
-        routes=[Route("/healthz", health, methods=["GET"]), *make_routes(callers)],
+        routes=[
+            Route("/healthz", health, methods=["GET"]),
+            *make_routes(callers),
+            Route("/mcp", WithToken(mcp_route.app, callers)),
+        ],
+        lifespan=live,
         exception_handlers={404: refuse_path, 405: refuse_path, RoundelayError: refuse_call},
     )
 
@@ -60,10 +100,10 @@ async def serve_gateway(node_url: str, host: str = "127.0.0.1", port: int = 0) -
         ) from error
     async with Callers(node_url) as callers:
         config = uvicorn.Config(
-            make_app(callers),
+            make_app(callers, host),
             log_config=None,
             access_log=False,
-            lifespan="off",
+            lifespan="on",
             server_header=False,
             ws="none",
             timeout_graceful_shutdown=STOP_S,
@@ -88,14 +128,8 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen()  # who comes from now on waits until it is served
     except OSError:
         sock.close()
         raise
     return sock
-
-
-async def run_gateway(node_url: str, host: str, port: int, announce: Callable[[str], None]) -> None:
-    """Serve until the task is cancelled; ``announce`` is given the URL once it listens."""
-    async with serve_gateway(node_url, host, port) as url:
-        announce(url)
-        await asyncio.Event().wait()

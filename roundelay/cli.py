@@ -92,6 +92,7 @@ for command in (
     node.doctor,
     setup.config,
     gateway.gateway,
+    gateway.mcp,
     docs.docs,
     setup.completion,
 ):

@@ -34,11 +34,12 @@ async def receive(
     after: Seq | None = None,
     limit: Limit = 100,
     wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0,
+    peek: bool = False,
 ) -> dict[str, Any]:
     """The messages that are delivered to the caller, ascending: those above `after`, or, without it, the oldest that
     are not handled yet. If there is none, the answer waits for up to `wait_ms`.
 
-    `next` is the `after` to go on with. What is given counts as delivered.
+    `next` is the `after` to go on with. What is given counts as delivered, unless the caller only looks (`peek`).
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_ms / 1000
@@ -48,7 +49,8 @@ async def receive(
     while not given.has_any and (left_s := until - loop.time()) > 0:
         await reading.wait_for_message(given.position, left_s)
         await given.read_on()
-    hub.hand_over(agent_id, given.position, given.seqs if after is None else None)
+    if not peek:
+        hub.hand_over(agent_id, given.position, given.seqs if after is None else None)
     told = {"damaged": given.damaged} if given.damaged else {}
     return {"messages": given.page.entries, "next": given.position, "has_more": given.page.has_more, **told}
 

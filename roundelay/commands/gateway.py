@@ -1,10 +1,12 @@
-"""The gateway's command: other protocols' way to a node."""
+"""Other protocols' ways to a node: the gateway, and an MCP server for the host that starts it."""
 
 from __future__ import annotations
 
 import click
 
-from roundelay.commands.options import debug_option
+from roundelay.commands.options import debug_option, find_target, identity_options
+
+MISSING = "This needs the extra interop: pip install 'roundelay[interop]'."
 
 
 @click.command(short_help="Let programs in by HTTP.")
@@ -33,7 +35,7 @@ def gateway(node_url: str | None, host: str, port: int, insecure: bool) -> None:
     try:
         from roundelay.interop.gateway import serve_gateway
     except ImportError as error:
-        raise ConfigError("The gateway needs the extra interop: pip install 'roundelay[interop]'.") from error
+        raise ConfigError(MISSING) from error
     url = node_url or find_url()
 
     async def work() -> None:
@@ -43,3 +45,27 @@ def gateway(node_url: str | None, host: str, port: int, insecure: bool) -> None:
                 await stopping.wait()
 
     asyncio.run(work())
+
+
+@click.command(short_help="Let the host that starts it take part, by MCP over stdio.")
+@identity_options
+def mcp() -> None:
+    """Serve MCP on stdin and stdout: whoever starts this takes part as one participant, --as.
+
+    A host of MCP (an editor, a coding agent) starts it by its own configuration. Without a token an agent's is made and
+    saved at its first use, as for any agent of this machine.
+    """
+    import asyncio
+
+    from roundelay.network.client import NetworkClient
+    from roundelay.network.errors import ConfigError
+
+    try:
+        from roundelay.interop.mcp_server import serve_stdio
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    target = find_target()
+    if target.agent_id is None:
+        raise click.UsageError("Say as whom: roundelay mcp --as ID.")
+    kind = target.kind or (None if target.token is not None else "agent")
+    asyncio.run(serve_stdio(NetworkClient(target.agent_id, target.url, kind=kind, token=target.token, deliver=False)))

@@ -74,6 +74,8 @@ async def test_what_was_acknowledged_never_comes_again_and_its_sender_sees_how_f
         mia, bob = await node.person("mia"), await node.agent("bob", deliver=False)
         seqs = [(await mia.send("agent:bob", number))["seq"] for number in range(5)]
         assert await state_of(mia, seqs[0]) == "queued"
+        assert len((await bob.call("network.receive", {"peek": True}))["messages"]) == 5
+        assert await state_of(mia, seqs[0]) == "queued"
         page = await bob.call("network.receive", {"limit": 3})
         assert (contents(page["messages"]), page["has_more"]) == ([0, 1, 2], True)
         assert [await state_of(mia, seq) for seq in seqs[2:4]] == ["delivered", "queued"]
