@@ -6,7 +6,7 @@
 import { createInterface } from "node:readline";
 import { Connection } from "../../web/page/core/connection.js";
 import { Fetching } from "../../web/page/core/fetching.js";
-import { applyAll, createState, isSettled, project } from "../../web/page/core/state.js";
+import { apply, applyAll, createState, isSettled, project } from "../../web/page/core/state.js";
 
 const WAIT_MS = 15_000;
 const PAGE = 500;
@@ -142,6 +142,14 @@ async function compare() {
   return { threads: Object.keys(state.threads).length, messages: Object.keys(state.messages).length };
 }
 
+/** What is frozen already is so all through. */
+function freeze(value) {
+  if (typeof value !== "object" || value === null || Object.isFrozen(value)) return value;
+  Object.freeze(value);
+  for (const inner of Object.values(value)) freeze(inner);
+  return value;
+}
+
 // --- commands
 
 const commands = {
@@ -178,10 +186,34 @@ const commands = {
   sent: () => until((it) => Object.values(it.outbox).every((entry) => entry.state === "refused"), "an empty outbox"),
   reached: ({ seq }) => until((it) => it.head >= seq && (!it.me.is_operator || it.log_at >= seq), `#${seq}`),
   compare,
+  async idle() {
+    while (Object.keys(state.under_way.works).length) {
+      dispatch({ type: "tick" });
+      await until(isSettled, "quiet");
+    }
+  },
+  seen: ({ threads }) => until((it) => threads.every((id) => (it.threads[id]?.messages ?? 0) > 1), "an answer in each thread"),
+  said: ({ thread_id, text }) => until((it) => it.threads[thread_id]?.last?.text === text, text),
+  async approve() {
+    const request = await until((it) => Object.values(it.under_way.undecided).length > 0, "a request");
+    const { seq, agent_id } = Object.values(state.under_way.undecided)[0];
+    connection.send({ to: `agent:${agent_id}`, content: "/approve", reply_to: seq });
+    await until((it) => !(seq in it.under_way.undecided), "the decision");
+    return request;
+  },
   wait: ({ connection: wanted }) => until((it) => it.connection === wanted, wanted),
   look: ({ path }) => ({ value: path.reduce((at, key) => at?.[key], newest()) }),
   counts: () => ({ counts }),
-  recorded: () => ({ recorded }),
+  /** Go through what came once more: each state is frozen, so that nothing is written to one that was given out. */
+  async replay() {
+    await until(isSettled, "quiet");
+    const last = recorded.reduce((before, event) => freeze(apply(before, event)), freeze(createState()));
+    for (const [how, made] of [["one by one", last], ["together", applyAll(createState(), recorded)]]) {
+      const found = differences(project(made), project(state));
+      if (found.length) throw new Error(`applied ${how} it is not the same: ${found.join("\n")}`);
+    }
+    return { events: recorded.length };
+  },
   end() {
     connection?.close();
     process.exitCode = 0;

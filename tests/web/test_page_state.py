@@ -17,6 +17,7 @@ import pytest
 from tests.support.node import ProcessNode, node_process
 from tests.support.wire import Frame, WireSession, make_token, new_id
 from tests.web.page_client import PageClient, running_page
+from tests.web.team import BANK, DEMO, ECHO, team_up
 
 AGENTS = ("bob", "ann", "cy")
 PEOPLE = ("sam", "mia")
@@ -288,6 +289,39 @@ async def test_after_every_frame_the_state_is_what_a_refetch_gives(network: Netw
         if number == 50:
             await network.kill()
     await network.compare()
+    for page in network.pages:
+        await page.do("replay")
     told = [(await page.do("counts"))["counts"] for page in network.pages]
     print(f"happened: {dict(network.did)}\n" + "\n".join(map(str, told)))
     assert all(it["compared"] >= 9 and it["welcomes"] >= 2 for it in told)
+
+
+async def test_a_run_of_scripted_agents_is_what_a_refetch_gives(tmp_path: Path) -> None:
+    """Thinking, calls, agents that ask each other, an approval, a thread that is taken over: as agents tell of them."""
+    async with team_up(tmp_path, [*DEMO, BANK, ECHO]) as team:
+        tokens = {"mia": await team.token("mia"), "opal": await team.token("opal", operator=True)}
+        async with AsyncExitStack() as stack:
+            mia, opal = [await stack.enter_async_context(running_page(team.url, it, tokens[it])) for it in tokens]
+            for page in (mia, opal):
+                for agent in ("desk", "bank", "echo"):
+                    await page.do("open", thread_id=f"direct:{agent}~mia" if agent < "mia" else f"direct:mia~{agent}")
+            for to, text in (
+                ("desk", "What is 17 * 23, and how many words has this?"),
+                ("echo", "Hello"),
+                ("bank", "pay ann 5"),
+            ):
+                await mia.do("send", message={"to": f"agent:{to}", "content": text})
+            await mia.do("seen", threads=["direct:desk~mia", "direct:echo~mia", "direct:bank~mia"])
+            await mia.do("drop")
+            await mia.do("approve")
+            await mia.do("call", op="network.take", args={"thread_id": "direct:echo~mia"})
+            await mia.do("send", message={"to": "agent:echo", "content": "Are you there?"})
+            await mia.do("call", op="network.give", args={"thread_id": "direct:echo~mia"})
+            await mia.do("said", thread_id="direct:echo~mia", text="You wrote: Are you there?")
+            await mia.do("said", thread_id="direct:bank~mia", text="5 paid to ann")
+            for page in (mia, opal):
+                await page.do("said", thread_id="direct:bank~mia", text="5 paid to ann")
+                await page.do("compare")
+                replayed = await page.do("replay")
+                print(page.agent_id, replayed, (await page.do("counts"))["counts"])
+                await page.do("idle")

@@ -12,7 +12,7 @@ const JUMP_PAGE = 500;
 const MAX_JUMP = 12; // pages that are fetched to reach a message
 const STATUS_AT_ONCE = 5;
 const LOG_WAIT_MS = 25_000;
-const PAUSES_MS = { threads: 150, agents: 1000, inbox: 200, status: 300 };
+const PAUSES_MS = { threads: 150, agents: 2000, inbox: 200, status: 300 };
 const UNKNOWN = ["unknown_operation", "invalid_arguments", "forbidden"];
 
 export class Fetching {

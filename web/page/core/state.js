@@ -139,6 +139,7 @@ function takeEvent(draft, event) {
     case "reset":
       return forgetAll(draft);
     case "tick":
+      if (isAnybodyAtWork(state)) draft.own("stale").agents = true; // no frame tells when all of it is done
       return live.takeTick(draft, event.at);
     default: // a newer hub's frame
   }
@@ -270,6 +271,7 @@ function show(draft, message) {
   }
   if (loaded.fresh && !loaded.fresh.includes(seq)) draft.own("threads", id, "loaded", "fresh").push(seq);
   insert(draft.own("threads", id, "loaded", "seqs"), seq);
+  if (loaded.error) draft.own("threads", id, "loaded").error = undefined;
   if (state.threads[id].loaded.seqs.length > MAX_LOADED) trimLoaded(draft, id);
 }
 
@@ -362,6 +364,12 @@ function takeMembers(draft, channel, agentId) {
     if (messages) draft.own("stale", "rows")[id] = true;
     if (isMine && loaded) draft.own("stale", "loaded")[id] = true;
   }
+}
+
+/** Whether time changes what is shown: somebody is at work, types, or looks. */
+export function isAnybodyAtWork(state) {
+  const { typing, viewing } = state.under_way;
+  return [typing, viewing].some((it) => Object.keys(it).length) || Object.values(state.agents).some((it) => it.open_reactions);
 }
 
 function markInbox(draft) {
@@ -500,7 +508,7 @@ function takeFailed(draft, { what, thread_id: id, error }) {
   if (what === "history" && draft.state.threads[id]?.loaded) {
     const loaded = draft.own("threads", id, "loaded");
     Object.assign(loaded, { is_loading: false, fresh: undefined, error });
-    if (error?.code === "unknown_message" && loaded.seqs.length) {
+    if (error?.code === "unknown_message") { // nothing was said there yet, or one may read it no more
       dropMessages(draft, loaded.seqs);
       Object.assign(loaded, { seqs: [], has_before: false, complete_from: 0 });
     }

@@ -31,7 +31,7 @@ const GAP = " … ";
 const PATH = /^[0-9]{1,9}\.[0-9]{1,9}(\.[0-9]{1,9})?(\/[0-9]{1,9}\.[0-9]{1,9}(\.[0-9]{1,9})?)*$/;
 
 /**
- * works: by "agent reaction": {agent_id, reaction, thread_id, is_thinking, calls: {path: {tool, asked}},
+ * works: by "agent reaction": {agent_id, reaction, thread_id, is_thinking, is_listed (no signal told of it), calls: {path: {tool, asked}},
  *   streams: [{path, turn, kind, call, tool, text, end}] (the one written last stands last), done: [paths], said}.
  * ended: keys of reactions of which what still comes is too late. undecided: requests by seq that wait for a person.
  * typing, viewing: by "thread person": the time (ms) at which that is over.
@@ -161,14 +161,22 @@ export function takeLoss(draft) {
   Object.assign(underWay, { works: {}, typing: {}, viewing: {} });
 }
 
-/** Take what agents are at, as `network.list_agents` tells it. */
+/** Take what agents are at, as `network.list_agents` tells it: what was known from there alone and is no longer told is
+ * over. (To an operator no signal tells of others' conversations.) */
 export function takeWork(draft, agents) {
+  const told = new Map();
   for (const agent of agents) {
     for (const it of agent.work ?? []) {
-      const key = keyOf(agent.agent_id, it.reaction);
       const isAtWork = it.activity === "works" || it.activity === "stopping";
-      if (isAtWork && !draft.state.under_way.ended.includes(key)) findWork(draft, key, it.thread_id).is_thinking = true;
+      if (isAtWork) told.set(keyOf(agent.agent_id, it.reaction), it.thread_id);
     }
+  }
+  for (const [key, work] of Object.entries(draft.state.under_way.works)) {
+    if (work.is_listed && !told.has(key)) delete draft.own("under_way", "works")[key];
+  }
+  for (const [key, threadId] of told) {
+    if (key in draft.state.under_way.works || draft.state.under_way.ended.includes(key)) continue;
+    Object.assign(findWork(draft, key, threadId), { is_thinking: true, is_listed: true });
   }
 }
 
@@ -203,27 +211,33 @@ function takeReaction(draft, key, signal, body) {
     if (!isEnded) draft.own("under_way").ended = [...ended, key].slice(-MAX_WORKS);
   } else if (signal.kind === "thinking" && body.active === true) {
     if (isEnded) draft.own("under_way").ended = ended.filter((it) => it !== key); // it is taken up again
-    findWork(draft, key, signal.thread_id).is_thinking = true;
+    hear(draft, key, signal.thread_id).is_thinking = true;
   } else if (isEnded) {
     return;
   } else if (signal.kind === "tool") {
     const seen = readCall(body);
-    if (seen !== null) takeCall(findWork(draft, key, signal.thread_id), seen);
+    if (seen !== null) takeCall(hear(draft, key, signal.thread_id), seen);
   } else if (signal.kind === "delta" && Array.isArray(body.pieces)) {
-    const work = findWork(draft, key, signal.thread_id);
+    const work = hear(draft, key, signal.thread_id);
     if (!work.streams.length) makeRoomToWrite(draft);
     for (const piece of readPieces(body.pieces)) takePiece(work, piece);
   }
 }
 
-/** One reaction's work, owned by the draft together with its lists. */
+/** A work of which a signal tells. */
+function hear(draft, key, threadId) {
+  const work = findWork(draft, key, threadId);
+  work.is_listed = false;
+  return work;
+}
+
 function findWork(draft, key, threadId) {
   if (!(key in draft.state.under_way.works)) {
     const works = draft.own("under_way", "works");
     if (Object.keys(works).length >= MAX_WORKS) delete works[chooseOne(Object.entries(works))];
     const [agent, reaction] = splitKey(key);
     works[key] = {
-      agent_id: agent, reaction, thread_id: threadId, is_thinking: false, calls: {}, streams: [], done: [], said: 0,
+      agent_id: agent, reaction, thread_id: threadId, is_thinking: false, is_listed: false, calls: {}, streams: [], done: [], said: 0,
     };
   }
   return draft.own("under_way", "works", key);

@@ -13,7 +13,7 @@
 import {signal} from "#vendor/signals-core.js";
 import {Connection} from "#core/connection.js";
 import {Fetching} from "#core/fetching.js";
-import {applyAll, createState} from "#core/state.js";
+import {applyAll, createState, isAnybodyAtWork} from "#core/state.js";
 import {addressOf, nameOf, replyAddress} from "#core/text.js";
 
 const TICK_MS = 2_000;
@@ -94,8 +94,7 @@ if (globalThis.document !== undefined) {
     if (!document.hidden) wake();
   });
   setInterval(() => {
-    const {typing, viewing} = current.under_way;
-    if (Object.keys(typing).length || Object.keys(viewing).length) dispatch({type: "tick"});
+    if (!document.hidden && current.connection === "online" && isAnybodyAtWork(current)) dispatch({type: "tick"});
   }, TICK_MS);
 }
 
