@@ -103,7 +103,8 @@ async def examine(
         checks.append(check_database(config))
         if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
             checks += [await asyncio.to_thread(check_integrity, config.db), check_retention(config)]
-        checks += [check_files(config), check_tls(config), check_secrets(config), await check_port(config)]
+        checks += [check_files(config), check_tls(config), check_page(config), check_secrets(config)]
+        checks.append(await check_port(config))
     checks.append(await check_clock(url or find_url(), config))
     if config is not None and config.agents:
         checks += [check async for check in check_agents(config.agents, timeout_s, url)]
@@ -252,6 +253,22 @@ def check_tls(config: NodeConfig) -> Checked:
     return Checked(
         "tls", "note", f"Nothing is encrypted, and others reach {config.host}.", "Give it tls_cert and tls_key."
     )
+
+
+def check_page(config: NodeConfig) -> Checked:
+    """By which names browsers reach the page."""
+    if not config.web:
+        return Checked("page", "ok", "Browsers are shown none.")
+    if config.web_hosts:
+        return Checked("page", "ok", f"Browsers reach it by {', '.join(config.web_hosts)}, and on this machine.")
+    if config.behind_proxy:
+        return Checked(
+            "page",
+            "note",
+            "Browsers reach it on this machine alone, though a proxy is before the node.",
+            "Name the proxy's host: web_hosts: [hub.example.org]; or show none: web: false.",
+        )
+    return Checked("page", "ok", f"Browsers reach it by {config.host}.")
 
 
 def check_secrets(config: NodeConfig) -> Checked:

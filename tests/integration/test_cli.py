@@ -591,6 +591,7 @@ async def test_doctor_finds_a_fresh_folder_well(tmp_path: Path) -> None:
         "database",
         "files",
         "tls",
+        "page",
         "secrets",
         "port",
         "clock",

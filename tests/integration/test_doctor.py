@@ -51,3 +51,12 @@ async def test_the_network_tools_of_an_agent_are_checked_against_a_node_that_is_
         agent.write_text(agent.read_text().replace("txt", "text"))
         done = await run("doctor", "desk.yaml", "--url", node.url, cwd=tmp_path)
         assert f"ok     agent desk The hub at {node.url} has its network_tools." in done.out
+
+
+async def test_a_proxy_without_a_name_for_browsers_is_noted(tmp_path: Path) -> None:
+    places = {"cwd": tmp_path, "ROUNDELAY_PORT": "0", "ROUNDELAY_BEHIND_PROXY": "true"}
+    assert "web_hosts: [hub.example.org]" in (await invoke("doctor", **places)).out
+    named = await invoke("doctor", **places, ROUNDELAY_WEB_HOSTS="hub.lan")
+    assert "ok     page       Browsers reach it by hub.lan" in named.out
+    without = await invoke("doctor", **places, ROUNDELAY_WEB="false")
+    assert "ok     page       Browsers are shown none." in without.out
