@@ -19,12 +19,13 @@ from playwright.async_api import Page, expect
 from roundelay.agents.journal import derived_id
 from roundelay.network.core.tables import MessageHead, Row
 from roundelay.network.ledger.log_file import LogHead, encode_head, encode_row
-from tests.support.command import invoke
+from tests.support.command import command, invoke
 from tests.support.refund import LAST, refund
-from tests.web.browsers import Watched
+from tests.web.browsers import LOST_CONNECTION, Watched
 from tests.web.conftest import OpenWindow
 from tests.web.payloads import OBJECTS, TEXTS, arm
-from tests.web.screens import Screen
+from tests.web.screens import Screen, log_in
+from tests.web.team import WebNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCREENS = ["#/threads", "#/timeline", "#/agents", "#/cost", "#/search"]
@@ -71,6 +72,8 @@ async def test_a_run_opens_from_disk_with_every_screen(open_window: OpenWindow, 
     threads = page.get_by_role("complementary", name="Threads")
     await expect(threads.get_by_role("link", name=re.compile("desk and mia"))).to_be_visible()
     await screen.show(recorded.url, "#/thread/direct%3Adesk~mia")
+    await expect(page.get_by_role("main").get_by_text("Refund order 12").first).to_be_visible()
+    await expect(page.get_by_role("main").get_by_role("textbox")).to_have_count(0)
     last = next(seq for text, seq in recorded.seqs.items() if text == LAST)
     await screen.show(recorded.url, f"#/why/{last}")
     await expect(page.get_by_role("main").get_by_text("auditor").first).to_be_visible()
@@ -241,3 +244,44 @@ async def test_the_file_holds_no_word_of_a_participant_outside_of_its_rows(hosti
     [rows] = re.findall(r'<script type="application/octet-stream" id="recording">(.*?)</script>', text)
     assert re.fullmatch(r"[A-Za-z0-9+/=]+", rows)
     assert len(re.findall("<script", text)) == 3
+
+
+# --- a file, and a live node
+
+
+async def test_the_page_on_a_file_is_only_looked_at(
+    open_window: OpenWindow, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("viewed")
+    async with refund(folder / "team.db"):
+        pass
+    async with command("view", str(folder / "team.db"), "--no-open") as view:
+        link = (await view.line("^(http://.*)$"))[1]
+        window = await open_window(link.partition("/#")[0])
+        page, screen = window.page, RecordedScreen(window.page)
+        await page.goto(link)
+        await expect(screen.nav.get_by_role("link")).to_have_text(["Threads", "Agents", "Cost", "Timeline", "Search"])
+        await screen.open_thread("direct:desk~mia")
+        await expect(page.get_by_role("main").get_by_text("Refund order 12").first).to_be_visible()
+        await expect(page.get_by_role("main").get_by_role("textbox")).to_have_count(0)
+        await screen.go("#/timeline")
+        await expect(page.get_by_role("region", name="Reactions").get_by_role("button")).to_have_count(2)
+        window.allowed = LOST_CONNECTION
+        await view.stop()
+        await expect(page.get_by_text("What shows this file has ended")).to_be_visible()
+
+
+async def test_the_timeline_of_a_live_node_is_for_operators(open_window: OpenWindow, shared_team: WebNode) -> None:
+    node = shared_team
+    boss, ann = await open_window(node.origin), await open_window(node.origin)
+    await log_in(boss.page, await node.link("tia", operator=True))
+    await log_in(ann.page, await node.link("tom"))
+    thread = await Screen(ann.page).open_thread("direct:echo~tom")
+    await thread.say("What did you do?")
+    await expect(thread.message("You wrote: What did you do?")).to_be_visible()
+    screen = RecordedScreen(boss.page)
+    await screen.nav.get_by_role("link", name="Timeline").click()
+    await expect(
+        boss.page.get_by_role("region", name="Reactions").get_by_role("button", name=re.compile("^echo")).first
+    ).to_be_visible()
+    await expect(RecordedScreen(ann.page).nav.get_by_role("link", name="Timeline")).to_have_count(0)

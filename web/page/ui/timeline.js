@@ -1,20 +1,17 @@
 /**
  * When which agent was at work: a row for each reaction, with a bar for each model call, tool, wait and approval in it.
- * A chosen row tells its steps. Only rows that can be seen are drawn.
+ * A chosen row tells its steps.
  */
-import {computed} from "#vendor/signals.js";
-import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
+import {useMemo, useState} from "#vendor/hooks.js";
 import {createScale, endOf, readTimeline} from "#core/timeline.js";
 import {Agent, Badge, Empty, ErrorBox, Head, html, Loading, tellMoment, tellSpan, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 import {STATUS, Step, tellTook} from "#ui/why.js";
 
-const ROW_PX = 34;
-const BEYOND = 10; // rows that are drawn above and below what is seen
+const PAGE = 60; // reactions that are drawn on one scale
 const ZOOMS = [1, 2, 4, 8, 16, 32];
 const KINDS = {model: "Model", tool: "Tool", wait: "Waits for agents", approval: "Waits for a person", review: "Review", failed: "Failed"};
-const head = computed(() => state.value.head);
 
 /** The screen; `query` has `agent`, `thread` and `reaction`, the chosen one. */
 export function Timeline({query}) {
@@ -39,28 +36,29 @@ export function Timeline({query}) {
 
 const Legend = () => html`<ul class="legend" aria-label="Colours">${Object.entries(KINDS).map(([kind, text]) => html`<li><span class=${`piece piece-${kind}`} aria-hidden="true"></span>${text}</li>`)}</ul>`;
 
+/** A page of reactions, the newest at first; the scale is theirs. */
 function Rows({reactions, chosen, choose}) {
-  const place = useRef(null);
-  const [seen, setSeen] = useState({top: 0, height: 600});
+  const pages = Math.ceil(reactions.length / PAGE);
+  const [back, setBack] = useState(() => pageOf(reactions, chosen));
   const [zoom, setZoom] = useState(1);
-  const scale = useMemo(() => createScale(reactions), [reactions]);
-  const look = () => place.current && setSeen({top: place.current.scrollTop, height: place.current.clientHeight});
-  useEffect(() => {
-    const watcher = new ResizeObserver(look);
-    watcher.observe(place.current);
-    return () => watcher.disconnect();
-  }, []);
-  const first = Math.max(0, Math.floor(seen.top / ROW_PX) - BEYOND);
-  const rows = reactions.slice(first, first + Math.ceil(seen.height / ROW_PX) + 2 * BEYOND);
-  const change = (by) => setZoom(ZOOMS[Math.max(0, Math.min(ZOOMS.length - 1, ZOOMS.indexOf(zoom) + by))]);
-  const last = reactions.at(-1);
-  return html`<p class="timeline-scale faint"><span>${tellMoment(reactions[0].started_at)}</span>
-      <span>${reactions.length} reaction${reactions.length === 1 ? "" : "s"}${scale.gaps.length > 0 && `, ${scale.gaps.length} idle time${scale.gaps.length === 1 ? "" : "s"} cut`}
-        <button type="button" class="button" disabled=${zoom === ZOOMS[0]} onClick=${() => change(-1)}>Narrower</button> <button type="button" class="button" disabled=${zoom === ZOOMS.at(-1)} onClick=${() => change(1)}>Wider</button></span>
-      <span>${tellMoment(endOf(last))}</span></p>
-    <div class="timeline-place card" ref=${place} onScroll=${look} tabindex="0" role="region" aria-label="Reactions">
-    <ol class="timeline-rows" style=${{"--zoom": zoom, "--before": `${first * ROW_PX}px`, blockSize: `${reactions.length * ROW_PX}px`}}>
+  const end = reactions.length - Math.min(back, pages - 1) * PAGE;
+  const rows = reactions.slice(Math.max(0, end - PAGE), end);
+  const scale = useMemo(() => createScale(rows), [reactions, back]);
+  const step = (text, isOff, run) => html`<button type="button" class="button" disabled=${isOff} onClick=${run}>${text}</button>`;
+  const change = (by) => () => setZoom(ZOOMS[ZOOMS.indexOf(zoom) + by]);
+  const idle = scale.gaps.length;
+  return html`<p class="timeline-scale faint"><span>${pages > 1 && step("Earlier", back >= pages - 1, () => setBack(back + 1))} ${tellMoment(rows[0].started_at)}</span>
+      <span>${rows.length < reactions.length ? `${rows.length} of ` : ""}${reactions.length} reaction${reactions.length === 1 ? "" : "s"}${idle > 0 && `, ${idle} idle time${idle === 1 ? "" : "s"} cut`}
+        ${step("Narrower", zoom === ZOOMS[0], change(-1))} ${step("Wider", zoom === ZOOMS.at(-1), change(1))}</span>
+      <span>${tellMoment(endOf(rows.at(-1)))} ${pages > 1 && step("Later", back === 0, () => setBack(back - 1))}</span></p>
+    <div class="timeline-place card" tabindex="0" role="region" aria-label="Reactions"><ol class="timeline-rows" style=${{"--zoom": zoom}}>
       ${rows.map((it) => html`<${Row} key=${`${it.agent_id} ${it.reaction}`} of=${it} scale=${scale} isChosen=${it.reaction === chosen} choose=${choose} />`)}</ol></div>`;
+}
+
+/** On which page from the end a reaction stands. */
+function pageOf(reactions, chosen) {
+  const at = reactions.findIndex((it) => it.reaction === chosen);
+  return at < 0 ? 0 : Math.floor((reactions.length - 1 - at) / PAGE);
 }
 
 function Row({of, scale, isChosen, choose}) {
