@@ -154,7 +154,7 @@ function tellConnection(is) {
       <button type="button" class="button" onClick=${logOut}>Log out</button></p>`;
   }
   if (offlineSince.value) {
-    return html`<p class="connection warn">Offline for <${Age} at=${offlineSince.value} />. What you write waits here and is sent when the hub answers again.</p>`;
+    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Age} at=${offlineSince.value} label="for " /></span>. What you write waits here and is sent when the hub answers again.</p>`;
   }
   return html`<p class="connection">Connecting to the hub…</p>`;
 }

@@ -88,6 +88,8 @@ function Approval({item}) {
   const asked = value?.messages.find((it) => it.seq === item.seq)?.metadata?.approval;
   const decide = (decision, rest) => () => actions.decide(item.seq, decision, rest);
   const left = item.until - now.value;
+  const form = useRef(null);
+  useEffect(() => form.current?.querySelector("input").focus(), [how]);
   const begin = (name) => { setHow(name); setText(name === "edit" ? asked?.arguments ?? "{}" : ""); };
   return html`${asked?.tool ? html`<p>May <b>${item.agent_id}</b> call <code dir="auto">${asked.tool}</code>?</p>
       <pre class="arguments" dir="auto">${writeArguments(asked.arguments)}</pre>${asked.reason && html`<p class="said" dir="auto">${asked.reason}</p>`}`
@@ -97,7 +99,7 @@ function Approval({item}) {
       <${Button} run=${decide("always")} title="This tool, wherever you may decide">Always<//>
       <${Button} kind="danger" run=${() => begin("deny")}>Deny…<//><${Button} run=${() => begin("edit")}>Edit…<//>
       <span class="faint">${left > 0 ? `waits ${tellSpan(left)} more` : "its time is over"}</span></div>
-    ${how && html`<form class="tools" onSubmit=${(event) => event.preventDefault()}>
+    ${how && html`<form class="tools" ref=${form} onSubmit=${(event) => event.preventDefault()}>
       <${Field} label=${how === "deny" ? "Reason, which the agent reads" : "Arguments (JSON)"} value=${text} onInput=${(event) => setText(event.target.value)} placeholder=${how === "deny" ? "Reason (optional)" : ""} />
       <${Button} kind=${how === "deny" ? "danger" : "primary"} type="submit" run=${() => (how === "edit" && JSON.parse(text), actions.decide(item.seq, how, text))}>${how === "deny" ? "Deny" : "Approve with these"}<//>
       <${Button} run=${() => setHow(null)}>Cancel<//></form>`}`;

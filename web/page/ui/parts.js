@@ -36,10 +36,10 @@ export function tellSpan(ms) {
 /** A date and time for people, of this machine's zone. */
 export const tellMoment = (at) => new Date(at).toLocaleString(undefined, {dateStyle: "medium", timeStyle: "medium"});
 
-/** How long ago something was, which stays true. `at` is in ms; the whole moment is its title. */
+/** How long ago something was, which stays true; with a `label` ("for ") for how long it has been so. `at` is in ms; the whole moment is its title. */
 export function Age({at, label = ""}) {
   const ms = Math.max(0, now.value - at);
-  const text = ms < 10_000 ? "now" : tellSpan(ms);
+  const text = ms < 10_000 && !label ? "now" : tellSpan(ms);
   return html`<time class="age" datetime=${new Date(at).toISOString()} title=${tellMoment(at)}>${label}${text}</time>`;
 }
 
@@ -156,6 +156,8 @@ const PATHS = {
   pin: "M9 4h6l-1 6 3 3v2H7v-2l3-3zM12 15v5",
   mute: "M5 9v6h4l5 4V5L9 9zM18 9l4 6M22 9l-4 6",
   hold: "M8 12V6a1.5 1.5 0 0 1 3 0v5V4.500a1.500 1.500 0 0 1 3 0V11V6a1.500 1.500 0 0 1 3 0v8a6 6 0 0 1-6 6c-3 0-4-1-7-6l2-1z",
+  edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
+  archive: "M4 5h16v4H4zM6 9v10h12V9M10 13h4",
   stop: "M7 7h10v10H7z",
   check: "M5 13l4 4L19 7",
   close: "M6 6l12 12M18 6L6 18",

@@ -98,10 +98,10 @@ function Row({thread, isChosen, rename}) {
       </span></a>
     ${!isReadOnly.value && html`<${Menu} label=${`What to do with ${name}`} items=${[
       unread > 0 && {text: "Mark as read", icon: "check", run: () => actions.markRead(id, thread.last_seq)},
-      {text: "Name it…", run: rename},
+      {text: "Name it…", icon: "edit", run: rename},
       {text: mark.is_pinned ? "Do not pin it" : "Pin it", icon: "pin", run: set({is_pinned: !mark.is_pinned})},
       {text: mark.is_muted ? "Do not mute it" : "Mute it", icon: "mute", run: set({is_muted: !mark.is_muted})},
-      {text: mark.is_archived ? "Take it out of the archive" : "Archive it", run: set({is_archived: !mark.is_archived})},
+      {text: mark.is_archived ? "Take it out of the archive" : "Archive it", icon: "archive", run: set({is_archived: !mark.is_archived})},
     ]} />`}</li>`;
 }
 
