@@ -66,6 +66,7 @@ for command in (
     node.up,
     agent.agent,
     people.chat,
+    people.tui,
     people.send,
     web.web,
     web.view,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
@@ -43,6 +44,37 @@ def chat(to: str | None, wait_s: float | None) -> None:
 
     if not run(converse()):
         click.get_current_context().exit(1)
+
+
+@click.command(short_help="The conversation full screen: inbox, threads, why, agents, cost, search.")
+@click.option(
+    "--to",
+    metavar="PLACE",
+    callback=check_place,
+    help="The thread to begin with: ID, channel:NAME, thread:SEQ, broadcast (default: the list of threads).",
+)
+@identity_options
+def tui(to: str | None) -> None:
+    """Join the conversation as a person, full screen: inbox, threads, why, agents, cost and search, by mouse and keys;
+    ? lists the keys.
+
+    It needs the extra `tui`: pip install 'roundelay[tui]'
+    """
+    if find_spec("textual") is None:
+        raise click.ClickException(
+            "The full-screen terminal needs Textual, which is not installed: pip install 'roundelay[tui]'. "
+            "`roundelay chat` does without."
+        )
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("roundelay tui needs a terminal; in a pipe: roundelay chat")
+
+    async def show_screens() -> None:
+        from roundelay.tui.app import run_terminal
+
+        async with join(as_person=True, reconnect=True) as client:
+            await run_terminal(client, to)
+
+    run(show_screens())
 
 
 @click.command()

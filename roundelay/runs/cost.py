@@ -41,6 +41,9 @@ HEADS: dict[By, tuple[str, ...]] = {
 }
 """What the names of a group are."""
 
+FIGURES = ("CALLS", "PROMPT", "CACHED", "COMPLETION", "REASONING", "TOOLS", "COST")
+"""What stands beside the names."""
+
 
 class UsedCall(BaseModel):
     """What a record tells of tokens: as a whole, less what it tells by model (``used``), which are calls of their own.
@@ -227,10 +230,10 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
     if not report.groups:
         return "No model was asked, as far as you may see: records are for their agent and for operators."
     heads = HEADS[report.by]
-    rows = [(*names, *_list_figures(total)) for names, total in report.by_cost()]
+    rows = [(*names, *list_figures(total)) for names, total in report.by_cost()]
     if len(rows) > 1:
-        rows.append(("all", *("" for _ in heads[1:]), *_list_figures(report.total)))
-    head = (*(it.upper() for it in heads), "CALLS", "PROMPT", "CACHED", "COMPLETION", "REASONING", "TOOLS", "COST")
+        rows.append(("all", *("" for _ in heads[1:]), *list_figures(report.total)))
+    head = (*(it.upper() for it in heads), *FIGURES)
     table = format_table(head, rows, paint=paint)
     unknown = sorted(report.total.unpriced)
     if not unknown:
@@ -244,7 +247,8 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
     return f"{table}\nNo price is known of: {names}. {advice}"
 
 
-def _list_figures(total: Total) -> tuple[object, ...]:
+def list_figures(total: Total) -> tuple[object, ...]:
+    """Give a sum as what stands in a table, in the order of `FIGURES`."""
     used = total.usage
     cost = write_dollars(total.cost) if total.cost or not total.unpriced else "?"
     if total.cost and total.unpriced:

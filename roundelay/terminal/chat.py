@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,28 +20,37 @@ from roundelay.agents.approvals import read_request
 from roundelay.network.client import (
     AnyMessage,
     NetworkClient,
-    Notice,
-    Presence,
     Reconnected,
     Reconnecting,
     Signal,
     Stored,
 )
 from roundelay.network.errors import ConnectError, GiveUp, InvalidArguments, RequestError, RoundelayError
-from roundelay.network.frames import is_id
 from roundelay.runs.activity import list_work, tell_activity
 from roundelay.runs.approvals import (
     check_arguments,
-    decide,
     find_message,
     format_until,
     list_requests,
     read_until,
 )
 from roundelay.runs.lists import list_channels, list_participants, list_threads
-from roundelay.terminal.connection import READER_ID, Patience
+from roundelay.terminal.actions import (
+    check_place,
+    choose_request,
+    decide_request,
+    enter_place,
+    give_back,
+    is_told,
+    let_go_on,
+    read_yes_or_no,
+    stop_work,
+    take_over,
+    watch,
+)
+from roundelay.terminal.connection import Patience
 from roundelay.terminal.live import describe_news
-from roundelay.terminal.places import BROADCAST, Place, check_recipient, find_place
+from roundelay.terminal.places import BROADCAST, Place
 from roundelay.terminal.screen import (
     Screen,
     describe_place,
@@ -51,7 +60,7 @@ from roundelay.terminal.screen import (
     tell_person,
 )
 from roundelay.terminal.text import clean
-from roundelay.under_way import Undecided, UnderWay
+from roundelay.under_way import UnderWay
 
 HISTORY_MESSAGES = 20
 MAX_THREADS = 50
@@ -60,7 +69,6 @@ MAX_BUSY = 10
 SENT_REMEMBERED = 500
 TYPING_SENT_EVERY_S = 3.0
 SHOWN_AT_FIRST = 5
-_YES_OR_NO = {"yes": "approve", "no": "deny"}
 _SCOPES = ("", "thread", "always")
 
 Obey = Callable[["Chat", str], Awaitable[None]]
@@ -123,11 +131,11 @@ class Chat:
     async def begin(self, to: str | None = None) -> None:
         """Say where one is and who is there; go to ``to`` if it is given."""
         name, url = clean(self.client.welcome.network.name), clean(self.client.url)
-        await self._watch()
+        await watch(self.client)
         self.screen.note(f"You are {self.client.agent_id} in the network {name} at {url}.")
         listed = await self._show_participants()
         if to is not None:
-            await self._check_place(to, listed)
+            await check_place(self.client, to, listed)
             await self.go(to)
         await self._take_up(listed)
         await self._show_before()
@@ -155,18 +163,12 @@ class Chat:
                 case Signal(kind="delta" | "tool"):
                     for it in news:
                         self.screen.note(f"{describe_news(it)} ({clean(event.thread_id)})")
-                case Notice(kind="taken" | "given", body={"agent_id": self.client.agent_id}):
-                    continue  # what is done here is said here
-                case Notice(kind="loop_stopped", body={"began_by": self.client.agent_id}):
-                    continue  # a message tells of it, here and to who was away
-                case Presence(agent_id=agent_id) if agent_id in (self.client.agent_id, READER_ID):
-                    continue
                 case Reconnecting() | Reconnected():
                     if self._patience.take(event):
                         self.errors.event(event)
                     if isinstance(event, Reconnected):
                         self._watching = asyncio.create_task(self._watch_again())  # beside: it may be lost again
-                case _:
+                case _ if is_told(event, self.client.agent_id):
                     self.screen.event(event)
 
     async def tell_typing(self) -> None:
@@ -183,12 +185,9 @@ class Chat:
             else:
                 await self.client.signal("typing", {}, to=self.place.to)
 
-    async def _watch(self) -> None:
-        await self.client.call("network.watch", {"presence": True, "signals": True})
-
     async def _watch_again(self) -> None:
         with suppress(RoundelayError):
-            await self._watch()
+            await watch(self.client)
             await self._take_up(await list_participants(self.client))
 
     async def _take_up(self, listed: Iterable[Mapping[str, Any]]) -> None:
@@ -286,23 +285,11 @@ class Chat:
 
     async def go(self, to: str) -> None:
         """Make an address or a thread the current place; a channel is joined. Raises `RoundelayError`."""
-        if to.startswith("channel:") and to != "channel:":
-            name = to.removeprefix("channel:")
-            if not is_id(name):
-                raise InvalidArguments(
-                    f"{clean(name)!r} is no channel's name; use lower case letters, digits, '.', '_' and '-'."
-                )
-            if await self.client.join_channel(name):
-                self.screen.note(f"Created the channel {name}.")
+        self.place, told = await enter_place(self.client, to)
+        if told:
+            self.screen.note(told)
+        if self.place.to.startswith("channel:") and to == self.place.to:
             self._proven.add(to)
-        self.place = await find_place(self.client, to)
-
-    async def _check_place(self, to: str, listed: Iterable[Mapping[str, Any]]) -> None:
-        """Raises `UnknownRecipient` for a place that looks like a misspelled one."""
-        channels: list[str] = []
-        with suppress(RequestError):  # a hub without channels
-            channels = [str(it["name"]) for it in await list_channels(self.client)]
-        check_recipient(to, [str(it["agent_id"]) for it in listed], channels)
 
     async def _go_and_say(self, to: str, text: str = "") -> None:
         before = self.place
@@ -328,9 +315,8 @@ class Chat:
 
         def show(request: AnyMessage, stored: Stored) -> None:
             self._show_sent(stored, self.client.find_reply_address(request), decision, seq)
-            self.under_way.decided(seq, stored.seq)
 
-        await decide(self.client, seq, decision, show)
+        await decide_request(self.client, self.under_way, seq, decision, show)
 
     def _read_request(self, word: str, rest: str) -> tuple[int, str]:
         """The request that is decided, the one that waits where none is named, and what is said of it."""
@@ -339,30 +325,15 @@ class Chat:
             return int(number), text.strip()
         if number[:1].isdecimal():
             raise InvalidArguments(f"{clean(number)!r} is no number of a message; write /{word} SEQ.")
-        return self._choose_request(word, list(self.under_way.undecided.values())), rest.strip()
-
-    def _choose_request(self, word: str, waiting: Sequence[Undecided]) -> int:
-        """The one that waits for a decision. Raises `InvalidArguments` where none does, or several."""
-        if len(waiting) == 1:
-            return waiting[0].seq
-        if not waiting:
-            raise InvalidArguments(
-                f"No call waits for your decision that is known here; write /{word} SEQ for an older one."
-            )
-        listed = ", ".join(f"#{it.seq} of {clean(it.agent_id)}" for it in waiting)
-        raise InvalidArguments(
-            f"Several calls wait for your decision: {listed}. Write /{word} SEQ with the number of one."
-        )
+        return choose_request(word, list(self.under_way.undecided.values())), rest.strip()
 
     async def _answer_yes_or_no(self, text: str) -> bool:
         """Take a plain yes or no as a decision where a call waits for one in this thread; False where it is a text like
         any other."""
-        word = _YES_OR_NO.get(text.strip().rstrip(".!").lower())
-        waiting = [it for it in self.under_way.undecided.values() if it.thread_id == self.place.thread_id]
-        if word is None or not waiting:
-            return False
-        await self._decide(word, self._choose_request(word, waiting), "")
-        return True
+        decision = read_yes_or_no(self.under_way, self.place.thread_id, text)
+        if decision is not None:
+            await self._decide(*decision, "")
+        return decision is not None
 
     def _read_whom_and_where(self, word: str, rest: str) -> tuple[str, str]:
         """Who is named, and the channel that is: the current one if none is."""
@@ -409,7 +380,7 @@ class Chat:
     @command("/to [PLACE]", "go on at an ID, channel:NAME, broadcast or thread:SEQ; or say where lines go")
     async def _to(self, rest: str) -> None:
         if rest:
-            await self._check_place(rest, await list_participants(self.client))
+            await check_place(self.client, rest, await list_participants(self.client))
             await self.go(rest)
         self._show_place()
 
@@ -442,16 +413,12 @@ class Chat:
     @command("/take [THREAD]", "take this thread over, or another: its agents are silent there until /give")
     async def _take(self, rest: str) -> None:
         thread_id = rest or self.place.thread_id
-        await self.client.call("network.take", {"thread_id": thread_id})
-        self.under_way.holds[thread_id] = self.client.agent_id
-        self.screen.note(f"You have taken over {clean(thread_id)}: agents are silent there until you /give it back.")
+        self.screen.note(await take_over(self.client, self.under_way, thread_id))
 
     @command("/give [THREAD]", "give it back: they read what was said meanwhile, and answer again")
     async def _give(self, rest: str) -> None:
         thread_id = rest or self.place.thread_id
-        await self.client.call("network.give", {"thread_id": thread_id})
-        self.under_way.holds.pop(thread_id, None)
-        self.screen.note(f"You gave {clean(thread_id)} back: agents answer there again.")
+        self.screen.note(await give_back(self.client, self.under_way, thread_id))
 
     @command("/join CHANNEL", "join a channel, or make it, and go on there")
     async def _join(self, rest: str) -> None:
@@ -538,30 +505,16 @@ class Chat:
     @command("/stop [THREAD]", "stop what agents do in this thread, or in another")
     async def _stop(self, rest: str) -> None:
         thread_id = rest or self.place.thread_id
-        stopped = (await self.client.call("network.cancel", {"thread_id": thread_id}))["reactions"]
-        if stopped:
-            count = "1 reaction" if len(stopped) == 1 else f"{len(stopped)} reactions"
-            self.screen.note(f"Asked {count} in {clean(thread_id)} to stop.")
-            return
+        told = await stop_work(self.client, self.under_way, thread_id)
         if rest:
             await self.client.history(rest, limit=1)  # raises where there is no such thread
-        elsewhere = sorted(self.under_way.list_busy_threads() - {thread_id})
-        hint = f" Agents are at work in {', '.join(map(clean, elsewhere))}: /stop THREAD." if elsewhere else ""
-        self.screen.note(f"Nobody is at work in {clean(thread_id)}.{hint}")
+        self.screen.note(told)
 
     @command("/resume SEQ|AGENT", "let a conversation that stopped at its limit go on, or an agent")
     async def _resume(self, rest: str) -> None:
         if not rest:
             raise InvalidArguments("Write /resume SEQ, or /resume AGENT, with what the notice names.")
-        rest = rest.removeprefix("#")
-        if rest.isdecimal():
-            what, more = f"The conversation that began with #{rest}", "; it may now be as long once more"
-            resumed = await self.client.call("network.resume_root", {"root": int(rest)})
-        else:
-            what, more = clean(rest), ""
-            resumed = await self.client.call("network.resume_agent", {"agent_id": rest})
-        was_stopped = resumed.get("was_stopped", True)  # a hub from before says nothing of it
-        self.screen.note(f"{what} may go on." if was_stopped else f"{what} had not been stopped{more}.")
+        self.screen.note(await let_go_on(self.client, rest.removeprefix("#")))
 
     @command("/cost", "tokens that agents used on what was said since you joined")
     async def _cost(self, _rest: str) -> None:

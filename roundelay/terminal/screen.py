@@ -139,21 +139,30 @@ def format_line(
 def format_message(message: BaseMessage, *, paint: Paint = PLAIN, width: int | None = None) -> str:
     """A message with its place and what it answers; see `format_line`."""
     place = describe_place(message.to, message.thread_id)
-    failed = [_one_line(it) for it in _read_list(message, "failed_checks") if isinstance(it, str)]
-    beside = [*_list_sources(message), *([f"! did not pass: {', '.join(failed)}"] if failed else [])]
-    beside += [f"? {_one_line(it)}" for it in _read_list(message, "follow_ups") if isinstance(it, str)]
-    is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
-    sender = f"mod:{message.sender_id}" if is_from_mod else message.sender_id
     return format_line(
         message.sent_at,
         message.seq,
-        sender,
+        name_sender(message),
         place,
-        "\n".join([message.text, *beside]),
+        "\n".join([message.text, *list_beside(message)]),
         reply_to=message.reply_to,
         paint=paint,
         width=width,
     )
+
+
+def name_sender(message: BaseMessage) -> str:
+    """Who a message is from, as it is shown: a mod as such."""
+    is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
+    return f"mod:{message.sender_id}" if is_from_mod else message.sender_id
+
+
+def list_beside(message: BaseMessage) -> list[str]:
+    """What stands below a message's text: sources, checks that did not pass, questions that one might ask next. Not
+    clean yet."""
+    failed = [_one_line(it) for it in _read_list(message, "failed_checks") if isinstance(it, str)]
+    beside = [*_list_sources(message), *([f"! did not pass: {', '.join(failed)}"] if failed else [])]
+    return beside + [f"? {_one_line(it)}" for it in _read_list(message, "follow_ups") if isinstance(it, str)]
 
 
 def _list_sources(message: BaseMessage) -> list[str]:

@@ -1,0 +1,324 @@
+"""The full-screen terminal: which screen is shown, the line above and those below it, and the work that runs beside.
+
+`RoundelayTerminal` mounts the views over one `Desk`, tells them which part of it is new, and does for them what needs a
+dialog or another view. It decides nothing about the conversation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Container, Horizontal
+from textual.content import Content
+from textual.widgets import Footer, Static
+from textual.worker import Worker
+
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.errors import RoundelayError
+from roundelay.runs.approvals import check_arguments, find_message, read_told
+from roundelay.terminal.actions import check_place, decide_request, enter_place, let_go_on
+from roundelay.terminal.live import describe_busy
+from roundelay.terminal.places import Place
+from roundelay.terminal.text import clean, clean_json, fit
+from roundelay.tui.desk import Desk, InboxItem, Part, tell_here
+from roundelay.tui.dialogs import Ask, GoTo, Help
+from roundelay.tui.parts import Pane
+from roundelay.tui.reading import CostPane, WhyPane
+from roundelay.tui.thread import ThreadPane
+from roundelay.tui.views import AgentsPane, InboxPane, SearchPane, ThreadsPane
+
+MAX_STACK = 12
+"""Views that Esc goes back through."""
+DRAW_EVERY_S = 0.05
+"""What others do is drawn that often at most."""
+TYPING_SENT_EVERY_S = 3.0
+VIEWS: dict[str, type[Pane]] = {
+    "inbox": InboxPane,
+    "threads": ThreadsPane,
+    "agents": AgentsPane,
+    "cost": CostPane,
+    "search": SearchPane,
+}
+
+
+async def run_terminal(client: NetworkClient, to: str | None = None) -> None:
+    """Show the conversation full screen until the person leaves. Raises what ends the connection."""
+    app = RoundelayTerminal(client, to)
+    await app.run_async()
+    if app.failure is not None:
+        raise app.failure
+
+
+class Tab(Static):
+    """The name of a screen in the line above; a click goes there."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(markup=False, id=f"tab-{place}")
+        self.place = place
+
+    async def on_click(self) -> None:
+        if isinstance(self.app, RoundelayTerminal):
+            await self.app.action_show(self.place)
+
+
+class RoundelayTerminal(App[None]):
+    """A person's terminal. ``to`` is the place to begin with; without one it is the list of threads."""
+
+    CSS_PATH = "style.tcss"
+    TITLE = "Roundelay"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar = [
+        Binding("g", "go", "Go to"),
+        Binding("slash", "show('search')", "Search"),
+        Binding("n", "new", "New"),
+        Binding("escape", "back", "Back"),
+        Binding("question_mark", "help", "Help"),
+        Binding("ctrl+q", "quit", "Quit", priority=True),
+    ]
+
+    def __init__(self, client: NetworkClient, to: str | None = None) -> None:
+        super().__init__()
+        self.desk = Desk(client)
+        self.failure: BaseException | None = None
+        """What ended the connection for good."""
+        self.stack: list[Pane] = []
+        """The views that Esc goes back through; the last one is shown."""
+        self._to = to
+        self._stale: set[Part] = set()
+        self._is_due = False
+        self._typing_sent_at = 0.0
+
+    # --- what is on the screen
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="top"):
+            yield Static(id="who", markup=False)
+            for place in VIEWS:
+                yield Tab(place)
+        yield Container(id="body")
+        yield Static(id="told", markup=False)
+        yield Static(id="busy", markup=False)
+        yield Footer(show_command_palette=False)
+
+    async def on_mount(self) -> None:
+        self.desk.on_change, self.desk.on_message = self._change, self._take_message
+        await self.show(ThreadsPane(self.desk))
+        self._draw()
+        _: Worker[None] = self.run_worker(self._begin, name="begin")
+
+    async def _begin(self) -> None:
+        desk = self.desk
+        try:
+            await desk.begin()
+            for following in (desk.follow_messages, desk.follow_events, desk.keep_fresh):
+                _: Worker[None] = self.run_worker(partial(self._follow, following), name=following.__name__)
+            if self._to is not None:
+                await self.go_to(self._to)
+        except RoundelayError as error:
+            self._leave(error)
+
+    async def _follow(self, following: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await following()
+        except RoundelayError as error:
+            self._leave(error)
+
+    def _leave(self, error: RoundelayError) -> None:
+        self.failure = self.failure or error
+        self.exit()
+
+    @property
+    def pane(self) -> Pane:
+        return self.stack[-1]
+
+    async def show(self, view: Pane) -> None:
+        """Put a view on the screen; Esc goes back to the one before."""
+        if self.stack:
+            self.pane.display = False
+        self.stack.append(view)
+        while len(self.stack) > MAX_STACK:
+            await self.stack.pop(0).remove()
+        await self.query_one("#body").mount(view)
+        self._uncover()
+
+    def _uncover(self) -> None:
+        self.pane.display = True
+        self.pane.take_focus()
+        for part in ("inbox", "threads", "agents", "live", "connection"):
+            self.pane.take_change(part)
+        self._draw()
+
+    def _change(self, part: Part) -> None:
+        """A part of the desk is new: it is drawn soon, once for all that comes meanwhile."""
+        self._stale.add(part)
+        if not self._is_due and self.is_running:
+            self._is_due = True
+            self.set_timer(DRAW_EVERY_S, self._draw)
+
+    def _draw(self) -> None:
+        self._is_due = False
+        stale, self._stale = self._stale, set()
+        if not self.stack or not self.is_running:
+            return
+        for part in sorted(stale):
+            self.pane.take_change(part)
+        desk, width = self.desk, max(self.size.width, 40)
+        is_lost = bool(desk.lost)
+        name = clean(desk.client.welcome.network.name)
+        who = " ○ not connected; trying again" if is_lost else f" ● {desk.me} in {name} "
+        self.query_one("#who", Static).update(Content(fit(who, width - 48)))
+        self.query_one("#top").set_class(is_lost, "-lost")
+        counts = {"inbox": len(desk.inbox), "threads": desk.count_unread()}
+        for tab in self.query(Tab):
+            number = f" {counts[tab.place]}" if counts.get(tab.place) else ""
+            tab.update(Content(f" {tab.place.title()}{number} "))
+            tab.set_class(tab.place in (self.pane.name_here, self.pane.tab), "-here")
+        self.query_one("#told", Static).update(Content(fit(desk.told[-1], 2 * width - 8) if desk.told else ""))
+        self.query_one("#busy", Static).update(Content(fit(describe_busy(desk.under_way), width - 2)))
+
+    def _take_message(self, message: AnyMessage) -> None:
+        for view in self.stack:
+            if isinstance(view, ThreadPane) and view.thread_id == message.thread_id:
+                _: Worker[None] = self.run_worker(partial(view.take_message, message))
+
+    # --- going about
+
+    def work(self, do: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Do something at the hub beside the screen; what it refuses is told."""
+
+        _: Worker[None] = self.run_worker(partial(self._work, do, *args))
+
+    async def _work(self, do: Callable[..., Awaitable[object]], *args: object) -> None:
+        try:
+            await do(*args)
+        except RoundelayError as error:
+            self.desk.tell(tell_here(str(error)))
+
+    async def action_show(self, place: str) -> None:
+        if self.pane.name_here != place:
+            await self.show(VIEWS[place](self.desk))
+
+    async def action_back(self) -> None:
+        if len(self.stack) > 1:
+            await self.stack.pop().remove()
+            self._uncover()
+
+    def action_go(self) -> None:
+        async def show(place: str | None) -> None:
+            if place is not None:
+                await self.action_show(place)
+
+        self.push_screen(GoTo(), show)
+
+    def action_help(self) -> None:
+        self.push_screen(Help())
+
+    def action_new(self) -> None:
+        def go(to: str | None) -> None:
+            if to is not None and to.strip():
+                self.work(self.go_to, to.strip())
+
+        self.push_screen(Ask("Write to: an ID, channel:NAME, broadcast, thread:SEQ"), go)
+
+    async def go_to(self, to: str) -> None:
+        """Open the thread of an address, of a participant or by its id; a channel is joined. Raises
+        `RoundelayError`."""
+        await check_place(self.desk.client, to, self.desk.agents)
+        place, told = await enter_place(self.desk.client, to)
+        if told:
+            self.desk.tell(told)
+        await self._open(ThreadPane(self.desk, place.thread_id))
+
+    def open_thread(self, thread_id: str, at: int | None = None) -> None:
+        self.call_later(self._open, ThreadPane(self.desk, thread_id, at))
+
+    def open_why(self, seq: int) -> None:
+        self.call_later(self._open, WhyPane(self.desk, seq))
+
+    async def _open(self, view: Pane) -> None:
+        await self.show(view)
+
+    # --- what views ask for
+
+    async def show_sent(self, seq: int) -> None:
+        """What was sent here stands in its thread, and in the list. Raises `RoundelayError`."""
+        message = await find_message(self.desk.client, seq)
+        self.desk.take_message(message)
+        self._take_message(message)
+
+    def decide(self, word: str, seq: int, scope: str) -> None:
+        """Decide a request; a reason or other arguments are asked for."""
+
+        def answer(text: str | None) -> None:
+            if text is not None:
+                self.work(self.send_decision, seq, f"/{word} {text}".strip())
+
+        match word:
+            case "deny":
+                self.push_screen(Ask(f"Deny #{seq}. The reason, if you like:"), answer)
+            case "edit":
+                self.work(self._ask_arguments, seq, answer)
+            case _:
+                answer(scope)
+
+    async def _ask_arguments(self, seq: int, answer: Any) -> None:
+        told = read_told(await find_message(self.desk.client, seq))
+        self.push_screen(
+            Ask(f"The arguments for {clean(told['tool'])}, as JSON:", clean_json(told["arguments"])), answer
+        )
+
+    async def send_decision(self, seq: int, decision: str) -> None:
+        """Send ``/approve ...``, ``/deny ...`` or ``/edit ...``. Raises `RoundelayError`."""
+        if decision.startswith("/edit"):
+            check_arguments(decision.removeprefix("/edit").strip())
+        sent: list[int] = []
+        client, under_way = self.desk.client, self.desk.under_way
+        await decide_request(client, under_way, seq, decision, lambda _, stored: sent.append(stored.seq))
+        self.desk.tell(f"#{seq} is decided: {decision.split()[0].removeprefix('/')}.")
+        for it in sent:
+            await self.show_sent(it)
+
+    def let_go_on(self, item: InboxItem) -> None:
+        """Let go on what an item of the inbox says has stopped; a dead letter is delivered again."""
+        if item.kind == "dead_letter":
+            self.work(self._deliver_again, item)
+        elif item.kind in ("stopped", "budget"):
+            self.work(self._resume_item, item)
+
+    async def _deliver_again(self, item: InboxItem) -> None:
+        args = {"seq": item.seq, **({"agent_id": item.agent_id} if item.agent_id else {})}
+        await self.desk.client.call("network.retry_dead_letter", args)
+        self.desk.tell(f"#{item.seq} is delivered again.")
+        self.desk.settled(item)
+
+    async def _resume_item(self, item: InboxItem) -> None:
+        await self.resume(str(item.root) if item.root is not None else item.agent_id)
+        self.desk.settled(item)
+
+    async def resume(self, what: str) -> None:
+        """Let a conversation, by the seq of its root, or an agent go on. Raises `RoundelayError`."""
+        self.desk.tell(await let_go_on(self.desk.client, what))
+
+    def toggle_mark(self, thread_id: str, name: str) -> None:
+        row = self.desk.threads.get(thread_id)
+        if row is not None:
+            self.work(partial(self.desk.mark, thread_id, **{name: not getattr(row, name)}))
+
+    def name_thread(self, thread_id: str) -> None:
+        def name(title: str | None) -> None:
+            if title is not None:
+                self.work(partial(self.desk.mark, thread_id, title=title.strip()))
+
+        row = self.desk.threads.get(thread_id)
+        self.push_screen(Ask("What you call this thread:", row.title if row is not None else ""), name)
+
+    def tell_typing(self, place: Place) -> None:
+        """Let the readers of a place, where something was said before, know that this person writes."""
+        now = time.monotonic()
+        if place.thread_id in self.desk.threads and now - self._typing_sent_at >= TYPING_SENT_EVERY_S:
+            self._typing_sent_at = now
+            self.work(partial(self.desk.client.signal, "typing", {}, thread_id=place.thread_id))

@@ -1,0 +1,78 @@
+"""What stands above a screen for a moment: a question with one line to answer it, the second key after g, the help."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from roundelay.tui.keys import HELP
+from roundelay.tui.parts import Line
+
+
+class Ask(ModalScreen[str | None]):
+    """Asks for one line; None where the person goes back."""
+
+    BINDINGS: ClassVar = [("escape", "leave", "Back")]
+
+    def __init__(self, question: str, value: str = "") -> None:
+        super().__init__()
+        self._question = question
+        self._value = value
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(Content(self._question), markup=False)
+            yield Line(self._value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.dismiss(event.value)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+class GoTo(ModalScreen[str | None]):
+    """Takes the key after g."""
+
+    PLACES: ClassVar = {"i": "inbox", "t": "threads", "a": "agents", "c": "cost", "s": "search"}
+    BINDINGS: ClassVar = [
+        *(Binding(key, f"take('{place}')") for key, place in PLACES.items()),
+        Binding("escape", "take('')", "Back"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(Content("Go to: i inbox   t threads   a agents   c cost   s search"), markup=False)
+
+    def action_take(self, place: str) -> None:
+        self.dismiss(place or None)
+
+
+class Help(ModalScreen[None]):
+    """All keys."""
+
+    BINDINGS: ClassVar = [("escape,question_mark,q", "leave", "Back"), Binding("j", "down"), Binding("k", "up")]
+
+    def compose(self) -> ComposeResult:
+        parts: list[str | tuple[str, str]] = []
+        for title, keys in HELP:
+            parts += [(f"{title}\n", "bold")]
+            parts += [it for key, meaning in keys for it in ((f"  {key:<20}", "cyan"), f" {meaning}\n")]
+        with VerticalScroll(classes="dialog help"):
+            yield Static(Content.assemble(*parts), markup=False)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def action_down(self) -> None:
+        self.query_one(VerticalScroll).scroll_down(animate=False)
+
+    def action_up(self) -> None:
+        self.query_one(VerticalScroll).scroll_up(animate=False)

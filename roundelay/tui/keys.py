@@ -1,0 +1,68 @@
+"""The keys of the full-screen terminal that several screens share, by what they do, and the help that lists all."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding
+
+
+class Keys:
+    """Groups of bindings. What they call are actions of the widget that has them."""
+
+    move: ClassVar = [
+        Binding("j,down", "down", "Down", show=False),
+        Binding("k,up", "up", "Up", show=False),
+    ]
+    decide: ClassVar = [
+        Binding("a", "decide('approve', '')", "Approve"),
+        Binding("A", "decide('approve', 'thread')", "… in this thread", show=False),
+        Binding("L", "decide('approve', 'always')", "… always", show=False),
+        Binding("d", "decide('deny', '')", "Deny"),
+        Binding("e", "decide('edit', '')", "Edit", show=False),
+    ]
+
+
+HELP = (
+    (
+        "Everywhere",
+        (
+            ("g i, g t, g a, g c", "go to the inbox, the threads, the agents, the cost"),
+            ("/", "search"),
+            ("n", "write to somebody, a channel or everyone"),
+            ("j k, arrows", "down and up"),
+            ("Enter", "open"),
+            ("Esc", "back; from the text that you write, to the messages"),
+            ("Ctrl-Q", "leave"),
+        ),
+    ),
+    (
+        "A thread",
+        (
+            ("Enter", "in the text: send; on a message: all of a long one"),
+            ("Ctrl-J, Shift-Enter", "a new line"),
+            ("@", "name a participant; Tab takes the one that is offered"),
+            ("i", "write"),
+            ("r", "reply to the selected message"),
+            ("t", "open the replies to the selected message"),
+            ("w", "why it was said, and what followed"),
+            ("a A L", "approve a call once, in this thread, always"),
+            ("d e", "deny it, or edit its arguments"),
+            ("s", "stop what agents do here"),
+            ("o", "take the thread over, or give it back"),
+            ("u", "all is read"),
+            ("p m z T", "pin, mute, archive, name the thread, for yourself"),
+            ("G", "the newest message"),
+        ),
+    ),
+    (
+        "Inbox",
+        (
+            ("a A L d e", "decide what an agent asks"),
+            ("R", "let a stopped conversation go on; deliver a dead letter again"),
+            ("x", "dismiss"),
+        ),
+    ),
+    ("Cost", (("1 … 5", "by agent, model, thread, conversation, day"),)),
+)
+"""Each screen's keys with what they do."""

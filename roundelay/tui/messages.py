@@ -1,0 +1,359 @@
+"""The messages of one thread on the screen: a widget for each, and a window of them that moves over the thread.
+
+`MessageWindow` holds at most `MAX_SHOWN` widgets: what lies before or behind is fetched when one scrolls there, and what
+is far from there is taken away. It says which messages have been on the screen; who acknowledges them is the desk.
+Whatever a participant wrote is cleaned and broken in columns here, and is never markup.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.geometry import Size
+from textual.message import Message as TextualMessage
+from textual.widget import Widget
+from textual.worker import Worker
+
+from roundelay.agents.approvals import read_request
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.errors import RoundelayError
+from roundelay.runs.approvals import format_until, read_until
+from roundelay.terminal.screen import describe_place, format_time, list_beside, name_sender
+from roundelay.terminal.text import break_lines, clean, clean_lines, count
+from roundelay.tui.keys import Keys
+
+MAX_SHOWN, PAGE = 200, 50
+NEAR = 6
+"""Lines from the end of what is there at which more is fetched."""
+MAX_LINES, MAX_CHARS = 40, 4000
+"""Of a message that is not opened."""
+MAX_OPEN_LINES, MAX_OPEN_CHARS = 4000, 200_000
+INDENT = "  "
+NAME_COLORS = ("#5fafff", "#87d787", "#d7af5f", "#d787d7", "#5fd7d7", "#ff9f6f", "#afafff", "#c0d75f")
+"""No red: that is for errors."""
+
+
+def name_color(agent_id: str) -> str:
+    """A participant's colour: always the same, in every screen."""
+    return NAME_COLORS[zlib.crc32(agent_id.encode()) % len(NAME_COLORS)]
+
+
+def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
+    """A participant's text as clean lines of at most ``width`` columns; the last one says how much is left out."""
+    most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
+    lines = break_lines(clean_lines(text[:most_chars]), max(width, 8))
+    if len(text) <= most_chars and len(lines) <= most_lines:
+        return lines
+    how = "roundelay history shows all" if is_open else "Enter shows it"
+    return [*lines[:most_lines], f"… of {count(len(text), 'character')}; {how}"]
+
+
+class MessageBox(Widget):
+    """One message. ``below`` are lines of ours that stand under it: its replies, who has read it, what can be done."""
+
+    def __init__(self, message: AnyMessage, me: str) -> None:
+        super().__init__(markup=False)
+        self.message = message
+        self.is_open = False
+        self.below: tuple[str, ...] = ()
+        self._is_waiting = False  # for a decision
+        self._me = me
+        self._drawn: tuple[int, Content] | None = None
+        self.set_class(message.sender_id == me, "-own")
+        self.set_class(read_request(message) is not None, "-request")
+
+    @property
+    def seq(self) -> int:
+        return self.message.seq
+
+    def set_below(self, lines: Sequence[str]) -> None:
+        if tuple(lines) != self.below:
+            self.below = tuple(lines)
+            self._draw_again()
+
+    def set_waiting(self, is_waiting: bool) -> None:
+        """Whether the call that it asks for waits for a decision."""
+        if is_waiting != self._is_waiting:
+            self._is_waiting = is_waiting
+            self._draw_again()
+
+    def toggle(self) -> None:
+        """Show all of a long text, or its beginning."""
+        self.is_open = not self.is_open
+        self._draw_again()
+
+    def _draw_again(self) -> None:
+        self._drawn = None
+        self.clear_cached_dimensions()
+        self.refresh(layout=True)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self._draw(width).plain.count("\n") + 1
+
+    def render(self) -> Content:
+        return self._draw(self.content_size.width)
+
+    def _draw(self, width: int) -> Content:
+        if self._drawn is None or self._drawn[0] != width:
+            self._drawn = (width, self._assemble(width))
+        return self._drawn[1]
+
+    def _assemble(self, width: int) -> Content:
+        it, room = self.message, width - len(INDENT)
+        sender = name_sender(it)
+        answers = f" (re #{it.reply_to})" if it.reply_to is not None else ""
+        head, place = f"{format_time(it.sent_at)} #{it.seq} ", f" → {clean(describe_place(it.to, it.thread_id))}"
+        parts: list[Content | str | tuple[str, str]] = [(head, "dim"), (clean(sender), f"bold {name_color(sender)}")]
+        parts.append((f"{place}{answers}", "dim"))
+        parts += [f"\n{INDENT}{line}" for line in fold(it.text, room, is_open=self.is_open)]
+        beside = [line for text in list_beside(it) for line in fold(text, room)]
+        parts += [(f"\n{INDENT}{line}", "dim") for line in beside]
+        if self._is_waiting:
+            until = read_until(it)
+            time = f" until {format_until(until)}" if until is not None else ""
+            told = f"waits{time}: a approve, A in this thread, L always, d deny, e edit"
+            parts += [(f"\n{INDENT}{line}", "bold yellow") for line in fold(told, room)]
+        parts += [(f"\n{INDENT}{line}", "dim italic") for text in self.below for line in fold(text, room)]
+        return Content.assemble(*parts)
+
+    def on_click(self) -> None:
+        window = self.parent
+        if isinstance(window, MessageWindow):
+            window.select(self.seq)
+            window.focus()
+
+
+class MessageWindow(VerticalScroll, can_focus=True):
+    """The part of a thread that is on the screen, and one message of it that is selected."""
+
+    BINDINGS: ClassVar = [
+        *Keys.move,
+        Binding("home", "oldest", "Oldest here", show=False),
+        Binding("end,G", "newest", "Newest", show=False),
+        Binding("enter", "open", "All of a long text", show=False),
+    ]
+
+    class OnScreen(TextualMessage):
+        """The messages from a seq to a seq have been on the screen."""
+
+        def __init__(self, first: int, last: int) -> None:
+            super().__init__()
+            self.first, self.last = first, last
+
+    def __init__(self, client: NetworkClient, thread_id: str) -> None:
+        super().__init__()
+        self.thread_id = thread_id
+        self.selected: int | None = None
+        self.has_before = self.has_after = False
+        self.newest = 0
+        """The seq of the newest message that is known of."""
+        self._client = client
+        self._is_loading = False
+        self._told = (0, 0)
+
+    @property
+    def boxes(self) -> list[MessageBox]:
+        """Those on the screen, oldest first."""
+        return [it for it in self.children if isinstance(it, MessageBox) and it.is_attached]
+
+    def find(self, seq: int | None) -> MessageBox | None:
+        return next((it for it in self.boxes if it.seq == seq), None)
+
+    # --- what is there
+
+    async def load(self, at: int | None = None, unread_from: int | None = None) -> None:
+        """Show the end of the thread, from what is unread of it; or the part around one message. Raises
+        `RoundelayError`."""
+        page = await self._client.history(self.thread_id, limit=1 if at is not None else PAGE)
+        self.newest = page.messages[-1].seq if page.messages else 0
+        messages = list(page.messages)
+        if at is not None:
+            page = await self._client.history(self.thread_id, before=at + 1, limit=PAGE)
+            messages = [*page.messages, *await self._read_after(at)]
+        await self.remove_children(MessageBox)
+        self.has_before, self.has_after = page.has_more, bool(messages) and messages[-1].seq < self.newest
+        await self._mount(messages)
+        self.selected = None
+        first_unread = next((it for it in self.boxes if unread_from is not None and it.seq > unread_from), None)
+        self.call_after_refresh(self._go_to, at, first_unread)
+
+    def _go_to(self, at: int | None, first_unread: MessageBox | None) -> None:
+        """Look at a message, at what is unread, or at the end; once all have their place."""
+        if at is not None:
+            self.select(at)
+        elif first_unread is not None:
+            self.scroll_to_widget(first_unread, animate=False, top=True)
+        else:
+            self.scroll_end(animate=False)
+        self.call_after_refresh(self.look)
+
+    async def add(self, message: AnyMessage) -> None:
+        """A message has come: it is shown if the end of the thread is, and the window follows if one looks there."""
+        self.newest = max(self.newest, message.seq)
+        boxes = self.boxes
+        self._told = (0, 0)  # it may be there already, from the history
+        self.call_after_refresh(self.look)
+        if self.has_after or (boxes and self.has_before and message.seq < boxes[0].seq) or self.find(message.seq):
+            return
+        follows = self.is_at_end
+        behind = next((it for it in boxes if it.seq > message.seq), None)
+        await self.mount(self._make(message), before=behind)
+        if follows:
+            await self._drop(self.boxes[:-MAX_SHOWN])
+            self.scroll_end(animate=False)
+        elif len(self.boxes) > MAX_SHOWN:
+            await self._drop(self.boxes[MAX_SHOWN:])
+        self.call_after_refresh(self.look)
+
+    @property
+    def is_at_end(self) -> bool:
+        return not self.has_after and self.max_scroll_y - self.scroll_y <= 2
+
+    async def load_before(self) -> None:
+        """Put what was said before above, and take away what is too far below. Raises `RoundelayError`."""
+        first = self.boxes[0]
+        page = await self._client.history(self.thread_id, before=first.seq, limit=PAGE)
+        self.has_before = page.has_more
+        distance = first.virtual_region.y - self.scroll_y
+        await self.mount_all([self._make(it) for it in page.messages], before=first)
+        await self._drop(self.boxes[MAX_SHOWN:])
+        self.call_after_refresh(lambda: self._keep_at(first, distance))
+
+    async def load_after(self) -> None:
+        """Put what was said next below, and take away what is too far above. Raises `RoundelayError`."""
+        last = self.boxes[-1]
+        found = await self._read_after(last.seq)
+        self.has_after = bool(found) and found[-1].seq < self.newest
+        distance = last.virtual_region.y - self.scroll_y
+        await self._mount(found)
+        too_many = self.boxes[:-MAX_SHOWN]
+        if too_many:
+            await self._drop(too_many)
+            self.has_before = True
+        self.call_after_refresh(lambda: self._keep_at(last, distance))
+
+    async def _read_after(self, seq: int) -> list[AnyMessage]:
+        """Some of the next messages of the thread. The hub gives those before a seq: it is looked further ahead where
+        a thread is sparse, and less far where more was said than a page holds."""
+        nothing_upto, step = 0, 400
+        while True:
+            page = await self._client.history(self.thread_id, before=seq + step + 1, limit=500)
+            found = [it for it in page.messages if it.seq > seq]
+            is_cut = page.has_more and len(found) == len(page.messages)
+            if found and not is_cut:
+                return found[:PAGE]
+            if found:
+                step = nothing_upto + (step - nothing_upto) // 2
+            elif seq + step >= self.newest:
+                return []
+            else:
+                nothing_upto, step = step, step * 4
+
+    async def _mount(self, messages: Iterable[AnyMessage]) -> None:
+        await self.mount_all([self._make(it) for it in messages])
+
+    def _make(self, message: AnyMessage) -> MessageBox:
+        return MessageBox(message, self._client.agent_id)
+
+    async def _drop(self, boxes: Sequence[MessageBox]) -> None:
+        if not boxes:
+            return
+        if boxes[-1] is self.boxes[-1]:
+            self.has_after = True
+        else:
+            self.has_before = True
+        await self.remove_children(boxes)
+
+    def _keep_at(self, box: MessageBox, distance: float) -> None:
+        """What one reads stays where it was."""
+        self.scroll_to(y=box.virtual_region.y - distance, animate=False, force=True)
+        self.call_after_refresh(self.look)
+
+    # --- what is looked at
+
+    def watch_scroll_y(self, old: float, new: float) -> None:
+        super().watch_scroll_y(old, new)
+        if self.is_attached:
+            self.call_after_refresh(self.look)
+
+    def look(self) -> None:
+        """Say what is on the screen, and fetch more where one comes near to its end."""
+        boxes = self.boxes
+        if not boxes or not self.is_on_screen or self.size.height == 0:
+            return
+        bottom = self.scroll_y + self.size.height
+        seen = [it.seq for it in boxes if it.virtual_region.y < bottom and it.virtual_region.height]
+        if seen and self._told != (boxes[0].seq, seen[-1]):
+            self._told = (boxes[0].seq, seen[-1])
+            self.post_message(self.OnScreen(*self._told))
+        if self._is_loading:
+            return
+        if self.has_before and self.scroll_y < NEAR:
+            self._load(before=True)
+        elif self.has_after and self.max_scroll_y - self.scroll_y < NEAR:
+            self._load(before=False)
+
+    def _load(self, *, before: bool) -> None:
+        self._is_loading = True
+
+        async def load() -> None:
+            try:
+                await (self.load_before() if before else self.load_after())
+            except RoundelayError:
+                pass  # it is asked for again when one scrolls again
+            finally:
+                self._is_loading = False
+
+        _: Worker[None] = self.run_worker(load)
+
+    def select(self, seq: int | None) -> None:
+        """Choose the message that keys are about."""
+        for it in self.boxes:
+            it.set_class(it.seq == seq, "-selected")
+        self.selected = seq
+        box = self.find(seq)
+        if box is not None:
+            self.scroll_to_widget(box, animate=False)
+
+    def _move(self, by: int) -> None:
+        seqs = [it.seq for it in self.boxes]
+        if not seqs:
+            return
+        if self.selected in seqs:
+            place = min(max(seqs.index(self.selected) + by, 0), len(seqs) - 1)
+        else:
+            place = len(seqs) - 1
+        self.select(seqs[place])
+
+    def action_down(self) -> None:
+        self._move(1)
+
+    def action_up(self) -> None:
+        self._move(-1)
+
+    def action_oldest(self) -> None:
+        self.scroll_home(animate=False)
+        if self.boxes:
+            self.select(self.boxes[0].seq)
+
+    async def action_newest(self) -> None:
+        if self.has_after:
+            await self.load()
+        self.select(None)
+        self.scroll_end(animate=False)
+
+    def action_open(self) -> None:
+        box = self.find(self.selected)
+        if box is not None:
+            box.toggle()
+
+    def on_resize(self, _event: events.Resize) -> None:
+        if self.is_at_end:
+            self.scroll_end(animate=False)
+        self.call_after_refresh(self.look)

@@ -1,0 +1,135 @@
+"""What the screens are made of: the view, the list, the line to type in; and what a view may ask of the terminal that
+shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, Protocol, cast
+
+from textual import events
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+from roundelay.terminal.places import Place
+from roundelay.terminal.text import clean_lines, display_width, fit
+from roundelay.tui.desk import Desk, InboxItem, Part
+
+Parts = list[Content | str | tuple[str, str]]
+
+
+class Terminal(Protocol):
+    """What views ask for: other screens, and work at the hub that needs a dialog or outlives them. What raises raises
+    `RoundelayError`."""
+
+    def work(self, do: Callable[..., Awaitable[object]], *args: object) -> None: ...
+
+    def open_thread(self, thread_id: str, at: int | None = None) -> None: ...
+
+    def open_why(self, seq: int) -> None: ...
+
+    async def go_to(self, to: str) -> None: ...
+
+    async def show_sent(self, seq: int) -> None: ...
+
+    def decide(self, word: str, seq: int, scope: str) -> None: ...
+
+    async def send_decision(self, seq: int, decision: str) -> None: ...
+
+    def let_go_on(self, item: InboxItem) -> None: ...
+
+    async def resume(self, what: str) -> None: ...
+
+    def toggle_mark(self, thread_id: str, name: str) -> None: ...
+
+    def name_thread(self, thread_id: str) -> None: ...
+
+    def tell_typing(self, place: Place) -> None: ...
+
+
+class Pane(Vertical):
+    """A screen of the terminal, below the line that names the screens."""
+
+    name_here = ""
+    """Which screen it is."""
+    tab = ""
+    """The screen that the line above shows for it, where it has no name there."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__()
+        self.desk = desk
+
+    @property
+    def terminal(self) -> Terminal:
+        return cast(Terminal, self.app)
+
+    def take_change(self, part: Part) -> None:
+        """A part of the desk is new."""
+
+    def take_focus(self) -> None:
+        """The view is on the screen now."""
+        for widget in self.query("Rows, Input"):
+            widget.focus()
+            break
+
+
+class Line(Input):
+    """A line to type in."""
+
+    def on_mount(self) -> None:
+        self.cursor_blink = False
+
+    def _on_paste(self, event: events.Paste) -> None:
+        event.prevent_default()
+        event.stop()
+        self.insert_text_at_cursor(" ".join(clean_lines(event.text.strip())))
+
+
+class Rows(OptionList):
+    """A list of one or two lines each; the chosen one stays chosen when the list is drawn anew."""
+
+    BINDINGS: ClassVar = [
+        Binding("j", "cursor_down", "Down", show=False),
+        Binding("k", "cursor_up", "Up", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+        self._keys: list[str] = []
+
+    def show(self, rows: Sequence[tuple[str, Content]]) -> None:
+        """Draw these, each with the name by which it is known."""
+        chosen = self.chosen
+        self._keys = [key for key, _ in rows]
+        with self.prevent(OptionList.OptionHighlighted):
+            self.clear_options()
+            self.add_options([Option(content) for _, content in rows])
+            if rows:
+                self.highlighted = self._keys.index(chosen) if chosen in self._keys else 0
+
+    @property
+    def chosen(self) -> str | None:
+        """The name of the row that is highlighted."""
+        at = self.highlighted
+        return self._keys[at] if at is not None and at < len(self._keys) else None
+
+    @property
+    def room(self) -> int:
+        """How many columns a row has."""
+        return max(self.scrollable_content_region.width - 2, 20)
+
+
+def write_row(left: Parts, right: str, width: int, below: str = "") -> Content:
+    """A line with something at its right end, and a dim one below; all of it is clean."""
+    head = Content.assemble(*left)
+    room = width - display_width(right) - 1
+    plain = fit(head.plain, room)
+    if plain != head.plain:
+        head = Content.assemble(head[: max(len(plain) - 1, 0)], "…")
+    pad = " " * max(width - display_width(head.plain) - display_width(right), 1)
+    parts: Parts = [head, pad, (right, "dim")]
+    if below:
+        parts.append((f"\n  {fit(below, width - 2)}", "dim"))
+    return Content.assemble(*parts)

@@ -1,0 +1,122 @@
+"""The screens that read a run: why a message was said and what followed from it, and what it all cost.
+
+What they tell is made by `roundelay.runs.why` and `roundelay.runs.cost`, as for the commands."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.widgets import DataTable, Static
+
+from roundelay.network.errors import RequestError
+from roundelay.runs.approvals import find_message
+from roundelay.runs.cost import FIGURES, HEADS, By, CallFilter, describe_cost, list_figures, read_cost
+from roundelay.runs.source import LiveSource
+from roundelay.runs.why import describe_effect, describe_steps, explain, follow
+from roundelay.terminal.screen import PLAIN
+from roundelay.terminal.text import clean, fit
+from roundelay.tui.desk import Desk
+from roundelay.tui.parts import Pane, Rows
+
+MAX_LINE = 1000
+"""Columns of what is told in one line: a message may be long, and stands whole in its thread."""
+_NUMBER = re.compile(r"^[\s│├└─]*(?:\d\d:\d\d:\d\d )?#(\d+)\b")
+
+
+class WhyPane(Pane):
+    """Why a message was said, up to its root; what followed from it; what its conversation cost."""
+
+    name_here = "why"
+    BINDINGS: ClassVar = [("w", "why", "Why that one")]
+
+    def __init__(self, desk: Desk, seq: int) -> None:
+        super().__init__(desk)
+        self.seq = seq
+
+    def compose(self) -> ComposeResult:
+        yield Static(Content(f"Why #{self.seq} was said: reading …"), id="about", markup=False)
+        yield Rows()
+
+    def on_mount(self) -> None:
+        self.terminal.work(self._read)
+
+    async def _read(self) -> None:
+        source = LiveSource(self.desk.client)
+        steps = await explain(source, self.seq)
+        lines = [*describe_steps(steps), "", "What followed from it:", *describe_effect(await follow(source, self.seq))]
+        root = steps[-1].message.root
+        try:
+            cost = await read_cost(source, CallFilter(root=root, after=root - 1), "agent")
+            lines += [
+                "",
+                f"What the conversation that began with #{root} used:",
+                *describe_cost(cost, paint=PLAIN).split("\n"),
+            ]
+        except RequestError:  # who may not know
+            pass
+        self._lines = lines = [fit(line, MAX_LINE) for text in lines for line in text.split("\n")]
+        self.query_one("#about", Static).update(Content(f"Why #{self.seq} was said, the newest step first"))
+        self.query_one(Rows).show([(str(place), self._write(line)) for place, line in enumerate(lines)])
+
+    def _write(self, line: str) -> Content:
+        return Content.styled(line, "bold") if _NUMBER.match(line) else Content(line)
+
+    @property
+    def chosen_seq(self) -> int | None:
+        chosen = self.query_one(Rows).chosen
+        found = _NUMBER.match(self._lines[int(chosen)]) if chosen is not None else None
+        return int(found[1]) if found is not None else None
+
+    def on_option_list_option_selected(self) -> None:
+        if (seq := self.chosen_seq) is not None:
+            self.terminal.work(self._open, seq)
+
+    async def _open(self, seq: int) -> None:
+        self.terminal.open_thread((await find_message(self.desk.client, seq)).thread_id, seq)
+
+    def action_why(self) -> None:
+        if (seq := self.chosen_seq) is not None:
+            self.terminal.open_why(seq)
+
+
+class CostPane(Pane):
+    """What models used, by agent, model, thread, conversation or day."""
+
+    name_here = "cost"
+    GROUPS: ClassVar[dict[str, By]] = {"1": "agent", "2": "model", "3": "thread", "4": "root", "5": "day"}
+    BINDINGS: ClassVar = [(key, f"by('{by}')", "conversation" if by == "root" else by) for key, by in GROUPS.items()]
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="about", markup=False)
+        table: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
+        yield table
+
+    def on_mount(self) -> None:
+        self.action_by("agent")
+
+    def take_focus(self) -> None:
+        self.query_one(DataTable).focus()
+
+    def action_by(self, by: By) -> None:
+        self.terminal.work(self._read, by)
+
+    async def _read(self, by: By) -> None:
+        report = await read_cost(LiveSource(self.desk.client), CallFilter(), by)
+        named = "conversation" if by == "root" else by
+        about = f"What models used, by {named}" if report.groups else describe_cost(report, paint=PLAIN)
+        if report.total.unpriced:
+            about += f". No price is known of {', '.join(clean(it) or 'what no model is named for' for it in sorted(report.total.unpriced))}"
+        self.query_one("#about", Static).update(Content(about))
+        table = self.query_one(DataTable)
+        table.clear(columns=True)
+        for head in (*HEADS[by], *(it.lower() for it in FIGURES)):
+            table.add_column(Text(head), key=head)
+        rows = [(*names, *list_figures(total)) for names, total in report.by_cost()]
+        if len(rows) > 1:
+            rows.append(("all", *("" for _ in HEADS[by][1:]), *list_figures(report.total)))
+        for row in rows:
+            table.add_row(*(Text(clean(str(it)), overflow="ellipsis", no_wrap=True) for it in row))

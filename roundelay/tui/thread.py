@@ -1,0 +1,335 @@
+"""The screen of one thread: its messages, what is being written in it, and where its person writes.
+
+What is typed and not sent is the desk's (`Desk.drafts`): it outlives the view, and a hub that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.content import Content
+from textual.widgets import Static
+
+from roundelay.agents.approvals import read_request
+from roundelay.network.addresses import reply_thread
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.network.errors import RequestError, RoundelayError
+from roundelay.terminal.actions import give_back, read_yes_or_no, stop_work, take_over
+from roundelay.terminal.live import draw_writing
+from roundelay.terminal.places import Place, find_place
+from roundelay.terminal.screen import PLAIN
+from roundelay.terminal.text import clean, count, fit
+from roundelay.tui.composer import Composer, Offered
+from roundelay.tui.desk import Desk, Part, tell_here
+from roundelay.tui.keys import Keys
+from roundelay.tui.messages import MessageWindow
+from roundelay.tui.parts import Pane
+from roundelay.tui.views import list_ids
+from roundelay.under_way import UnderWay
+
+MAX_LIVE_ROWS, MAX_TOLD_RECIPIENTS, MAX_READERS = 8, 4, 6
+_COME_TO = {
+    "queued": "not there yet",
+    "delivered": "delivered",
+    "handled": "read",
+    "in_prompt": "in its prompt",
+    "dead": "gave up",
+    "removed": "no longer there",
+}
+
+
+class ThreadPane(Pane):
+    """One thread. ``at`` is the seq of a message to begin with."""
+
+    name_here = "thread"
+    tab = "threads"
+    BINDINGS: ClassVar = [
+        ("i", "write", "Write"),
+        ("r", "reply", "Reply"),
+        *Keys.decide,
+        ("w", "why", "Why"),
+        ("s", "stop", "Stop"),
+        ("o", "hold", "Take over / give back"),
+        Binding("t", "replies", "Replies", show=False),
+        Binding("u", "read", "All read", show=False),
+        Binding("p", "mark('is_pinned')", "Pin", show=False),
+        Binding("m", "mark('is_muted')", "Mute", show=False),
+        Binding("z", "mark('is_archived')", "Archive", show=False),
+        Binding("T", "name", "Name", show=False),
+    ]
+
+    def __init__(self, desk: Desk, thread_id: str, at: int | None = None) -> None:
+        super().__init__(desk)
+        self.thread_id = thread_id
+        self.place: Place | None = None
+        """Where what is written goes; None where nothing can be."""
+        self._at = at
+        self._reply_to: AnyMessage | None = None
+        self._waiting: list[str] = []  # texts on their way to the hub
+        self._receipts: dict[int, str] = {}
+        self._receipts_are_stale = self._is_reading_receipts = False
+        self._is_busy = False
+        self._epoch = desk.epoch
+
+    def compose(self) -> ComposeResult:
+        offered = Offered()
+        composer = Composer(offered, lambda: [it for it in list_ids(self.desk.agents) if it != self.desk.me])
+        composer.load_text(self.desk.drafts.get(self.thread_id, ""))
+        yield Static(id="about", markup=False)
+        yield MessageWindow(self.desk.client, self.thread_id)
+        yield Static(id="live", markup=False)
+        yield offered
+        yield Static(id="replying", markup=False)
+        yield composer
+
+    @property
+    def window(self) -> MessageWindow:
+        return self.query_one(MessageWindow)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one(Composer)
+
+    def on_mount(self) -> None:
+        self.composer.border_title = "to …"
+        self._draw()
+        self.terminal.work(self.load, self._at)
+
+    async def load(self, at: int | None = None) -> None:
+        """Show the messages from the hub. Raises `RoundelayError`."""
+        try:
+            self.place = await find_place(self.desk.client, self.thread_id)
+        except RoundelayError:
+            self.place = None  # others' thread, which an operator reads
+        row = self.desk.threads.get(self.thread_id)
+        try:
+            unread_from = row.read_upto if row is not None and row.unread and not self.desk.lacks_marks else None
+            await self.window.load(at, unread_from)
+        except RequestError:
+            if row is not None:
+                raise  # else nothing was said here yet
+        self.composer.display = self.place is not None
+        self._epoch = self.desk.epoch
+        self._draw()
+        self._ask_receipts()
+
+    def take_focus(self) -> None:
+        (self.window if self._at is not None else self.composer).focus()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _keep_draft(self) -> None:
+        text = self.composer.text
+        if text:
+            self.desk.drafts[self.thread_id] = text
+        else:
+            self.desk.drafts.pop(self.thread_id, None)
+
+    # --- what is shown
+
+    async def take_message(self, message: AnyMessage) -> None:
+        """A message of this thread has come."""
+        await self.window.add(message)
+        if message.sender_id == self.desk.me:
+            await self.window.action_newest()
+        self._draw()
+        self._ask_receipts()
+
+    def take_change(self, part: Part) -> None:
+        if part in ("live", "threads"):
+            self._draw()
+        is_busy = self.thread_id in self.desk.under_way.list_busy_threads()
+        if is_busy != self._is_busy:
+            self._is_busy = is_busy
+            self._ask_receipts()
+        if part == "connection" and not self.desk.lost and self._epoch != self.desk.epoch:
+            self.terminal.work(self.load)  # another history
+
+    async def on_message_window_on_screen(self, event: MessageWindow.OnScreen) -> None:
+        event.stop()
+        self._draw_below()
+        await self.desk.shown(self.thread_id, event.first, event.last)
+
+    def _draw(self) -> None:
+        if not self.is_mounted:
+            return
+        desk, width = self.desk, max(self.size.width - 2, 20)
+        row, held = desk.threads.get(self.thread_id), desk.under_way.holds.get(self.thread_id)
+        readers = [clean(it) for it in row.readers[:MAX_READERS]] if row is not None else []
+        more = (
+            f" and {len(row.readers) - MAX_READERS} more" if row is not None and len(row.readers) > MAX_READERS else ""
+        )
+        told = f"  read by {', '.join(readers)}{more}" if readers else ""
+        holds = f"  held by {'you: agents are silent here' if held == desk.me else clean(held)}" if held else ""
+        self.query_one("#about", Static).update(
+            Content.assemble(
+                (desk.name_thread(self.thread_id), "bold"), (holds, "bold magenta"), (fit(told, width), "dim")
+            )
+        )
+        lines = draw_writing(desk.under_way, self.thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
+        lines += [fit(f"… on its way to the hub: {clean(it)}", width) for it in self._waiting]
+        live = self.query_one("#live", Static)
+        live.display = bool(lines)
+        live.update(Content("\n".join(lines)))
+        reply = self._reply_to
+        replying = self.query_one("#replying", Static)
+        replying.display = reply is not None
+        if reply is not None:
+            replying.update(Content(fit(f"Reply to #{reply.seq} of {clean(reply.sender_id)} (Esc: not)", width)))
+        if self.place is not None:
+            self.composer.border_title = Content(f"to {clean(self.place.describe())}").markup
+        self._draw_below()
+
+    def _draw_below(self) -> None:
+        """What stands under messages: their replies, and what came of one's own."""
+        is_at_end = self.window.is_at_end
+        for box in self.window.boxes:
+            lines = []
+            replies = self.desk.threads.get(reply_thread(box.seq))
+            if replies is not None and replies.thread_id != self.thread_id:
+                newest = f", the newest of {replies.sender_id}: {replies.text}" if replies.text else ""
+                lines.append(fit(f"↳ {count(replies.messages, 'message')}{newest} (t opens them)", 300))
+            if box.seq in self._receipts:
+                lines.append(self._receipts[box.seq])
+            box.set_below(lines)
+            if read_request(box.message) is not None:
+                box.set_waiting(box.seq in self.desk.under_way.undecided)
+        if is_at_end:
+            self.window.call_after_refresh(self.window.scroll_end, animate=False)
+
+    def _ask_receipts(self) -> None:
+        self._receipts_are_stale = True
+        if not self._is_reading_receipts:
+            self.terminal.work(self._read_receipts)
+
+    async def _read_receipts(self) -> None:
+        """What came of the newest of one's own messages: whose prompts hold it, who has it."""
+        self._is_reading_receipts = True
+        try:
+            while self._receipts_are_stale and self.is_mounted:
+                self._receipts_are_stale = False
+                own = next((it for it in reversed(self.window.boxes) if it.message.sender_id == self.desk.me), None)
+                if own is not None:
+                    args = {"seq": own.seq, "limit": MAX_TOLD_RECIPIENTS}
+                    status = await self.desk.client.call("network.message_status", args)
+                    self._receipts = {own.seq: self._tell(status)} if status["recipients"] else {}
+                    self._draw_below()
+        finally:
+            self._is_reading_receipts = False
+
+    def _tell(self, status: dict[str, Any]) -> str:
+        told = [f"{clean(it['agent_id'])}: {_COME_TO.get(it['state'], it['state'])}" for it in status["recipients"]]
+        return clean("; ".join(told) + (" …" if status["has_more"] else ""))
+
+    # --- what the person does
+
+    async def on_composer_entered(self, event: Composer.Entered) -> None:
+        event.stop()
+        text = event.text
+        if not text.strip() or self.place is None:
+            return
+        if text.startswith("/") and not text.startswith("//"):
+            self.desk.tell(
+                "The commands of a chat are keys here: Esc, then ? lists them. A text that begins with / is sent as //…"
+            )
+            return
+        reply, self._reply_to = self._reply_to, None
+        self.composer.load_text("")
+        self._keep_draft()
+        self.terminal.work(self._send, text.removeprefix("/") if text.startswith("//") else text, reply)
+
+    async def _send(self, text: str, reply: AnyMessage | None) -> None:
+        desk, place = self.desk, self.place
+        assert place is not None
+        self._waiting.append(text)
+        self._draw()
+        try:
+            decision = read_yes_or_no(desk.under_way, self.thread_id, text) if reply is None else None
+            if decision is not None:
+                await self.terminal.send_decision(decision[1], f"/{decision[0]}")
+                return
+            if reply is not None:
+                stored = await desk.client.reply(reply, text)
+            else:
+                reply_to = max(place.reply_to, self.window.newest) if place.reply_to is not None else None
+                stored = await desk.client.send(place.to, text, reply_to=reply_to)
+            await self.terminal.show_sent(stored.seq)
+        except RoundelayError as error:
+            desk.tell(f"Not sent: {tell_here(str(error))}")
+            if self.is_mounted and not self.composer.text:
+                self.composer.load_text(text)
+            else:
+                desk.drafts.setdefault(self.thread_id, text)
+        finally:
+            self._waiting.remove(text)
+            if self.is_mounted:
+                self._draw()
+
+    def on_composer_left(self, event: Composer.Left) -> None:
+        event.stop()
+        if self._reply_to is not None:
+            self._reply_to = None
+            self._draw()
+        else:
+            self.window.focus()
+
+    def on_text_area_changed(self) -> None:
+        self._keep_draft()
+        if self.composer.text and self.place is not None:
+            self.terminal.tell_typing(self.place)
+
+    @property
+    def chosen(self) -> AnyMessage | None:
+        box = self.window.find(self.window.selected)
+        return box.message if box is not None else None
+
+    def action_write(self) -> None:
+        if self.place is not None:
+            self.composer.focus()
+
+    def action_reply(self) -> None:
+        if self.chosen is not None and self.place is not None:
+            self._reply_to = self.chosen
+            self._draw()
+            self.composer.focus()
+
+    def action_replies(self) -> None:
+        if self.chosen is not None and reply_thread(self.chosen.seq) in self.desk.threads:
+            self.terminal.open_thread(reply_thread(self.chosen.seq))
+
+    def action_decide(self, word: str, scope: str) -> None:
+        """Decide the selected request, or the one that waits here."""
+        waiting = [it.seq for it in self.desk.under_way.undecided.values() if it.thread_id == self.thread_id]
+        if self.chosen is not None and read_request(self.chosen) is not None:
+            self.terminal.decide(word, self.chosen.seq, scope)
+        elif len(waiting) == 1:
+            self.terminal.decide(word, waiting[0], scope)
+        else:
+            self.desk.tell("Several calls wait here: select one by j and k." if waiting else "No call waits here.")
+
+    def action_why(self) -> None:
+        if self.chosen is not None:
+            self.terminal.open_why(self.chosen.seq)
+
+    def action_stop(self) -> None:
+        self.terminal.work(self._say, stop_work)
+
+    def action_hold(self) -> None:
+        is_mine = self.desk.under_way.holds.get(self.thread_id) == self.desk.me
+        self.terminal.work(self._say, give_back if is_mine else take_over)
+
+    async def _say(self, change: Callable[[NetworkClient, UnderWay, str], Awaitable[str]]) -> None:
+        self.desk.tell(await change(self.desk.client, self.desk.under_way, self.thread_id))
+
+    def action_read(self) -> None:
+        if self.thread_id in self.desk.threads:
+            self.terminal.work(self.desk.read_all, self.thread_id)
+
+    def action_mark(self, name: str) -> None:
+        self.terminal.toggle_mark(self.thread_id, name)
+
+    def action_name(self) -> None:
+        self.terminal.name_thread(self.thread_id)

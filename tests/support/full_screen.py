@@ -1,0 +1,130 @@
+"""`roundelay tui` under a test: real widgets in a terminal in memory, at a real hub; its screen as text and as a picture.
+
+A picture is an SVG. The committed ones are in tests/tui/pictures; RENEW_PICTURES=1 writes them anew (look at each that has changed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from roundelay.app import Network
+from roundelay.network.client import NetworkClient
+from roundelay.tui.app import RoundelayTerminal
+from roundelay.tui.messages import MessageBox, MessageWindow
+
+PICTURES = Path(__file__).parents[1] / "tui" / "pictures"
+NINE_MS = 1_767_258_000_000
+"""2026-01-01 09:00 UTC."""
+WITHIN_S = 10.0
+LOOK_EVERY_S = 0.02
+CELL_WIDTH = 12.2
+"""Of a picture's column."""
+_TEXT = re.compile(r'<text [^>]*?x="([\d.]+)" y="([\d.]+)" textLength[^>]*>(.*?)</text>')
+
+
+class FullScreen:
+    """The terminal that a person looks at."""
+
+    def __init__(self, app: RoundelayTerminal, pilot: Pilot[None]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    @property
+    def svg(self) -> str:
+        return self.app.export_screenshot()
+
+    @property
+    def text(self) -> str:
+        """What stands on the screen, its rows without what the picture frames them with."""
+        rows: dict[float, str] = {}
+        for x, y, text in _TEXT.findall(self.svg):
+            column = round(float(x) / CELL_WIDTH)
+            rows[float(y)] = rows.get(float(y), "").ljust(column) + html.unescape(text).replace("\xa0", " ")
+        return "\n".join(row.rstrip() for _, row in sorted(rows.items()))
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Wait until this is so; the screen is in the error if it never is."""
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while not holds():
+                    await self.pilot.pause(LOOK_EVERY_S)
+        except TimeoutError:
+            raise AssertionError(f"not within {WITHIN_S} s; the screen:\n{self.text}") from None
+
+    async def shows(self, pattern: str) -> str:
+        """Wait until this stands on the screen; gives all that does."""
+        await self.until(lambda: re.search(pattern, self.text, re.MULTILINE))
+        return self.text
+
+    async def shows_no(self, pattern: str) -> None:
+        await self.until(lambda: not re.search(pattern, self.text, re.MULTILINE))
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def type(self, text: str) -> None:
+        await self.pilot.press(*(_KEYS.get(it, it) for it in text))
+
+    @property
+    def window(self) -> MessageWindow:
+        return self.app.pane.query_one(MessageWindow)
+
+    @property
+    def boxes(self) -> list[MessageBox]:
+        return self.window.boxes
+
+
+_KEYS = {" ": "space", "\n": "enter"}
+
+
+@asynccontextmanager
+async def full_screen(
+    client: NetworkClient, size: tuple[int, int] = (80, 24), to: str | None = None
+) -> AsyncIterator[FullScreen]:
+    app = RoundelayTerminal(client, to)
+    async with app.run_test(size=size) as pilot:
+        yield FullScreen(app, pilot)
+
+
+@asynccontextmanager
+async def steady_network() -> AsyncIterator[Network]:
+    """A network in this process, in which it is nine o'clock for ever and ids are counted: its pictures are always the same."""
+    numbers = count(1)
+    async with Network.open(name="studio", clock=lambda: NINE_MS, new_id=lambda: f"{next(numbers):032x}") as network:
+        yield network
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's clock shows UTC."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def compare_picture(name: str, svg: str, found: Path) -> None:
+    """The picture is the committed one; a different one is left in the folder ``found``."""
+    now = re.sub(r"terminal-\d+", "terminal", svg)
+    committed = PICTURES / f"{name}.svg"
+    if os.environ.get("RENEW_PICTURES") == "1":
+        PICTURES.mkdir(exist_ok=True)
+        committed.write_text(now, encoding="utf-8")
+        return
+    if not committed.exists() or committed.read_text(encoding="utf-8") != now:
+        (found / f"{name}.svg").write_text(now, encoding="utf-8")
+        raise AssertionError(
+            f"{name} looks different: compare {found}/{name}.svg with {committed}. If it is right, run this test with RENEW_PICTURES=1."
+        )

@@ -1,0 +1,50 @@
+"""A thread of 5,000 messages: a bounded part of it is on the screen, and scrolling leads everywhere."""
+
+from __future__ import annotations
+
+from roundelay.app import Network
+from roundelay.network.config import Limits
+from roundelay.tui.messages import MAX_SHOWN, MessageBox
+from tests.support.full_screen import FullScreen, full_screen
+
+MESSAGES = 5000
+
+
+def numbers(screen: FullScreen) -> list[int]:
+    return [int(box.message.text.split()[1]) for box in screen.boxes]
+
+
+async def test_five_thousand_messages_are_read_from_end_to_end_in_a_window() -> None:
+    limits = Limits(sends_per_s=1_000_000)
+    async with Network.open(limits=limits) as network:
+        ann, mia = await network.join("ann", kind="human"), await network.join("mia", kind="human")
+        await ann.join_channel("dev")
+        for number in range(MESSAGES):
+            await ann.post("dev", f"message {number}")
+        await mia.join_channel("dev")
+        async with full_screen(mia, (80, 24), "channel:dev") as screen:
+            most = 0
+            await screen.shows("message 4999")
+            await screen.press("escape")
+            while numbers(screen)[0] > MESSAGES - 600:
+                before = numbers(screen)[0]
+                await screen.until(
+                    lambda before=before: screen.window.scroll_home(animate=False) or numbers(screen)[0] < before
+                )
+                found = numbers(screen)
+                assert found == list(range(found[0], found[-1] + 1)), "a gap, or another order"
+                most = max(most, len(screen.app.query(MessageBox)))
+            assert "message 4999" not in screen.text
+            await ann.post("dev", f"message {MESSAGES}")
+            while numbers(screen)[-1] < MESSAGES:
+                before = numbers(screen)[-1]
+                await screen.until(
+                    lambda before=before: screen.window.scroll_end(animate=False) or numbers(screen)[-1] > before
+                )
+                found = numbers(screen)
+                assert found == list(range(found[0], found[-1] + 1)), "a gap, or another order"
+                most = max(most, len(screen.app.query(MessageBox)))
+            screen.window.scroll_end(animate=False)
+            await screen.shows(f"message {MESSAGES}$")
+            assert most <= MAX_SHOWN + 50  # while a page is being put in
+            assert len(screen.app.query(MessageBox)) <= MAX_SHOWN

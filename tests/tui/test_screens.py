@@ -1,0 +1,288 @@
+"""What a person sees and does at each screen of `roundelay tui`, with agents at work on the scripted model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Action, call, say, think
+from roundelay.agents.tools import tool
+from roundelay.app import Network
+from roundelay.network.client import NetworkClient
+from roundelay.tui.parts import Rows
+from tests.support.agents import make_runner, running, until_state
+from tests.support.full_screen import FullScreen, full_screen
+
+
+@tool(once=True, needs_approval=True)
+def pay(to: str, amount: int) -> str:
+    """Pay."""
+    return f"{amount} paid to {to}"
+
+
+@dataclass
+class Room:
+    """Mia at her screen, ann at another machine, and the agent bob."""
+
+    screen: FullScreen
+    mia: NetworkClient
+    ann: NetworkClient
+    goes_on: asyncio.Event
+
+
+@asynccontextmanager
+async def room(to: str | None = None, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Room]:
+    goes_on = asyncio.Event()
+
+    async def script(request: ModelRequest) -> Action | list[Action]:
+        view = read_prompt(request)
+        if view.incoming_text.startswith("pay "):
+            if view.tool_results:
+                return say(view.tool_results[-1].content)
+            return call("pay", to=view.incoming_text.removeprefix("pay "), amount=5)
+        if view.incoming_text == "think":
+            await goes_on.wait()
+            return [think("about it"), say("I have thought.")]
+        return say(f"You said: {view.incoming_text}")
+
+    async with Network.open() as network, running(network, make_runner("bob", script, tools=[pay])):
+        ann = await network.join("ann", kind="human")
+        mia = await network.join("mia", kind="human")
+        async with full_screen(mia, size, to) as screen:
+            yield Room(screen, mia, ann, goes_on)
+
+
+async def send(it: Room, text: str) -> None:
+    await it.screen.type(text)
+    await it.screen.press("enter")
+
+
+async def test_a_text_is_sent_and_answered_and_its_way_into_the_prompt_is_told() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await send(it, "hello bob")
+        await it.screen.shows("You said: hello bob")
+        shown = await it.screen.shows("bob: in its prompt")
+        assert "mia → bob" in shown
+        assert "bob → mia (re #" in shown
+        assert it.screen.app.desk.drafts == {}
+
+
+async def test_lines_of_a_text_are_one_message_and_ids_are_offered() -> None:
+    async with room("channel:dev") as it:
+        await it.screen.shows("Created the channel dev")
+        await it.screen.type("one")
+        await it.screen.press("ctrl+j")
+        await it.screen.type("two @an")
+        await it.screen.shows("^ *ann *$")
+        await it.screen.press("tab")
+        await it.screen.type("three")
+        await it.screen.press("enter")
+        await it.screen.shows("two @ann three")
+        history = await it.mia.history("channel:dev")
+        assert [message.text for message in history.messages] == ["one\ntwo @ann three"]
+
+
+async def test_what_begins_with_a_slash_is_no_message_unless_it_is_doubled() -> None:
+    async with room("ann") as it:
+        await it.screen.shows("to ann")
+        await send(it, "/stop")
+        await it.screen.shows("The commands of a chat are keys here")
+        await it.screen.press("home", "slash")
+        await it.screen.press("enter")
+        await it.screen.until(lambda: it.screen.boxes)
+        assert [box.message.text for box in it.screen.boxes] == ["/stop"]
+
+
+async def test_nothing_is_acknowledged_that_was_not_on_the_screen() -> None:
+    async with room() as it:
+        seqs = [(await it.ann.send_text("mia", f"text {number}")).seq for number in range(40)]
+        await it.screen.shows("40 +ann")
+        await it.screen.until(lambda: len(it.screen.app.desk._held.get("direct:ann~mia", ())) == 40)
+        assert [await state(it, seq) for seq in (seqs[0], seqs[-1])] == ["delivered", "delivered"]
+        await it.screen.press("enter")
+        await it.screen.shows("text 0")
+        await until_state(it.ann, seqs[0], "mia", "handled")
+        assert await state(it, seqs[-1]) == "delivered"  # below the screen
+        await it.screen.press("escape", "G")
+        await it.screen.shows("text 39")
+        await until_state(it.ann, seqs[-1], "mia", "handled")
+        await it.screen.press("escape")
+        await it.screen.shows_no("40 +ann")
+
+
+async def state(it: Room, seq: int) -> str:
+    [recipient] = (await it.ann.call("network.message_status", {"seq": seq}))["recipients"]
+    return str(recipient["state"])
+
+
+async def test_what_is_read_pinned_and_named_is_kept_at_the_hub() -> None:
+    async with room() as it:
+        await it.ann.send_text("mia", "hi")
+        await it.ann.broadcast("all of you")
+        await it.screen.shows("2 threads")
+        await it.screen.press("j", "p")
+        await it.screen.shows("▲ ann")
+        await it.screen.press("T")
+        await it.screen.type("my sister\n")
+        await it.screen.shows("▲ my sister")
+        await it.screen.press("u")
+        await it.screen.shows_no("1 ▲")
+        await it.screen.until(lambda: not it.screen.app.desk._marks)
+        listed = (await it.mia.call("network.list_threads"))["threads"]
+        [row] = [row for row in listed if row["thread_id"] == "direct:ann~mia"]
+        assert (row["unread"], row["mark"]["is_pinned"], row["mark"]["title"]) == (0, True, "my sister")
+
+
+async def test_an_approval_is_given_in_the_inbox_and_a_refusal_with_its_reason_in_the_thread() -> None:
+    async with room() as it:
+        await it.mia.send_text("bob", "pay ann")
+        await it.screen.press("g", "i")
+        await it.screen.shows("approval +#")
+        await it.screen.press("a")
+        await it.screen.shows("Nothing waits for you")
+        await it.mia.send_text("bob", "pay zoe")
+        await it.screen.shows("approval +#")
+        await it.screen.press("enter")
+        await it.screen.shows("5 paid to ann")
+        await it.screen.shows("waits until .* a approve")
+        await it.screen.press("d")
+        await it.screen.shows("The reason, if you like")
+        await it.screen.type("too much\n")
+        await it.screen.shows("too much")
+        await it.screen.shows_no("a approve")
+
+
+async def test_yes_decides_in_the_thread_of_the_request_and_edited_arguments_are_checked() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await send(it, "pay ann")
+        await it.screen.shows("waits until")
+        await send(it, "yes")
+        await it.screen.shows("5 paid to ann")
+        await send(it, "pay zoe")
+        await it.screen.shows("waits until")
+        await it.screen.press("escape", "e")
+        await it.screen.shows("The arguments for pay")
+        await it.screen.press("home")
+        await it.screen.type("no JSON\n")
+        await it.screen.shows("as a JSON object")
+        assert "5 paid to zoe" not in it.screen.text
+
+
+async def test_work_is_seen_and_stopped() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await send(it, "think")
+        await it.screen.shows("^ bob thinking")
+        await it.screen.press("escape", "s")
+        await it.screen.shows("Asked 1 reaction in direct:bob~mia to stop")
+        await it.screen.shows_no("^ bob thinking")
+
+
+async def test_a_thread_is_taken_over_and_given_back() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await send(it, "hello")
+        await it.screen.shows("You said: hello")
+        await it.screen.press("escape", "o")
+        await it.screen.shows("held by you: agents are silent here")
+        await it.screen.press("i")
+        await send(it, "only for me")
+        await it.screen.shows("only for me")
+        await it.screen.press("escape", "o")
+        await it.screen.shows("You said: only for me")
+        assert "held by" not in it.screen.text
+
+
+async def test_a_reply_in_a_channel_begins_a_thread_that_its_message_shows() -> None:
+    async with room("channel:dev") as it:
+        await it.screen.shows("to channel:dev")
+        await it.ann.join_channel("dev")
+        await it.ann.post("dev", "who knows?")
+        await it.screen.shows("who knows")
+        await it.screen.press("escape", "k", "r")
+        await it.screen.shows("Reply to #.* of ann")
+        await send(it, "I do")
+        await it.screen.shows("↳ 1 message, the newest of mia: I do")
+        await it.screen.press("escape", "k", "t")
+        await it.screen.shows("replies to #")
+        await it.screen.shows("  I do")
+
+
+async def test_why_tells_the_way_up_the_prompt_and_the_cost() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await send(it, "hello")
+        await it.screen.shows("You said: hello")
+        await it.screen.press("escape", "k", "w")
+        shown = await it.screen.shows("What the conversation that began with")
+        assert "Sent in the reaction" in shown
+        assert "Its prompt held 1 message" in shown
+        assert "What followed from it" in shown
+        await it.screen.press("escape")
+        await it.screen.shows("to bob")
+
+
+async def test_agents_are_listed_with_what_they_do_and_written_to() -> None:
+    async with room() as it:
+        await it.screen.press("g", "a")
+        await it.screen.shows("● bob +idle")
+        await it.mia.send_text("bob", "think")
+        await it.screen.shows("● bob +works on #")
+        await it.screen.press("j")
+        await it.screen.shows("now: works on #")
+        await it.screen.press("enter")
+        await it.screen.shows("to bob")
+        it.goes_on.set()
+        await it.screen.shows("I have thought")
+
+
+@pytest.mark.parametrize(("key", "name"), [("1", "bob"), ("3", "direct:bob~mia"), ("5", r"20\d\d-")])
+async def test_the_cost_is_told_by_group(key: str, name: str) -> None:
+    async with room() as it:
+        await it.mia.send_text("bob", "hello")
+        await it.screen.shows("You said")
+        await it.screen.press("g", "c")
+        await it.screen.shows("What models used, by agent")
+        await it.screen.press(key)
+        await it.screen.shows(rf"^ {name}.* \d+")
+
+
+async def test_what_is_found_is_gone_to() -> None:
+    async with room() as it:
+        await it.ann.join_channel("dev")
+        await it.mia.join_channel("dev")
+        for number in range(120):
+            await it.ann.post("dev", f"needle {number}" if number == 30 else f"hay {number}")
+        await it.screen.shows("1 thread")
+        await it.screen.press("slash")
+        await it.screen.type("needle\n")
+        await it.screen.shows("1 message")
+        await it.screen.press("enter")
+        await it.screen.shows("needle 30")
+        [selected] = [box for box in it.screen.boxes if box.has_class("-selected")]
+        assert selected.message.text == "needle 30"
+        await it.screen.press("G")
+        await it.screen.shows("hay 119")
+
+
+async def test_the_mouse_goes_to_a_screen_and_selects_a_message() -> None:
+    async with room() as it:
+        await it.ann.send_text("mia", "hi")
+        await it.screen.shows("1 thread")
+        await it.screen.pilot.click("#tab-agents")
+        await it.screen.shows("bob +idle")
+        await it.screen.pilot.click("#tab-threads")
+        await it.screen.shows("ann: hi")
+        await it.screen.pilot.click(it.screen.app.pane.query_one(Rows), offset=(5, 0))
+        await it.screen.shows("to ann")
+        await it.screen.until(lambda: it.screen.boxes)
+        await it.screen.pilot.click("MessageBox")
+        await it.screen.until(lambda: it.screen.window.selected is not None)
