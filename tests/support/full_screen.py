@@ -26,7 +26,7 @@ from roundelay.tui.messages import MessageBox, MessageWindow
 PICTURES = Path(__file__).parents[1] / "tui" / "pictures"
 NINE_MS = 1_767_258_000_000
 """2026-01-01 09:00 UTC."""
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 LOOK_EVERY_S = 0.02
 CELL_WIDTH = 12.2
 """Of a picture's column."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.support.full_screen import full_screen
-
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import UnknownOperation
+from tests.support.full_screen import full_screen
 
 NEWER = ("network.mark", "network.inbox", "network.dismiss")
 
