@@ -81,6 +81,7 @@ async def take(browser: Browser, node: WebNode, folder: Path, theme: Literal["li
         "agents": "#/agents",
         "agent": "#/agents/desk",
         "cost": "#/cost",
+        "timeline": "#/timeline",
         "search": "#/search?q=zoe",
     }
     for name, place in places.items():

@@ -40,6 +40,7 @@ async def prepare(node: WebNode, person: str) -> tuple[str, list[str]]:
         "#/agents",
         "#/agents/bank",
         "#/cost",
+        "#/timeline",
         "#/search?q=pay",
     ]
     return thread_id, places

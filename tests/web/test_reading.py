@@ -200,3 +200,12 @@ async def test_records_of_another_program_break_nothing(body: object) -> None:
     ]
     told = await run_module(MODULES, "(given) => facts(readReaction('r', 'ann', given))", records)
     assert told == json.loads(json.dumps(tell_facts(RecordedReaction("r", "ann", records))))
+
+
+async def test_tokens_of_another_shape_count_for_none() -> None:
+    """As the command line leaves them out."""
+    call = {"kind": "model_reply", "reaction": "r", "at": 1, "seq": 1, "model": "m", "tools": [], "used": []}
+    usages = [{"prompt_tokens": 5}, {"prompt_tokens": "x"}, {"prompt_tokens": None}]
+    page = {"agent_id": "ann", "calls": [{**call, "usage": it} for it in usages], "reactions": {}, "has_more": False}
+    told = await run_module(MODULES, "(page) => readCost(async () => page, {}, 'agent')", page)
+    assert (told["total"]["calls"], told["total"]["prompt_tokens"]) == (1, 5)

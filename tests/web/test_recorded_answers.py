@@ -14,6 +14,7 @@ import pytest
 
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
+from roundelay.network.errors import LedgerError
 from roundelay.network.hub.local import LocalConnection, LocalTransport
 from roundelay.network.ledger.log_file import open_log
 from roundelay.runs.export import Part
@@ -149,3 +150,9 @@ async def test_a_page_takes_no_change() -> None:
     }
     work = "(rows) => openRecording(rows).call('network.mark', {}).catch((error) => error.code)"
     assert await run_module(MODULES, work, rows) == "forbidden"
+
+
+async def test_a_run_that_no_page_can_hold_is_told_with_what_to_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roundelay.runs.page.MAX_BYTES", 1000)
+    with open_log(run.db) as log, pytest.raises(LedgerError, match=r"choose a part .* roundelay view"):
+        await write_rows(FileSource(log))

@@ -1,7 +1,7 @@
 // What models used and what that cost: the twin of roundelay/runs/cost.py, which gives the JSON of `roundelay cost --json`.
 // It asks for the pages of `network.usage` by the `call` that it is given, and keeps the sums alone. No DOM, no clock.
 
-import { addUsage, noUsage } from "#core/reading.js";
+import { addUsage, isUsage, noUsage } from "#core/reading.js";
 
 const NAMES = {
   agent: (it) => it.agent_id,
@@ -75,6 +75,7 @@ async function* readUsage(call, agent_id) {
 /** The calls of a page, of one agent; of the end of a reaction, only what it tells beyond its replies and reviews. */
 function* listCalls(page, told) {
   for (const written of page.calls) {
+    if (![written.usage, ...written.used.map((each) => each.usage)].every(isUsage)) continue; // another program's
     const it = { ...written, agent_id: page.agent_id, ...page.reactions[written.reaction] };
     const open = `${it.agent_id} ${it.reaction}`;
     for (const { model, usage } of it.used) yield { ...it, kind: "used", model, usage: addUsage(usage), tools: [] };

@@ -23,15 +23,16 @@ const shape = (fields) => (it) =>
 
 const TOKENS = ["prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"];
 const STATUSES = ["finished", "stopped", "cancelled", "failed"];
-const USAGE = shape(Object.fromEntries(TOKENS.map((name) => [name, maybe(isNumber)])));
-const USES = every(shape({ model: isText, usage: USAGE }));
+/** Whether this counts tokens: another program may write anything in its place. */
+export const isUsage = shape(Object.fromEntries(TOKENS.map((name) => [name, maybe(isNumber)])));
+const USES = every(shape({ model: isText, usage: isUsage }));
 const CALLS = every(shape({ id: isText, name: isText, arguments: isText }));
-const REPLY = { text: orNull(isText), tool_calls: maybe(CALLS), usage: maybe(USAGE), finish_reason: maybe(isText), model: maybe(isText) };
+const REPLY = { text: orNull(isText), tool_calls: maybe(CALLS), usage: maybe(isUsage), finish_reason: maybe(isText), model: maybe(isText) };
 const OF_TURN = { turn: isNumber, call: maybe(isNumber), send: maybe(isNumber) };
 const OF_CALL = { ...OF_TURN, call: isNumber };
 const SHAPES = {
   started: { trigger: isNumber, thread_id: isText, as_of: isNumber, manifest: every(isNumber), config_hash: isText },
-  finished: { status: oneOf(...STATUSES), reason: isText, turns: maybe(isNumber), tool_calls: maybe(isNumber), usage: maybe(USAGE), used: maybe(USES) },
+  finished: { status: oneOf(...STATUSES), reason: isText, turns: maybe(isNumber), tool_calls: maybe(isNumber), usage: maybe(isUsage), used: maybe(USES) },
   new_messages: { ...OF_TURN, text: isText, seqs: every(isNumber), answers: isFlag },
   model_reply: { ...OF_TURN, reply: shape(REPLY), is_last: maybe(isFlag) },
   model_failed: { ...OF_TURN, reason: isText, failure: maybe(isText) },
@@ -41,7 +42,7 @@ const SHAPES = {
   tool_started: { ...OF_CALL, once: maybe(isFlag) },
   tool_result: { ...OF_CALL, content: isText, ok: isFlag, replies: maybe(every(isNumber)) },
   note: { ...OF_TURN, name: isText, value: (it) => it !== undefined },
-  review: { ...OF_TURN, answer: isText, correction: maybe(orNull(isText)), notes: maybe(every(isText)), usage: maybe(USAGE) },
+  review: { ...OF_TURN, answer: isText, correction: maybe(orNull(isText)), notes: maybe(every(isText)), usage: maybe(isUsage) },
   used: { ...OF_CALL, used: USES },
   thinking: { ...OF_TURN, text: isText },
   progress: { ...OF_CALL, steps: every(isText) },
