@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.node import ProcessNode, node_process
+from tests.support.node import ProcessNode, node_process, running_node
 from tests.support.wire import Frame, WireSession, make_token, new_id
 from tests.web.page_client import PageClient, running_page
 from tests.web.team import BANK, DEMO, ECHO, team_up
@@ -325,3 +325,66 @@ async def test_a_run_of_scripted_agents_is_what_a_refetch_gives(tmp_path: Path) 
                 replayed = await page.do("replay")
                 print(page.agent_id, replayed, (await page.do("counts"))["counts"])
                 await page.do("idle")
+
+
+async def test_what_changes_without_a_message_is_seen() -> None:
+    async with running_node() as node, AsyncExitStack() as stack:
+        opal, bob, ann = await node.person("opal"), await node.agent("bob"), await node.agent("ann")
+        sam, other = await node.invite(opal, "sam"), await node.invite(opal, "mia")
+        mia = await stack.enter_async_context(running_page(node.url, "mia", node.tokens["mia"]))
+        page = await stack.enter_async_context(running_page(node.url, "opal", node.owner_token))
+        tea, direct = "channel:tea", "direct:bob~sam"
+        await bob.call("channels.create", {"name": "tea", "history": "members"})
+        for text in ("first", "second"):
+            seq = (await bob.send(tea, text))["seq"]
+        await bob.send("agent:sam", "Hello")
+        changes: tuple[tuple[WireSession, str, dict[str, object]], ...] = (
+            (other, "channels.join", {"name": "tea"}),
+            (ann, "channels.join", {"name": "tea"}),
+            (sam, "channels.join", {"name": "tea"}),
+            (sam, "network.take", {"thread_id": tea}),
+            (sam, "network.take", {"thread_id": direct}),
+            (other, "network.mark", {"thread_id": tea, "read_upto": seq, "title": "Leaves"}),
+            (sam, "network.give", {"thread_id": direct}),
+            (opal, "channels.remove", {"name": "tea", "agent_id": "ann"}),
+            (bob, "channels.set_history", {"name": "tea", "history": "since_join"}),
+            (bob, "channels.set_history", {"name": "tea", "history": "members"}),
+            (other, "channels.leave", {"name": "tea"}),
+            (opal, "network.remove", {"agent_id": "ann"}),
+        )
+        for by, op, args in changes:
+            await by.call(op, args)
+            for it in (mia, page):
+                await it.do("open", thread_id=tea)
+                await it.do("compare")
+
+
+@pytest.mark.full
+async def test_another_history_is_fetched_whole(tmp_path: Path) -> None:
+    """The node's files are put back from an earlier copy: seqs mean other messages now."""
+    async with node_process(tmp_path / "n.db") as node, running_page_of(node) as page:
+        bob = await node.agent("bob")
+        await bob.send("agent:opal", "before")
+        await page.do("open", thread_id="direct:bob~opal")
+        await page.do("compare")
+        await node.stop()
+        copy = node.db.read_bytes()
+        await node.restart()
+        await page.do("move", url=node.url)
+        await (await node.agent("bob")).send("agent:opal", "lost")
+        await page.do("said", thread_id="direct:bob~opal", text="lost")
+        before = (await page.do("look", path=["network", "epoch"]))["value"]
+        await node.stop()
+        node.db.write_bytes(copy)
+        await node.restart()
+        await page.do("move", url=node.url)
+        await (await node.agent("bob")).send("agent:opal", "another")
+        await page.do("said", thread_id="direct:bob~opal", text="another")
+        await page.do("compare")
+        assert (await page.do("look", path=["network", "epoch"]))["value"] != before
+        shown = (await page.do("look", path=["messages"]))["value"]
+        assert [it["content"] for it in shown.values()] == ["before", "another"]
+
+
+def running_page_of(node: ProcessNode) -> Any:
+    return running_page(node.url, "opal", node.owner_token)

@@ -168,7 +168,8 @@ function takeWelcome(draft, frame) {
 function forgetAll(draft) {
   const { state } = draft;
   const open = Object.values(state.threads).filter((it) => it.loaded?.is_open);
-  Object.assign(state, nothingHeard(), { head: 0, under_way: live.createUnderWay() });
+  const { reading } = state; // reads that are under way are repeated, and answered
+  Object.assign(state, nothingHeard(), { reading, head: 0, under_way: live.createUnderWay() });
   for (const { thread_id } of open) openThread(draft, thread_id);
 }
 
