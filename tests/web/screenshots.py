@@ -38,9 +38,8 @@ async def take_all(folder: Path) -> None:
             browser = await launch(playwright, "chromium", Path(work))
             why = await fill(node)
             for theme in THEMES:
-                await take(browser, node, folder, theme, why)
+                await take(browser, node, folder, theme, why, ends)
             await browser.close()
-            ends.set()
 
 
 async def fill(node: WebNode) -> int:
@@ -61,11 +60,12 @@ async def fill(node: WebNode) -> int:
         async for message in mia:
             if message.sender_id == "bank":
                 break
-        await mia.send_text("poet", "Write a poem about things that come back.")
     return why
 
 
-async def take(browser: Browser, node: WebNode, folder: Path, theme: Literal["light", "dark"], why: int) -> None:
+async def take(
+    browser: Browser, node: WebNode, folder: Path, theme: Literal["light", "dark"], why: int, ends: asyncio.Event
+) -> None:
     context = await browser.new_context(color_scheme=theme, viewport=WIDE, locale="en-GB")
     page = await context.new_page()
     await page.goto(node.origin)
@@ -88,10 +88,14 @@ async def take(browser: Browser, node: WebNode, folder: Path, theme: Literal["li
         await screen.go(place)
         await shoot(page, folder / f"{name}-{theme}.png")
     thread = await screen.open_thread("direct:mia~poet")
+    ends.clear()
+    await thread.say("Write a poem about things that come back.")
     await expect(thread.live.locator("strong")).to_have_text("tide")
     await shoot(page, folder / f"live-{theme}.png")
     await page.set_viewport_size(PHONE)
     await shoot(page, folder / f"phone-{theme}.png")
+    ends.set()
+    await expect(thread.live).to_have_count(0)
     await context.close()
 
 
