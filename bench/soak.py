@@ -50,14 +50,16 @@ class PageMemory:
     heap_mb: float
     nodes: int
     listeners: int
+    task_s: float
+    """For how long its main thread has been at work since it was opened."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """All at one time. ``messages`` is how many the ledger's numbers have come to."""
+    """All at one time. ``ledger`` is the newest seq, of messages and records."""
 
     at_s: float
-    messages: int
+    ledger: int
     hub_mb: float
     pages: tuple[PageMemory, ...]
 
@@ -149,7 +151,8 @@ async def drain(client: NetworkClient) -> None:
 async def read_page(session: CDPSession, place: str) -> PageMemory:
     await session.send("HeapProfiler.collectGarbage")
     metrics = {it["name"]: it["value"] for it in (await session.send("Performance.getMetrics"))["metrics"]}
-    return PageMemory(place, metrics["JSHeapUsedSize"] / 1e6, int(metrics["Nodes"]), int(metrics["JSEventListeners"]))
+    counts = int(metrics["Nodes"]), int(metrics["JSEventListeners"])
+    return PageMemory(place, metrics["JSHeapUsedSize"] / 1e6, *counts, metrics["TaskDuration"])
 
 
 async def open_page(browser: Browser, link: str, place: str) -> CDPSession:
@@ -198,7 +201,6 @@ async def soak(minutes: float, pages: int, rate: float, every_s: float) -> list[
                 talks = [
                     group.create_task(talk(it, number, pages / (rate / 2), ends)) for number, it in enumerate(people)
                 ]
-                due_s = began_s
                 while True:
                     readings.append(
                         Reading(
@@ -208,11 +210,11 @@ async def soak(minutes: float, pages: int, rate: float, every_s: float) -> list[
                             tuple([await read_page(it, place) for it, place in zip(sessions, places, strict=True)]),
                         )
                     )
-                    print(format_reading(readings[-1]), flush=True)
-                    due_s += every_s
-                    if due_s > began_s + minutes * 60 + 1:
+                    print(format_reading(readings), flush=True)
+                    passed_s = time.monotonic() - began_s
+                    if passed_s >= minutes * 60:
                         break
-                    await asyncio.sleep(due_s - time.monotonic())
+                    await asyncio.sleep(every_s - passed_s % every_s)
                 ends.set()
                 await asyncio.gather(*talks)
                 for task in drains:
@@ -221,15 +223,25 @@ async def soak(minutes: float, pages: int, rate: float, every_s: float) -> list[
     return readings
 
 
-HEAD = f"{'minute':>7}{'seq':>10}{'hub MB':>9}{'heap MB, median':>17}{'most':>8}{'DOM nodes, most':>17}{'listeners, most':>17}"
+HEAD = (
+    f"{'minute':>7}{'ledger at':>11}{'hub MB':>9}{'heap MB, median':>17}{'most':>8}{'DOM nodes, most':>17}"
+    f"{'listeners, most':>17}{'busy, most':>12}"
+)
 
 
-def format_reading(reading: Reading) -> str:
+def format_reading(readings: Sequence[Reading]) -> str:
+    """The newest one, and how busy the busiest page was since the one before."""
+    reading = readings[-1]
+    before = readings[-2] if len(readings) > 1 else None
     most = max(it.heap_mb for it in reading.pages)
     nodes, listeners = max(it.nodes for it in reading.pages), max(it.listeners for it in reading.pages)
+    busy = 0.0
+    if before is not None:
+        worked_s = max(now.task_s - then.task_s for now, then in zip(reading.pages, before.pages, strict=True))
+        busy = worked_s / (reading.at_s - before.at_s)
     return (
-        f"{reading.at_s / 60:>7.1f}{reading.messages:>10,}{reading.hub_mb:>9.1f}{reading.heap_mb:>17.1f}{most:>8.1f}"
-        f"{nodes:>17,}{listeners:>17,}"
+        f"{reading.at_s / 60:>7.1f}{reading.ledger:>11,}{reading.hub_mb:>9.1f}{reading.heap_mb:>17.1f}{most:>8.1f}"
+        f"{nodes:>17,}{listeners:>17,}{busy:>12.0%}"
     )
 
 

@@ -45,7 +45,9 @@ def list_tree(folder: str) -> set[str]:
     return {
         path.relative_to(ROOT / folder).as_posix()
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file()
+        and path.suffix != ".pyc"
+        and path.parent.name != "pictures"  # of the documents, not of the package
     }
 
 

@@ -23,7 +23,7 @@ from tests.web.team import BANK, DEMO, WebNode, streaming, team_up
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-WIDE, PHONE = {"width": 1200, "height": 750}, {"width": 390, "height": 780}
+WIDE, PHONE = {"width": 1120, "height": 700}, {"width": 390, "height": 780}
 POEM = "Three things come back:\n\n1. the **tide**\n2. the swallow\n3. `refrain()`, and with it"
 
 
