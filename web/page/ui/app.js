@@ -38,7 +38,8 @@ const places = computed(() => PLACES.filter(([place]) => {
 
 /** The whole page. */
 export function App() {
-  if (!credentials.value && !isReadOnly.value) return html`<${Boundary}><${Login} /><//>`;
+  const isNobody = !credentials.value || (connection.value === "refused" && !me.value?.agent_id);
+  if (isNobody && !isReadOnly.value) return html`<${Boundary}><${Login} /><//>`;
   return html`<${Shell} />`;
 }
 
@@ -150,8 +151,8 @@ function tellConnection(is) {
   if (is === "refused") {
     const told = refusal.value?.message ?? "The hub refuses this browser.";
     return html`<p class="connection bad">${told} A new link comes from <code>roundelay web</code> on the node's machine.
-      <button type="button" class="button" onClick=${() => actions.connect(credentials.value)}>Try again</button>
-      <button type="button" class="button" onClick=${logOut}>Log out</button></p>`;
+      <span class="tools"><button type="button" class="button" onClick=${() => actions.connect(credentials.value)}>Try again</button>
+        <button type="button" class="button" onClick=${logOut}>Log out</button></span></p>`;
   }
   if (offlineSince.value) {
     return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Age} at=${offlineSince.value} label="for " /></span>. What you write waits here and is sent when the hub answers again.</p>`;
