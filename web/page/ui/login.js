@@ -103,7 +103,7 @@ export function Login() {
   return html`<main class="login"><h1 tabindex="-1">Roundelay</h1>
     ${connection === "refused" && error && html`<div class="error-box" role="alert"><p>${error.message}</p>
       ${credentials.value && html`<${Button} run=${() => join(credentials.value)}>Try again<//>`}</div>`}
-    <p>This browser is nobody here yet. <code>roundelay web</code>, on the machine of the node, prints a link that logs you in once: open it in this browser, or paste it here.</p>
+    <p>${connection === "refused" ? "" : "This browser is nobody here yet. "}<code>roundelay web</code>, on the machine of the node, prints a link that logs you in once: open it in this browser, or paste it here.</p>
     <form onSubmit=${(event) => event.preventDefault()}>
       <${Field} label="Login link" isLabelSeen value=${link} onInput=${(event) => setLink(event.target.value)} />
       <details><summary>I have a token</summary>
