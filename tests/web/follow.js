@@ -139,7 +139,7 @@ async function compare() {
     if (state === before) break;
   }
   if (found.length) throw new Error(`the state is not what the hub says: ${found.join("\n")}`);
-  return { threads: Object.keys(state.threads).length, messages: Object.keys(state.messages).length };
+  return { threads: Object.keys(state.threads).length, messages: Object.values(state.threads).reduce((sum, it) => sum + (it.loaded?.seqs.length ?? 0), 0) };
 }
 
 /** What is frozen already is so all through. */

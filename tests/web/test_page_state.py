@@ -382,8 +382,9 @@ async def test_another_history_is_fetched_whole(tmp_path: Path) -> None:
         await page.do("said", thread_id="direct:bob~opal", text="another")
         await page.do("compare")
         assert (await page.do("look", path=["network", "epoch"]))["value"] != before
-        shown = (await page.do("look", path=["messages"]))["value"]
-        assert [it["content"] for it in shown.values()] == ["before", "another"]
+        [before_it, seq] = (await page.do("look", path=["threads", "direct:bob~opal", "loaded", "seqs"]))["value"]
+        shown = [(await page.do("look", path=["messages", str(it), "content"]))["value"] for it in (before_it, seq)]
+        assert shown == ["before", "another"]
 
 
 def running_page_of(node: ProcessNode) -> Any:

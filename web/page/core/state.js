@@ -15,7 +15,7 @@
  *   {type: "tick"}                                 time passes
  */
 
-import { Draft, bound } from "#core/draft.js";
+import { Draft, bound, drop, put } from "#core/draft.js";
 import { textOf, writeLine } from "#core/text.js";
 import * as live from "#core/under_way.js";
 
@@ -267,7 +267,7 @@ function show(draft, message) {
   if (!loaded || seq < loaded.complete_from) return;
   const known = state.messages[seq];
   if (known === undefined || (known.is_provisional && !message.is_provisional)) {
-    draft.own("messages")[seq] = message;
+    put(draft, "messages", seq, message);
     if (!message.is_provisional) delete draft.own("stale", "messages")[seq];
   }
   if (loaded.fresh && !loaded.fresh.includes(seq)) draft.own("threads", id, "loaded", "fresh").push(seq);
@@ -284,8 +284,7 @@ function insert(seqs, seq) {
 
 function trimLoaded(draft, id) {
   const loaded = draft.own("threads", id, "loaded");
-  const messages = draft.own("messages");
-  for (const seq of loaded.seqs.slice(0, TRIMMED)) delete messages[seq];
+  drop(draft, "messages", loaded.seqs.slice(0, TRIMMED));
   loaded.seqs = loaded.seqs.slice(TRIMMED);
   loaded.complete_from = loaded.seqs[0];
   loaded.has_before = true;
@@ -454,11 +453,11 @@ function unload(draft, id) {
 }
 
 function dropMessages(draft, seqs) {
-  const messages = draft.own("messages");
+  if (!seqs.length) return;
+  drop(draft, "messages", seqs);
   const status = draft.own("status");
   const stale = draft.own("stale", "messages");
   for (const seq of seqs) {
-    delete messages[seq];
     delete status[seq];
     delete stale[seq];
   }

@@ -1,0 +1,55 @@
+/** What a state keeps, and what it lets go. */
+import assert from "node:assert/strict";
+import test from "node:test";
+import { applyAll, createState } from "../../../web/page/core/state.js";
+
+const WELCOME = { type: "welcome", agent_id: "mia", kind: "human", network: { name: "n", epoch: "e" }, limits: {}, head: 0, resume: "full" };
+const say = (seq, thread_id = "direct:bob~mia") => {
+  const message = { seq, message_id: `m${seq}`, kind: "direct", sender_id: "bob", sender_kind: "agent", to: "agent:mia", thread_id };
+  return { type: "deliver", attempt: 1, at: 1, message: { ...message, root: seq, hops: 0, sent_at: 1, content: `${seq}` } };
+};
+const open = (thread_id) => [
+  { type: "open", thread_id },
+  { type: "fetching", what: "history", thread_id },
+  { type: "result", call: { op: "network.history", args: { thread_id } }, value: { messages: [], has_more: false } },
+];
+const count = (state) => {
+  let known = 0;
+  for (const seq in state.messages) known += state.messages[seq] !== undefined;
+  return known;
+};
+
+test("of threads that are not open no messages are kept, but for the last few that were", () => {
+  const ids = [..."abcdefgh"].map((it) => `direct:${it}~mia`);
+  let state = applyAll(createState(), [WELCOME, ...ids.flatMap(open)]);
+  for (let seq = 1; seq <= 80; seq += 1) state = applyAll(state, [say(seq, ids[seq % ids.length])]);
+  assert.equal(count(state), 80);
+  state = applyAll(state, ids.map((thread_id) => ({ type: "close", thread_id })));
+  assert.equal(count(state), 40);
+  assert.deepEqual(Object.values(state.threads).map((it) => it.messages), ids.map(() => 10));
+});
+
+test("an open thread keeps its newest messages, and says that there are earlier ones", () => {
+  let state = applyAll(createState(), [WELCOME, ...open("direct:bob~mia")]);
+  for (let seq = 1; seq <= 9000; seq += 50) state = applyAll(state, [...Array(50)].map((_, place) => say(seq + place)));
+  const { loaded, messages, unread } = state.threads["direct:bob~mia"];
+  assert.ok(loaded.seqs.length <= 6000 && loaded.has_before);
+  assert.deepEqual([loaded.seqs.at(-1), loaded.complete_from], [9000, loaded.seqs[0]]);
+  assert.equal(count(state), loaded.seqs.length);
+  assert.deepEqual([messages, unread], [9000, 100]);
+});
+
+test("threads beyond what a page lists leave it, the oldest first", () => {
+  const events = [...Array(2500)].map((_, place) => say(place + 1, `direct:a${place}~mia`));
+  const state = applyAll(createState(), [WELCOME, ...events]);
+  assert.ok(Object.keys(state.threads).length <= 2101);
+  assert.ok(state.has_more_threads && "direct:a2499~mia" in state.threads && !("direct:a0~mia" in state.threads));
+});
+
+test("an earlier state stays as it was", () => {
+  const before = applyAll(createState(), [WELCOME, ...open("direct:bob~mia"), say(1)]);
+  const told = JSON.stringify(before);
+  applyAll(before, [say(2), { type: "close", thread_id: "direct:bob~mia" }, { type: "reset" }]);
+  assert.equal(JSON.stringify(before), told);
+  assert.equal(before.messages[2], undefined);
+});
