@@ -99,8 +99,7 @@ function Whole({row, replies, isNext, desk}) {
     ${isNext ? html`<span class="face-place">${at}</span>` : html`<${Face} id=${message.sender_id} />`}
     <div class="message-main">
       ${!isNext && html`<header class="message-head"><${Agent} id=${message.sender_id} link />
-        ${message.sender_kind !== "human" && html`<span class="kind">${message.sender_kind}</span>`}${at}
-        ${desk.isOperator && message.kind === "direct" && html`<span class="kind" dir="auto">to ${message.to}</span>`}</header>`}
+        ${message.sender_kind !== "human" && html`<span class="kind">${message.sender_kind}</span>`}${at}</header>`}
       ${row.replied !== undefined && html`<${Quote} seq=${row.replied} message=${message} desk=${desk} />`}
       ${asked ? html`<${Approval} message=${message} asked=${asked} decision=${row.decision} mayDecide=${desk.mayDecide} />` : html`<${Body} message=${message} />`}
       <${Notes} message=${message} me=${me.agent_id} />

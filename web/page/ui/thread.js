@@ -5,7 +5,7 @@
 import {useComputed, useSignal} from "#vendor/signals.js";
 import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
 import {textOf} from "#core/text.js";
-import {listTyping, listViewing, listWorks} from "#core/under_way.js";
+import {listThinking, listTyping, listViewing, listWorks} from "#core/under_way.js";
 import {Composer} from "#ui/composer.js";
 import {useKeys} from "#ui/keys.js";
 import {Work} from "#ui/live.js";
@@ -18,6 +18,9 @@ import {Windowed} from "#ui/windowed.js";
 const VIEWING_EVERY_MS = 20_000;
 const MARKED_MS = 2_500;
 
+/** What is refused here is nobody's to act on: the next look, or the connection's return, asks again. */
+const quietly = (promise) => void promise?.catch(() => {});
+
 /** The screen of a thread. @param {{id: string, at?: number}} props `at`: the seq of a message to begin at */
 export function Thread({id, at}) {
   const me = useComputed(() => state.value.me).value;
@@ -27,9 +30,9 @@ export function Thread({id, at}) {
   const target = useSignal(null);
   const field = useRef(null);
   const list = useRef(null);
-  const mayWrite = !isReadOnly && mayWriteIn(id, thread, me);
+  const mayWrite = !isReadOnly && Boolean(me.agent_id) && mayWriteIn(id, thread, me);
   useEffect(() => {
-    actions.openThread(id, at);
+    quietly(actions.openThread(id, at));
     return () => actions.closeThread(id);
   }, [id]);
   useViewing(id, mayWrite);
@@ -93,8 +96,10 @@ function Readers({id, readers, me}) {
   const others = readers.filter((it) => it !== me);
   const [only] = id.startsWith("direct:") ? id.slice("direct:".length).split("~").filter((it) => it !== me) : [];
   const agent = useComputed(() => state.value.agents[only]).value;
-  if (agent && others.length < 2) {
-    return html`${[agent.kind, agent.activity && agent.activity !== "gone" ? agent.activity : agent.state, agent.card?.description].filter((it) => typeof it === "string").join(" · ")}`;
+  const isAtWork = useComputed(() => listThinking(state.value.under_way).includes(only)).value;
+  if (only && others.length < 2) {
+    const told = agent?.activity && agent.activity !== "gone" ? agent.activity : agent?.state;
+    return [agent?.kind, isAtWork ? "works" : told, agent?.card?.description].filter((it) => typeof it === "string").join(" · ") || "…";
   }
   if (!others.length) return readers.length ? "only you" : "";
   return others.length > 6 ? `${others.slice(0, 5).join(", ")} and ${others.length - 5} more` : others.join(", ");
@@ -133,7 +138,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
     setMarked(seq);
     wanted.current = row ? undefined : seq;
     if (row) list.current.jumpTo(row.key);
-    else actions.openThread(id, seq);
+    else quietly(actions.openThread(id, seq));
   };
   const jumping = useRef(jump);
   jumping.current = jump;
@@ -146,8 +151,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   }, [marked]);
   const isReader = !thread.readers?.length || thread.readers.includes(me.agent_id);
   const desk = useMemo(() => ({
-    me, isReadOnly, mayWrite, marked, isOperator: Boolean(me.is_operator),
-    mayDecide: !isReadOnly && me.kind === "human" && isReader,
+    me, isReadOnly, mayWrite, marked, mayDecide: !isReadOnly && me.kind === "human" && isReader,
     reply: (message) => { target.value = {kind: "reply", message}; field.current?.focus(); },
     edit: (message) => { target.value = {kind: "edit", message}; field.current?.focus(); },
     jump: (seq) => jumping.current(seq),
@@ -166,9 +170,11 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   const lastSeen = rows[rows.findLastIndex((it, index) => it.message && index < end)]?.message.seq ?? 0;
   seen.current = Math.max(seen.current, lastSeen);
   useRead(id, seen.current, isReadOnly);
+  const {has_before: isMore, is_loading: isLoading, error, damaged} = thread.loaded ?? {};
+  const hasBefore = isMore && !isLoading && !error;
   const scrolled = (told) => {
     setView(told);
-    if (told.isNearTop && thread.loaded?.has_before) actions.loadEarlier(id);
+    if (told.isNearTop && hasBefore) quietly(actions.loadEarlier(id));
   };
   const asking = new Set(Object.values(underWay.undecided).map((it) => `${it.agent_id} ${it.reaction}`));
   const draw = (row) => {
@@ -181,7 +187,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   return html`<div class="messages">
     ${rows.length === 0 ? html`<div class="scroller"><${Empty} title="Nothing was said here yet" icon="threads" /></div>`
     : html`<${Windowed} api=${list} rows=${rows} draw=${draw} begin=${begin} label="Messages" onScroll=${scrolled}
-      head=${html`${id.startsWith("thread:") && !thread.loaded?.has_before && html`<${Root} seq=${Number(id.slice(7))} place=${rows[0].message?.to} desk=${desk} />`}<p class="earlier faint">${thread.loaded?.has_before ? "Earlier messages are loaded as you scroll up…" : "This is where it begins."}${thread.loaded?.damaged?.length ? ` ${thread.loaded.damaged.length} can no longer be read.` : ""}</p>`} />`}
+      head=${html`${id.startsWith("thread:") && !hasBefore && html`<${Root} seq=${Number(id.slice(7))} place=${rows[0].message?.to} desk=${desk} />`}<p class="earlier faint">${hasBefore ? "Earlier messages are loaded as you scroll up…" : "This is where it begins."}${damaged?.length ? ` ${damaged.length} can no longer be read.` : ""}</p>`} />`}
     ${!view.isAtEnd && html`<button type="button" class="button to-end" onClick=${() => list.current.toEnd()}>${fresh.length ? `${fresh.length} new ↓` : "To the end ↓"}</button>`}
     <${Announcer} rows=${rows} me=${me.agent_id} /></div>`;
 }
@@ -234,7 +240,7 @@ function useRead(id, seq, isReadOnly) {
       const upto = state.peek().threads[id]?.mark?.read_upto ?? 0;
       if (document.hidden || seq <= Math.max(upto, sent.current)) return;
       sent.current = seq;
-      actions.markRead(id, seq);
+      quietly(actions.markRead(id, seq));
     };
     tell();
     document.addEventListener("visibilitychange", tell);

@@ -43,11 +43,15 @@ export class Windowed extends Component {
     this.tops = []; // of what was seen last: [key, offset]
     this.told = "";
     this.view = 800;
+    this.top = 0; // where it was scrolled to, as far as is known here
   }
 
   componentDidMount() {
     this.props.api.current = this;
-    this.sizes = new ResizeObserver(() => this.settle());
+    this.sizes = new ResizeObserver(() => {
+      this.catchUp();
+      this.settle();
+    });
     this.sizes.observe(this.box.current);
     this.sizes.observe(this.list.current);
     this.settle();
@@ -66,15 +70,19 @@ export class Windowed extends Component {
 
   /** Begin at the end, and follow it. */
   toEnd() {
-    this.anchor = null;
-    this.setState({});
+    this.goTo(null);
+  }
+
+  goTo(anchor, then) {
+    this.anchor = anchor;
+    this.top = this.box.current.scrollTop;
+    this.setState({}, then);
   }
 
   /** Show a row a little below the top; false if there is none with that key. */
   jumpTo(key) {
     if (!this.props.rows.some((it) => it.key === key)) return false;
-    this.anchor = {key, offset: Math.min(120, this.view / 4)};
-    this.setState({}, () => this.focusRow(key));
+    this.goTo({key, offset: Math.min(120, this.view / 4)}, () => this.focusRow(key));
     return true;
   }
 
@@ -114,6 +122,7 @@ export class Windowed extends Component {
         if (Math.abs(moved) >= 1) box.scrollTop += moved;
       }
     }
+    this.top = box.scrollTop;
     this.look();
     if (this.hasGap()) this.setState({});
     this.tell();
@@ -146,15 +155,24 @@ export class Windowed extends Component {
     return chooseRange(this.props.rows, this.heightOf, this.anchor, this.view);
   }
 
-  /** The reader has scrolled, or the place was put right: what is at the top now is the anchor. */
-  scrolled = () => {
+  /** What is at the top now is the anchor; at the end there is none. */
+  readAnchor() {
     const box = this.box.current;
-    if (!box) return; // the browser tells a scroll of the last frame after the screen was left
-    const rest = box.scrollHeight - box.scrollTop - box.clientHeight;
+    this.top = box.scrollTop;
     this.look();
-    if (rest <= END) this.anchor = null;
-    else if (this.tops.length) [this.anchor] = this.tops.slice(0, 1).map(([key, offset]) => ({key, offset}));
+    if (box.scrollHeight - box.scrollTop - box.clientHeight <= END) this.anchor = null;
+    else if (this.tops.length) this.anchor = {key: this.tops[0][0], offset: this.tops[0][1]};
     else this.anchor = this.guessAnchor(box.scrollTop);
+  }
+
+  /** A scroll of which the event is still to come is not undone by what comes meanwhile. */
+  catchUp() {
+    if (this.box.current && Math.abs(this.box.current.scrollTop - this.top) >= 1) this.readAnchor();
+  }
+
+  scrolled = () => {
+    if (!this.box.current) return; // the browser tells a scroll of the last frame after the screen was left
+    this.readAnchor();
     const range = this.choose();
     if (range.first !== this.range.first || range.last !== this.range.last) this.setState({});
     this.tell();
@@ -182,6 +200,7 @@ export class Windowed extends Component {
   }
 
   render({rows, draw, head, label}) {
+    this.catchUp();
     if (this.anchor !== null && !rows.some((it) => it.key === this.anchor.key)) this.anchor = this.findOther();
     this.range = this.choose();
     const {first, last, above, below} = this.range;
