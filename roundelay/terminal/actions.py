@@ -37,6 +37,8 @@ def is_told(event: Event, me: str) -> bool:
             return bool(by != me)
         case Notice(kind="loop_stopped", body={"began_by": by}):
             return bool(by != me)  # a message tells of it, here and to who was away
+        case Notice(kind="inbox" | "marked" | "members"):
+            return False  # they say what to fetch again
         case Presence(agent_id=agent_id):
             return agent_id not in (me, READER_ID)
         case _:

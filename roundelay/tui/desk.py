@@ -210,6 +210,8 @@ class Desk:
                     self._refresh("agents", "threads", "inbox")
                 case Presence():
                     self._refresh("agents")
+                case Notice(kind="members"):
+                    self._refresh("threads")
                 case Notice(kind="inbox"):
                     self._refresh("inbox")
                     continue

@@ -155,6 +155,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         """The seq of the newest message that is known of."""
         self._client = client
         self._is_loading = False
+        self._is_settled = True  # what was loaded is looked at where it is to be
         self._told = (0, 0)
 
     @property
@@ -176,6 +177,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         if at is not None:
             page = await self._client.history(self.thread_id, before=at + 1, limit=PAGE)
             messages = [*page.messages, *await self._read_after(at)]
+        self._is_settled = False
         await self.remove_children(MessageBox)
         self.has_before, self.has_after = page.has_more, bool(messages) and messages[-1].seq < self.newest
         await self._mount(messages)
@@ -191,7 +193,11 @@ class MessageWindow(VerticalScroll, can_focus=True):
             self.scroll_to_widget(first_unread, animate=False, top=True)
         else:
             self.scroll_end(animate=False)
-        self.call_after_refresh(self.look)
+        self.call_after_refresh(self._settle)
+
+    def _settle(self) -> None:
+        self._is_settled = True
+        self.look()
 
     async def add(self, message: AnyMessage) -> None:
         """A message has come: it is shown if the end of the thread is, and the window follows if one looks there."""
@@ -213,7 +219,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
 
     @property
     def is_at_end(self) -> bool:
-        return not self.has_after and self.max_scroll_y - self.scroll_y <= 2
+        return self._is_settled and not self.has_after and self.max_scroll_y - self.scroll_y <= 2
 
     async def load_before(self) -> None:
         """Put what was said before above, and take away what is too far below. Raises `RoundelayError`."""
@@ -285,7 +291,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
     def look(self) -> None:
         """Say what is on the screen, and fetch more where one comes near to its end."""
         boxes = self.boxes
-        if not boxes or not self.is_on_screen or self.size.height == 0:
+        if not boxes or not self._is_settled or not self.is_on_screen or self.size.height == 0:
             return
         bottom = self.scroll_y + self.size.height
         seen = [it.seq for it in boxes if it.virtual_region.y < bottom and it.virtual_region.height]
