@@ -60,7 +60,7 @@ class Watched:
     async def open(cls, browser: Browser, origin: str, **options: Any) -> Watched:
         options = {"locale": "en-GB", "viewport": {"width": 1280, "height": 800}} | options
         context = await browser.new_context(**options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(30_000)
         window = cls(context, await context.new_page(), origin)
         context.on("request", window._note_request)
         context.on("console", lambda it: window.faults.append(f"console: {it.text}") if it.type == "error" else None)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from playwright.async_api import Locator, Page, expect
 
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=30_000)
 
 
 class Screen:
