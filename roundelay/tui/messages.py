@@ -219,7 +219,10 @@ class MessageWindow(VerticalScroll, can_focus=True):
 
     @property
     def is_at_end(self) -> bool:
-        return self._is_settled and not self.has_after and self.max_scroll_y - self.scroll_y <= 2
+        boxes = self.boxes
+        if not self._is_settled or (boxes and not boxes[-1].virtual_region.height):
+            return False  # they have no place yet
+        return not self.has_after and self.max_scroll_y - self.scroll_y <= 2
 
     async def load_before(self) -> None:
         """Put what was said before above, and take away what is too far below. Raises `RoundelayError`."""
@@ -360,6 +363,6 @@ class MessageWindow(VerticalScroll, can_focus=True):
             box.toggle()
 
     def on_resize(self, _event: events.Resize) -> None:
-        if self.is_at_end:
+        if self.boxes and self.is_at_end:
             self.scroll_end(animate=False)
         self.call_after_refresh(self.look)

@@ -185,7 +185,7 @@ class ThreadPane(Pane):
 
     def _draw_below(self) -> None:
         """What stands under messages: their replies, and what came of one's own."""
-        is_at_end = self.window.is_at_end and self.window.max_scroll_y > 0  # it has its place
+        is_at_end = bool(self.window.boxes) and self.window.is_at_end
         for box in self.window.boxes:
             lines = []
             replies = self.desk.threads.get(reply_thread(box.seq))

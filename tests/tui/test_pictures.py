@@ -72,8 +72,10 @@ async def go(screen: FullScreen, name: str) -> None:
             await screen.shows("ann: ")
         case "approval":
             screen.app.open_thread("direct:keeper~mia")
-            await screen.shows("a approve, A in this thread")
+            await screen.until(lambda: screen.app.pane.name_here == "thread" and len(screen.boxes) == 4)
             await screen.shows("keeper: in its prompt")
+            await screen.press("escape", "G")
+            await screen.shows("a approve, A in this thread")
         case "inbox":
             await screen.press("g", "i")
             await screen.shows("approval +#")
