@@ -14,6 +14,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container, Horizontal
 from textual.content import Content
+from textual.css.query import NoMatches
 from textual.widgets import Footer, Static
 from textual.worker import Worker
 
@@ -183,7 +184,7 @@ class RoundelayTerminal(App[None]):
     def _take_message(self, message: AnyMessage) -> None:
         for view in self.stack:
             if isinstance(view, ThreadPane) and view.thread_id == message.thread_id:
-                _: Worker[None] = self.run_worker(partial(view.take_message, message))
+                self.work(view.take_message, message)
 
     # --- going about
 
@@ -197,6 +198,8 @@ class RoundelayTerminal(App[None]):
             await do(*args)
         except RoundelayError as error:
             self.desk.tell(tell_here(str(error)))
+        except NoMatches:
+            pass  # its pane was left meanwhile
 
     async def action_show(self, place: str) -> None:
         if self.pane.name_here != place:

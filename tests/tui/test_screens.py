@@ -273,6 +273,19 @@ async def test_what_is_found_is_gone_to() -> None:
         await it.screen.shows("hay 119")
 
 
+async def test_a_thread_that_is_left_before_it_is_there_harms_nothing() -> None:
+    async with room() as it:
+        await it.ann.send_text("mia", "hi")
+        await it.screen.shows("1 thread")
+        for _ in range(5):
+            it.screen.app.open_thread("direct:ann~mia")
+            it.screen.app.call_later(it.screen.app.action_back)
+        await it.screen.pilot.pause()
+        await it.screen.shows("1 thread")
+        it.screen.app.open_thread("direct:ann~mia")
+        await it.screen.shows("  hi$")
+
+
 async def test_the_mouse_goes_to_a_screen_and_selects_a_message() -> None:
     async with room() as it:
         await it.ann.send_text("mia", "hi")
