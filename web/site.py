@@ -53,9 +53,11 @@ OF_PAGE = {
 }
 POLICY = (
     "default-src 'self'; script-src 'self' 'sha256-{hash}'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""``hash`` is that of the import map, the only script that stands in the page itself."""
+"""``hash`` is that of the import map, the only script that stands in the page itself. No text becomes HTML or a script:
+browsers that know the last two refuse that to the page itself."""
 
 
 class PageFile:

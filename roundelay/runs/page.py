@@ -36,9 +36,9 @@ MAX_BYTES = 256 * 1024 * 1024
 """Of the rows, as JSON: a browser holds them all at once."""
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:; base-uri 'none'; "
-    "form-action 'none'"
+    "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""What the page may do: run its own scripts, and the modules that these import, and ask no address. The nonce is made
+"""What the page may do: run its own scripts, and the modules that these import; ask no address; make no text HTML. The nonce is made
 when the page is, after everything that participants wrote."""
 
 

@@ -41,9 +41,6 @@ LIBRARIES = (
     ),
     Library("signals.js", "@preact/signals", "2.11.4", "dist/signals.mjs", "MIT", "@preact/signals"),
     Library("marked.js", "marked", "18.2.1", "lib/marked.esm.js", "MIT"),
-    # The minified file is no ES module: imported for its effect alone, it sets `globalThis.DOMPurify`. It may be used under
-    # the MPL 2.0 or the Apache License; here it is used under the second.
-    Library("purify.js", "dompurify", "3.4.18", "dist/purify.min.js", "Apache-2.0"),
 )
 
 

@@ -191,6 +191,17 @@ async def test_what_hostile_participants_write_is_shown_and_runs_nowhere(
         await expect_harmless(window, canary)
 
 
+@pytest.mark.parametrize("browser", ["chromium"], indirect=True)
+async def test_a_text_becomes_html_by_no_script_of_the_page_either(
+    open_window: OpenWindow, shared_team: WebNode
+) -> None:
+    window = await open_window(shared_team.origin)
+    window.allowed = "TrustedHTML"
+    await window.page.goto(shared_team.origin)
+    write = "() => { try { document.body.innerHTML = '<p>'; return 'drawn'; } catch (error) { return error.name; } }"
+    assert await window.page.evaluate(write) == "TypeError"
+
+
 async def look_through(page: Page) -> None:
     """Scroll up to the beginning, so that every message is drawn once."""
     log = page.get_by_role("log")

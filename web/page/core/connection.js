@@ -10,7 +10,7 @@
 
 import { makeIds } from "#core/text.js";
 
-export const SUBPROTOCOL = "roundelay.v1";
+const SUBPROTOCOL = "roundelay.v1";
 const FIRST_DELAY_MS = 100;
 const MAX_DELAY_MS = 10_000;
 const STEADY_MS = 2_000; // a session that lived so long is no sign of trouble

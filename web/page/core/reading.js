@@ -224,7 +224,7 @@ function readHandoff(record, { turn, agent }, run) {
 }
 
 /** Give a call's arguments as JSON; the text itself if it is none. */
-export function parseArguments(text) {
+function parseArguments(text) {
   try {
     return JSON.parse(text || "{}");
   } catch {

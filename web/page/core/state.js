@@ -19,7 +19,7 @@ import { Draft, bound, drop, put } from "#core/draft.js";
 import { textOf, writeLine } from "#core/text.js";
 import * as live from "#core/under_way.js";
 
-export const MAX_UNREAD = 100; // the hub counts no further either
+const MAX_UNREAD = 100; // the hub counts no further either
 const UNREAD_LOOKED_AT = 200; // and looks at so many messages, the newest
 const MAX_THREADS = 2000; // rows of the list; the oldest go
 const MAX_LOADED = 6000; // messages of one thread that is open

@@ -1,5 +1,5 @@
 /**
- * What is said, as text: the twin of `write_content` in network/messages.py; and ids and lengths of time.
+ * What is said, as text: the twin of `write_content` in network/messages.py; ids and addresses.
  * No DOM, no clock.
  */
 
@@ -160,13 +160,4 @@ export function makeIds(now, chance = defaultChance) {
 
 function defaultChance() {
   return [...globalThis.crypto.getRandomValues(new Uint8Array(8))].map((it) => it.toString(16).padStart(2, "0")).join("");
-}
-
-/** A length of time in the largest unit that it has: `4 s`, `3 min`, `2 h`, `5 d`. */
-export function writeAge(ms) {
-  const seconds = Math.max(0, Math.floor(ms / 1000));
-  for (const [unit, size] of [["d", 86_400], ["h", 3600], ["min", 60]]) {
-    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
-  }
-  return `${seconds} s`;
 }

@@ -10,8 +10,8 @@
 import { bound } from "#core/draft.js";
 import { saidOf, splitWord } from "#core/text.js";
 
-export const TYPING_SHOWN_MS = 6_000;
-export const VIEWING_SHOWN_MS = 30_000;
+const TYPING_SHOWN_MS = 6_000;
+const VIEWING_SHOWN_MS = 30_000;
 const MAX_WORKS = 256; // reactions under way
 const MAX_WRITING = 32; // those of them that write
 const MAX_CALLS = 32; // under way, of one reaction

@@ -94,7 +94,7 @@ export const readRecords = (call, reaction, agent_id) =>
   readPages(call, "network.records", { reaction, agent_id, after: 0 }, "records", (page) => ({ after: page.records.at(-1).seq }));
 
 /** Give messages by their seqs, those that may be seen. @param {Call} call @param {number[]} seqs */
-export async function readMessages(call, seqs) {
+async function readMessages(call, seqs) {
   const read = (seq) => call("network.why", { seq }).then((it) => [seq, it.chain[0]], passUnknown(null));
   return Object.fromEntries((await inTurns([...new Set(seqs)], read)).filter(Boolean));
 }

@@ -16,7 +16,7 @@ const RANKS = {stopped: 0, works: 1, waits: 2, stopping: 2, queued: 2, held: 2, 
 const rank = (it) => RANKS[it.activity] ?? (it.state === "online" ? 4 : 6);
 
 /** What a participant does, in a few words: the twin of roundelay/runs/activity.py. */
-export function describeActivity(agent) {
+function describeActivity(agent) {
   const {activity, work = [], open_reactions: open = 0} = agent;
   if (activity === undefined) return agent.state;
   if (activity === "gone") return open ? `gone, in the middle of ${open} reaction${open === 1 ? "" : "s"}` : "gone";
@@ -26,7 +26,7 @@ export function describeActivity(agent) {
 }
 
 /** What reactions of one agent that are in the same state do. */
-export function describeWork(work) {
+function describeWork(work) {
   const triggers = listFew(work.map((it) => `#${it.trigger}`));
   switch (work[0].activity) {
     case "works": return `works on ${triggers}`;

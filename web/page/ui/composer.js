@@ -15,20 +15,20 @@ const TYPING_EVERY_MS = 3_000;
 const MENTION = /(?<![A-Za-z0-9._%+@-])@([a-z0-9][a-z0-9._-]*)/gi;
 
 /** The beginning of a mention that ends at the caret: {begin, word}; null if there is none. */
-export function readMention(text, caret) {
+function readMention(text, caret) {
   const found = /(?<![A-Za-z0-9._%+@-])@([a-z0-9._-]*)$/i.exec(text.slice(0, caret));
   return found && {begin: found.index, word: found[1].toLowerCase()};
 }
 
 /** Which of these agents a text mentions. `@bob.` ends a sentence, `@bob.smith` is another one. */
-export function listAsked(text, ids) {
+function listAsked(text, ids) {
   const names = [...text.matchAll(MENTION)].map(([, name]) => name.toLowerCase());
   return ids.filter((id) => names.some((it) => it === id || (it.startsWith(id) && /^[._-]+$/.test(it.slice(id.length)))));
 }
 
 /** A message's content: the text alone, or with what is attached; `before`: the content that it replaces, of which all
  * but the text stays. */
-export function makeContent(text, files, before) {
+function makeContent(text, files, before) {
   const kept = typeof before === "object" && before !== null && typeof before.text === "string" ? before : {};
   const list = (name, isImage) => [...(Array.isArray(kept[name]) ? kept[name] : []),
     ...files.filter((it) => it.isImage === isImage).map(({isImage: _, id: __, ...it}) => it)];

@@ -32,7 +32,7 @@ export function startLogin() {
 }
 
 /** Read a link's `#login=ID~CODE`: the id, a new token for it, and the code that binds it. */
-export function takeLink(text, before) {
+function takeLink(text, before) {
   const found = /#login=([^~#]+)~([\w-]+)$/.exec(text.trim());
   if (!found) return null;
   return {agent_id: decode(found[1]), token: makeToken(), login_code: found[2], before: before ?? undefined};

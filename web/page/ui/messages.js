@@ -155,7 +155,7 @@ function Long({text, children}) {
 }
 
 /** A picture that is in the message, or a file: what it is called, and a way to keep what came with it. */
-export function Attachment({given, word}) {
+function Attachment({given, word}) {
   const it = isObject(given) ? given : {url: given};
   const pick = (...keys) => keys.map((key) => it[key]).find((value) => typeof value === "string" && value) ?? "";
   const url = pick("url", "path") || (pick("data") && `data:${pick("media_type", "mime_type") || "application/octet-stream"};base64,${pick("data")}`);

@@ -12,7 +12,7 @@ export const isRecorded = () => document.getElementById("recording") !== null;
 export async function showRecording() {
   const element = document.getElementById("recording");
   const bytes = Uint8Array.from(atob(element.textContent), (it) => it.charCodeAt(0));
-  element.textContent = "";
+  element.remove();
   const rows = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
   const recording = openRecording(rows);
   knowPrices(recording.price);

@@ -19,7 +19,7 @@ export function startRouter() {
 }
 
 /** Read a fragment. What is no screen's is the inbox; what cannot be decoded is taken as it is. @returns {Route} */
-export function readRoute(hash) {
+function readRoute(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   const [screen, ...rest] = path.split("/");
   const query = Object.fromEntries(new URLSearchParams(search));

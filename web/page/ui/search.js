@@ -56,7 +56,7 @@ function Hit({message, query}) {
 }
 
 /** A part of a text around the first of these words, as pieces of text and `mark`. */
-export function markWords(text, query) {
+function markWords(text, query) {
   const words = (query.match(/[\p{L}\p{N}]+\*?/gu) ?? []).map((it) => fold(it.replace("*", "")));
   const spans = [...text.matchAll(/[\p{L}\p{N}\p{M}]+/gu)].filter((it) => words.some((word) => fold(it[0]).startsWith(word)));
   const from = Math.max(0, (spans[0]?.index ?? 0) - AROUND / 2);

@@ -54,7 +54,7 @@ export function Thread({id, at}) {
 }
 
 /** Whether a message of this participant would be taken there, as far as a screen can tell. */
-export function mayWriteIn(id, thread, me) {
+function mayWriteIn(id, thread, me) {
   const [kind, name = ""] = id.split(/:(.*)/s);
   if (kind === "direct") return name.split("~").includes(me.agent_id);
   if (kind === "mod") return name.endsWith(`~${me.agent_id}`) && !name.startsWith("network~");

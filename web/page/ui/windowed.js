@@ -17,7 +17,7 @@ const END = 12;
  * @param {{key: string, offset: number}|null} anchor
  * @param {number} view the viewport's height
  */
-export function chooseRange(rows, heightOf, anchor, view) {
+function chooseRange(rows, heightOf, anchor, view) {
   const found = anchor === null ? -1 : rows.findIndex((it) => it.key === anchor.key);
   let first = found < 0 ? rows.length : found;
   let last = first;

@@ -1,0 +1,55 @@
+"""The page's own modules lean on each other one way, and each name that they give is somebody's to use."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from roundelay.web import site
+
+PAGE = site.FOLDER
+BARE: dict[str, str] = json.loads((PAGE / site.VENDORED).read_text(encoding="utf-8"))["imports"]
+SOURCES = {it.relative_to(PAGE).as_posix(): it.read_text(encoding="utf-8") for it in PAGE.glob("*/*.js")}
+OWN = {name: text for name, text in SOURCES.items() if name.startswith(("core/", "ui/"))}
+TESTS = "".join(
+    it.read_text(encoding="utf-8") for it in Path(__file__).parent.rglob("*") if it.suffix in {".js", ".py"}
+)
+
+_IMPORT = re.compile(r"""(?:\bfrom|\bimport)\s*\(?\s*["']([^"']+)["']""")
+_EXPORT = re.compile(r"^export (?:async )?(?:const|function\*?|class) (\w+)", re.MULTILINE)
+_COMMENT = re.compile(r"/\*.*?\*/|(?<![:\\])//[^\n]*", re.DOTALL)
+_OF_BROWSERS = re.compile(
+    r"(?<![\w.$])(document|window|navigator|location|history|localStorage|sessionStorage)\s*[.\[]"
+)
+
+
+def list_imports(name: str) -> list[str]:
+    return _IMPORT.findall(_COMMENT.sub("", OWN[name]))
+
+
+def test_core_imports_core_alone_and_knows_no_document() -> None:
+    for name in (it for it in OWN if it.startswith("core/")):
+        assert [it for it in list_imports(name) if not it.startswith("#core/")] == [], name
+        assert _OF_BROWSERS.findall(_COMMENT.sub("", OWN[name])) == [], name
+
+
+def test_no_module_is_imported_by_what_it_imports() -> None:
+    waiting = {name: {it[1:] for it in list_imports(name) if it[1:] in OWN} for name in OWN}
+    while free := [name for name, needed in waiting.items() if not needed & set(waiting)]:
+        for name in free:
+            del waiting[name]
+    assert not waiting, "these import each other, or what does"
+
+
+def test_each_export_is_used_by_another_module_or_a_test() -> None:
+    for name, text in OWN.items():
+        others = TESTS + "".join(it for other, it in OWN.items() if other != name)
+        unused = [it for it in _EXPORT.findall(text) if not re.search(rf"\b{it}\b", others)]
+        assert unused == [], name
+
+
+def test_each_library_is_imported_by_what_the_page_begins_with() -> None:
+    contents = site.read_contents(site.FOLDER)
+    modules = site.list_modules(contents, site.list_imports(site.FOLDER, {name: name for name in contents}))
+    assert {f"#{it}" for it in contents if it.startswith("vendor/")} <= {BARE.get(it, it) for it in modules}
