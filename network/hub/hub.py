@@ -469,15 +469,24 @@ class Hub:
         except TimeoutError:
             return
 
-    async def wait_for_message(self, agent_id: str, after: int, timeout_s: float) -> None:
-        """Wait until there may be a message above ``after`` that is delivered to a participant, or the time is over."""
+    async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
+        """Wait until there may be a message above ``after`` that is delivered to a session's participant, or the time is
+        over. Raises `CancelledError` when the session is gone."""
+        board = self.switchboard
+        if board.may_have_come(origin.agent_id, after):
+            return
+        session = board.sessions.get(origin.session_id)
+        if session is None:
+            raise asyncio.CancelledError
+        arrival: asyncio.Future[None] = self._loop.create_future()
+        session.arrivals[arrival] = None
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.switchboard.may_have_come(agent_id, after):
-                    after = max(after, self.state.head)
-                    await self._moved.wait()
+                await arrival
         except TimeoutError:
             return
+        finally:
+            session.arrivals.pop(arrival, None)
 
     def starts_after(self, agent_id: str) -> int:
         """Where delivery from a participant's floor begins."""

@@ -171,6 +171,9 @@ class Switchboard:
         self._operators.pop(session, None)
         self.joining -= session.state is SessionState.JOINING
         session.state = SessionState.CLOSED
+        for arrival in session.arrivals:
+            arrival.cancel()
+        session.arrivals.clear()
         if session.room is not None:
             session.results.clear()
             self.room.close(session.room)
@@ -215,8 +218,10 @@ class Switchboard:
         self.leave(session, code)
 
     def refuse(self, session: Session, code: int, error: RoundelayError | None) -> None:
-        """End a session; the error goes before the close code, if there is one."""
+        """End a session; the error goes before the close code, if there is one, and nothing between them."""
         if error is not None:
+            session.is_inbox_changed = False
+            self.flush_session(session)
             log.info("a session is refused", extra={**_name(session), "code": error.code})
             session.outgoing.append(error_bytes(error))
         silent = "bye" if code == 1000 else "A newer reactor has taken over."
@@ -302,6 +307,8 @@ class Switchboard:
     def _push(self, sessions: list[Session], seq: int, frame: bytes, sender_session: str, *, needs_ack: bool) -> None:
         for session in sessions:
             outbox = session.outbox
+            if needs_ack and session.arrivals:
+                self._wake(session)
             if session.session_id == sender_session:
                 outbox.pass_over(seq)
             elif not outbox.is_behind:
@@ -310,6 +317,13 @@ class Switchboard:
                     self._tell_behind(session)
                 if session not in self._dirty:
                     self.touch(session)
+
+    def _wake(self, session: Session) -> None:
+        """What this session's reads wait for has come."""
+        for arrival in session.arrivals:
+            if not arrival.done():
+                arrival.set_result(None)
+        session.arrivals.clear()
 
     def _tell_behind(self, session: Session) -> None:
         body = {"from_seq": session.outbox.position}

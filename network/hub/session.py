@@ -6,6 +6,7 @@ read.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Iterable
 from enum import Enum
 from typing import Any, Protocol
@@ -149,6 +150,8 @@ class Session:
         """Whether it is to be told, with what is written next, that what waits for its participant has changed."""
         self.held: list[bytes] = []
         """Messages that arrived while joining."""
+        self.arrivals: dict[asyncio.Future[None], None] = {}
+        """Reads that wait for a message to this participant: at most `max_reads`. A message to others costs them nothing."""
         self.reads_under_way = 0
         """Calls that only read, those that wait for room among them; and signals by their thread."""
         self.asked_bytes = 0

@@ -64,7 +64,7 @@ class HubView(Protocol):
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None: ...
 
-    async def wait_for_message(self, agent_id: str, after: int, timeout_s: float) -> None: ...
+    async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None: ...
 
     def starts_after(self, agent_id: str) -> int: ...
 
@@ -95,7 +95,7 @@ class Reading(Struct, frozen=True):
         Meanwhile others may have this read's room."""
         if self.place is not None:
             self.place.give_back()
-        await self.hub.wait_for_message(self.origin.agent_id, after, timeout_s)
+        await self.hub.wait_for_message(self.origin, after, timeout_s)
         if self.place is not None:
             await self.place.take()
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -28,6 +28,7 @@ from roundelay.network.hub import Hub
 from roundelay.network.hub import connection as connections
 from roundelay.network.hub.connection import HubConnection
 from roundelay.network.hub.local import LocalConnection, LocalTransport
+from roundelay.network.hub.publisher import Switchboard
 from roundelay.network.ledger import MAX_PAGE_BYTES, Page
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -135,6 +136,48 @@ class Peer:
                 await self.hear()
             except Closed as end:
                 return end.code
+
+
+# -- reads that wait for a message
+
+
+async def test_who_waits_for_a_message_costs_nothing_while_others_talk_and_nothing_once_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = 0
+    may_have_come = Switchboard.may_have_come
+
+    def count(self: Switchboard, agent_id: str, after: int) -> bool:
+        nonlocal looked
+        looked += 1
+        return may_have_come(self, agent_id, after)
+
+    monkeypatch.setattr(Switchboard, "may_have_come", count)
+    async with running_hub(MemoryLedger(epoch="e1")) as hub, AsyncExitStack() as here:
+        clients = [await here.enter_async_context(joined(hub, f"bob{number}", deliver=False)) for number in range(20)]
+        waits = [
+            asyncio.create_task(it.call("network.receive", {"wait_ms": 30_000})) for it in clients for _ in range(50)
+        ]
+        ann = await here.enter_async_context(joined(hub, "ann"))
+        await here.enter_async_context(joined(hub, "cat"))
+        await clients[-1].call("network.receive")
+        while looked < len(waits):
+            await asyncio.sleep(0)
+        waiting, looked = len(hub.switchboard._tasks), 0
+        for number in range(100):
+            await ann.send("agent:cat", number)
+        assert looked == 0
+        await ann.send("agent:bob0", "now")
+        for wait in waits[:50]:
+            assert [it["content"] for it in (await wait)["messages"]] == ["now"]
+        for wait in waits[50:]:
+            wait.cancel()
+        for it in clients:
+            await it.close()
+        while left := [it for it in hub.switchboard._tasks if not it.done()]:
+            async with asyncio.timeout(5):
+                await asyncio.wait(left)
+        assert waiting >= len(waits)
 
 
 # -- the hub's own tasks
