@@ -144,12 +144,14 @@ class Peer:
 async def test_who_waits_for_a_message_costs_nothing_while_others_talk_and_nothing_once_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked = 0
+    looked, all_wait = 0, asyncio.Event()
     may_have_come = Switchboard.may_have_come
 
     def count(self: Switchboard, agent_id: str, after: int) -> bool:
         nonlocal looked
         looked += 1
+        if looked == 20 * 50:
+            all_wait.set()
         return may_have_come(self, agent_id, after)
 
     monkeypatch.setattr(Switchboard, "may_have_come", count)
@@ -161,8 +163,7 @@ async def test_who_waits_for_a_message_costs_nothing_while_others_talk_and_nothi
         ann = await here.enter_async_context(joined(hub, "ann"))
         await here.enter_async_context(joined(hub, "cat"))
         await clients[-1].call("network.receive")
-        while looked < len(waits):
-            await asyncio.sleep(0)
+        await all_wait.wait()
         waiting, looked = len(hub.switchboard._tasks), 0
         for number in range(100):
             await ann.send("agent:cat", number)
