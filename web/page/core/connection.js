@@ -8,6 +8,7 @@
  * `#ui/store.js`: {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry, discard, wake, close}.
  */
 
+import { Refused } from "#core/refused.js";
 import { makeIds } from "#core/text.js";
 
 const SUBPROTOCOL = "roundelay.v1";
@@ -26,16 +27,6 @@ const MAX_OUTBOX_CHARS = 2 ** 20;
 const ACK_DELAY_MS = 20;
 const MAX_BUFFERED = 2 ** 18; // with more on its way signals are dropped
 const LATER = ["rate_limited", "overloaded"];
-
-/** What the hub refused, or why there is no answer. `code` is the protocol's, or `closed`. */
-export class Refused extends Error {
-  constructor(code, message, retryAfterMs) {
-    super(message);
-    this.name = "Refused";
-    this.code = code;
-    this.retry_after_ms = retryAfterMs;
-  }
-}
 
 export class Connection {
   /**

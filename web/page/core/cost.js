@@ -63,12 +63,13 @@ function addCall(sum, it, price) {
   else if (!sum.unpriced.includes(it.model)) sum.unpriced = [...sum.unpriced, it.model].sort();
 }
 
-async function* readUsage(call, agent_id) {
-  for (let args = { after: 0, limit: 500, ...(agent_id && { agent_id }) }; args; ) {
+/** The pages of `network.usage` above a seq: of one agent, or of each that the caller may see, one after the other. */
+export async function* readUsage(call, agent_id, after = 0) {
+  for (let args = { after, limit: 500, ...(agent_id && { agent_id }) }; args; ) {
     const page = await call("network.usage", args);
     yield page;
     if (page.has_more) args = { ...args, agent_id: page.agent_id, after: page.calls.at(-1)?.seq ?? args.after };
-    else args = !agent_id && page.next_agent ? { after: 0, limit: 500, agent_id: page.next_agent } : null;
+    else args = !agent_id && page.next_agent ? { after, limit: 500, agent_id: page.next_agent } : null;
   }
 }
 

@@ -3,6 +3,7 @@
 // of agents/journal.py is passed over, and `is_readable` is false. No DOM, no calls to the hub, no clock. Pure.
 
 import { derivedId } from "#core/hash.js";
+import { isObject, readArguments } from "#core/json.js";
 import { textOf } from "#core/text.js";
 
 /** @typedef {{seq: number, agent_id: string, record_id: string, kind: string, body: any, at: number}} WireRecord */
@@ -12,7 +13,6 @@ import { textOf } from "#core/text.js";
 const isText = (it) => typeof it === "string";
 const isNumber = Number.isSafeInteger;
 const isFlag = (it) => typeof it === "boolean";
-const isObject = (it) => it !== null && typeof it === "object" && !Array.isArray(it);
 const every = (check) => (it) => Array.isArray(it) && it.every(check);
 const values = (check) => (it) => isObject(it) && Object.values(it).every(check);
 const orNull = (check) => (it) => it === null || check(it);
@@ -218,18 +218,9 @@ function readHandoff(record, { turn, agent }, run) {
   const to = String(record.body.agent ?? "");
   const name = `hand_over_to_${to}`.replace(/[^a-zA-Z0-9_-]/gu, "_").slice(0, 64);
   const call = run.replies.get(turn)?.reply.tool_calls?.find((it) => it.name === name);
-  const note = call ? parseArguments(call.arguments)?.note : "";
+  const note = call ? readArguments(call.arguments)?.note : "";
   const is_return = call === undefined;
   return { type: "handoff", seq: record.seq, path: pathOf(record), turn, from: agent, to, note: isText(note) ? note : "", is_return };
-}
-
-/** Give a call's arguments as JSON; the text itself if it is none. */
-function parseArguments(text) {
-  try {
-    return JSON.parse(text || "{}");
-  } catch {
-    return text;
-  }
 }
 
 // --- the same as spans of time

@@ -2,19 +2,12 @@
 // an exported page holds (roundelay/runs/page.py writes them). Whatever changes something is refused. No DOM, no clock;
 // what is found once is kept, the rows never change.
 
-import { textOf } from "#core/text.js";
-
-/** What the hub's operations raise, with its code. */
-export class Refused extends Error {
-  constructor(code, message) {
-    super(message);
-    this.code = code;
-  }
-}
+import { isObject } from "#core/json.js";
+import { Refused } from "#core/refused.js";
+import { fold, textOf } from "#core/text.js";
 
 const CHARGED = ["finished", "model_reply", "review", "used"];
 const STATUSES = ["finished", "stopped", "cancelled", "failed"];
-const isObject = (it) => it !== null && typeof it === "object" && !Array.isArray(it);
 const MAX_LINE = 200;
 
 /**
@@ -122,8 +115,6 @@ function readHistory(index, { thread_id, before = Infinity, after = 0, limit = 5
   const found = its.filter((it) => it.seq < before && it.seq > after);
   return { messages: after ? found.slice(0, limit) : found.slice(-limit), has_more: found.length > limit };
 }
-
-const fold = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
 
 function search(index, { query, thread_id, before = Infinity, limit = 20 }) {
   const terms = fold(query).match(/[\p{L}\p{N}]+\*?/gu) ?? [];

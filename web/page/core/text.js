@@ -3,6 +3,8 @@
  * No DOM, no clock.
  */
 
+import { isObject } from "#core/json.js";
+
 const MAX_DEPTH = 6;
 const MAX_SIZE = 1e15;
 const MAX_LINE_CHARS = 200;
@@ -13,8 +15,6 @@ const NAMES = ["name", "filename", "title"];
 const TYPES = ["media_type", "mime_type", "type"];
 const SIZES = ["size", "bytes"];
 const PLACES = ["url", "path"];
-
-const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 /** A message as text: its `text_representation`, else what its content says. */
 export function textOf(message) {
@@ -126,6 +126,15 @@ export function writeLine(text) {
   return characters.length <= MAX_LINE_CHARS ? line : `${characters.slice(0, MAX_LINE_CHARS - 1).join("")}…`;
 }
 
+/** A text as searches compare it: without case and accents. @param {string} text */
+export const fold = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
+
+/** A number of things: `1 call`, `2 calls`. @param {number} count @param {string} word */
+export const tellCount = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+
+/** The thread of what two say to each other alone. */
+export const directThread = (one, other) => `direct:${[one, other].sort().join("~")}`;
+
 /** Whose the address is: `bob` of `agent:bob`. */
 export const nameOf = (address) => address.slice(address.indexOf(":") + 1);
 
@@ -137,6 +146,21 @@ export function addressOf(threadId, me) {
   if (!threadId.startsWith("direct:")) return null;
   const [first, second] = nameOf(threadId).split("~");
   return `agent:${first === me ? second : first}`;
+}
+
+/** What a thread is called where nobody has named it, by whom it is read. */
+export function nameThread(thread, me) {
+  const { thread_id: id } = thread;
+  if (thread.mark?.title) return thread.mark.title;
+  if (id.startsWith("channel:")) return `#${nameOf(id)}`;
+  if (id === "broadcast") return "Everybody";
+  if (id.startsWith("direct:")) {
+    const others = nameOf(id).split("~").filter((it) => it !== me);
+    return others.join(" and ") || me;
+  }
+  if (id === `mod:network~${me}`) return "From the network";
+  if (id.startsWith("mod:")) return `From the mod ${nameOf(id).replace(`~${me}`, "")}`;
+  return id.startsWith("thread:") ? `Replies to #${nameOf(id)}` : id;
 }
 
 /** Where a reply to a message goes. */

@@ -1,6 +1,7 @@
 // When agents were at work: the newest reactions with their steps, and a scale on which times when nobody worked are
 // short. It asks by the `call` that it is given, of a hub or of a recording; no DOM, no clock.
 
+import { readUsage } from "#core/cost.js";
 import { readReaction } from "#core/reading.js";
 import { readRecords } from "#core/why.js";
 
@@ -35,11 +36,8 @@ export async function readTimeline(call, { most = 300, isWhole = false } = {}) {
 async function listNamed(call, after) {
   const named = new Map();
   const add = ({ agent_id, reaction, seq }) => named.set(`${agent_id} ${reaction}`, { agent_id, reaction, seq });
-  for (let args = { after, limit: 500 }; args; ) {
-    const page = await call("network.usage", args);
+  for await (const page of readUsage(call, undefined, after)) {
     for (const it of page.calls) add({ ...it, agent_id: page.agent_id });
-    if (page.has_more) args = { ...args, agent_id: page.agent_id, after: page.calls.at(-1)?.seq ?? args.after };
-    else args = page.next_agent ? { after, limit: 500, agent_id: page.next_agent } : null;
   }
   const open = await call("network.open_reactions", { limit: 500 });
   for (const it of open.reactions) if (!named.has(`${it.agent_id} ${it.reaction}`)) add(it);

@@ -8,6 +8,7 @@
  */
 
 import { bound } from "#core/draft.js";
+import { isObject } from "#core/json.js";
 import { saidOf, splitWord } from "#core/text.js";
 
 const TYPING_SHOWN_MS = 6_000;
@@ -47,12 +48,12 @@ export const listWorks = (underWay, threadId) =>
   Object.values(underWay.works).filter((it) => it.thread_id === threadId);
 
 /** Those of them that have texts which grow; what waits for a decision writes nothing more. */
-export function listWriting(underWay, threadId) {
-  const asking = new Set(Object.values(underWay.undecided).map((it) => keyOf(it.agent_id, it.reaction)));
-  return listWorks(underWay, threadId).filter(
-    (it) => it.streams.length && !asking.has(keyOf(it.agent_id, it.reaction)),
-  );
-}
+export const listWriting = (underWay, threadId) =>
+  listWorks(underWay, threadId).filter((it) => it.streams.length && !isAsking(underWay, it));
+
+/** Whether a reaction waits for a person's decision. */
+export const isAsking = (underWay, { agent_id, reaction }) =>
+  Object.values(underWay.undecided).some((it) => it.agent_id === agent_id && it.reaction === reaction);
 
 /** The ids of those who think, in a thread or anywhere. */
 export function listThinking(underWay, threadId) {
@@ -123,10 +124,8 @@ export function takeSaid(draft, message) {
   for (const [key, work] of Object.entries(draft.state.under_way.works)) {
     if (work.agent_id === message.sender_id && work.thread_id === message.thread_id) takeTextAway(draft, key);
   }
-  for (const kind of ["typing"]) {
-    const key = `${message.thread_id} ${message.sender_id}`;
-    if (key in draft.state.under_way[kind]) delete draft.own("under_way", kind)[key];
-  }
+  const typist = `${message.thread_id} ${message.sender_id}`;
+  if (typist in draft.state.under_way.typing) delete draft.own("under_way", "typing")[typist];
   const asks = message.metadata?.approval?.reaction;
   const stillWaits = message.metadata?.still_waits;
   if (typeof asks === "string") {
@@ -342,7 +341,6 @@ function readPlace(body) {
   return whole.length <= MAX_PATH_CHARS && PATH.test(whole) ? { path, turn, call } : null;
 }
 
-const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const isNumber = (value) => Number.isInteger(value) && value >= 0 && value <= MAX_NUMBER;
 const readName = (value) => (typeof value === "string" ? value.slice(0, MAX_NAME_CHARS) : "…");
 const keyOf = (agentId, reaction) => `${agentId} ${reaction}`; // ids hold no spaces

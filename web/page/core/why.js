@@ -3,6 +3,7 @@
 // given, of a hub or of a recording; no DOM, nothing kept.
 
 import { chooseEarlier, listMessages, readReaction, tellExchange, tellWork, traceMessage } from "#core/reading.js";
+import { tellCount } from "#core/text.js";
 
 /** @typedef {(op: string, args: object) => Promise<any>} Call */
 
@@ -86,7 +87,7 @@ async function readReactionsTo(call, message) {
 
 function tellStatus({ status, runs, turns }) {
   const shown = status === null ? turns : (runs.get("").finished.turns ?? 0);
-  return `${status ?? "open"} after ${shown} turn${shown === 1 ? "" : "s"}`;
+  return `${status ?? "open"} after ${tellCount(shown, "turn")}`;
 }
 
 /** Give all records of an agent's reaction that may be seen, oldest first. @param {Call} call */

@@ -2,14 +2,13 @@
 import {computed, signal} from "#vendor/signals.js";
 import {useRef} from "#vendor/hooks.js";
 import {readCost} from "#core/cost.js";
+import {directThread, tellCount} from "#core/text.js";
 import {useRows} from "#ui/keys.js";
-import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, Loading, nameThread, useFetched} from "#ui/parts.js";
+import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, Loading, useFetched} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
+import {actions, agents, isReadOnly, me, nameHere} from "#ui/store.js";
 
-const agents = computed(() => Object.values(state.value.agents ?? {}).sort((a, b) => rank(a) - rank(b) || (a.agent_id < b.agent_id ? -1 : 1)));
-const me = computed(() => state.value.me?.agent_id);
-const threads = computed(() => state.value.threads ?? {});
+const sorted = computed(() => Object.values(agents.value).sort((a, b) => rank(a) - rank(b) || (a.agent_id < b.agent_id ? -1 : 1)));
 const kind = signal("agent");
 
 const RANKS = {stopped: 0, works: 1, waits: 2, stopping: 2, queued: 2, held: 2, idle: 3, gone: 5};
@@ -19,7 +18,7 @@ const rank = (it) => RANKS[it.activity] ?? (it.state === "online" ? 4 : 6);
 function describeActivity(agent) {
   const {activity, work = [], open_reactions: open = 0} = agent;
   if (activity === undefined) return agent.state;
-  if (activity === "gone") return open ? `gone, in the middle of ${open} reaction${open === 1 ? "" : "s"}` : "gone";
+  if (activity === "gone") return open ? `gone, in the middle of ${tellCount(open, "reaction")}` : "gone";
   if (activity === "idle" || activity === "stopped" || !work.length) return activity;
   const same = work.filter((it) => it.activity === activity);
   return describeWork(same.length ? same : work);
@@ -54,25 +53,25 @@ export function Agents({id}) {
 function All() {
   const list = useRef(null);
   useRows(list);
-  const found = agents.value.filter((it) => (kind.value === "agent") === (it.kind === "agent"));
+  const found = sorted.value.filter((it) => (kind.value === "agent") === (it.kind === "agent"));
   return html`<div class="screen"><${Head} title="Agents"><${Choice} label="Whom to show" value=${kind.value} options=${[["agent", "Agents"], ["human", "People and services"]]} onChoose=${(it) => { kind.value = it; }} /><//>
     ${found.length ? html`<ul class="card card-list" ref=${list} aria-label="Who is here">${found.map((it) => html`<li key=${it.agent_id}><a class="row" data-row href=${linkTo.agent(it.agent_id)}>
         <${Face} id=${it.agent_id} /><span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="state"><${Dot} agent=${it} />${describeActivity(it)}</span></span>
           <span class="faint cut" dir="auto">${it.card?.description || (it.kind === "agent" ? "Says nothing of itself" : it.kind)}</span></span></a></li>`)}</ul>`
-      : !agents.value.length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="Nobody is here">Agents that have joined this network once are listed here.<//>`}</div>`;
+      : !sorted.value.length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="Nobody is here">Agents that have joined this network once are listed here.<//>`}</div>`;
 }
 
 const Dot = ({agent}) => html`<span class=${`dot ${agent.activity ?? agent.state}`} aria-hidden="true"></span>`;
 
 function One({id}) {
-  const agent = state.value.agents?.[id];
-  if (!agent) return html`<div class="screen"><${Head} title=${id} back=${linkTo.agents()} />${!agents.value.length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="Nobody is registered under this id" />`}</div>`;
+  const agent = agents.value[id];
+  if (!agent) return html`<div class="screen"><${Head} title=${id} back=${linkTo.agents()} />${!sorted.value.length ? html`<${Loading} />` : html`<${Empty} icon="agents" title="Nobody is registered under this id" />`}</div>`;
   const {card = {}, work = [], open_reactions: open = 0} = agent;
   const facts = [["Kind", agent.kind], ["Session", agent.state], ["Visibility", card.visibility], ["Open reactions", open || undefined]].filter(([, it]) => it);
   const tools = (card.tools ?? []).map((it) => (typeof it === "string" ? {name: it} : it));
-  const direct = `direct:${[me.value, id].sort().join("~")}`;
+  const direct = directThread(me.value.agent_id, id);
   return html`<div class="screen"><${Head} title=${html`<${Agent} id=${id} />`} back=${linkTo.agents()}>
-      ${id !== me.value && html`<a class="button primary" href=${linkTo.thread(direct)}>Write</a>`}<a class="button" href=${linkTo.cost({agent: id})}>What it costs</a><//>
+      ${id !== me.value.agent_id && html`<a class="button primary" href=${linkTo.thread(direct)}>Write</a>`}<a class="button" href=${linkTo.cost({agent: id})}>What it costs</a><//>
     <div class="row profile"><${Face} id=${id} /><div class="row-main"><p class="state"><${Dot} agent=${agent} />${describeActivity(agent)}</p>
       ${card.description && html`<p dir="auto">${card.description}</p>`}
       ${card.tags?.length > 0 && html`<p class="tools">${card.tags.map((it) => html`<${Badge}><bdi>${it}</bdi><//>`)}</p>`}</div></div>
@@ -95,6 +94,6 @@ function Models({id}) {
 function Work({work}) {
   const {reaction, thread_id: thread, trigger, at} = work;
   return html`<li class="row"><div class="row-main"><span class="row-line"><span class="state">${describeWork([work])}</span>${at && html`<${Age} at=${at} label="for " />`}</span>
-    <a class="cut" dir="auto" href=${linkTo.thread(thread, trigger)}>${nameThread(threads.value[thread] ?? {thread_id: thread}, me.value)}</a></div>
-    ${!state.value.is_read_only && html`<${Button} kind="danger" icon="stop" run=${() => actions.stop({reaction})}>Stop<//>`}</li>`;
+    <a class="cut" dir="auto" href=${linkTo.thread(thread, trigger)}>${nameHere(thread)}</a></div>
+    ${!isReadOnly.value && html`<${Button} kind="danger" icon="stop" run=${() => actions.stop({reaction})}>Stop<//>`}</li>`;
 }

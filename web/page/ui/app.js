@@ -9,10 +9,10 @@ import {Cost} from "#ui/cost.js";
 import {Inbox, inboxItems, useNotifications} from "#ui/inbox.js";
 import {takenKeys, useKeys} from "#ui/keys.js";
 import {credentials, Login, logOut} from "#ui/login.js";
-import {Age, Boundary, Button, Count, Dialog, Face, html, Icon, nameThread} from "#ui/parts.js";
+import {Age, Boundary, Button, Count, Dialog, Face, html, Icon} from "#ui/parts.js";
 import {go, linkTo, route} from "#ui/router.js";
 import {Search} from "#ui/search.js";
-import {actions, state} from "#ui/store.js";
+import {actions, isReadOnly, me, nameHere, state} from "#ui/store.js";
 import {setTheme, theme} from "#ui/theme.js";
 import {Thread} from "#ui/thread.js";
 import {Threads, unreadCount} from "#ui/threads.js";
@@ -25,12 +25,9 @@ const PLACES = [
 ];
 const isHelpOpen = signal(false);
 const isLeaving = signal(false);
-const me = computed(() => state.value.me);
 const network = computed(() => state.value.network);
 const connection = computed(() => state.value.connection);
-const threads = computed(() => state.value.threads ?? {});
 const refusal = computed(() => state.value.error);
-const isReadOnly = computed(() => Boolean(state.value.is_read_only));
 const places = computed(() => PLACES.filter(([place]) => {
   if (place === "inbox") return !isReadOnly.value;
   return place !== "timeline" || isReadOnly.value || me.value?.is_operator;
@@ -165,7 +162,7 @@ function tellConnection(is) {
 function useTitle() {
   const {screen, id} = route.value;
   const waiting = inboxItems.value.length;
-  const thread = screen === "thread" ? nameThread(threads.value[id] ?? {thread_id: id}, me.value?.agent_id) : "";
+  const thread = screen === "thread" ? nameHere(id) : "";
   const names = {thread, why: `Why #${id}`, agents: id ?? "Agents"};
   const name = names[screen] ?? PLACES.find(([it]) => it === screen)?.[1] ?? "";
   const title = `${waiting ? `(${waiting}) ` : ""}${name} · ${network.value?.name || "Roundelay"}`;

@@ -4,8 +4,10 @@
  * the hub, is the store's. `readMention`, `listAsked` and `makeContent` are pure.
  */
 import {useEffect, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
+import {isObject, listOf} from "#core/json.js";
 import {textOf, writeSize} from "#core/text.js";
 import {Agent, html, Icon} from "#ui/parts.js";
+import {keep, load} from "#ui/storage.js";
 import {actions, state} from "#ui/store.js";
 
 const MAX_OFFERED = 8;
@@ -29,8 +31,8 @@ function listAsked(text, ids) {
 /** A message's content: the text alone, or with what is attached; `before`: the content that it replaces, of which all
  * but the text stays. */
 function makeContent(text, files, before) {
-  const kept = typeof before === "object" && before !== null && typeof before.text === "string" ? before : {};
-  const list = (name, isImage) => [...(Array.isArray(kept[name]) ? kept[name] : []),
+  const kept = isObject(before) && typeof before.text === "string" ? before : {};
+  const list = (name, isImage) => [...listOf(kept[name]),
     ...files.filter((it) => it.isImage === isImage).map(({isImage: _, id: __, ...it}) => it)];
   const parts = Object.entries({images: list("images", true), files: list("files", false)}).filter(([, it]) => it.length);
   const whole = {...kept, text, ...Object.fromEntries(parts)};
@@ -39,21 +41,6 @@ function makeContent(text, files, before) {
 
 const placeOf = (me, id) => `roundelay.draft ${me} ${id}`;
 
-function loadDraft(place) {
-  try {
-    return {text: "", ...JSON.parse(localStorage.getItem(place) ?? "{}")};
-  } catch {
-    return {text: ""};
-  }
-}
-
-function keepDraft(place, draft) {
-  try {
-    if (draft.text || draft.target) localStorage.setItem(place, JSON.stringify(draft));
-    else localStorage.removeItem(place);
-  } catch { /* full, or forbidden: the text is still in its field */ }
-}
-
 /**
  * props: `thread`, `me`, `target` (a signal: {kind: "reply"|"edit", message} or null), `field` (a ref to the textarea),
  * `onSent`.
@@ -61,7 +48,7 @@ function keepDraft(place, draft) {
 export function Composer({thread, me, target, field, onSent}) {
   const id = thread.thread_id;
   const place = placeOf(me.agent_id, id);
-  const [draft, setDraft] = useState(() => loadDraft(place));
+  const [draft, setDraft] = useState(() => ({text: "", ...load(place)}));
   const [files, setFiles] = useState([]);
   const [problem, setProblem] = useState("");
   const [offer, setOffer] = useState(null);
@@ -74,7 +61,7 @@ export function Composer({thread, me, target, field, onSent}) {
 
   const write = (next) => {
     setDraft(next);
-    keepDraft(place, next);
+    keep(place, next.text || next.target ? next : null);
   };
   const meant = state.value.messages[draft.target?.seq];
   useEffect(() => { // a draft that answered something goes on doing so, once that is there

@@ -1,18 +1,18 @@
 /** What models used, by agent, model, thread, conversation or day, and how much of their daily quotas participants have stored. */
-import {computed, signal} from "#vendor/signals.js";
+import {signal} from "#vendor/signals.js";
 import {useState} from "#vendor/hooks.js";
 import {HEADS, readCost} from "#core/cost.js";
-import {Agent, Bar, Button, Choice, Empty, ErrorBox, Field, Head, html, Loading, nameThread, now, tellSpan, useFetched} from "#ui/parts.js";
+import {writeSize} from "#core/text.js";
+import {Agent, Bar, Button, Choice, Empty, ErrorBox, Field, Head, html, Loading, now, tellSpan, useFetched} from "#ui/parts.js";
 import {needsPrice, priceOf, prices, setPrice, writeDollars} from "#ui/prices.js";
 import {go, linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
+import {actions, nameHere} from "#ui/store.js";
 
 const GROUPS = [["agent", "Agent"], ["model", "Model"], ["thread", "Thread"], ["root", "Conversation"], ["day", "Day"]];
 const SPANS = [["", "All"], ["1", "24 h"], ["7", "7 days"], ["30", "30 days"]];
 const DAY_MS = 86_400_000;
 const FIGURES = [["calls", "Calls"], ["prompt_tokens", "Tokens in"], ["cached_tokens", "of it cached"], ["completion_tokens", "Tokens out"], ["tools", "Tools"], ["usd", "Cost"]];
 const TITLES = {agent: "Agent", model: "Model", thread: "Thread", root: "Conversation", day: "Day (UTC)"};
-const threads = computed(() => state.value.threads ?? {});
 const order = signal({by: "", isUp: false});
 
 /** The screen; `query` has `by`, `days`, `agent`, `thread`. */
@@ -22,7 +22,7 @@ export function Cost({query}) {
   const wanted = {agent_id: agent, thread_id: thread, since: Number(days) ? Date.now() - Number(days) * DAY_MS : undefined};
   const {value, error, isLoading, again} = useFetched(() => readCost(actions.call, wanted, by, priceOf), [by, days, agent, thread, prices.value]);
   const set = (more) => go(linkTo.cost({...query, ...more}), {replace: true});
-  const only = agent ?? (thread && nameThread(threads.value[thread] ?? {thread_id: thread}, state.value.me?.agent_id));
+  const only = agent ?? (thread && nameHere(thread));
   return html`<div class="screen wide"><${Head} title="Cost">
       <${Choice} label="Group by" value=${by} options=${GROUPS} onChoose=${(it) => set({by: it})} />
       <${Choice} label="Since when" value=${days} options=${SPANS} onChoose=${(it) => set({days: it})} /><//>
@@ -33,14 +33,11 @@ export function Cost({query}) {
     <${Quotas} /></div>`;
 }
 
-const figure = (it, name) => (name === "cost" ? it.usd : it[name]);
-
 function Sums({report}) {
   const {by, groups, total} = report;
   const heads = HEADS[by];
   const name = order.value.by || (total.usd ? "usd" : "prompt_tokens");
-  const value = (it) => (heads.includes(name) ? it[name] : figure(it, name));
-  const sorted = [...groups].sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (order.value.isUp ? 1 : -1));
+  const sorted = [...groups].sort((a, b) => (a[name] < b[name] ? -1 : a[name] > b[name] ? 1 : 0) * (order.value.isUp ? 1 : -1));
   const sort = (it) => { order.value = {by: it, isUp: name === it && !order.value.isUp}; };
   const column = (it, text, isNumber) => html`<th scope="col" class=${isNumber ? "number" : ""} aria-sort=${it === name ? (order.value.isUp ? "ascending" : "descending") : undefined}>
     <button type="button" onClick=${() => sort(it)}>${text}<span aria-hidden="true">${it === name ? (order.value.isUp ? " ↑" : " ↓") : ""}</span></button></th>`;
@@ -59,7 +56,7 @@ const writeCost = ({usd, unpriced}) => (unpriced.length ? (usd ? `${writeDollars
 
 function Name({head, name}) {
   if (head === "agent") return html`<${Agent} id=${name} link />`;
-  if (head === "thread" && name !== "-") return html`<a dir="auto" href=${linkTo.thread(name)}>${nameThread(threads.value[name] ?? {thread_id: name}, state.peek().me?.agent_id)}</a>`;
+  if (head === "thread" && name !== "-") return html`<a dir="auto" href=${linkTo.thread(name)}>${nameHere(name)}</a>`;
   if (head === "root" && name !== "-") return html`<a href=${linkTo.why(name.slice(1))}>${name}</a>`;
   return html`<bdi>${name}</bdi>`;
 }
@@ -92,7 +89,7 @@ function Quotas() {
     <p class="faint">Quotas of a day; the next one begins in ${tellSpan(value.next_day_at - now.value)}.</p>
     <ul class="card card-list">${limited.map((it) => html`<li class="row quota" key=${it.agent_id}><${Agent} id=${it.agent_id} link />
       <${Quota} used=${it.messages} limit=${it.messages_per_day} write=${(n) => n.toLocaleString()} what="messages" />
-      <${Quota} used=${it.bytes} limit=${it.bytes_per_day} write=${writeBytes} what="" /></li>`)}</ul></section>`;
+      <${Quota} used=${it.bytes} limit=${it.bytes_per_day} write=${writeSize} what="" /></li>`)}</ul></section>`;
 }
 
 function Quota({used, limit, write, what}) {
@@ -100,9 +97,4 @@ function Quota({used, limit, write, what}) {
   const share = used / (limit || 1);
   const text = `${write(used)} of ${write(limit)} ${what}`;
   return html`<span><span class="faint">${text}</span><${Bar} share=${share} text=${text} kind=${share >= 1 ? "bad" : share >= 0.9 ? "warn" : ""} /></span>`;
-}
-
-function writeBytes(count) {
-  for (const [size, unit] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) if (count >= size) return `${(count / size).toFixed(1)} ${unit}`;
-  return `${count} bytes`;
 }

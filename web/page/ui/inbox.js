@@ -3,16 +3,16 @@
  * conversations that stopped, budgets that are used up. The hub says what belongs here (`network.inbox`).
  */
 import {computed, signal} from "#vendor/signals.js";
-import {useEffect, useRef, useState} from "#vendor/hooks.js";
+import {useEffect, useRef} from "#vendor/hooks.js";
+import {Approval, readApproval} from "#ui/approvals.js";
 import {useRows} from "#ui/keys.js";
-import {Age, Agent, Badge, Button, Choice, Empty, Face, Field, Head, html, Icon, Loading, nameThread, now, tellSpan, useFetched} from "#ui/parts.js";
+import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, Icon, Loading, useFetched} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
+import {actions, fetchMessage, nameHere, state} from "#ui/store.js";
 
 /** What waits, in the hub's order. */
 export const inboxItems = computed(() => state.value.inbox?.items ?? []);
 const isComing = computed(() => !inboxItems.value.length && state.value.inbox?.is_stale !== false);
-const threads = computed(() => state.value.threads);
 const shown = signal("all");
 
 const KINDS = {
@@ -50,12 +50,10 @@ function Item({item}) {
     <div class="row-main">
       <div class="row-line"><${Badge} kind=${badge}>${text}<//>${agent && html`<${Agent} id=${agent} link />`}
         ${thread && html`<a class="faint cut" dir="auto" href=${linkTo.thread(thread, seq || undefined)}>${nameHere(thread) === agent ? "directly" : nameHere(thread)}</a>`}<${Age} at=${item.at} /></div>
-      ${kind === "approval" ? html`<${Approval} item=${item} />` : html`<p class="said" dir="auto">${tellItem(item)}</p>`}
+      ${kind === "approval" ? html`<${Asked} item=${item} />` : html`<p class="said" dir="auto">${tellItem(item)}</p>`}
       ${kind !== "approval" && html`<div class="tools"><${Tools} item=${item} /></div>`}
     </div></li>`;
 }
-
-const nameHere = (id) => nameThread(threads.value[id] ?? {thread_id: id}, state.peek().me?.agent_id);
 
 function tellItem(item) {
   if (item.kind === "dead_letter") {
@@ -80,38 +78,11 @@ function Tools({item}) {
     <${Button} run=${() => actions.dismiss(item)}>Dismiss<//>`;
 }
 
-/** A call that waits for a decision: what would be called with what, why, until when. */
-function Approval({item}) {
-  const [how, setHow] = useState(null);
-  const [text, setText] = useState("");
-  const {value} = useFetched(() => actions.call("network.history", {thread_id: item.thread_id, before: item.seq + 1, limit: 1}), [item.seq]);
-  const asked = value?.messages.find((it) => it.seq === item.seq)?.metadata?.approval;
-  const decide = (decision, rest) => () => actions.decide(item.seq, decision, rest);
-  const left = item.until - now.value;
-  const form = useRef(null);
-  useEffect(() => form.current?.querySelector("input").focus(), [how]);
-  const begin = (name) => { setHow(name); setText(name === "edit" ? asked?.arguments ?? "{}" : ""); };
-  return html`${asked?.tool ? html`<p>May <b>${item.agent_id}</b> call <code dir="auto">${asked.tool}</code>?</p>
-      <pre class="arguments" dir="auto">${writeArguments(asked.arguments)}</pre>${asked.reason && html`<p class="said" dir="auto">${asked.reason}</p>`}`
-      : html`<p class="said" dir="auto">${item.text}</p>`}
-    <div class="tools"><${Button} kind="primary" run=${decide("approve")}>Approve once<//>
-      <${Button} run=${decide("thread")} title="This tool, whenever it is called in this thread">In this thread<//>
-      <${Button} run=${decide("always")} title="This tool, wherever you may decide">Always<//>
-      <${Button} kind="danger" run=${() => begin("deny")}>Deny…<//><${Button} run=${() => begin("edit")}>Edit…<//>
-      <span class="faint">${left > 0 ? `waits ${tellSpan(left)} more` : "its time is over"}</span></div>
-    ${how && html`<form class="tools" ref=${form} onSubmit=${(event) => event.preventDefault()}>
-      <${Field} label=${how === "deny" ? "Reason, which the agent reads" : "Arguments (JSON)"} value=${text} onInput=${(event) => setText(event.target.value)} placeholder=${how === "deny" ? "Reason (optional)" : ""} />
-      <${Button} kind=${how === "deny" ? "danger" : "primary"} type="submit" run=${() => (how === "edit" && JSON.parse(text), actions.decide(item.seq, how, text))}>${how === "deny" ? "Deny" : "Approve with these"}<//>
-      <${Button} run=${() => setHow(null)}>Cancel<//></form>`}`;
-}
-
-/** Arguments as a person reads them; what is no JSON as it is. */
-export function writeArguments(text) {
-  try {
-    return JSON.stringify(typeof text === "string" ? JSON.parse(text) : text, null, 2);
-  } catch {
-    return String(text);
-  }
+/** A call that waits for a decision; the message alone says with what arguments, and why. */
+function Asked({item}) {
+  const {value} = useFetched(() => fetchMessage(item.thread_id, item.seq), [item.seq]);
+  const asked = value && readApproval(value);
+  return asked ? html`<${Approval} message=${value} asked=${asked} mayDecide />` : html`<p class="said" dir="auto">${item.text}</p>`;
 }
 
 // --- the browser's own notifications

@@ -6,7 +6,9 @@ import {effect, signal} from "#vendor/signals.js";
 import {useState} from "#vendor/hooks.js";
 import {Button, Field, html} from "#ui/parts.js";
 import {decode} from "#ui/router.js";
+import {forgetAllBut, keep, load} from "#ui/storage.js";
 import {actions, state} from "#ui/store.js";
+import {THEME_KEY} from "#ui/theme.js";
 
 const KEY = "roundelay.login";
 
@@ -18,7 +20,7 @@ export const credentials = signal(null);
 /** Take the login of the address, or the one that is kept, and join. In a recording nobody joins. */
 export function startLogin() {
   if (state.value.is_read_only) return;
-  credentials.value = takeLink(location.hash, load()) ?? load();
+  credentials.value = takeLink(location.hash, loadLogin()) ?? loadLogin();
   if (location.hash.startsWith("#login=")) history.replaceState(null, "", "#/inbox");
   addEventListener("hashchange", () => {
     const found = takeLink(location.hash, credentials.value);
@@ -45,7 +47,7 @@ function makeToken() {
 
 /** Keep it before it is used: where the welcome is lost, the same pair is welcome again. */
 function join(who) {
-  keep(who);
+  keepLogin(who);
   actions.connect({agent_id: who.agent_id, token: who.token, login_code: who.login_code});
 }
 
@@ -54,7 +56,7 @@ function settle() {
   const {connection} = state.value;
   const who = credentials.peek();
   if (!who?.login_code) return;
-  if (connection === "online") keep({agent_id: who.agent_id, token: who.token});
+  if (connection === "online") keepLogin({agent_id: who.agent_id, token: who.token});
   else if (connection === "refused" && who.before) join(who.before);
 }
 
@@ -62,30 +64,19 @@ function settle() {
 export function logOut() {
   actions.disconnect();
   credentials.value = null;
-  try {
-    const ours = Object.keys(localStorage).filter((it) => it.startsWith("roundelay") && it !== "roundelay.theme");
-    for (const key of ours) localStorage.removeItem(key);
-    for (const key of Object.keys(sessionStorage)) if (key.startsWith("roundelay")) sessionStorage.removeItem(key);
-  } catch { /* a browser that keeps nothing */ }
+  forgetAllBut(THEME_KEY);
   history.replaceState(null, "", "#");
   location.reload();
 }
 
-function keep(who) {
+function keepLogin(who) {
   credentials.value = who;
-  try {
-    if (who) localStorage.setItem(KEY, JSON.stringify(who));
-    else localStorage.removeItem(KEY);
-  } catch { /* a browser that keeps nothing asks for a link at each visit */ }
+  keep(KEY, who);
 }
 
-function load() {
-  try {
-    const kept = JSON.parse(localStorage.getItem(KEY));
-    return typeof kept?.agent_id === "string" && typeof kept?.token === "string" ? kept : null;
-  } catch {
-    return null;
-  }
+function loadLogin() {
+  const kept = load(KEY);
+  return typeof kept?.agent_id === "string" && typeof kept?.token === "string" ? kept : null;
 }
 
 /** Asks for a link, or for an id and its token. */

@@ -4,16 +4,15 @@
  */
 import {useState} from "#vendor/hooks.js";
 import {Component} from "#vendor/preact.js";
-import {textOf, writeContent, writeSize} from "#core/text.js";
-import {Approval, readApproval, readDecisions} from "#ui/live.js";
+import {isObject, listOf} from "#core/json.js";
+import {tellCount, textOf, writeContent, writeSize} from "#core/text.js";
+import {Approval, readApproval, readDecisions} from "#ui/approvals.js";
 import {CopyButton, Markdown, renderImage, renderLink} from "#ui/markdown.js";
-import {Agent, Badge, Button, Face, html, tellError} from "#ui/parts.js";
+import {Agent, Badge, Button, Face, html, tellError, tellMoment} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 
 const LONG_CHARS = 6000;
-const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
-const listOf = (value) => (Array.isArray(value) ? value : []);
 
 /**
  * The rows of a thread, oldest first: {key, guess, kind, ...}. A message of one's own keeps its key from the moment that
@@ -86,14 +85,13 @@ export class Message extends Component {
 
 const DAY = new Intl.DateTimeFormat([], {weekday: "long", day: "numeric", month: "long", year: "numeric"});
 const CLOCK = new Intl.DateTimeFormat([], {hour: "2-digit", minute: "2-digit"});
-const MOMENT = new Intl.DateTimeFormat([], {dateStyle: "medium", timeStyle: "medium"}); // made once: it takes long
 
 function Whole({row, replies, isNext, desk}) {
   const {message} = row;
   const {me} = desk;
   const isOwn = message.sender_id === me.agent_id;
   const asked = readApproval(message);
-  const at = html`<a class="age" href=${linkTo.thread(message.thread_id, message.seq)} title=${`${MOMENT.format(message.sent_at)} · #${message.seq}`}>${CLOCK.format(message.sent_at)}</a>`;
+  const at = html`<a class="age" href=${linkTo.thread(message.thread_id, message.seq)} title=${`${tellMoment(message.sent_at)} · #${message.seq}`}>${CLOCK.format(message.sent_at)}</a>`;
   return html`<article class=${`message${isNext ? " next" : ""}${isOwn ? " own" : ""}${desk.marked === message.seq ? " marked" : ""}`} tabindex="-1" data-seq=${message.seq}
       aria-label=${`${message.sender_id}, ${CLOCK.format(message.sent_at)}`}>
     ${isNext ? html`<span class="face-place">${at}</span>` : html`<${Face} id=${message.sender_id} />`}
@@ -233,7 +231,7 @@ export function Outgoing({entry, me}) {
   const isRefused = entry.state === "refused";
   return html`<article class=${`message own outgoing${isRefused ? " failed" : ""}`} tabindex="-1" aria-label=${isRefused ? "Not sent" : "On its way"}>
     <${Face} id=${me} /><div class="message-main"><header class="message-head"><${Agent} id=${me} /><span class="kind">${isRefused ? "not sent" : "waits to be sent"}</span></header>
-      <${Markdown} text=${text} of=${entry} />${files.length > 0 && html`<p class="faint">with ${files.length} ${files.length === 1 ? "file" : "files"}</p>`}
+      <${Markdown} text=${text} of=${entry} />${files.length > 0 && html`<p class="faint">with ${tellCount(files.length, "file")}</p>`}
       ${isRefused && html`<p class="refused" role="alert">${tellError(entry.error ?? "The hub refused it.")}</p>
         <div class="tools"><${Button} kind="primary" run=${() => actions.retry(entry.message_id)}>Send again<//>
           <${Button} kind="danger" run=${() => actions.discard(entry.message_id)}>Discard<//></div>`}

@@ -34,7 +34,8 @@ export function tellSpan(ms) {
 }
 
 /** A date and time for people, of this machine's zone. */
-export const tellMoment = (at) => new Date(at).toLocaleString(undefined, {dateStyle: "medium", timeStyle: "medium"});
+export const tellMoment = (at) => MOMENT.format(at);
+const MOMENT = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"}); // made once: it takes long
 
 /** How long ago something was, which stays true; with a `label` ("for ") for how long it has been so. `at` is in ms; the whole moment is its title. */
 export function Age({at, label = ""}) {
@@ -71,20 +72,6 @@ export function Agent({id, link = false}) {
 export function Face({id, isSmall = false}) {
   const letters = [...String(id).replace(/^[^\p{L}\p{N}]+/u, "")].slice(0, 2).join("").toUpperCase() || "?";
   return html`<span class=${`face${isSmall ? " small" : ""}`} aria-hidden="true" style=${{"--hue": hueOf(id)}}>${letters}</span>`;
-}
-
-/** What a thread is called where nobody has named it, by whom it is read. */
-export function nameThread(thread, me) {
-  const {thread_id: id} = thread;
-  if (thread.mark?.title) return thread.mark.title;
-  if (id.startsWith("channel:")) return `#${id.slice("channel:".length)}`;
-  if (id === "broadcast") return "Everybody";
-  if (id.startsWith("direct:")) {
-    const others = id.slice("direct:".length).split("~").filter((it) => it !== me);
-    return others.join(" and ") || me;
-  }
-  if (id.startsWith("mod:")) return `From the ${id === `mod:network~${me}` ? "network" : `mod ${id.slice("mod:".length).replace(`~${me}`, "")}`}`;
-  return id.startsWith("thread:") ? `Replies to #${id.slice("thread:".length)}` : id;
 }
 
 // --- small things

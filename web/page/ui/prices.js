@@ -3,29 +3,20 @@
  * that. Scripts and rules, which ask no model, cost nothing. The sums are those of agents/models/tokens.py.
  */
 import {signal} from "#vendor/signals.js";
+import {keep, load} from "#ui/storage.js";
 
 const KEY = "roundelay.prices";
 const SCRIPT = /^(rules|scripted|script .+)$/;
 const VERSION = /[-@:](\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)$/;
 
 /** Dollars for a million tokens, by the model. @type {{value: Record<string, {input: number, output: number, cached?: number}>}} */
-export const prices = signal(load());
-
-function load() {
-  try {
-    return JSON.parse(localStorage.getItem(KEY)) ?? {};
-  } catch {
-    return {};
-  }
-}
+export const prices = signal(load(KEY) ?? {});
 
 /** Say what a model costs; one without `input` and `output` is forgotten. */
 export function setPrice(model, price) {
   const {[model]: before, ...others} = prices.value;
   prices.value = price.input >= 0 && price.output >= 0 ? {...others, [model]: price} : others;
-  try {
-    localStorage.setItem(KEY, JSON.stringify(prices.value));
-  } catch { /* it holds until the page is left */ }
+  keep(KEY, prices.value);
 }
 
 let known = () => null;

@@ -1,15 +1,13 @@
 /** Finds messages by their words (`network.search`) and leads to each in its thread. What was found is drawn as text, never as HTML. */
-import {computed} from "#vendor/signals.js";
 import {useEffect, useRef, useState} from "#vendor/hooks.js";
-import {textOf} from "#core/text.js";
+import {fold, textOf} from "#core/text.js";
 import {useRows} from "#ui/keys.js";
-import {Agent, Button, Empty, ErrorBox, Face, Field, Head, html, Loading, nameThread, Time, useFetched} from "#ui/parts.js";
+import {Agent, Button, Empty, ErrorBox, Face, Field, Head, html, Loading, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
+import {actions, nameHere} from "#ui/store.js";
 
 const PAUSE_MS = 250;
 const AROUND = 140;
-const threads = computed(() => state.value.threads);
 
 /** The screen; `query` is the address's. */
 export function Search({query}) {
@@ -51,7 +49,7 @@ function Found({query}) {
 function Hit({message, query}) {
   const {seq, sender_id: sender, thread_id: thread} = message;
   return html`<li><a class="row" data-row href=${linkTo.thread(thread, seq)}><${Face} id=${sender} isSmall /><span class="row-main">
-    <span class="row-line"><${Agent} id=${sender} /><span class="faint cut" dir="auto">${nameThread(threads.value[thread] ?? {thread_id: thread}, state.peek().me?.agent_id)} · #${seq}</span><${Time} at=${message.sent_at} /></span>
+    <span class="row-line"><${Agent} id=${sender} /><span class="faint cut" dir="auto">${nameHere(thread)} · #${seq}</span><${Time} at=${message.sent_at} /></span>
     <span class="said" dir="auto">${markWords(textOf(message), query)}</span></span></a></li>`;
 }
 
@@ -69,5 +67,3 @@ function markWords(text, query) {
   }
   return [...pieces, text.slice(at, to), to < text.length ? "…" : ""];
 }
-
-const fold = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();

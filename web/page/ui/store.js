@@ -10,11 +10,12 @@
  *   send(message) -> message_id, retry(message_id), discard(message_id), signal(kind, body, where), wake()
  * `useSource(source)` before the login makes the page show that source instead of joining a hub.
  */
-import {signal} from "#vendor/signals-core.js";
+import {computed, signal} from "#vendor/signals-core.js";
 import {Connection} from "#core/connection.js";
 import {Fetching} from "#core/fetching.js";
 import {applyAll, createState, isAnybodyAtWork} from "#core/state.js";
-import {addressOf, nameOf, replyAddress} from "#core/text.js";
+import {addressOf, directThread, nameOf, nameThread, replyAddress} from "#core/text.js";
+import {findStorage} from "#ui/storage.js";
 
 const TICK_MS = 2_000;
 const HIDDEN_MS = 250; // how often a page that nobody sees is brought up to date
@@ -100,16 +101,20 @@ if (globalThis.document !== undefined) {
 
 // --- looking
 
-/** What screens ask of a state. */
-export const select = {
-  /** The rows of threads in which something was said, the newest first. */
-  threads: (it) => Object.values(it.threads).filter((row) => row.last_seq).sort((a, b) => b.last_seq - a.last_seq),
-  /** The loaded messages of a thread, the oldest first. */
-  messages: (it, id) => (it.threads[id]?.loaded?.seqs ?? []).map((seq) => it.messages[seq]),
-  /** One's own messages for a thread that are not stored yet, the oldest first. */
-  outbox: (it, id) => Object.values(it.outbox).filter((entry) => entry.thread_id === id),
-  unread: (it) => Object.values(it.threads).filter((row) => row.unread && !row.mark.is_muted && !row.mark.is_archived).length,
-};
+/** Parts of the state, which change less often than the whole. */
+export const me = computed(() => state.value.me);
+export const threads = computed(() => state.value.threads);
+export const agents = computed(() => state.value.agents);
+export const isReadOnly = computed(() => Boolean(state.value.is_read_only));
+
+/** What a thread is called for the person at the page. @param {string} id */
+export const nameHere = (id) => nameThread(threads.value[id] ?? {thread_id: id}, me.value.agent_id);
+
+/** A message of a thread, as the hub has it; undefined where it is there no more. */
+export async function fetchMessage(threadId, seq) {
+  const {messages} = await actions.call("network.history", {thread_id: threadId, before: seq + 1, limit: 1});
+  return messages.find((it) => it.seq === seq);
+}
 
 // --- doing
 
@@ -120,7 +125,7 @@ export const actions = {
     const url = new URL("/", location.href);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const tokens = login_code ? {token: login_code, newToken: token} : {token};
-    useSource(new Connection({url: url.href.split("#")[0], agentId: agent_id, storage: storageOf(), ...tokens}));
+    useSource(new Connection({url: url.href.split("#")[0], agentId: agent_id, storage: findStorage(), ...tokens}));
   },
 
   disconnect() {
@@ -222,9 +227,8 @@ function sendTo(to, message, answered, replyTo) {
 }
 
 function findThread(to, answered) {
-  const me = newest().me.agent_id;
-  if (to.startsWith("agent:")) return `direct:${[me, nameOf(to)].sort().join("~")}`;
-  if (to.startsWith("mod:")) return `${to}~${me}`;
+  if (to.startsWith("agent:")) return directThread(newest().me.agent_id, nameOf(to));
+  if (to.startsWith("mod:")) return `${to}~${newest().me.agent_id}`;
   if (answered === undefined) return to;
   return answered.thread_id.startsWith("thread:") ? answered.thread_id : `thread:${answered.seq}`;
 }
@@ -236,9 +240,9 @@ function lastOfChain(id) {
 }
 
 function findAddress(id, answered) {
-  const me = newest().me.agent_id;
-  const to = answered ? replyAddress(answered, me) : addressOf(id, me);
-  const isElsewhere = id?.startsWith("direct:") && !nameOf(id).split("~").includes(me);
+  const own = newest().me.agent_id;
+  const to = answered ? replyAddress(answered, own) : addressOf(id, own);
+  const isElsewhere = id?.startsWith("direct:") && !nameOf(id).split("~").includes(own);
   if (to === null || isElsewhere) throw new Error("Nothing can be sent to this thread from here.");
   return to;
 }
@@ -249,16 +253,7 @@ async function findMessage(seq) {
   if (messages[seq]) return messages[seq];
   const named = inbox.items.find((it) => it.seq === seq) ?? underWay.undecided[seq];
   if (named === undefined) throw new Error(`Message #${seq} is not shown here; open its thread first.`);
-  const found = await source.call("network.history", {thread_id: named.thread_id, before: seq + 1, limit: 1});
-  const message = found.messages.at(-1);
-  if (message?.seq !== seq) throw new Error(`There is no message #${seq} any more.`);
+  const message = await fetchMessage(named.thread_id, seq);
+  if (message === undefined) throw new Error(`There is no message #${seq} any more.`);
   return message;
-}
-
-function storageOf() {
-  try {
-    return globalThis.localStorage;
-  } catch {
-    return undefined; // a browser that keeps nothing
-  }
 }

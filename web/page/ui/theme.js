@@ -1,7 +1,9 @@
 /** Light, dark, or as the system has it: kept in this browser, on the root element, where style.css looks. */
 import {signal} from "#vendor/signals.js";
+import {keep, load} from "#ui/storage.js";
 
-const KEY = "roundelay.theme";
+/** Where it is kept. */
+export const THEME_KEY = "roundelay.theme";
 const THEMES = ["system", "light", "dark"];
 
 /** Which is chosen. */
@@ -9,10 +11,7 @@ export const theme = signal("system");
 
 /** Take up what was chosen before. */
 export function startTheme() {
-  let kept = null;
-  try {
-    kept = localStorage.getItem(KEY);
-  } catch { /* a browser that keeps nothing has the system's */ }
+  const kept = load(THEME_KEY);
   setTheme(THEMES.includes(kept) ? kept : "system");
 }
 
@@ -20,7 +19,5 @@ export function startTheme() {
 export function setTheme(name = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]) {
   theme.value = name;
   document.documentElement.dataset.theme = name;
-  try {
-    localStorage.setItem(KEY, name);
-  } catch { /* it holds until the page is left */ }
+  keep(THEME_KEY, name);
 }

@@ -4,15 +4,16 @@
  */
 import {useComputed, useSignal} from "#vendor/signals.js";
 import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
-import {textOf} from "#core/text.js";
-import {listThinking, listTyping, listViewing, listWorks} from "#core/under_way.js";
+import {nameThread, textOf} from "#core/text.js";
+import {isAsking, listThinking, listTyping, listViewing, listWorks} from "#core/under_way.js";
 import {Composer} from "#ui/composer.js";
 import {useKeys} from "#ui/keys.js";
 import {Work} from "#ui/live.js";
 import {listRows, Message, Outgoing} from "#ui/messages.js";
-import {Agent, Badge, Button, Dialog, Empty, ErrorBox, Field, html, Icon, Loading, Menu, nameThread, tellMoment, useFetched} from "#ui/parts.js";
+import {Agent, Badge, Button, Empty, ErrorBox, html, Icon, Loading, tellMoment, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
+import {actions, fetchMessage, state} from "#ui/store.js";
+import {ThreadMenu} from "#ui/thread_menu.js";
 import {Windowed} from "#ui/windowed.js";
 
 const VIEWING_EVERY_MS = 20_000;
@@ -64,12 +65,10 @@ function mayWriteIn(id, thread, me) {
 // --- the head
 
 function ThreadHead({id, thread, me, isReadOnly, mayWrite}) {
-  const [isNaming, setNaming] = useState(false);
   const works = useComputed(() => listWorks(state.value.under_way, id).length).value;
   const lookers = useComputed(() => listViewing(state.value.under_way, id).filter((it) => it !== state.value.me.agent_id).join(" ")).value;
-  const {mark = {}, held, readers = []} = thread;
+  const {held, readers = []} = thread;
   const mayTake = !isReadOnly && (me.kind === "human" || me.is_operator) && (mayWrite || me.is_operator) && !id.startsWith("mod:");
-  const change = (given) => () => actions.mark(id, given);
   return html`<header class="thread-head">
     <a class="icon-button" href=${linkTo.threads()} aria-label="To the threads"><${Icon} name="back" /></a>
     <div class="thread-title"><h1 tabindex="-1" dir="auto">${nameThread(thread, me.agent_id)}</h1>
@@ -78,16 +77,10 @@ function ThreadHead({id, thread, me, isReadOnly, mayWrite}) {
       ${lookers && html`<${Badge} kind="good" title="They have this thread open">${lookers.split(" ").slice(0, 3).join(", ")} ${lookers.includes(" ") ? "look" : "looks"}<//>`}
       ${works > 0 && !isReadOnly && html`<${Button} kind="danger" icon="stop" title="Stop every reaction in this thread that you may stop" run=${() => actions.stop({thread_id: id})}>Stop<//>`}
       ${mayTake && !held && html`<${Button} icon="hold" title="Agents do not answer here until you give it back" run=${() => actions.take(id)}>Take over<//>`}
-      ${!isReadOnly && html`<${Menu} label="This thread" items=${[
-    {text: "Rename…", run: () => setNaming(true)},
-    {text: mark.is_pinned ? "Unpin" : "Pin", icon: "pin", run: change({is_pinned: !mark.is_pinned})},
-    {text: mark.is_muted ? "Unmute" : "Mute", icon: "mute", run: change({is_muted: !mark.is_muted})},
-    {text: mark.is_archived ? "Take out of the archive" : "Archive", run: change({is_archived: !mark.is_archived})},
-  ]} />`}
+      ${!isReadOnly && html`<${ThreadMenu} thread=${thread} label="This thread" />`}
     </div>
     ${held && html`<p class="held" role="status"><${Icon} name="hold" /><span>${held.by === me.agent_id ? "You have" : html`<${Agent} id=${held.by} /> has`} taken this thread over
       <span class="faint"> since ${tellMoment(held.at)}</span>. Agents do not answer here.</span>${mayTake && html`<${Button} run=${() => actions.give(id)}>Give back<//>`}</p>`}
-    ${isNaming && html`<${Naming} thread=${thread} me=${me} onClose=${() => setNaming(false)} />`}
   </header>`;
 }
 
@@ -103,18 +96,6 @@ function Readers({id, readers, me}) {
   }
   if (!others.length) return readers.length ? "only you" : "";
   return others.length > 6 ? `${others.slice(0, 5).join(", ")} and ${others.length - 5} more` : others.join(", ");
-}
-
-function Naming({thread, me, onClose}) {
-  const [title, setTitle] = useState(thread.mark?.title ?? "");
-  const submit = async (event) => {
-    event.preventDefault();
-    await actions.mark(thread.thread_id, {title: title.trim().slice(0, 200)});
-    onClose();
-  };
-  return html`<${Dialog} title="Rename for yourself" onClose=${onClose}><form onSubmit=${submit}>
-    <${Field} label="Name; empty for its own" isLabelSeen value=${title} maxlength="200" placeholder=${nameThread({thread_id: thread.thread_id}, me.agent_id)} onInput=${(event) => setTitle(event.target.value)} />
-    <div class="dialog-tools"><button type="submit" class="button primary">Rename</button></div></form><//>`;
 }
 
 // --- the messages
@@ -176,9 +157,8 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
     setView(told);
     if (told.isNearTop && hasBefore) quietly(actions.loadEarlier(id));
   };
-  const asking = new Set(Object.values(underWay.undecided).map((it) => `${it.agent_id} ${it.reaction}`));
   const draw = (row) => {
-    if (row.kind === "work") return html`<${Work} work=${row.work} isWaiting=${asking.has(`${row.work.agent_id} ${row.work.reaction}`)} mayStop=${mayWrite || me.is_operator} />`;
+    if (row.kind === "work") return html`<${Work} work=${row.work} isWaiting=${isAsking(underWay, row.work)} mayStop=${mayWrite || me.is_operator} />`;
     if (row.kind === "outbox") return html`<${Outgoing} entry=${row.entry} me=${me.agent_id} />`;
     return html`<${Message} row=${row} replies=${threads[`thread:${row.message.seq}`]?.messages ?? 0} desk=${desk} />`;
   };
@@ -195,7 +175,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
 /** The message that the replies answer: it stands in the thread above. */
 function Root({seq, place, desk}) {
   const known = useComputed(() => state.value.messages[seq]).value;
-  const fetched = useFetched(async () => known ?? (place && (await actions.call("network.history", {thread_id: place, before: seq + 1, limit: 1})).messages.at(-1)), [seq, place, known]).value;
+  const fetched = useFetched(async () => known ?? (place && fetchMessage(place, seq)), [seq, place, known]).value;
   if (fetched?.seq !== seq) return null;
   const row = {message: fetched, isFirst: true};
   return html`<div class="root"><a class="link-button" href=${linkTo.thread(fetched.thread_id, seq)}>In ${nameThread({thread_id: fetched.thread_id}, desk.me.agent_id)}</a><${Message} row=${row} replies=${0} desk=${desk} /></div>`;

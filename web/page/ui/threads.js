@@ -1,18 +1,14 @@
 /**
- * The list of conversations: what is unread, what was said last, who works there, and what one makes of one's own view
- * of each (title, pin, mute, archive). Begins new ones and joins channels.
+ * The list of conversations: what is unread, what was said last, who works there. Begins new ones and joins channels.
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
+import {directThread, nameThread} from "#core/text.js";
 import {useKeys, useRows} from "#ui/keys.js";
-import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, hueOf, html, Icon, Loading, Menu, nameThread, Time, useFetched} from "#ui/parts.js";
+import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, html, hueOf, Icon, Loading, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
-
-const me = computed(() => state.value.me?.agent_id);
-const threads = computed(() => state.value.threads ?? {});
-const agents = computed(() => state.value.agents ?? {});
-const isReadOnly = computed(() => Boolean(state.value.is_read_only));
+import {actions, agents, isReadOnly, me, state, threads} from "#ui/store.js";
+import {ThreadMenu} from "#ui/thread_menu.js";
 
 /** How many threads have something unread, of those that are neither muted nor archived. */
 export const unreadCount = computed(() => Object.values(threads.value).filter((it) => it.unread > 0 && !it.mark?.is_muted && !it.mark?.is_archived).length);
@@ -43,7 +39,7 @@ function listThreads() {
   const words = filter.value.toLowerCase();
   const isShown = (it) => (which.value === "archived" ? it.mark?.is_archived : !it.mark?.is_archived && (which.value !== "unread" || it.unread > 0));
   const found = Object.values(threads.value).filter((it) => isShown(it)
-    && (!words || `${nameThread(it, me.value)} ${it.thread_id} ${it.last?.text ?? ""}`.toLowerCase().includes(words)));
+    && (!words || `${nameThread(it, me.value.agent_id)} ${it.thread_id} ${it.last?.text ?? ""}`.toLowerCase().includes(words)));
   return found.sort((a, b) => Boolean(b.mark?.is_pinned) - Boolean(a.mark?.is_pinned) || b.last_seq - a.last_seq);
 }
 
@@ -51,73 +47,52 @@ function listThreads() {
 export function Threads({chosen}) {
   const list = useRef(null);
   const field = useRef(null);
-  const [dialog, setDialog] = useState(null);
+  const [isBeginning, setBeginning] = useState(false);
   useRows(list, !chosen);
   useKeys({
-    n: {text: "New conversation", run: () => setDialog({kind: "new"})},
+    n: {text: "New conversation", run: () => setBeginning(true)},
     f: {text: "Filter the threads", run: () => field.current.querySelector("input").focus()},
   });
   const found = listThreads();
   const hasArchived = Object.values(threads.value).some((it) => it.mark?.is_archived);
   const options = [["open", "All"], ["unread", "Unread"], ...(hasArchived ? [["archived", "Archived"]] : [])];
-  const close = () => setDialog(null);
   return html`<div class="threads">
     <div class="threads-top"><${Head} title="Threads">${!isReadOnly.value && html`<button type="button" class="icon-button" aria-label="New conversation" title="New conversation (n)"
-        onClick=${() => setDialog({kind: "new"})}><${Icon} name="plus" /></button>`}<//>
+        onClick=${() => setBeginning(true)}><${Icon} name="plus" /></button>`}<//>
       <div class="tools" ref=${field}><${Field} label="Filter the threads" type="search" placeholder="Filter" value=${filter.value} onInput=${(event) => { filter.value = event.target.value; }} />
         <${Choice} label="Which threads" value=${which.value} options=${options} onChoose=${(it) => { which.value = it; }} /></div></div>
     ${found.length ? html`<ul ref=${list} class="card-list" aria-label="Conversations">${found.slice(0, shownCount.value).map((it) => html`
-        <${Row} key=${it.thread_id} thread=${it} isChosen=${it.thread_id === chosen} rename=${() => setDialog({kind: "title", thread: it})} />`)}</ul>
+        <${Row} key=${it.thread_id} thread=${it} isChosen=${it.thread_id === chosen} />`)}</ul>
         ${found.length > shownCount.value && html`<div class="tools more"><${Button} run=${() => { shownCount.value += MORE; }}>${found.length - shownCount.value} more<//></div>`}
         ${found.length <= shownCount.value && hasMore.value && html`<div class="tools more"><${Button} run=${actions.loadMoreThreads}>Earlier threads<//></div>`}`
       : !isListed.value ? html`<${Loading} />` : html`<${Empty} icon="threads" title=${filter.value || which.value !== "open" ? "None is like that" : "No conversation yet"}>
-        ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${() => setDialog({kind: "new"})}>Begin one<//>`}<//>`}
-    ${dialog?.kind === "new" && html`<${NewConversation} onClose=${close} />`}
-    ${dialog?.kind === "title" && html`<${Title} thread=${dialog.thread} onClose=${close} />`}
+        ${!filter.value && which.value === "open" && !isReadOnly.value && html`<${Button} kind="primary" run=${() => setBeginning(true)}>Begin one<//>`}<//>`}
+    ${isBeginning && html`<${NewConversation} onClose=${() => setBeginning(false)} />`}
   </div>`;
 }
 
-function Row({thread, isChosen, rename}) {
+function Row({thread, isChosen}) {
   const {thread_id: id, last, mark = {}, unread, held} = thread;
-  const name = nameThread(thread, me.value);
+  const name = nameThread(thread, me.value.agent_id);
   const {works, decisions} = workers.value[id] ?? {works: [], decisions: []};
-  const by = last?.sender_id === me.value ? "You: " : id.startsWith("direct:") && id.split(":")[1].split("~").includes(me.value) ? "" : `${last?.sender_id}: `;
-  const set = (change) => () => actions.mark(id, change);
+  const by = last?.sender_id === me.value.agent_id ? "You: " : id.startsWith("direct:") && id.split(":")[1].split("~").includes(me.value.agent_id) ? "" : `${last?.sender_id}: `;
   const state = unread && !mark.is_muted ? "unread" : "";
   return html`<li class=${`thread-row ${state}`}>
     <a class="row" data-row href=${linkTo.thread(id)} aria-current=${isChosen ? "true" : undefined}>
-      <${Face} id=${/^(direct|mod):|^broadcast$/.test(id) ? nameThread({thread_id: id}, me.value) : id.replace(/^\w+:/, "")} />
+      <${Face} id=${/^(direct|mod):|^broadcast$/.test(id) ? nameThread({thread_id: id}, me.value.agent_id) : id.replace(/^\w+:/, "")} />
       <span class="row-main"><span class="row-line"><span class="thread-name cut" dir="auto">${name}</span>
           ${mark.is_pinned && html`<${Mark} icon="pin" text="pinned" />`}${mark.is_muted && html`<${Mark} icon="mute" text="muted" />`}
           ${last && html`<${Time} at=${last.sent_at} />`}</span>
         <span class="row-line"><span class="cut faint" dir="auto">${last ? by + last.text : "Nothing to read"}</span>
           <${Count} of=${unread} what="unread" /></span>
-        ${(works.length > 0 || decisions.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value ? "you hold it" : `held by ${held.by}`}<//>`}
+        ${(works.length > 0 || decisions.length > 0 || held) && html`<span class="row-line badges">${held && html`<${Badge} kind="warn"><${Icon} name="hold" />${held.by === me.value.agent_id ? "you hold it" : `held by ${held.by}`}<//>`}
           ${decisions.length > 0 && html`<${Badge} kind="accent">${listSome(decisions)} waits for a decision<//>`}
           ${works.length > 0 && html`<${Badge} kind="good"><span class="pulse" aria-hidden="true"></span>${listSome(works)} at work<//>`}</span>`}
       </span></a>
-    ${!isReadOnly.value && html`<${Menu} label=${`What to do with ${name}`} items=${[
-      unread > 0 && {text: "Mark as read", icon: "check", run: () => actions.markRead(id, thread.last_seq)},
-      {text: "Name it…", icon: "edit", run: rename},
-      {text: mark.is_pinned ? "Do not pin it" : "Pin it", icon: "pin", run: set({is_pinned: !mark.is_pinned})},
-      {text: mark.is_muted ? "Do not mute it" : "Mute it", icon: "mute", run: set({is_muted: !mark.is_muted})},
-      {text: mark.is_archived ? "Take it out of the archive" : "Archive it", icon: "archive", run: set({is_archived: !mark.is_archived})},
-    ]} />`}</li>`;
+    ${!isReadOnly.value && html`<${ThreadMenu} thread=${thread} label=${`What to do with ${name}`} />`}</li>`;
 }
 
 const Mark = ({icon, text}) => html`<span class="mark-icon"><${Icon} name=${icon} /><span class="unseen">${text}</span></span>`;
-
-/** One's own name for a thread: nobody else sees it. */
-function Title({thread, onClose}) {
-  const [text, setText] = useState(thread.mark?.title ?? "");
-  const save = async () => {
-    await actions.mark(thread.thread_id, {title: text.trim()});
-    onClose();
-  };
-  return html`<${Dialog} title="Your name for this thread" onClose=${onClose}><form onSubmit=${(event) => event.preventDefault()}>
-    <${Field} label="Name (only you see it; empty for none)" isLabelSeen maxlength="200" value=${text} onInput=${(event) => setText(event.target.value)} autofocus />
-    <div class="dialog-tools"><${Button} kind="primary" type="submit" run=${save}>Save<//></div></form><//>`;
-}
 
 /** Chooses an agent, a person, a channel to be in, or makes a channel. */
 function NewConversation({onClose}) {
@@ -127,7 +102,7 @@ function NewConversation({onClose}) {
   const channels = value?.channels ?? [];
   const name = query.trim().replace(/^#/, "");
   const isLike = (...texts) => texts.some((it) => it?.toLowerCase().includes(name.toLowerCase()));
-  const people = Object.values(agents.value).filter((it) => it.agent_id !== me.value && isLike(it.agent_id, it.card?.description));
+  const people = Object.values(agents.value).filter((it) => it.agent_id !== me.value.agent_id && isLike(it.agent_id, it.card?.description));
   const open = (id) => {
     onClose();
     go(linkTo.thread(id));
@@ -146,7 +121,7 @@ function NewConversation({onClose}) {
     <${Field} label="With whom, or in which channel" type="search" placeholder="An agent, a person, a channel" value=${query} onInput=${(event) => setQuery(event.target.value)} autofocus />
     <ul class="choose" aria-label="Whom and where">
       ${isLike("everybody", "broadcast") && html`<li><button type="button" onClick=${() => open("broadcast")}><${Face} id="broadcast" isSmall /><span class="row-main"><b>Everybody</b><span class="faint">All who are here read it</span></span></button></li>`}
-      ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => open(`direct:${[me.value, it.agent_id].sort().join("~")}`)}><${Face} id=${it.agent_id} isSmall />
+      ${people.map((it) => html`<li key=${it.agent_id}><button type="button" onClick=${() => open(directThread(me.value.agent_id, it.agent_id))}><${Face} id=${it.agent_id} isSmall />
         <span class="row-main"><span class="row-line"><${Agent} id=${it.agent_id} /><span class="faint">${it.kind}${it.state === "online" ? "" : ", offline"}</span></span><span class="faint cut" dir="auto">${it.card?.description ?? ""}</span></span></button></li>`)}
       ${found.map((it) => html`<li key=${`#${it.name}`} class="row-line"><span class="face small" aria-hidden="true" style=${{"--hue": hueOf(it.name)}}>#</span><span class="row-main"><b dir="auto">#${it.name}</b><span class="faint cut" dir="auto">${it.topic || `${it.members} in it`}</span></span>
         <${Button} run=${enter(it)}>${it.is_member ? "Open" : "Join"}<//></li>`)}

@@ -3,8 +3,9 @@
  * A chosen row tells its steps.
  */
 import {useMemo, useState} from "#vendor/hooks.js";
+import {tellCount} from "#core/text.js";
 import {createScale, endOf, readTimeline} from "#core/timeline.js";
-import {Agent, Badge, Empty, ErrorBox, Head, html, Loading, tellMoment, tellSpan, Time, useFetched} from "#ui/parts.js";
+import {Agent, Badge, Empty, ErrorBox, Head, html, Loading, tellMoment, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
 import {actions, state} from "#ui/store.js";
 import {STATUS, Step, tellTook} from "#ui/why.js";
@@ -48,7 +49,7 @@ function Rows({reactions, chosen, choose}) {
   const change = (by) => () => setZoom(ZOOMS[ZOOMS.indexOf(zoom) + by]);
   const idle = scale.gaps.length;
   return html`<p class="timeline-scale faint"><span>${pages > 1 && step("Earlier", back >= pages - 1, () => setBack(back + 1))} ${tellMoment(rows[0].started_at)}</span>
-      <span>${rows.length < reactions.length ? `${rows.length} of ` : ""}${reactions.length} reaction${reactions.length === 1 ? "" : "s"}${idle > 0 && `, ${idle} idle time${idle === 1 ? "" : "s"} cut`}
+      <span>${rows.length < reactions.length ? `${rows.length} of ` : ""}${tellCount(reactions.length, "reaction")}${idle > 0 && `, ${tellCount(idle, "idle time")} cut`}
         ${step("Narrower", zoom === ZOOMS[0], change(-1))} ${step("Wider", zoom === ZOOMS.at(-1), change(1))}</span>
       <span>${tellMoment(endOf(rows.at(-1)))} ${pages > 1 && step("Later", back === 0, () => setBack(back - 1))}</span></p>
     <div class="timeline-place card" tabindex="0" role="region" aria-label="Reactions"><ol class="timeline-rows" style=${{"--zoom": zoom}}>

@@ -2,17 +2,14 @@
  * Why a message was said: what it followed from at the left, in the middle the message, what its reaction did and the
  * prompt it had, at the right what followed from it. What is not the reader's to see is said, not left out.
  */
-import {computed} from "#vendor/signals.js";
+import {writeArguments} from "#core/json.js";
 import {explain, follow} from "#core/why.js";
 import {textOf} from "#core/text.js";
-import {writeArguments} from "#ui/inbox.js";
-import {Agent, Badge, ErrorBox, Face, Head, html, Loading, nameThread, tellSpan, Time, useFetched} from "#ui/parts.js";
+import {Agent, Badge, ErrorBox, Face, Head, html, Loading, tellSpan, Time, useFetched} from "#ui/parts.js";
 import {priceOf, writeDollars} from "#ui/prices.js";
 import {linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
+import {actions, nameHere} from "#ui/store.js";
 
-const threads = computed(() => state.value.threads ?? {});
-const nameHere = (id) => nameThread(threads.value[id] ?? {thread_id: id}, state.peek().me?.agent_id);
 export const STATUS = {finished: "good", open: "accent", stopped: "warn", cancelled: "warn", failed: "bad"};
 
 /** The screen of one message. */
@@ -84,7 +81,7 @@ export function Step({step, isSender}) {
     ${kind === "model" && html`<${Tokens} model=${step.model} usage=${step.usage} />`}
     ${told.filter(Boolean).map((it) => html`<p class="said clamp" dir="auto">${it}</p>`)}
     ${links.length > 0 && html`<p class="faint">${links.map((it) => html`<a href=${linkTo.why(it)}>#${it}</a> `)}</p>`}
-    ${kind === "tool" && html`<details><summary>Arguments and result</summary><pre dir="auto">${writeArguments(step.arguments || "{}")}</pre><pre dir="auto" class="result">${step.result ?? "No result."}</pre></details>`}
+    ${kind === "tool" && html`<details><summary>Arguments and result</summary><pre dir="auto">${writeArguments(step.arguments)}</pre><pre dir="auto" class="result">${step.result ?? "No result."}</pre></details>`}
     ${step.thinking && html`<details><summary>What it thought</summary><pre dir="auto">${step.thinking}</pre></details>`}
   </div></li>`;
 }

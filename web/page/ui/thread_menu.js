@@ -1,0 +1,34 @@
+/** What one makes of one's own view of a thread: its name, pinned, muted, archived. The hub keeps it; nobody else sees it. */
+import {useState} from "#vendor/hooks.js";
+import {nameThread} from "#core/text.js";
+import {Button, Dialog, Field, html, Menu} from "#ui/parts.js";
+import {actions, me} from "#ui/store.js";
+
+/** The menu of a thread. @param {{thread: object, label: string}} props */
+export function ThreadMenu({thread, label}) {
+  const [isNaming, setNaming] = useState(false);
+  const {thread_id: id, mark = {}, unread = 0} = thread;
+  const set = (changed) => () => actions.mark(id, changed);
+  const items = [
+    unread > 0 && {text: "Mark as read", icon: "check", run: () => actions.markRead(id, thread.last_seq)},
+    {text: "Name it…", icon: "edit", run: () => setNaming(true)},
+    {text: mark.is_pinned ? "Do not pin it" : "Pin it", icon: "pin", run: set({is_pinned: !mark.is_pinned})},
+    {text: mark.is_muted ? "Do not mute it" : "Mute it", icon: "mute", run: set({is_muted: !mark.is_muted})},
+    {text: mark.is_archived ? "Take it out of the archive" : "Archive it", icon: "archive", run: set({is_archived: !mark.is_archived})},
+  ];
+  return html`<${Menu} label=${label} items=${items} />
+    ${isNaming && html`<${Naming} thread=${thread} onClose=${() => setNaming(false)} />`}`;
+}
+
+function Naming({thread, onClose}) {
+  const [text, setText] = useState(thread.mark?.title ?? "");
+  const save = async () => {
+    await actions.mark(thread.thread_id, {title: text.trim()});
+    onClose();
+  };
+  const own = nameThread({thread_id: thread.thread_id}, me.value.agent_id);
+  return html`<${Dialog} title="Your name for this thread" onClose=${onClose}><form onSubmit=${(event) => event.preventDefault()}>
+    <${Field} label="Name (only you see it; empty for none)" isLabelSeen maxlength="200" placeholder=${own} value=${text}
+      onInput=${(event) => setText(event.target.value)} autofocus />
+    <div class="dialog-tools"><${Button} kind="primary" type="submit" run=${save}>Save<//></div></form><//>`;
+}
