@@ -13,24 +13,82 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import h11
 import uvicorn
 from mcp.server.mcpserver import Context
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import ConnectError, RoundelayError
+from roundelay.network.errors import ConnectError, Forbidden, RoundelayError
 
 from .callers import Callers, read_authorization
 from .http_api import make_routes, refuse
 from .mcp_server import make_mcp_server
 
+HEAD_TIMEOUT_S = 10.0
+"""How long a connection may be open without a whole head of a request."""
+MAX_CONNECTIONS = 1000
+"""Beyond that an answer is 503, until others have gone."""
 STOP_S = 5
 """How long requests that are under way may go on when it stops: those that wait for a message are cut."""
+
+
+class OwnPagesOnly:
+    """Refuses what another site's page makes a browser ask: with a name and a password (`Basic`) that somebody gave it
+    once, the browser proves itself to whoever makes it send a form."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _asks_elsewhere(Headers(scope=scope)):
+            await refuse(Forbidden("A page of another site may not call; programs that are no page may."))(
+                scope, receive, send
+            )
+            return
+        await self._app(scope, receive, send)
+
+
+def _asks_elsewhere(headers: Headers) -> bool:
+    """Whether a browser says that the page of another site asks."""
+    origin, said = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        return True
+    return said not in ("none", "same-origin")
+
+
+class HeadInTime(H11Protocol):
+    """HTTP of which the head has to come in time, each request's anew: who holds a connection open without asking is cut."""
+
+    _due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if not is_partial:
+            self._cancel_due()
+        elif self._due is None:
+            self._due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_due()
+        super().connection_lost(exc)
+
+    def _cancel_due(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
 
 class WithToken:
@@ -84,6 +142,7 @@ def make_app(callers: Callers, host: str = "127.0.0.1") -> Starlette:
             Route("/mcp", WithToken(mcp_route.app, callers)),
         ],
         lifespan=live,
+        middleware=[Middleware(OwnPagesOnly)],
         exception_handlers={404: refuse_path, 405: refuse_path, RoundelayError: refuse_call},
     )
 
@@ -101,6 +160,8 @@ async def serve_gateway(node_url: str, host: str = "127.0.0.1", port: int = 0) -
     async with Callers(node_url) as callers:
         config = uvicorn.Config(
             make_app(callers, host),
+            http=HeadInTime,
+            limit_concurrency=MAX_CONNECTIONS,
             log_config=None,
             access_log=False,
             lifespan="on",

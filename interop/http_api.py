@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import models_json_schema
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -68,6 +69,7 @@ STATUS: tuple[tuple[type[RoundelayError], int], ...] = (
 """The first that fits; what else refuses is 409: it needs a person (`GiveUp`)."""
 
 Seq = Annotated[int, Field(ge=0, lt=SEQ_LIMIT)]
+_MESSAGE_ID = re.compile("[!-~]{1,128}")
 
 
 class _Shape(BaseModel):
@@ -172,6 +174,8 @@ class Endpoint(Generic[BodyT]):
 
 async def _send(client: NetworkClient, body: NewMessage, place: Mapping[str, str]) -> tuple[int, Any]:
     key = place.get("idempotency-key")
+    if key is not None and not _MESSAGE_ID.fullmatch(key):
+        raise InvalidFrame("The header Idempotency-Key is to be 1 to 128 visible ASCII characters.")
     if key is not None and body.message_id not in (None, key):
         raise InvalidFrame("message_id and the header Idempotency-Key name two ids; give one of them.")
     given = body.model_dump(exclude={"to", "content", "message_id"}, exclude_none=True)
@@ -276,12 +280,15 @@ async def _show_document(_: Request) -> Response:
 async def _answer(callers: Callers, endpoint: Endpoint[Any], request: Request) -> Response:
     try:
         credentials = read_authorization(request.headers.get("authorization"))
-        given = await _read_given(endpoint, request)
-        place = dict(request.path_params)
-        if "idempotency-key" in request.headers:
-            place["idempotency-key"] = request.headers["idempotency-key"]
-        async with asyncio.timeout(PATIENCE_S), callers.session(credentials) as client:
-            status, value = await endpoint.perform(client, given, place)
+        async with asyncio.timeout(PATIENCE_S):
+            given = await _read_given(endpoint, request)
+            place = dict(request.path_params)
+            if "idempotency-key" in request.headers:
+                place["idempotency-key"] = request.headers["idempotency-key"]
+            async with callers.session(credentials) as client:
+                status, value = await endpoint.perform(client, given, place)
+    except ClientDisconnect:
+        return Response(status_code=400)  # nobody reads it
     except TimeoutError:
         return refuse(ConnectError("The node does not answer; ask again (a message: with the same message_id)."))
     except ValidationError as error:
@@ -305,10 +312,18 @@ async def _read_given(endpoint: Endpoint[Any], request: Request) -> BaseModel:
         if len(body) > MAX_BODY_BYTES:
             raise TooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
     try:
-        value = json.loads(bytes(body), parse_constant=_refuse_constant)
+        value = json.loads(bytes(body), parse_constant=_refuse_constant, parse_float=_read_float)
+        msgspec.json.encode(value)  # half of a surrogate pair is a string to Python alone
     except (ValueError, RecursionError) as error:
         raise InvalidFrame(f"The body is no JSON: {error}") from error
     return shape.model_validate(value)
+
+
+def _read_float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:20]} is beyond what a number holds")
+    return number
 
 
 def _refuse_constant(name: str) -> float:

@@ -109,6 +109,9 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
     "a field that is none": ("POST", "/v1/messages", {"json": {"to": "broadcast", "content": 1, "x": 1}}, 400, "invalid_frame"),
     "no content": ("POST", "/v1/messages", {"json": {"to": "broadcast"}}, 400, "invalid_frame"),
     "two ids": ("POST", "/v1/messages", {"json": {"to": "broadcast", "content": 1, "message_id": "a"}, "headers": {"Idempotency-Key": "b"}}, 400, "invalid_frame"),
+    "no id": ("POST", "/v1/messages", {"json": {"to": "broadcast", "content": 1}, "headers": {"Idempotency-Key": "a b"}}, 400, "invalid_frame"),
+    "half a character": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": "\\ud800"}'}, 400, "invalid_frame"),
+    "a number that is none": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": 1e999}'}, 400, "invalid_frame"),
     "no JSON": ("POST", "/v1/messages", {"content": b"{"}, 400, "invalid_frame"),
     "NaN": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": NaN}'}, 400, "invalid_frame"),
     "nested": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": ' + b"[" * 90_000}, 400, "invalid_frame"),
@@ -154,6 +157,51 @@ async def test_nobody_comes_in_without_the_token_of_its_id() -> None:
         assert {it["agent_id"] for it in basic.json()["agents"]} == {"form", "roundelay-test"}  # nobody was made
         await operator.call("network.revoke_token", {"agent_id": "form"})
         assert (await http.get("/v1/agents", auth=("form", good))).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "said", [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
+)
+async def test_a_page_of_another_site_cannot_use_what_a_browser_remembers_of_somebody(said: dict[str, str]) -> None:
+    async with running_node() as node, gateway_to(node) as http:
+        await join(node, http, "form")
+        body, remembered = b'{"to": "agent:form", "content": "x"}', ("form", node.tokens["form"])
+        answer = await http.post("/v1/messages", content=body, auth=remembered, headers=said)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+        own = {"Origin": str(http.base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
+        assert (await http.post("/v1/messages", content=body, auth=remembered, headers=own)).status_code == 201
+
+
+async def test_who_does_not_finish_asking_is_cut_and_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("roundelay.interop.gateway.HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("roundelay.interop.http_api.PATIENCE_S", 0.1)
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ann:wrong\r\nContent-Length: 9\r\n"
+    whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with running_node() as node, gateway_to(node) as http:
+        where = http.base_url.host, http.base_url.port
+        for sent, expected in ((b"", b""), (head, b""), (whole + head, b"200"), (head + b"\r\n{", b"503")):
+            reader, writer = await asyncio.open_connection(*where)
+            writer.write(sent)
+            answer = await asyncio.wait_for(read_to_end(reader), 20)
+            assert expected in answer, sent
+            assert bool(answer) is bool(expected), sent
+            writer.close()
+        reader, writer = await asyncio.open_connection(*where)
+        monkeypatch.setattr("roundelay.interop.http_api.PATIENCE_S", 30)
+        writer.write(head + b"\r\n{")
+        await writer.drain()
+        writer.transport.abort()
+        assert (await http.get("/healthz")).status_code == 200
+    assert not [it for it in caplog.records if it.exc_info]
+
+
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
 
 
 async def test_a_node_that_is_gone_is_503_and_the_gateway_goes_on_when_it_is_back(tmp_path: Path) -> None:
