@@ -38,7 +38,9 @@ INSTRUCTIONS = (
     "and is not handled yet, `wait` waits for more; answer with `reply`, begin with `send`, or `ask` and wait for the "
     "answer; say with `ack` what you have handled, or it is shown again. " + THEIRS
 )
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
+)
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _SENDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=True)
 _SETTLES = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
