@@ -74,7 +74,7 @@ function Shell() {
 function Screen() {
   const {screen, id, at, query} = route.value;
   switch (screen) {
-    case "threads": return html`<div class="no-thread"><p>Choose a conversation, or begin one.</p></div>`;
+    case "threads": return html`<div class="no-thread"><p>${isReadOnly.value ? "Choose a conversation." : "Choose a conversation, or begin one."}</p></div>`;
     case "thread": return html`<${Thread} key=${id} id=${id} at=${at} />`;
     case "why": return html`<${Why} key=${id} seq=${Number(id)} />`;
     case "agents": return html`<${Agents} id=${id} />`;
