@@ -8,7 +8,7 @@ import {isObject, listOf} from "#core/json.js";
 import {textOf, writeSize} from "#core/text.js";
 import {Agent, html, Icon} from "#ui/parts.js";
 import {keep, load} from "#ui/storage.js";
-import {actions, state} from "#ui/store.js";
+import {actions, agents, state} from "#ui/store.js";
 
 const MAX_OFFERED = 8;
 const MAX_TEXT_FILE = 100_000;
@@ -49,13 +49,12 @@ export function Composer({thread, me, target, field, onSent}) {
   const id = thread.thread_id;
   const place = placeOf(me.agent_id, id);
   const [draft, setDraft] = useState(() => ({text: "", ...load(place)}));
-  const [files, setFiles] = useState([]);
   const [problem, setProblem] = useState("");
   const [offer, setOffer] = useState(null);
-  const [isOver, setOver] = useState(false);
   const caret = useRef(null); // where it goes when the text is drawn
   const typedAt = useRef(0);
   const picker = useRef(null);
+  const {files, setFiles, isOver, attach, paste, drag} = useAttachments(field, setProblem);
   const {text} = draft;
   const goal = target.value;
 
@@ -86,10 +85,10 @@ export function Composer({thread, me, target, field, onSent}) {
     write({text: goal?.kind === "edit" ? "" : text});
     field.current?.focus();
   };
-  const agents = Object.values(state.value.agents);
+  const known = Object.values(agents.value);
   const isForMany = !id.startsWith("direct:") && !id.startsWith("mod:");
-  const asked = isForMany ? listAsked(text, agents.filter((it) => it.kind === "agent").map((it) => it.agent_id)) : [];
-  const offered = offer ? offerFor(offer.word, agents, thread.readers ?? [], me.agent_id) : [];
+  const asked = isForMany ? listAsked(text, known.filter((it) => it.kind === "agent").map((it) => it.agent_id)) : [];
+  const offered = offer ? offerFor(offer.word, known, thread.readers ?? [], me.agent_id) : [];
 
   const look = (box) => setOffer(box.selectionStart === box.selectionEnd ? withChoice(readMention(box.value, box.selectionStart)) : null);
   const type = (event) => {
@@ -150,6 +149,28 @@ export function Composer({thread, me, target, field, onSent}) {
     else return false;
     return true;
   };
+  return html`<form class=${`composer${isOver ? " over" : ""}`} aria-label="Write a message" onSubmit=${(event) => { event.preventDefault(); send(); }}
+      onDragOver=${drag(true)} onDragLeave=${drag(false)} onDrop=${drag(false)}>
+    ${goal && html`<${Goal} goal=${goal} leave=${leaveTarget} />`}
+    ${files.length > 0 && html`<${Attached} files=${files} leaveOut=${(it) => setFiles(files.filter((other) => other !== it))} />`}
+    ${problem && html`<p class="refused" role="alert">${problem}</p>`}
+    ${offered.length > 0 && html`<${Offered} names=${offered} choice=${offer.choice} complete=${complete} />`}
+    <div class="composer-line">
+      <button type="button" class="icon-button" aria-label="Attach files" title="Attach files" onClick=${() => picker.current.click()}><${Icon} name="plus" /></button>
+      <input type="file" multiple hidden ref=${picker} tabindex="-1" aria-label="Files to attach" onChange=${(event) => { attach(event.target.files); event.target.value = ""; }} />
+      <textarea ref=${field} rows="1" dir="auto" placeholder=${goal?.kind === "edit" ? "Write it anew" : "Write a message"} aria-label="Message" value=${text} spellcheck
+        aria-autocomplete="list" aria-haspopup="listbox" aria-controls=${offered.length ? "offer" : undefined} aria-activedescendant=${offered.length ? `offer-${offer.choice}` : undefined}
+        onInput=${type} onKeyDown=${press} onPaste=${paste} onClick=${(event) => look(event.target)} onBlur=${() => setOffer(null)} />
+      <button type="submit" class="button primary" disabled=${!text.trim() && !files.length}>Send</button>
+    </div>
+    ${asked.length > 0 && html`<p class="asks faint">Asks ${asked.map((it) => html`<${Agent} key=${it} id=${it} /> `)}for an answer; other agents read it later.</p>`}
+  </form>`;
+}
+
+/** The files that are to be sent, and the ways in which they come: chosen, pasted, dragged. */
+function useAttachments(field, setProblem) {
+  const [files, setFiles] = useState([]);
+  const [isOver, setOver] = useState(false);
   const attach = async (list) => {
     const most = state.value.limits.max_frame_bytes ?? 262_144;
     try {
@@ -172,26 +193,35 @@ export function Composer({thread, me, target, field, onSent}) {
     setOver(is);
     if (event.type === "drop") attach(event.dataTransfer.files);
   };
-  return html`<form class=${`composer${isOver ? " over" : ""}`} aria-label="Write a message" onSubmit=${(event) => { event.preventDefault(); send(); }}
-      onDragOver=${drag(true)} onDragLeave=${drag(false)} onDrop=${drag(false)}>
-    ${goal && html`<p class="chip"><span class="cut">${goal.kind === "edit" ? "In place of: " : html`In answer to <${Agent} id=${goal.message.sender_id} />: `}
-      <bdi>${textOf(goal.message).replace(/\s+/g, " ").slice(0, 120)}</bdi></span>
-      <button type="button" class="icon-button" aria-label="Answer nothing in particular" onClick=${leaveTarget}><${Icon} name="close" /></button></p>`}
-    ${files.length > 0 && html`<ul class="files" aria-label="Attachments">${files.map((it) => html`<li key=${it.id}>${it.isImage && html`<img src=${it.url} alt="" />`}<bdi class="cut">${it.name}</bdi>
-      <span class="faint">${writeSize(it.size)}</span><button type="button" class="icon-button" aria-label=${`Leave out ${it.name}`} onClick=${() => setFiles(files.filter((other) => other !== it))}><${Icon} name="close" /></button></li>`)}</ul>`}
-    ${problem && html`<p class="refused" role="alert">${problem}</p>`}
-    ${offered.length > 0 && html`<ul class="offer" id="offer" role="listbox" aria-label="Participants">${offered.map((name, index) => html`<li key=${name} id=${`offer-${index}`} role="option"
-      aria-selected=${index === offer.choice} onPointerDown=${(event) => { event.preventDefault(); complete(name); }}><${Agent} id=${name} /> <span class="faint">${state.value.agents[name]?.kind}${state.value.agents[name]?.state === "online" ? "" : ", away"}</span></li>`)}</ul>`}
-    <div class="composer-line">
-      <button type="button" class="icon-button" aria-label="Attach files" title="Attach files" onClick=${() => picker.current.click()}><${Icon} name="plus" /></button>
-      <input type="file" multiple hidden ref=${picker} tabindex="-1" aria-label="Files to attach" onChange=${(event) => { attach(event.target.files); event.target.value = ""; }} />
-      <textarea ref=${field} rows="1" dir="auto" placeholder=${goal?.kind === "edit" ? "Write it anew" : "Write a message"} aria-label="Message" value=${text} spellcheck
-        aria-autocomplete="list" aria-haspopup="listbox" aria-controls=${offered.length ? "offer" : undefined} aria-activedescendant=${offered.length ? `offer-${offer.choice}` : undefined}
-        onInput=${type} onKeyDown=${press} onPaste=${paste} onClick=${(event) => look(event.target)} onBlur=${() => setOffer(null)} />
-      <button type="submit" class="button primary" disabled=${!text.trim() && !files.length}>Send</button>
-    </div>
-    ${asked.length > 0 && html`<p class="asks faint">Asks ${asked.map((it) => html`<${Agent} key=${it} id=${it} /> `)}for an answer; other agents read it later.</p>`}
-  </form>`;
+  return {files, setFiles, isOver, attach, paste, drag};
+}
+
+/** What is answered, or replaced. */
+function Goal({goal, leave}) {
+  const {kind, message} = goal;
+  return html`<p class="chip">
+    <span class="cut">${kind === "edit" ? "In place of: " : html`In answer to <${Agent} id=${message.sender_id} />: `}
+      <bdi>${textOf(message).replace(/\s+/g, " ").slice(0, 120)}</bdi></span>
+    <button type="button" class="icon-button" aria-label="Answer nothing in particular" onClick=${leave}><${Icon} name="close" /></button></p>`;
+}
+
+function Attached({files, leaveOut}) {
+  return html`<ul class="files" aria-label="Attachments">${files.map((it) => html`<li key=${it.id}>
+    ${it.isImage && html`<img src=${it.url} alt="" />`}<bdi class="cut">${it.name}</bdi> <span class="faint">${writeSize(it.size)}</span>
+    <button type="button" class="icon-button" aria-label=${`Leave out ${it.name}`} onClick=${() => leaveOut(it)}><${Icon} name="close" /></button>
+  </li>`)}</ul>`;
+}
+
+/** Participants whose ids begin with what stands behind the `@`. */
+function Offered({names, choice, complete}) {
+  const press = (name) => (event) => {
+    event.preventDefault();
+    complete(name);
+  };
+  const tell = ({kind, state: session} = {}) => `${kind ?? ""}${session === "online" ? "" : ", away"}`;
+  return html`<ul class="offer" id="offer" role="listbox" aria-label="Participants">${names.map((name, index) => html`
+    <li key=${name} id=${`offer-${index}`} role="option" aria-selected=${index === choice} onPointerDown=${press(name)}>
+      <${Agent} id=${name} /> <span class="faint">${tell(agents.value[name])}</span></li>`)}</ul>`;
 }
 
 const withChoice = (found) => found && {...found, choice: 0};
