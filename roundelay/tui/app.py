@@ -121,6 +121,8 @@ class RoundelayTerminal(App[None]):
                 await self.go_to(self._to)
         except RoundelayError as error:
             self._leave(error)
+        except NoMatches:
+            pass  # the person has left before the first place was there
 
     async def _follow(self, following: Callable[[], Awaitable[None]]) -> None:
         try:

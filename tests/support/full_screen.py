@@ -6,7 +6,6 @@ A picture is an SVG. The committed ones are in tests/tui/pictures; RENEW_PICTURE
 from __future__ import annotations
 
 import asyncio
-import html
 import os
 import re
 import time
@@ -28,9 +27,6 @@ NINE_MS = 1_767_258_000_000
 """2026-01-01 09:00 UTC."""
 WITHIN_S = 60.0
 LOOK_EVERY_S = 0.02
-CELL_WIDTH = 12.2
-"""Of a picture's column."""
-_TEXT = re.compile(r'<text [^>]*?x="([\d.]+)" y="([\d.]+)" textLength[^>]*>(.*?)</text>')
 
 
 class FullScreen:
@@ -46,12 +42,9 @@ class FullScreen:
 
     @property
     def text(self) -> str:
-        """What stands on the screen, its rows without what the picture frames them with."""
-        rows: dict[float, str] = {}
-        for x, y, text in _TEXT.findall(self.svg):
-            column = round(float(x) / CELL_WIDTH)
-            rows[float(y)] = rows.get(float(y), "").ljust(column) + html.unescape(text).replace("\xa0", " ")
-        return "\n".join(row.rstrip() for _, row in sorted(rows.items()))
+        """What stands on the screen, by rows."""
+        strips = self.app.screen._compositor.render_strips()
+        return "\n".join(strip.text.replace("\xa0", " ").rstrip() for strip in strips)
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Wait until this is so; the screen is in the error if it never is."""

@@ -1,4 +1,4 @@
-"""How the screens look: ten of them at two sizes, compared with the committed pictures (tests/support/full_screen.py says how to renew them)."""
+"""How the screens look: ten of them at two sizes of one terminal each, compared with the committed pictures (tests/support/full_screen.py says how to renew them)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Action, call, say
 from roundelay.agents.tools import tool
 from roundelay.network.client import Reconnecting
+from roundelay.tui.app import DRAW_EVERY_S
 from tests.support.agents import make_runner, running
 from tests.support.full_screen import FullScreen, compare_picture, full_screen, steady_network, utc
 
 __all__ = ["utc"]
 
 SIZES = {"80x24": (80, 24), "120x40": (120, 40)}
-SCREENS = ("threads", "thread", "approval", "inbox", "why", "agents", "cost", "search", "help", "lost")
+SCREENS = ("threads", "inbox", "agents", "cost", "search", "help", "why", "approval", "thread", "lost")
+"""In this order one person goes through them: what a thread shows is read from then on."""
 
 
 @tool(once=True, needs_approval=True)
@@ -66,16 +68,20 @@ async def studio(size: tuple[int, int]) -> AsyncIterator[FullScreen]:
 async def go(screen: FullScreen, name: str) -> None:
     """Go to one of the screens."""
     match name:
+        case "threads":
+            await screen.shows("4 threads")
         case "thread":
             screen.app.open_thread("channel:exhibition")
             await screen.shows("↳ 1 message")
             await screen.shows("ann: ")
+            await screen.shows("Threads 2")  # this one is read, and the one before
         case "approval":
             screen.app.open_thread("direct:keeper~mia")
             await screen.until(lambda: screen.app.pane.name_here == "thread" and len(screen.boxes) == 4)
             await screen.shows("keeper: in its prompt")
             await screen.press("escape", "G")
             await screen.shows("a approve, A in this thread")
+            await screen.shows("Threads 3")
         case "inbox":
             await screen.press("g", "i")
             await screen.shows("approval +#")
@@ -84,6 +90,7 @@ async def go(screen: FullScreen, name: str) -> None:
             await screen.until(lambda: screen.app.pane.name_here == "thread" and len(screen.boxes) == 4)
             await screen.press("escape", "k", "k", "k", "w")
             await screen.shows("the newest step first")
+            await screen.shows("Threads 3")
         case "agents":
             await screen.press("g", "a")
             await screen.shows("keeper +waits")
@@ -109,19 +116,30 @@ async def go(screen: FullScreen, name: str) -> None:
             await screen.shows("not connected; trying again")
 
 
+async def go_back(screen: FullScreen) -> None:
+    """Go back to the threads, with which all begins."""
+    while len(screen.app.screen_stack) > 1 or len(screen.app.stack) > 1:
+        if screen.app.screen_stack[1:]:
+            await screen.app.pop_screen()
+        else:
+            await screen.app.action_back()
+    await screen.shows("4 threads")  # also under what is put above it
+
+
 @pytest.mark.usefixtures("utc")
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_screen_looks_as_it_was_looked_at(size: str, tmp_path: Path) -> None:
     wrong = []
-    for name in SCREENS:
-        async with studio(SIZES[size]) as screen:
-            if name != "threads":
-                await go(screen, name)
-            before = ""
-            while before != (before := screen.svg):
-                await screen.pilot.pause(0.1)
+    async with studio(SIZES[size]) as screen:
+        for name in SCREENS:
+            await go_back(screen)
+            await go(screen, name)
+            before, now = "", screen.text
+            while before != now:  # what is drawn once for all that comes meanwhile is drawn
+                await screen.pilot.pause(2 * DRAW_EVERY_S)
+                before, now = now, screen.text
             try:
-                compare_picture(f"{name}-{size}", before, tmp_path)
+                compare_picture(f"{name}-{size}", screen.svg, tmp_path)
             except AssertionError as error:
                 wrong.append(str(error))
     assert not wrong, "\n".join(wrong)

@@ -76,7 +76,7 @@ async def test_a_text_is_sent_and_answered_and_its_way_into_the_prompt_is_told()
 
 async def test_lines_of_a_text_are_one_message_and_ids_are_offered() -> None:
     async with room("channel:dev") as it:
-        await it.screen.shows("Created the channel dev")
+        await it.screen.shows("to channel:dev")
         await it.screen.type("one")
         await it.screen.press("ctrl+j")
         await it.screen.type("two @an")
