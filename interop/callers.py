@@ -12,7 +12,7 @@ import binascii
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from roundelay.network.client import NetworkClient
@@ -21,6 +21,8 @@ from roundelay.network.frames import is_id
 
 MAX_OPEN = 256
 """Sessions at a time."""
+MAX_PROVING = 32
+"""Callers at a time whose token the hub has yet to take: they take nobody's place."""
 MAX_CALLS = 32
 """Calls of one participant at a time: half of the reads that the hub takes of a session."""
 IDLE_S = 600.0
@@ -59,10 +61,8 @@ def read_authorization(header: str | None) -> Credentials:
 @dataclass
 class _Caller:
     client: NetworkClient
-    used_at: float = 0.0
+    used_at: float
     calls: int = 0
-    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    is_open: bool = False
 
 
 class Callers:
@@ -71,6 +71,9 @@ class Callers:
     def __init__(self, url: str) -> None:
         self.url = url
         self._callers: dict[tuple[str, str], _Caller] = {}
+        self._proving = 0
+        self._lines: dict[tuple[str, str], asyncio.Lock] = {}
+        """One at a time joins by the same token."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,9 +89,28 @@ class Callers:
         key = credentials.key
         caller = self._callers.get(key)
         if caller is None or caller.client.failure is not None:
-            await self._make_room()
-            caller = self._callers[key] = _Caller(
-                NetworkClient(
+            caller = await self._prove(credentials)
+        if caller.calls >= MAX_CALLS:
+            raise Overloaded(f"{credentials.agent_id} has {MAX_CALLS} calls under way here; wait for one.", 1000)
+        caller.calls += 1
+        try:
+            yield caller.client
+        finally:
+            caller.calls -= 1
+            caller.used_at = asyncio.get_running_loop().time()
+
+    async def _prove(self, credentials: Credentials) -> _Caller:
+        """Join by these; only who is welcome takes a place. Raises what refuses them."""
+        key = credentials.key
+        if self._proving >= MAX_PROVING:
+            raise Overloaded("Too many callers that are not known yet come at once; try again.", 1000)
+        self._proving += 1
+        try:
+            async with self._lines.setdefault(key, asyncio.Lock()):
+                known = self._callers.get(key)
+                if known is not None and known.client.failure is None:
+                    return known  # another call of it was faster
+                client = NetworkClient(
                     credentials.agent_id,
                     self.url,
                     kind=None,
@@ -96,21 +118,18 @@ class Callers:
                     deliver=False,
                     connect_timeout_s=CONNECT_TIMEOUT_S,
                 )
-            )
-        if caller.calls >= MAX_CALLS:
-            raise Overloaded(f"{credentials.agent_id} has {MAX_CALLS} calls under way here; wait for one.", 1000)
-        caller.calls += 1
-        try:
-            async with caller.opening:
-                if not caller.is_open:
-                    await caller.client.connect()
-                    caller.is_open = True
-            yield caller.client
+                await client.connect()
+                try:
+                    await self._make_room()
+                except Overloaded:
+                    await client.close()
+                    raise
+                caller = self._callers[key] = _Caller(client, asyncio.get_running_loop().time())
+                return caller
         finally:
-            caller.calls -= 1
-            caller.used_at = asyncio.get_running_loop().time()
-            if not caller.is_open and not caller.calls and self._callers.get(key) is caller:
-                del self._callers[key]  # refused: the next call asks again
+            self._proving -= 1
+            if not self._proving:
+                self._lines.clear()
 
     async def _make_room(self) -> None:
         """Close sessions that nobody has used for long, and the one that was used the longest ago if all places are

@@ -488,11 +488,14 @@ class Hub:
         finally:
             session.arrivals.pop(arrival, None)
 
-    def starts_after(self, agent_id: str) -> int:
-        """Where delivery from a participant's floor begins."""
-        participant = self.state.participant(agent_id)
-        first_seq = self.switchboard.meta.first_seq
-        return self.switchboard.mailboxes.floor_of(participant, first_seq) if participant is not None else 0
+    def find_floor(self, agent_id: str) -> tuple[int, list[int]]:
+        """A participant's floor, and what of the messages below it is not handled, ascending."""
+        participant, mailboxes = self.state.participant(agent_id), self.switchboard.mailboxes
+        if participant is None:
+            return 0, []
+        mailboxes.floor_of(participant, self.switchboard.meta.first_seq)  # what retention dropped is given up
+        mailbox = mailboxes.of(participant).mailbox
+        return max(mailbox.floor, participant.registered_seq), sorted(mailbox.open)
 
     def hand_over(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
         """A participant has asked for what is delivered to it, and was given it up to a seq; from its floor on,

@@ -63,7 +63,11 @@ class _Given:
         self.page = ListPage(limit, reading.hub.limits.max_result_bytes)
         self.seqs: list[int] = []
         self.damaged: list[int] = []
-        self.position = after if after is not None else reading.hub.starts_after(agent_id)
+        floor, self._below = reading.hub.find_floor(agent_id) if after is None else (after, [])
+        """What is still to be given of what lies below the floor: among all that is handled there, so it is read by
+        itself."""
+        self.position = self._below[0] - 1 if self._below else floor
+        self._floor = floor
         self._hub = reading.hub
         self._agent_id = agent_id
         self._is_from_floor = after is None
@@ -78,6 +82,8 @@ class _Given:
         participant = hub.state.participant(agent_id)
         if participant is None:  # it was removed while this was on its way
             return
+        if self._below and not await self._read_below():
+            return
         spans, max_bytes = inbox_spans(hub.state, participant), hub.limits.max_result_bytes
         has_more = True
         while has_more and self.position < head:
@@ -88,6 +94,18 @@ class _Given:
                 self.position = row.seq
             has_more = found.has_more
         self.position = max(self.position, head)
+
+    async def _read_below(self) -> bool:
+        """Take what is not handled below the floor; False where the page has no room for all of it."""
+        for start in range(0, len(self._below), ROWS):
+            rows = await self._hub.ledger.messages(self._below[start : start + ROWS])
+            for seq in sorted(rows):
+                if not self._take(rows[seq]):
+                    return False
+                self.position = seq
+        self._below = []
+        self.position = max(self.position, self._floor)
+        return True
 
     def _take(self, row: Row) -> bool:
         """Take one row, unless it is not for the caller; False where the page has no room for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from roundelay.commands.options import debug_option, find_target, identity_options
+from roundelay.commands.options import check_url, debug_option, find_target, identity_options
 
 MISSING = "This needs the extra interop: pip install 'roundelay[interop]'."
 
@@ -36,7 +36,7 @@ def gateway(node_url: str | None, host: str, port: int, insecure: bool) -> None:
         from roundelay.interop.gateway import serve_gateway
     except ImportError as error:
         raise ConfigError(MISSING) from error
-    url = node_url or find_url()
+    url = check_url(node_url) if node_url is not None else find_url()
 
     async def work() -> None:
         with stop_signals() as stopping:

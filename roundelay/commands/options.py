@@ -58,7 +58,8 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
     return keep
 
 
-def _check_url(value: str) -> str:
+def check_url(value: str) -> str:
+    """An address of a hub; what is none is wrong usage."""
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -134,7 +135,7 @@ def node_options(function: Function) -> Function:
         "--url",
         metavar="URL",
         expose_value=False,
-        callback=_keep("url", _check_url),
+        callback=_keep("url", check_url),
         envvar="ROUNDELAY_URL",
         help="The hub; without it the node that runs on this machine.  [env: ROUNDELAY_URL]",
     )(function)

@@ -158,3 +158,17 @@ async def test_a_session_that_wants_no_deliveries_gets_none_and_asks_for_what_fa
     assert await state_of(mia, seq) == "handled"
     await silent.send_frame({"type": "bye"})
     assert [frame for frame in await silent.rest() if frame["type"] == "deliver"] == []
+
+
+async def test_what_was_left_far_below_is_given_first_and_costs_no_look_at_all_that_is_handled(node: Node) -> None:
+    mia, bob = await node.person("mia"), await node.agent("bob", deliver=False)
+    kept = [(await mia.send("agent:bob", "kept"))["seq"] for _ in range(3)]
+    done = [(await mia.send("agent:bob", "done"))["seq"] for _ in range(400)]
+    await bob.call("network.receive", {"limit": 500})
+    await bob.call("network.acknowledge", {"seqs": done})
+    new = (await mia.send("agent:bob", "new"))["seq"]
+    assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [*kept, new]
+    page = await bob.call("network.receive", {"limit": 2})
+    assert ([it["seq"] for it in page["messages"]], page["next"], page["has_more"]) == (kept[:2], kept[1], True)
+    await bob.call("network.acknowledge", {"seqs": kept[:2]})
+    assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [kept[2], new]

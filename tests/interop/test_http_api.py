@@ -236,3 +236,14 @@ async def test_the_document_describes_each_endpoint_and_its_shapes_hold_for_the_
         await bob.send("agent:form", "hello", metadata={"x": 1})
         check("Received", await form.get("/v1/messages"))
         check("Refusal", await form.get("/v1/messages/9/status", 404))
+
+
+async def test_callers_without_a_good_token_take_nobodys_place() -> None:
+    async with running_node() as node, gateway_to(node) as http:
+        form = await join(node, http, "form")
+        await form.get("/v1/agents")
+        tried = [http.get("/v1/agents", auth=("form", make_token())) for _ in range(300)]
+        answers, _ = await asyncio.gather(asyncio.gather(*tried), form.get("/v1/agents"))
+        assert {it.status_code for it in answers} <= {401, 429}
+        await form.get("/v1/agents")
+        print(f"{sum(it.status_code == 401 for it in answers)} of {len(answers)} were judged")
