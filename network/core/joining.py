@@ -287,7 +287,7 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
         gone = "was used by another page" if login is not None and login.used_by else "is unknown, or its time is over"
         raise NotAuthenticated(
             f"This login {gone}: a link logs in once, and for a few minutes. Make another on the node's machine: "
-            "roundelay web (an operator elsewhere makes it too)."
+            "roundelay web --as ID (an operator elsewhere makes it too)."
         )
     if login.agent_id != hello.agent_id:
         raise NotAuthenticated(f"This login is not that of {hello.agent_id}.")

@@ -51,7 +51,8 @@ def init(folder: Path) -> None:
     for path in written:
         click.echo(f"Wrote {path}")
     where = "" if folder == Path() else f"cd {folder} && "
-    click.echo(f"Next: {where}roundelay up, and in another terminal: roundelay chat --to echo")
+    click.echo(f"Next: {where}roundelay up, which prints a link: it opens the page in a browser and logs you in, once.")
+    click.echo("Or talk in another terminal: roundelay chat --to echo")
 
 
 @click.group()

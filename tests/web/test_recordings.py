@@ -25,7 +25,7 @@ from tests.web.browsers import LOST_CONNECTION, Watched
 from tests.web.conftest import OpenWindow
 from tests.web.payloads import OBJECTS, TEXTS, arm
 from tests.web.screens import Screen, log_in
-from tests.web.team import WebNode
+from tests.web.team import BANK, WebNode, team_up
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCREENS = ["#/threads", "#/timeline", "#/agents", "#/cost", "#/search"]
@@ -247,6 +247,20 @@ async def test_the_file_holds_no_word_of_a_participant_outside_of_its_rows(hosti
 
 
 # --- a file, and a live node
+
+
+async def test_what_nobody_had_decided_is_offered_to_nobody(open_window: OpenWindow, tmp_path: Path) -> None:
+    async with team_up(tmp_path, [BANK]) as node, node.client("mia") as mia:
+        await mia.send("agent:bank", "pay ann 5")
+        async for message in mia:
+            if message.sender_id == "bank":
+                break
+    window = await open_window("file://")
+    screen = RecordedScreen(window.page)
+    await screen.show((await export(tmp_path / "team.db")).as_uri(), "#/thread/direct%3Abank~mia")
+    card = window.page.get_by_label("Approval of pay")
+    await expect(card).to_contain_text("Nobody had decided when this was recorded")
+    await expect(card.get_by_role("button")).to_have_count(0)
 
 
 async def test_the_page_on_a_file_is_only_looked_at(

@@ -47,6 +47,9 @@ async def test_a_used_link_is_refused_in_the_hubs_words(shared_team: WebNode, op
     await second.page.goto(link)
     await expect(second.page.get_by_role("alert")).to_contain_text("link")
     await expect(second.page.get_by_label("Login link")).to_be_visible()
+    told = await second.page.get_by_role("main").inner_text()
+    assert told.count("roundelay web --as ID") == told.count("roundelay web") == 1
+    await expect(second.page.get_by_role("button", name="Try again")).to_have_count(0)
 
 
 async def test_a_broken_link_asks_for_another(shared_team: WebNode, open_window: OpenWindow) -> None:
@@ -76,6 +79,35 @@ async def test_what_waits_is_done_with_in_the_inbox(shared_team: WebNode, open_w
         await expect(mine.items).to_have_count(0)
     said = (await (await shared_team.operator()).call("network.history", {"thread_id": "direct:bank~nora"}))["messages"]
     assert any(it["content"] == "/deny Not this month" and it["sender_id"] == "nora" for it in said)
+
+
+async def test_a_request_that_nobody_waits_for_any_more_says_so(shared_team: WebNode, open_window: OpenWindow) -> None:
+    """In the window that saw its reaction stopped, after a reload, and to an operator who only looks on."""
+    mine, theirs = [(await open_window(shared_team.origin)).page for _ in range(2)]
+    await log_in(mine, await shared_team.link("stella"))
+    await log_in(theirs, await shared_team.link("oscar", operator=True))
+    async with shared_team.client("stella") as stella:
+        await stella.send("agent:bank", "pay ann 4")
+        cards = []
+        for page in (mine, theirs):
+            await Screen(page).open_thread("direct:bank~stella")
+            cards.append(page.get_by_label("Approval of pay"))
+            await expect(cards[-1]).to_contain_text("Waits for 7 d more")
+        await expect(theirs.get_by_role("button", name="Approve once")).to_have_count(0)
+        await stella.call("network.cancel", {"thread_id": "direct:bank~stella"})
+        for card in cards:
+            await expect(card).to_contain_text("Nobody waits for it any more")
+            await expect(card.get_by_role("button")).to_have_count(0)
+        await mine.reload()
+        await expect(cards[0]).to_contain_text("Nobody waits for it any more")
+
+
+async def test_why_of_what_is_no_message_leads_on(shared_team: WebNode, open_window: OpenWindow) -> None:
+    page = (await open_window(shared_team.origin)).page
+    screen = await log_in(page, await shared_team.link("walt"))
+    await screen.go("#/why/999999")
+    for name, place in (("Threads", "#/threads"), ("Search", "#/search")):
+        await expect(page.get_by_role("main").get_by_role("link", name=name)).to_have_attribute("href", place)
 
 
 async def test_threads_are_used_by_keys_alone(shared_team: WebNode, open_window: OpenWindow) -> None:

@@ -1,7 +1,7 @@
 /** What a state keeps, and what it lets go. */
 import assert from "node:assert/strict";
 import test from "node:test";
-import { applyAll, createState } from "../../../web/page/core/state.js";
+import { applyAll, createState, isAwaited } from "../../../web/page/core/state.js";
 
 const WELCOME = { type: "welcome", agent_id: "mia", kind: "human", network: { name: "n", epoch: "e" }, limits: {}, head: 0, resume: "full" };
 const say = (seq, thread_id = "direct:bob~mia") => {
@@ -52,4 +52,28 @@ test("an earlier state stays as it was", () => {
   applyAll(before, [say(2), { type: "close", thread_id: "direct:bob~mia" }, { type: "reset" }]);
   assert.equal(JSON.stringify(before), told);
   assert.equal(before.messages[2], undefined);
+});
+
+test("a request that the inbox lists no more is awaited by nobody, whichever signal was lost", () => {
+  const request = { ...say(1).message, metadata: { approval: { reaction: "r1" } } };
+  const inbox = (items, has_more = false) => ({ type: "result", call: { op: "network.inbox", args: {} }, value: { items, has_more } });
+  const item = { kind: "approval", seq: 1 };
+  const heard = applyAll(createState(), [WELCOME, { type: "deliver", attempt: 1, at: 1, message: request }, { type: "fetching", what: "inbox" }]);
+  assert.ok(isAwaited(applyAll(heard, [inbox([])]), request, true)); // its agent has still to record that it waits
+  const listed = applyAll(heard, [inbox([item])]);
+  assert.ok(isAwaited(listed, request, true));
+  assert.ok(isAwaited(applyAll(listed, [inbox([{ kind: "approval", seq: 9 }], true)]), request, true)); // there may be more of them below
+  assert.ok(!isAwaited(applyAll(listed, [inbox([])]), request, true));
+});
+
+test("who only looks on knows by what an agent is at whether its request is awaited", () => {
+  const request = { ...say(1).message, metadata: { approval: { reaction: "r1" } } };
+  const agents = (told) => ({ type: "result", call: { op: "network.list_agents", args: { whole: true } }, value: { agents: [{ agent_id: "bob", kind: "agent", ...told }] } });
+  const heard = applyAll(createState(), [WELCOME, { type: "deliver", attempt: 1, at: 1, message: request }]);
+  const isStill = (told) => isAwaited(applyAll(heard, [agents(told)]), request, false);
+  const work = (activity) => ({ activity, open_reactions: 1, work: [{ reaction: "r1", thread_id: "direct:bob~mia", activity }] });
+  assert.deepEqual(["works", "waits", "interrupted", "stopping", "held"].map((it) => isStill(work(it))), [true, true, true, false, false]);
+  assert.ok(isStill({})); // it is not told
+  assert.ok(isStill({ activity: "waits", open_reactions: 17, work: [] }));
+  assert.ok(!isStill({ activity: "idle" }));
 });

@@ -27,6 +27,7 @@ const TRIMMED = 1000; // of these, at once
 const KEPT_CLOSED = 4; // threads that keep their messages after they were closed
 const MAX_RECENT = 64; // messages of a thread that may come in any order
 const MAX_STATUS = 500;
+const AWAITING = ["works", "waits", "interrupted"]; // what an agent is at that may wait for a decision
 const MAX_BEHIND = 5000; // rows of the log that an operator's page goes through after a loss; beyond, it fetches anew
 
 /** A state before anything was heard. */
@@ -97,6 +98,25 @@ export function isSettled(state) {
   const marked = [rows, loaded, messages].some((it) => Object.keys(it).length);
   const isLoading = Object.values(state.threads).some((it) => it.loaded?.is_loading || it.loaded?.fresh);
   return !(threads || agents || inbox || marked || isLoading || state.reading.threads);
+}
+
+/**
+ * Whether a request for approval still waits for somebody's decision, as far as the hub has told. Who may decide is told
+ * by the inbox, at once, and by what was heard since; others by what the agent is at.
+ * @param {object} state @param {object} request the message @param {boolean} mayDecide whether one's own reply would decide
+ */
+export function isAwaited(state, { seq, sender_id, metadata }, mayDecide) {
+  const { inbox, agents, under_way: underWay } = state;
+  if (mayDecide) return inbox.is_stale || seq in underWay.undecided || isListed(inbox, seq);
+  const { activity, work = [], open_reactions: open = 0 } = agents[sender_id] ?? {};
+  const at = work.find((it) => it.reaction === metadata.approval.reaction)?.activity;
+  if (at !== undefined) return AWAITING.includes(at);
+  return activity === undefined || open > work.length || seq in underWay.undecided;
+}
+
+/** Whether an inbox has an approval; what is below its last item it does not tell. */
+function isListed({ items, has_more }, seq) {
+  return items.some((it) => it.kind === "approval" && it.seq === seq) || Boolean(has_more && seq < items.at(-1)?.seq);
 }
 
 // --- one event
@@ -532,6 +552,8 @@ function takeResult(draft, op, args, value) {
       return;
     case "network.inbox":
       if (args.before === undefined && args.after === undefined) {
+        const ended = state.inbox.items.filter((it) => it.kind === "approval" && !isListed(value, it.seq));
+        live.takeUnlisted(draft, ended.map((it) => it.seq));
         state.inbox = { items: value.items, has_more: value.has_more, is_stale: state.stale.inbox };
       }
       return;

@@ -147,6 +147,13 @@ export function isDecision(message) {
   return word === "/approve" || word === "/deny" || (word === "/edit" && rest !== "");
 }
 
+/** Requests that the hub has listed and lists no more: nobody waits for a decision on them. @param {number[]} seqs */
+export function takeUnlisted(draft, seqs) {
+  for (const seq of seqs) {
+    if (seq in draft.state.under_way.undecided) delete draft.own("under_way", "undecided")[seq];
+  }
+}
+
 /** An agent is gone: it is at nothing any more. */
 export function takeOffline(draft, agentId) {
   for (const [key, work] of Object.entries(draft.state.under_way.works)) {
@@ -173,6 +180,11 @@ export function takeWork(draft, agents) {
   for (const [key, work] of Object.entries(draft.state.under_way.works)) {
     if (work.is_listed && !told.has(key)) delete draft.own("under_way", "works")[key];
   }
+  const isOver = ({ activity, work = [], open_reactions: open = 0 }, reaction) =>
+    activity !== undefined && open <= work.length && !work.some((it) => it.reaction === reaction);
+  const byId = new Map(agents.map((it) => [it.agent_id, it]));
+  const ended = Object.values(draft.state.under_way.undecided).filter((it) => isOver(byId.get(it.agent_id) ?? {}, it.reaction));
+  takeUnlisted(draft, ended.map((it) => it.seq));
   for (const [key, threadId] of told) {
     if (key in draft.state.under_way.works || draft.state.under_way.ended.includes(key)) continue;
     Object.assign(findWork(draft, key, threadId), { is_thinking: true, is_listed: true });

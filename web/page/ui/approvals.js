@@ -7,7 +7,7 @@ import {writeArguments} from "#core/json.js";
 import {isDecision} from "#core/under_way.js";
 import {saidOf} from "#core/text.js";
 import {Agent, Badge, Button, html, now, tellSpan} from "#ui/parts.js";
-import {actions} from "#ui/store.js";
+import {actions, state} from "#ui/store.js";
 
 /**
  * What people have decided, by the seqs of the requests: {by, at, seq, text, isApproved}. A decision that its agent
@@ -38,18 +38,18 @@ export function readApproval(message) {
   return {reaction: asked.reaction, tool: said(asked.tool) || "a tool", arguments: said(asked.arguments), reason: said(asked.reason), until: message.sent_at + span};
 }
 
-/** A call that waits for a decision, or what was decided on it. */
-export function Approval({message, asked, decision, mayDecide}) {
+/** A call that waits for a decision, or what was decided on it. @param {{isNamed?: boolean}} props `isNamed`: what it is stands above it */
+export function Approval({message, asked, decision, isAwaited = true, isNamed = false, mayDecide}) {
   const [form, setForm] = useState(null);
   const rest = asked.until - now.value;
-  const isOver = decision === undefined && rest <= 0;
+  const ended = decision ? "" : state.value.is_read_only ? "Nobody had decided when this was recorded." : rest <= 0 ? "Nobody decided in time." : isAwaited ? "" : "Nobody waits for it any more.";
   const decide = (what, said) => actions.decide(message.seq, what, said);
-  return html`<section class=${`approval ${decision ? (decision.isApproved ? "approved" : "denied") : isOver ? "over" : "waits"}`} aria-label=${`Approval of ${asked.tool}`}>
-    <p class="approval-head"><${Badge} kind=${decision || isOver ? "plain" : "warn"}>Approval<//> <${Agent} id=${message.sender_id} /> wants to call <code dir="auto">${asked.tool}</code></p>
+  return html`<section class=${`approval ${decision ? (decision.isApproved ? "approved" : "denied") : ended ? "over" : "waits"}`} aria-label=${`Approval of ${asked.tool}`}>
+    <p class="approval-head">${!isNamed && html`<${Badge} kind=${decision || ended ? "plain" : "warn"}>Approval<//> `}<${Agent} id=${message.sender_id} /> wants to call <code dir="auto">${asked.tool}</code></p>
     ${asked.reason && html`<p class="as-is" dir="auto">${asked.reason}</p>`}
-    ${(decision || form !== "edit") && html`<pre tabindex="0" dir="ltr" aria-label="Arguments">${writeArguments(asked.arguments)}</pre>`}
+    ${(decision || ended || form !== "edit") && html`<pre tabindex="0" dir="ltr" aria-label="Arguments">${writeArguments(asked.arguments)}</pre>`}
     ${decision ? html`<p class="decided"><${Decided} decision=${decision} /></p>`
-    : isOver ? html`<p class="faint">Nobody decided in time.</p>`
+    : ended ? html`<p class="faint">${ended}</p>`
     : html`${rest < Infinity && html`<p class="faint">Waits for ${tellSpan(rest)} more, until ${new Date(asked.until).toLocaleString([], {dateStyle: "medium", timeStyle: "short"})}</p>`}
       ${mayDecide && !form && html`<div class="tools">
         <${Button} kind="primary" run=${() => decide("approve")}>Approve once<//>

@@ -85,6 +85,7 @@ export function Login() {
   const [id, setId] = useState("");
   const [token, setToken] = useState("");
   const {error, connection} = state.value;
+  const isRefused = connection === "refused" && error;
   const enter = () => {
     const found = takeLink(link, null);
     if (found) join(found);
@@ -92,9 +93,10 @@ export function Login() {
     else throw new Error("That is no login link: it ends in #login=, an id, ~ and a code.");
   };
   return html`<main class="login"><h1 tabindex="-1">Roundelay</h1>
-    ${connection === "refused" && error && html`<div class="error-box" role="alert"><p>${error.message}</p>
-      ${credentials.value && html`<${Button} run=${() => join(credentials.value)}>Try again<//>`}</div>`}
-    <p>${connection === "refused" ? "" : "This browser is nobody here yet. "}<code>roundelay web</code>, on the machine of the node, prints a link that logs you in once: open it in this browser, or paste it here.</p>
+    ${isRefused && html`<div class="error-box" role="alert"><p>${error.message}</p>
+      ${credentials.value && !credentials.value.login_code && html`<${Button} run=${() => join(credentials.value)}>Try again<//>`}</div>`}
+    <p>${isRefused && error.message.includes("roundelay web") ? "Open its link in this browser, or paste it here."
+      : html`${!isRefused && "This browser is nobody here yet. "}<code>roundelay web --as ID</code>, on the machine of the node, prints a link that logs you in once: open it in this browser, or paste it here.`}</p>
     <form onSubmit=${(event) => event.preventDefault()}>
       <${Field} label="Login link" isLabelSeen value=${link} onInput=${(event) => setLink(event.target.value)} />
       <details><summary>I have a token</summary>

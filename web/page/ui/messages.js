@@ -17,10 +17,10 @@ const LONG_CHARS = 6000;
 /**
  * The rows of a thread, oldest first: {key, guess, kind, ...}. A message of one's own keeps its key from the moment that
  * it is written, so that nothing jumps when it is stored.
- * @param {{thread: object, messages: object, outbox: object[], works: object[], me: string, unread: {from: number, upto: number}}} given
- *   `unread`: the seqs between which the first one of others has the line of what is new above it
+ * @param {{thread: object, messages: object, outbox: object[], works: object[], me: string, unread: {from: number, upto: number}, awaits: function(object): boolean}} given
+ *   `awaits`: whether a request for approval still waits; `unread`: the seqs between which the first one of others has the line of what is new above it
  */
-export function listRows({thread, messages, outbox, works, me, unread}) {
+export function listRows({thread, messages, outbox, works, me, unread, awaits}) {
   const said = (thread.loaded?.seqs ?? []).map((seq) => messages[seq]);
   const decisions = readDecisions(said);
   const replaced = listReplaced(said);
@@ -38,6 +38,7 @@ export function listRows({thread, messages, outbox, works, me, unread}) {
     rows.push({
       key: message.sender_id === me ? `own ${message.message_id}` : `seq ${message.seq}`, kind: "message", message,
       guess, isNext, isFirst, isUnread, decision: decisions.get(message.seq),
+      isAwaited: readApproval(message) !== null && !decisions.has(message.seq) && awaits(message),
       replacedBy: replaced.get(message.seq), replied: [before?.seq, rootSeq].includes(message.reply_to) ? undefined : message.reply_to,
     });
     before = message;
@@ -99,7 +100,7 @@ function Whole({row, replies, isNext, desk}) {
       ${!isNext && html`<header class="message-head"><${Agent} id=${message.sender_id} link />
         ${message.sender_kind !== "human" && html`<span class="kind">${message.sender_kind}</span>`}${at}</header>`}
       ${row.replied !== undefined && html`<${Quote} seq=${row.replied} message=${message} desk=${desk} />`}
-      ${asked ? html`<${Approval} message=${message} asked=${asked} decision=${row.decision} mayDecide=${desk.mayDecide} />` : html`<${Body} message=${message} />`}
+      ${asked ? html`<${Approval} message=${message} asked=${asked} decision=${row.decision} isAwaited=${row.isAwaited} mayDecide=${desk.mayDecide} />` : html`<${Body} message=${message} />`}
       <${Notes} message=${message} me=${me.agent_id} />
       <footer class="message-foot">
         ${replies > 0 && html`<a class="replies" href=${linkTo.thread(`thread:${message.seq}`)}>${replies} ${replies === 1 ? "reply" : "replies"} ›</a>`}

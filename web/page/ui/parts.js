@@ -26,10 +26,10 @@ export function startClock() {
 
 const SPANS = [[86_400, "d"], [3600, "h"], [60, "min"]];
 
-/** A span in the largest unit of which there are two: "3 min", "47 h". */
+/** A span in the largest unit of which there are two, rounded to the nearest: "3 min", "47 h". */
 export function tellSpan(ms) {
-  const seconds = Math.max(0, Math.floor(ms / 1000));
-  for (const [size, unit] of SPANS) if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
+  const seconds = Math.max(0, Math.round(ms / 1000));
+  for (const [size, unit] of SPANS) if (seconds >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
   return `${seconds} s`;
 }
 
@@ -111,10 +111,10 @@ export function Button({kind = "", run, title, icon, isDisabled = false, childre
 /** What went wrong, in the hub's sentence where there is one. */
 export const tellError = (error) => String(error?.message ?? error ?? "Something failed that told no reason.");
 
-/** What failed, and a way on. */
-export function ErrorBox({error, retry}) {
+/** What failed, and ways on: `children` are further ones. */
+export function ErrorBox({error, retry, children}) {
   return html`<div class="error-box" role="alert"><p>${tellError(error)}</p>
-    ${retry && html`<${Button} run=${retry}>Try again<//>`}</div>`;
+    <div class="tools">${retry && html`<${Button} run=${retry}>Try again<//>`}${children}</div></div>`;
 }
 
 /** What stands where there is nothing. */

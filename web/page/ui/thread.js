@@ -5,6 +5,7 @@
 import {useComputed, useSignal} from "#vendor/signals.js";
 import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
 import {nameThread, textOf} from "#core/text.js";
+import {isAwaited} from "#core/state.js";
 import {isAsking, listThinking, listTyping, listViewing, listWorks} from "#core/under_way.js";
 import {Composer} from "#ui/composer.js";
 import {useKeys} from "#ui/keys.js";
@@ -110,10 +111,14 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   const [marked, setMarked] = useState(at);
   const seen = useRef(0);
   const wanted = useRef(at);
+  const isReader = !thread.readers?.length || thread.readers.includes(me.agent_id);
+  const mayDecide = !isReadOnly && me.kind === "human" && isReader;
+  const inbox = useComputed(() => state.value.inbox).value;
+  const agents = useComputed(() => state.value.agents).value;
   const rows = useMemo(() => listRows({
-    thread, messages, me: me.agent_id, unread, works: listWorks(underWay, id),
+    thread, messages, me: me.agent_id, unread, awaits: (message) => isAwaited(state.value, message, mayDecide), works: listWorks(underWay, id),
     outbox: Object.values(outbox).filter((it) => it.thread_id === id),
-  }), [thread.loaded, messages, outbox, underWay.works, unread]);
+  }), [thread.loaded, messages, outbox, underWay.works, underWay.undecided, unread, mayDecide, inbox, mayDecide || agents]);
   const jump = (seq) => {
     const row = rows.find((it) => it.message?.seq === seq);
     setMarked(seq);
@@ -130,14 +135,13 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
     const timer = setTimeout(() => setMarked(undefined), MARKED_MS);
     return () => clearTimeout(timer);
   }, [marked]);
-  const isReader = !thread.readers?.length || thread.readers.includes(me.agent_id);
   const desk = useMemo(() => ({
-    me, isReadOnly, mayWrite, marked, mayDecide: !isReadOnly && me.kind === "human" && isReader,
+    me, isReadOnly, mayWrite, marked, mayDecide,
     reply: (message) => { target.value = {kind: "reply", message}; field.current?.focus(); },
     edit: (message) => { target.value = {kind: "edit", message}; field.current?.focus(); },
     jump: (seq) => jumping.current(seq),
     go: (place, seq) => go(linkTo.thread(place, seq)),
-  }), [me, isReadOnly, mayWrite, isReader, marked]);
+  }), [me, isReadOnly, mayWrite, mayDecide, marked]);
   useKeys({
     j: {text: "Next message", run: () => list.current?.move(1)},
     k: {text: "Message before", run: () => list.current?.move(-1)},

@@ -50,7 +50,7 @@ function Rows({reactions, chosen, choose}) {
   const idle = scale.gaps.length;
   return html`<p class="timeline-scale faint"><span>${pages > 1 && step("Earlier", back >= pages - 1, () => setBack(back + 1))} ${tellMoment(rows[0].started_at)}</span>
       <span>${rows.length < reactions.length ? `${rows.length} of ` : ""}${tellCount(reactions.length, "reaction")}${idle > 0 && `, ${tellCount(idle, "idle time")} cut`}
-        ${step("Narrower", zoom === ZOOMS[0], change(-1))} ${step("Wider", zoom === ZOOMS.at(-1), change(1))}</span>
+        ${step("Zoom out", zoom === ZOOMS[0], change(-1))} ${step("Zoom in", zoom === ZOOMS.at(-1), change(1))}</span>
       <span>${tellMoment(endOf(rows.at(-1)))} ${pages > 1 && step("Later", back === 0, () => setBack(back - 1))}</span></p>
     <div class="timeline-place card" tabindex="0" role="region" aria-label="Reactions"><ol class="timeline-rows" style=${{"--zoom": zoom}}>
       ${rows.map((it) => html`<${Row} key=${`${it.agent_id} ${it.reaction}`} of=${it} scale=${scale} isChosen=${it.reaction === chosen} choose=${choose} />`)}</ol></div>`;

@@ -15,7 +15,7 @@ export const STATUS = {finished: "good", open: "accent", stopped: "warn", cancel
 /** The screen of one message. */
 export function Why({seq}) {
   const {value: chain, error, isLoading, again} = useFetched(() => explain(actions.call, seq), [seq]);
-  if (error) return html`<div class="screen"><${Head} title=${`Why #${seq}`} /><${ErrorBox} error=${error} retry=${again} /></div>`;
+  if (error) return html`<div class="screen"><${Head} title=${`Why #${seq}`} /><${ErrorBox} error=${error} retry=${again}><a class="button" href=${linkTo.threads()}>Threads</a><a class="button" href=${linkTo.search()}>Search</a><//></div>`;
   if (!chain) return html`<div class="screen"><${Head} title=${`Why #${seq}`} />${isLoading && html`<${Loading} what="Reading what it rests on…" />`}</div>`;
   const [step] = chain;
   return html`<div class="why"><section class="why-side" aria-label="What it followed from"><h2>It followed from</h2><${Chain} chain=${chain} /></section>
