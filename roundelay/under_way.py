@@ -26,7 +26,9 @@ from roundelay.agents.watching import SeenCall, SeenPiece, read_call, read_piece
 from roundelay.network.client import Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
 
-TYPING_SHOWN_S = 6.0
+TYPING_SHOWN_S, VIEWING_SHOWN_S = 6.0, 30.0
+MAX_VIEWING = 256
+"""People who look at a thread, each counted once for each."""
 MAX_HEARD = 1000
 """Reactions that are remembered by their ids alone."""
 MAX_WORKS, MAX_WRITING = 256, 32
@@ -200,6 +202,7 @@ class UnderWay:
         self._works: dict[_Reaction, Work] = {}
         self._ended: deque[_Reaction] = deque(maxlen=MAX_WORKS)  # what still comes of these is too late
         self._typing: dict[str, asyncio.TimerHandle] = {}  # a person -> when that is over
+        self._viewing: dict[tuple[str, str], asyncio.TimerHandle] = {}  # a thread and a person -> when that is over
         self._news = asyncio.Event()
 
     # --- what is told
@@ -212,6 +215,8 @@ class UnderWay:
                 self._stop_typing(event.sender_id)
                 loop = asyncio.get_running_loop()
                 self._typing[event.sender_id] = loop.call_later(TYPING_SHOWN_S, self._stop_typing, event.sender_id)
+            case Signal(kind="viewing", body={"active": bool(is_active)}):
+                self._take_viewing((event.thread_id, event.sender_id), is_active)
             case Signal(body={"reaction": str(name)}) if len(name) <= MAX_ID_CHARS:
                 news = [it for it in self._take_signal((event.sender_id, name), event) if it is not None]
             case Notice(kind="taken", thread_id=str(thread_id), body={"agent_id": str(by)}):
@@ -220,6 +225,8 @@ class UnderWay:
                 self.holds.pop(thread_id, None)
             case Presence(state="offline"):
                 self._works = {key: it for key, it in self._works.items() if it.agent_id != event.agent_id}
+                for key in [it for it in self._viewing if it[1] == event.agent_id]:
+                    self._stop_viewing(key)
             case Reconnecting() | Reconnected():
                 self.is_connected = isinstance(event, Reconnected)
                 self._works.clear()  # the signals that end them may be lost with the connection
@@ -290,6 +297,10 @@ class UnderWay:
         """Who is typing, by their ids."""
         return sorted(self._typing)
 
+    def list_viewing(self, thread_id: str) -> list[str]:
+        """Who looks at a thread, by their ids."""
+        return sorted(person for thread, person in self._viewing if thread == thread_id)
+
     def list_busy(self) -> dict[str, list[CallUnderWay]]:
         """Who thinks, by their ids, each with its innermost calls."""
         busy: dict[str, list[CallUnderWay]] = {
@@ -331,6 +342,20 @@ class UnderWay:
 
     def _stop_typing(self, person: str) -> None:
         timer = self._typing.pop(person, None)
+        if timer is not None:
+            timer.cancel()
+        self.on_change()
+
+    def _take_viewing(self, key: tuple[str, str], is_active: bool) -> None:
+        self._stop_viewing(key)
+        if is_active:
+            if len(self._viewing) >= MAX_VIEWING:
+                self._stop_viewing(next(iter(self._viewing)))
+            loop = asyncio.get_running_loop()
+            self._viewing[key] = loop.call_later(VIEWING_SHOWN_S, self._stop_viewing, key)
+
+    def _stop_viewing(self, key: tuple[str, str]) -> None:
+        timer = self._viewing.pop(key, None)
         if timer is not None:
             timer.cancel()
         self.on_change()

@@ -54,6 +54,18 @@ def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
     return [*lines[:most_lines], f"… of {count(len(text), 'character')}; {how}"]
 
 
+def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
+    """Which of a thread's messages, oldest first, their own senders have sent anew, and as which: the newest counts."""
+    senders: dict[int, str] = {}
+    found = {}
+    for it in messages:
+        old = (it.metadata or {}).get("replaces")
+        if type(old) is int and senders.get(old) == it.sender_id:
+            found[old] = it.seq
+        senders[it.seq] = it.sender_id
+    return found
+
+
 class MessageBox(Widget):
     """One message. ``below`` are lines of ours that stand under it: its replies, who has read it, what can be done."""
 
@@ -63,6 +75,7 @@ class MessageBox(Widget):
         self.is_open = False
         self.below: tuple[str, ...] = ()
         self._is_waiting = False  # for a decision
+        self._replaced_by: int | None = None
         self._me = me
         self._drawn: tuple[int, Content] | None = None
         self.set_class(message.sender_id == me, "-own")
@@ -81,6 +94,12 @@ class MessageBox(Widget):
         """Whether the call that it asks for waits for a decision."""
         if is_waiting != self._is_waiting:
             self._is_waiting = is_waiting
+            self._draw_again()
+
+    def set_replaced(self, by: int | None) -> None:
+        """Which message its sender has sent in its place; what was said is folded then."""
+        if by != self._replaced_by:
+            self._replaced_by = by
             self._draw_again()
 
     def toggle(self) -> None:
@@ -111,6 +130,10 @@ class MessageBox(Widget):
         head, place = f"{format_time(it.sent_at)} #{it.seq} ", f" → {clean(describe_place(it.to, it.thread_id))}"
         parts: list[Content | str | tuple[str, str]] = [(head, "dim"), (clean(sender), f"bold {name_color(sender)}")]
         parts.append((f"{place}{answers}", "dim"))
+        if self._replaced_by is not None:
+            parts.append((f"\n{INDENT}replaced by #{self._replaced_by}", "dim italic"))
+            if not self.is_open:
+                return Content.assemble(*parts, ("; Enter shows what it said", "dim italic"))
         parts += [f"\n{INDENT}{line}" for line in fold(it.text, room, is_open=self.is_open)]
         beside = [line for text in list_beside(it) for line in fold(text, room)]
         parts += [(f"\n{INDENT}{line}", "dim") for line in beside]
@@ -209,7 +232,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
             return
         follows = self.is_at_end
         behind = next((it for it in boxes if it.seq > message.seq), None)
-        await self.mount(self._make(message), before=behind)
+        await self._mount([message], before=behind)
         if follows:
             await self._drop(self.boxes[:-MAX_SHOWN])
             self.scroll_end(animate=False)
@@ -230,7 +253,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         page = await self._client.history(self.thread_id, before=first.seq, limit=PAGE)
         self.has_before = page.has_more
         distance = first.virtual_region.y - self.scroll_y
-        await self.mount_all([self._make(it) for it in page.messages], before=first)
+        await self._mount(page.messages, before=first)
         await self._drop(self.boxes[MAX_SHOWN:])
         self.call_after_refresh(lambda: self._keep_at(first, distance))
 
@@ -264,8 +287,11 @@ class MessageWindow(VerticalScroll, can_focus=True):
             else:
                 nothing_upto, step = step, step * 4
 
-    async def _mount(self, messages: Iterable[AnyMessage]) -> None:
-        await self.mount_all([self._make(it) for it in messages])
+    async def _mount(self, messages: Iterable[AnyMessage], before: MessageBox | None = None) -> None:
+        await self.mount_all([self._make(it) for it in messages], before=before)
+        replaced = list_replaced(it.message for it in self.boxes)
+        for box in self.boxes:
+            box.set_replaced(replaced.get(box.seq))
 
     def _make(self, message: AnyMessage) -> MessageBox:
         return MessageBox(message, self._client.agent_id)

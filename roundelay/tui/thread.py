@@ -5,6 +5,7 @@ What is typed and not sent is the desk's (`Desk.drafts`): it outlives the view, 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -29,6 +30,7 @@ from roundelay.tui.parts import Pane
 from roundelay.tui.views import list_ids
 from roundelay.under_way import UnderWay
 
+VIEWING_SENT_EVERY_S = 20.0
 MAX_LIVE_ROWS, MAX_TOLD_RECIPIENTS, MAX_READERS = 8, 4, 6
 _COME_TO = {
     "queued": "not there yet",
@@ -52,6 +54,7 @@ class ThreadPane(Pane):
         ("w", "why", "Why"),
         ("s", "stop", "Stop"),
         ("o", "hold", "Take over / give back"),
+        Binding("E", "say_anew", "Say anew", show=False),
         Binding("t", "replies", "Replies", show=False),
         Binding("u", "read", "All read", show=False),
         Binding("p", "mark('is_pinned')", "Pin", show=False),
@@ -67,6 +70,9 @@ class ThreadPane(Pane):
         """Where what is written goes; None where nothing can be."""
         self._at = at
         self._reply_to: AnyMessage | None = None
+        self._replaces: AnyMessage | None = None
+        self._set_aside = ""  # what was being written when a message came to be replaced
+        self._is_viewed = False
         self._waiting: list[str] = []  # texts on their way to the hub
         self._receipts: dict[int, str] = {}
         self._receipts_are_stale = self._is_reading_receipts = False
@@ -96,6 +102,7 @@ class ThreadPane(Pane):
         self.composer.border_title = "to …"
         self._draw()
         self.terminal.work(self.load, self._at)
+        self.set_interval(VIEWING_SENT_EVERY_S, self._tell_viewing)
 
     async def load(self, at: int | None = None) -> None:
         """Show the messages from the hub. Raises `RoundelayError`."""
@@ -114,6 +121,7 @@ class ThreadPane(Pane):
         self._epoch = self.desk.epoch
         self._draw()
         self._ask_receipts()
+        self._tell_viewing()
 
     def take_focus(self) -> None:
         (self.window if self._at is not None else self.composer).focus()
@@ -121,8 +129,25 @@ class ThreadPane(Pane):
     def on_resize(self) -> None:
         self._draw()
 
+    def on_show(self) -> None:
+        self._tell_viewing()
+
+    def on_hide(self) -> None:
+        self._tell_viewing()
+
+    def on_unmount(self) -> None:
+        self.display = False
+        self._tell_viewing()
+
+    def _tell_viewing(self) -> None:
+        """Let those who read the thread know that this person looks at it, or no longer does."""
+        was_viewed, self._is_viewed = self._is_viewed, self.display and self.thread_id in self.desk.threads
+        if was_viewed or self._is_viewed:
+            signal = partial(self.desk.client.signal, "viewing", {"active": self._is_viewed}, thread_id=self.thread_id)
+            self.terminal.work(signal)
+
     def _keep_draft(self) -> None:
-        text = self.composer.text
+        text = self.composer.text if self._replaces is None else self._set_aside
         if text:
             self.desk.drafts[self.thread_id] = text
         else:
@@ -163,10 +188,17 @@ class ThreadPane(Pane):
             f" and {len(row.readers) - MAX_READERS} more" if row is not None and len(row.readers) > MAX_READERS else ""
         )
         told = f"  read by {', '.join(readers)}{more}" if readers else ""
+        looking = [clean(it) for it in desk.under_way.list_viewing(self.thread_id) if it != desk.me]
+        look = (
+            f"  {', '.join(looking[:MAX_READERS])} {'looks' if len(looking) == 1 else 'look'} here" if looking else ""
+        )
         holds = f"  held by {'you: agents are silent here' if held == desk.me else clean(held)}" if held else ""
         self.query_one("#about", Static).update(
             Content.assemble(
-                (desk.name_thread(self.thread_id), "bold"), (holds, "bold magenta"), (fit(told, width), "dim")
+                (desk.name_thread(self.thread_id), "bold"),
+                (holds, "bold magenta"),
+                (look, "cyan"),
+                (fit(told, width), "dim"),
             )
         )
         lines = draw_writing(desk.under_way, self.thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
@@ -174,11 +206,13 @@ class ThreadPane(Pane):
         live = self.query_one("#live", Static)
         live.display = bool(lines)
         live.update(Content("\n".join(lines)))
-        reply = self._reply_to
+        reply, replaces = self._reply_to, self._replaces
         replying = self.query_one("#replying", Static)
-        replying.display = reply is not None
+        replying.display = reply is not None or replaces is not None
         if reply is not None:
             replying.update(Content(fit(f"Reply to #{reply.seq} of {clean(reply.sender_id)} (Esc: not)", width)))
+        if replaces is not None:
+            replying.update(Content(fit(f"In the place of #{replaces.seq} (Esc: not)", width)))
         if self.place is not None:
             self.composer.border_title = Content(f"to {clean(self.place.describe())}").markup
         self._draw_below()
@@ -237,16 +271,24 @@ class ThreadPane(Pane):
             )
             return
         reply, self._reply_to = self._reply_to, None
-        self.composer.load_text("")
+        replaces = self._leave_replaced()
+        self.composer.load_text(self._set_aside if replaces is not None else "")
         self._keep_draft()
-        self.terminal.work(self._send, text.removeprefix("/") if text.startswith("//") else text, reply)
+        self.terminal.work(self._send, text.removeprefix("/") if text.startswith("//") else text, reply, replaces)
 
-    async def _send(self, text: str, reply: AnyMessage | None) -> None:
+    def _leave_replaced(self) -> AnyMessage | None:
+        replaces, self._replaces = self._replaces, None
+        return replaces
+
+    async def _send(self, text: str, reply: AnyMessage | None, replaces: AnyMessage | None) -> None:
         desk, place = self.desk, self.place
         assert place is not None
         self._waiting.append(text)
         self._draw()
         try:
+            if replaces is not None:
+                await self.terminal.show_sent(await self._send_anew(text, replaces))
+                return
             decision = read_yes_or_no(desk.under_way, self.thread_id, text) if reply is None else None
             if decision is not None:
                 await self.terminal.send_decision(decision[1], f"/{decision[0]}")
@@ -268,9 +310,23 @@ class ThreadPane(Pane):
             if self.is_mounted:
                 self._draw()
 
+    async def _send_anew(self, text: str, old: AnyMessage) -> int:
+        """Send a text in the place of an own message; what works on that one is asked to stop. Gives its seq."""
+        client = self.desk.client
+        for it in (await client.call("network.message_status", {"seq": old.seq}))["recipients"]:
+            if it.get("reaction_status") == "open" and it.get("reaction"):
+                await client.call("network.cancel", {"reaction": it["reaction"]})
+        asked = old.requires_response or None
+        metadata = {"replaces": old.seq}
+        to = {"reply_to": old.reply_to, "requires_response": asked}
+        return (await client.send(old.to, text, metadata=metadata, **to)).seq
+
     def on_composer_left(self, event: Composer.Left) -> None:
         event.stop()
-        if self._reply_to is not None:
+        if self._leave_replaced() is not None:
+            self.composer.load_text(self._set_aside)
+            self._draw()
+        elif self._reply_to is not None:
             self._reply_to = None
             self._draw()
         else:
@@ -293,6 +349,22 @@ class ThreadPane(Pane):
     def action_reply(self) -> None:
         if self.chosen is not None and self.place is not None:
             self._reply_to = self.chosen
+            if self._leave_replaced() is not None:
+                self.composer.load_text(self._set_aside)
+            self._draw()
+            self.composer.focus()
+
+    def action_say_anew(self) -> None:
+        chosen = self.chosen
+        if chosen is None or chosen.sender_id != self.desk.me or self.place is None:
+            self.desk.tell("Select a message of your own by j and k: E says it anew.")
+        elif not isinstance(chosen.content, str):
+            self.desk.tell(f"#{chosen.seq} is more than a text: it cannot be said anew here.")
+        else:
+            if self._replaces is None:
+                self._set_aside = self.composer.text
+            self._replaces, self._reply_to = chosen, None
+            self.composer.load_text(chosen.content)
             self._draw()
             self.composer.focus()
 

@@ -14,7 +14,9 @@ from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Action, call, say, think
 from roundelay.agents.tools import tool
 from roundelay.app import Network
-from roundelay.network.client import NetworkClient
+from roundelay.network.client import NetworkClient, Signal
+from roundelay.network.config import Limits
+from roundelay.network.errors import RequestError
 from roundelay.tui.parts import Rows
 from tests.support.agents import make_runner, running, until_state
 from tests.support.full_screen import FullScreen, full_screen
@@ -299,3 +301,87 @@ async def test_the_mouse_goes_to_a_screen_and_selects_a_message() -> None:
         await it.screen.until(lambda: it.screen.boxes)
         await it.screen.pilot.click("MessageBox")
         await it.screen.until(lambda: it.screen.window.selected is not None)
+
+
+async def test_who_looks_at_a_thread_is_told_there_and_its_reader_is_told_to_others() -> None:
+    async with room() as it:
+        stored = await it.ann.send_text("mia", "hi")
+        await it.screen.shows("ann: hi")
+        heard = (event async for event in it.ann.events() if isinstance(event, Signal) and event.kind == "viewing")
+        await it.screen.press("enter")
+        await it.screen.shows("to ann")
+        event = await anext(heard)
+        assert (event.sender_id, event.thread_id, event.body) == ("mia", stored.thread_id, {"active": True})
+        await it.ann.signal("viewing", {"active": True}, thread_id=stored.thread_id)
+        await it.screen.shows("ann looks here")
+        await it.ann.signal("viewing", {"active": False}, thread_id=stored.thread_id)
+        await it.screen.shows_no("looks here")
+        await it.screen.press("escape", "escape")
+        while (await anext(heard)).body["active"]:
+            pass
+
+
+async def test_what_its_own_sender_says_anew_replaces_a_message_and_what_others_say_does_not() -> None:
+    async with room("ann") as it:
+        await it.screen.shows("to ann")
+        await send(it, "come at 9")
+        await it.screen.shows("  come at 9")
+        await it.screen.type("a draft")
+        await it.screen.press("escape", "k", "E")
+        await it.screen.shows("In the place of #")
+        await it.screen.press("backspace")
+        await it.screen.type("8\n")
+        shown = await it.screen.shows("replaced by #")
+        assert "come at 9" not in shown
+        assert "come at 8" in shown
+        assert "│ a draft" in shown
+        old, new = (await it.ann.history("direct:ann~mia")).messages
+        assert (new.text, new.metadata) == ("come at 8", {"replaces": old.seq})
+        await it.ann.send_text("mia", "never", metadata={"replaces": new.seq})
+        await it.screen.shows("  never")
+        assert "  come at 8" in it.screen.text
+        assert it.screen.text.count("replaced by") == 1
+        await it.screen.press("escape", "k", "k", "k", "enter")
+        await it.screen.shows("  come at 9")
+
+
+async def test_saying_anew_stops_the_reaction_to_what_was_said() -> None:
+    async with room("bob") as it:
+        await it.screen.shows("to bob")
+        await send(it, "think")
+        await it.screen.shows("^ bob thinking")
+        await it.screen.press("escape", "k", "E")
+        await it.screen.shows("In the place of #")
+        await it.screen.type("!\n")
+        await it.screen.shows("You said: think!")
+        assert "I have thought" not in it.screen.text
+
+
+async def test_questions_dead_letters_and_stopped_conversations_wait_in_the_inbox() -> None:
+    async with Network.open(limits=Limits(max_root_messages=2)) as network:
+        ann, mia = await network.join("ann"), await network.join("mia", kind="human")
+        asked = await ann.send_text("mia", "When?", requires_response=["mia"])
+        async with full_screen(mia, (100, 24)) as screen:
+            await screen.press("g", "i")
+            await screen.shows(rf"question +#{asked.seq} ann")
+            await screen.press("x")
+            await screen.shows("Nothing waits for you")
+            poison = await mia.send_text("ann", "poison")
+            async for delivery in ann.deliveries():
+                if delivery.message.seq == poison.seq:
+                    await delivery.nack("no", retry_after_ms=0)
+                    if delivery.attempt == 5:
+                        break
+            await screen.shows(rf"dead letter +#{poison.seq} ann")
+            await screen.press("R")
+            await screen.shows(f"#{poison.seq} is delivered again")
+            await screen.shows("Nothing waits for you")
+            root = await mia.send_text("ann", "go")
+            await ann.send_text("mia", "one", cause=root.seq)
+            with pytest.raises(RequestError):
+                await ann.send_text("mia", "two", cause=root.seq)
+            await screen.shows("stopped +#")
+            await screen.press("R")
+            await screen.shows(f"The conversation that began with #{root.seq} may go on")
+            await screen.shows("Nothing waits for you")
+            await ann.send_text("mia", "two", cause=root.seq)
