@@ -316,10 +316,14 @@ class ThreadPane(Pane):
         for it in (await client.call("network.message_status", {"seq": old.seq}))["recipients"]:
             if it.get("reaction_status") == "open" and it.get("reaction"):
                 await client.call("network.cancel", {"reaction": it["reaction"]})
-        asked = old.requires_response or None
-        metadata = {"replaces": old.seq}
-        to = {"reply_to": old.reply_to, "requires_response": asked}
-        return (await client.send(old.to, text, metadata=metadata, **to)).seq
+        sent = await client.send(
+            old.to,
+            text,
+            reply_to=old.reply_to,
+            requires_response=old.requires_response or None,
+            metadata={"replaces": old.seq},
+        )
+        return sent.seq
 
     def on_composer_left(self, event: Composer.Left) -> None:
         event.stop()

@@ -17,6 +17,7 @@ from roundelay.app import Network
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.config import Limits
 from roundelay.network.errors import RequestError
+from roundelay.terminal.actions import watch
 from roundelay.tui.parts import Rows
 from tests.support.agents import make_runner, running, until_state
 from tests.support.full_screen import FullScreen, full_screen
@@ -307,6 +308,7 @@ async def test_who_looks_at_a_thread_is_told_there_and_its_reader_is_told_to_oth
     async with room() as it:
         stored = await it.ann.send_text("mia", "hi")
         await it.screen.shows("ann: hi")
+        await watch(it.ann)
         heard = (event async for event in it.ann.events() if isinstance(event, Signal) and event.kind == "viewing")
         await it.screen.press("enter")
         await it.screen.shows("to ann")
