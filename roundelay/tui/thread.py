@@ -369,6 +369,7 @@ class ThreadPane(Pane):
                 self._set_aside = self.composer.text
             self._replaces, self._reply_to = chosen, None
             self.composer.load_text(chosen.content)
+            self.composer.move_cursor(self.composer.document.end)
             self._draw()
             self.composer.focus()
 

@@ -16,7 +16,7 @@ from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.config import Limits
-from roundelay.network.errors import RequestError
+from roundelay.network.errors import LoopStopped
 from roundelay.terminal.actions import watch
 from roundelay.tui.parts import Rows
 from tests.support.agents import make_runner, running, until_state
@@ -380,7 +380,7 @@ async def test_questions_dead_letters_and_stopped_conversations_wait_in_the_inbo
             await screen.shows("Nothing waits for you")
             root = await mia.send_text("ann", "go")
             await ann.send_text("mia", "one", cause=root.seq)
-            with pytest.raises(RequestError):
+            with pytest.raises(LoopStopped):
                 await ann.send_text("mia", "two", cause=root.seq)
             await screen.shows("stopped +#")
             await screen.press("R")
