@@ -130,7 +130,7 @@ async def test_completion_is_a_script_for_the_shell(shell: str) -> None:
 
 
 async def test_init_writes_what_works_and_never_overwrites(tmp_path: Path) -> None:
-    assert "prints a link: it opens the page" in (await invoke("init", cwd=tmp_path)).stdout
+    assert "prints a link: it opens the page" in (await invoke("init", cwd=tmp_path)).out
     first = read_tree(tmp_path)
     assert set(first) == {"roundelay.yaml", "agents/echo.yaml"}
     assert "is there already" in sentence(await invoke("init", cwd=tmp_path, code=1))

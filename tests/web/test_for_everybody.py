@@ -161,6 +161,20 @@ async def test_nothing_is_wider_than_a_phone(open_window: OpenWindow, shared_tea
     await expect(thread.composer).to_be_in_viewport()
 
 
+async def test_on_a_phone_no_bar_of_the_timeline_is_out_of_sight(shared_team: WebNode, open_window: OpenWindow) -> None:
+    """As long as nobody zooms in."""
+    window = await open_window(shared_team.origin, viewport={"width": 360, "height": 640})
+    inbox = await log_in(window.page, await shared_team.link("tina", operator=True))
+    await prepare(shared_team, "tina")
+    await inbox.go("#/timeline")
+    place = window.page.get_by_role("region", name="Reactions")
+    await expect(place.get_by_role("listitem").first).to_be_visible()
+    assert await place.evaluate("it => it.scrollWidth <= it.clientWidth")
+    await window.page.get_by_role("button", name="Zoom in").click()
+    await expect(window.page.get_by_role("button", name="Zoom out")).to_be_enabled()
+    assert await place.evaluate("it => it.scrollWidth > it.clientWidth")
+
+
 async def test_what_is_written_from_right_to_left_is_shown_so(open_window: OpenWindow, shared_team: WebNode) -> None:
     window = await open_window(shared_team.origin)
     inbox = await log_in(window.page, await shared_team.link("rami"))
