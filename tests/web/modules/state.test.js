@@ -72,7 +72,7 @@ test("who only looks on knows by what an agent is at whether its request is awai
   const heard = applyAll(createState(), [WELCOME, { type: "deliver", attempt: 1, at: 1, message: request }]);
   const isStill = (told) => isAwaited(applyAll(heard, [agents(told)]), request, false);
   const work = (activity) => ({ activity, open_reactions: 1, work: [{ reaction: "r1", thread_id: "direct:bob~mia", activity }] });
-  assert.deepEqual(["works", "waits", "interrupted", "stopping", "held"].map((it) => isStill(work(it))), [true, true, true, false, false]);
+  assert.deepEqual(["works", "waits", "interrupted", "held", "stopping"].map((it) => isStill(work(it))), [true, true, true, true, false]);
   assert.ok(isStill({})); // it is not told
   assert.ok(isStill({ activity: "waits", open_reactions: 17, work: [] }));
   assert.ok(!isStill({ activity: "idle" }));

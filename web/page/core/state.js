@@ -27,7 +27,6 @@ const TRIMMED = 1000; // of these, at once
 const KEPT_CLOSED = 4; // threads that keep their messages after they were closed
 const MAX_RECENT = 64; // messages of a thread that may come in any order
 const MAX_STATUS = 500;
-const AWAITING = ["works", "waits", "interrupted"]; // what an agent is at that may wait for a decision
 const MAX_BEHIND = 5000; // rows of the log that an operator's page goes through after a loss; beyond, it fetches anew
 
 /** A state before anything was heard. */
@@ -110,7 +109,7 @@ export function isAwaited(state, { seq, sender_id, metadata }, mayDecide) {
   if (mayDecide) return inbox.is_stale || seq in underWay.undecided || isListed(inbox, seq);
   const { activity, work = [], open_reactions: open = 0 } = agents[sender_id] ?? {};
   const at = work.find((it) => it.reaction === metadata.approval.reaction)?.activity;
-  if (at !== undefined) return AWAITING.includes(at);
+  if (at !== undefined) return at !== "stopping"; // the hub lists it as long as its reaction is open
   return activity === undefined || open > work.length || seq in underWay.undecided;
 }
 
