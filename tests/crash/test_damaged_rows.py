@@ -210,6 +210,7 @@ async def test_a_damaged_table_is_refused_at_the_start_by_name(team: Team, table
     async with team.node() as node:
         bob = await node.agent("bob")
         await bob.call("channels.create", {"name": "dev"})
+        await bob.message("one")
         await bob.ack(seq)
         await bob.bye()
     with closing(sqlite3.connect(team.db)) as db:

@@ -33,10 +33,12 @@ PACKAGE = (
     "MANIFEST.in",
     "agents",
     "docs",
+    "interop",
     "mods",
     "network",
     "roundelay",
     "templates",
+    "web",
 )
 OFFLINE = {  # pip reads 0 as the value of `build_isolation`; of these tests' plugins one warns of a missing setting
     "PIP_NO_INDEX": "1",

@@ -19,8 +19,11 @@ def write_essay(request: ModelRequest) -> Answer:
 
 
 async def hear_notice(events: asyncio.Queue[Notice]) -> Notice:
+    """The next one that says something: `inbox` only says that something waits."""
     async with asyncio.timeout(120):
-        return await events.get()
+        while (notice := await events.get()).kind == "inbox":
+            pass
+        return notice
 
 
 async def live_two_days(simulation: Simulation) -> None:

@@ -421,7 +421,10 @@ def check(rig: Rig, note: Note) -> None:
     assert not rig.leaks, "\n".join(map(str, rig.leaks[:10]))
     assert len(rig.told) >= 40
     assert len(routes) >= 240
-    notices = {f"notice {it}" for it in ("dead_letter", "loop_stopped", "budget_exhausted", "taken", "given")}
+    notices = {
+        f"notice {it}"
+        for it in ("dead_letter", "loop_stopped", "budget_exhausted", "taken", "given", "inbox", "members")
+    }
     assert (
         rig.kinds - {"notice draining"} == {str(it.__struct_config__.tag) for it in HUB_FRAMES} - {"notice"} | notices
     )
