@@ -74,9 +74,14 @@ async def open_thread(window: Any, team: WebNode, person: str, thread_id: str) -
 
 
 def at_top(page: Page) -> Any:
-    """The message at the top of what is seen, and how far it is from there."""
-    script = """() => { const box = document.querySelector(".scroller").getBoundingClientRect();
-        const row = [...document.querySelectorAll(".log-item")].find((it) => it.getBoundingClientRect().bottom > box.top + 8);
+    """The message at the top of what is seen, and how far it is from there, once that is drawn."""
+    script = """async () => { const box = document.querySelector(".scroller").getBoundingClientRect();
+        const find = () => [...document.querySelectorAll(".log-item")].find((it) => it.getBoundingClientRect().bottom > box.top + 8);
+        let row = find();
+        while (!row || row.getBoundingClientRect().top > box.top + 40) {
+          await new Promise(requestAnimationFrame);
+          row = find();
+        }
         return [row.querySelector("article").dataset.seq, Math.round(row.getBoundingClientRect().top - box.top)]; }"""
     return page.evaluate(script)
 
@@ -159,10 +164,10 @@ async def test_what_one_looks_at_stays_while_others_write_and_earlier_ones_load(
     shared_team: WebNode, open_window: OpenWindow
 ) -> None:
     async with shared_team.client("quinn") as quinn:
-        seqs = await fill(shared_team, "tower", quinn, "rosa", 300)
+        seqs = await fill(shared_team, "tower", quinn, "rosa", 600)
         window = await open_window(shared_team.origin)
         screen = await open_thread(window, shared_team, "rosa", "channel:tower")
-        await expect(screen.message("Message 299")).to_be_visible()
+        await expect(screen.message("Message 599")).to_be_visible()
         assert await screen.messages.count() < 100
         for _ in range(2):
             height = await window.page.evaluate("document.querySelector('.scroller').scrollHeight")
