@@ -157,10 +157,9 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   useRead(id, seen.current, isReadOnly);
   const {has_before: isMore, is_loading: isLoading, error, damaged} = thread.loaded ?? {};
   const hasBefore = isMore && !isLoading && !error;
-  const scrolled = (told) => {
-    setView(told);
-    if (told.isNearTop && hasBefore) quietly(actions.loadEarlier(id));
-  };
+  useEffect(() => { // also where the top was reached while a page was still being fetched
+    if (view.isNearTop && hasBefore) quietly(actions.loadEarlier(id));
+  }, [view.isNearTop, hasBefore, id]);
   const draw = (row) => {
     if (row.kind === "work") return html`<${Work} work=${row.work} isWaiting=${isAsking(underWay, row.work)} mayStop=${mayWrite || me.is_operator} />`;
     if (row.kind === "outbox") return html`<${Outgoing} entry=${row.entry} me=${me.agent_id} />`;
@@ -170,7 +169,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   const begin = rows.find((it) => (at ? it.message?.seq === at : it.isUnread && unread.from > 0))?.key;
   return html`<div class="messages">
     ${rows.length === 0 ? html`<div class="scroller"><${Empty} title="Nothing was said here yet" icon="threads" /></div>`
-    : html`<${Windowed} api=${list} rows=${rows} draw=${draw} begin=${begin} label="Messages" onScroll=${scrolled}
+    : html`<${Windowed} api=${list} rows=${rows} draw=${draw} begin=${begin} label="Messages" onScroll=${setView}
       head=${html`${id.startsWith("thread:") && !hasBefore && html`<${Root} seq=${Number(id.slice(7))} place=${rows[0].message?.to} desk=${desk} />`}<p class="earlier faint">${hasBefore ? "Earlier messages are loaded as you scroll up…" : "This is where it begins."}${damaged?.length ? ` ${damaged.length} can no longer be read.` : ""}</p>`} />`}
     ${!view.isAtEnd && html`<button type="button" class="button to-end" onClick=${() => list.current.toEnd()}>${fresh.length ? `${fresh.length} new ↓` : "To the end ↓"}</button>`}
     <${Announcer} rows=${rows} me=${me.agent_id} /></div>`;
