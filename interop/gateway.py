@@ -69,6 +69,7 @@ class HeadInTime(H11Protocol):
 
     _due: asyncio.TimerHandle | None = None
 
+    # uvicorn narrows the argument in the same way, and is not typed as a subclass of what asyncio declares
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
@@ -170,7 +171,8 @@ async def serve_gateway(node_url: str, host: str = "127.0.0.1", port: int = 0) -
             timeout_graceful_shutdown=STOP_S,
         )
         server = uvicorn.Server(config)
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]  # its owner stops it
+        # signals are the owner's of this process; uvicorn has no setting that leaves them alone
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="gateway")
         try:
             shown = f"[{host}]" if ":" in host else host
