@@ -31,6 +31,7 @@ PACKAGE = (
     "README.md",
     "LICENSE",
     "MANIFEST.in",
+    "adapters",
     "agents",
     "docs",
     "interop",

@@ -23,7 +23,8 @@ from tests.support.once import make_once
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = {"roundelay": "roundelay"} | {
-    name: f"roundelay/{name}" for name in ("network", "agents", "mods", "templates", "web", "interop", "docs")
+    name: f"roundelay/{name}"
+    for name in ("network", "agents", "mods", "templates", "web", "interop", "adapters", "docs")
 }
 
 # setuptools as pip and uv call it (PEP 517), without a download.
@@ -177,11 +178,11 @@ def run_in(python: Path, *command: str, cwd: Path, **environment: str) -> str:
 
 WHERE = """
 import pickle
-import roundelay.agents.features, roundelay.interop, roundelay.mods.channels, roundelay.network, roundelay.templates, roundelay.web
+import roundelay.adapters, roundelay.agents.features, roundelay.interop, roundelay.mods.channels, roundelay.network, roundelay.templates, roundelay.web
 from roundelay import AgentPolicy
 assert pickle.loads(pickle.dumps(AgentPolicy)) is AgentPolicy
 assert AgentPolicy.__module__ == "roundelay.agents.policy"
-found = (roundelay, roundelay.agents.features, roundelay.interop, roundelay.mods, roundelay.network, roundelay.templates)
+found = (roundelay, roundelay.adapters, roundelay.agents.features, roundelay.interop, roundelay.mods, roundelay.network, roundelay.templates)
 for it in (*found, roundelay.web):
     print(it.__file__)
 """
@@ -189,7 +190,7 @@ for it in (*found, roundelay.web):
 
 @pytest.mark.parametrize("way", ["-c", "-m", "script", "PYTHONPATH"])
 def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_path: Path, way: str) -> None:
-    """The folder `roundelay/` is found before what is installed; it lacks the five folders that are packages of it."""
+    """The folder `roundelay/` is found before what is installed; it lacks the folders that are packages of it."""
     match way:
         case "-m":
             assert "\nport: 8700\n" in run_in(clone.python, "-m", "roundelay", "config", "show", cwd=clone.root)
@@ -202,7 +203,7 @@ def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_pa
         case _:
             printed = run_in(clone.python, "-c", WHERE, cwd=clone.root)
     files = [Path(it).relative_to(clone.root).parent.as_posix() for it in printed.splitlines()]
-    assert files == ["roundelay", "agents/features", "interop", "mods", "network", "templates", "web"]
+    assert files == ["roundelay", "adapters", "agents/features", "interop", "mods", "network", "templates", "web"]
 
 
 def test_a_python_elsewhere_runs_what_is_installed(clone: Clone, tmp_path: Path) -> None:
