@@ -2,9 +2,10 @@
 
     address      agent:ID     broadcast    channel:NAME    mod:ID
     thread id    direct:ID~ID (sorted)    broadcast    channel:NAME    mod:MOD~ID    thread:SEQ
+                 direct:ID~ID:CONVERSATION
 
-A reply in a place of many begins a thread of its own, named by the ``seq`` of the message that is replied to. No IO,
-no state.
+A reply in a place of many begins a thread of its own, named by the ``seq`` of the message that is replied to. Two who
+write to each other may name conversations, each a thread of its own. No IO, no state.
 """
 
 from __future__ import annotations
@@ -65,9 +66,11 @@ def short_address(to: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def direct_thread(one: str, other: str) -> str:
-    """The thread of two participants: their ids sorted (one id twice, when somebody writes to itself)."""
-    return f"direct:{one}~{other}" if one <= other else f"direct:{other}~{one}"
+def direct_thread(one: str, other: str, conversation: str = "") -> str:
+    """The thread of two participants: their ids sorted (one id twice, when somebody writes to itself), and the name of
+    the conversation, if it has one."""
+    pair = f"direct:{one}~{other}" if one <= other else f"direct:{other}~{one}"
+    return f"{pair}:{conversation}" if conversation else pair
 
 
 def mod_thread(mod: str, agent_id: str) -> str:
@@ -102,6 +105,16 @@ def answer_threads(kind: str, thread_id: str, seq: int) -> tuple[str, ...]:
 
 
 def thread_parties(thread_id: str) -> tuple[str, str]:
-    """The two ids in the id of a direct thread, or the mod and the participant in that of a mod's."""
+    """The two ids in the id of a direct thread, or the mod and the participant in that of a mod's. Of what is the id of
+    none they may be anything."""
     one, _, other = name_of(thread_id).partition("~")
+    if conversation := conversation_of(thread_id):
+        other = other.removesuffix(f":{conversation}")
     return one, other
+
+
+def conversation_of(thread_id: str) -> str:
+    """The conversation in the id of a direct thread; empty for one without, and for other threads."""
+    kind, _, rest = thread_id.partition(":")
+    conversation = rest.partition(":")[2]
+    return conversation if kind == "direct" and is_id(conversation) else ""

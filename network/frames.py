@@ -64,6 +64,7 @@ class SendFrame(Struct, tag_field="type", tag="send", forbid_unknown_fields=True
     text_representation: str | UnsetType = UNSET
     reply_to: Seq | UnsetType = UNSET
     cause: Seq | UnsetType = UNSET
+    conversation: str | UnsetType = UNSET
     exclude_agent_ids: list[str] | UnsetType = UNSET
     requires_response: bool | list[str] | UnsetType = UNSET
     metadata: Raw | UnsetType = UNSET

@@ -235,13 +235,14 @@ class NetworkClient:
         text_representation: str | None = None,
         reply_to: int | None = None,
         cause: int | None = None,
+        conversation: str | None = None,
         exclude_agent_ids: Sequence[str] | None = None,
         requires_response: Literal[True] | Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         message_id: str | None = None,
     ) -> Stored:
         """Send any JSON ``content`` to an address; returns when it is durable. ``message_id`` makes it idempotent
-        across processes."""
+        across processes; ``conversation``, an id, names one of several threads with the same participant."""
         chosen = message_id if message_id is not None else self._new_id()
         frame = SendFrame(
             message_id=chosen,
@@ -250,6 +251,7 @@ class NetworkClient:
             text_representation=UNSET if text_representation is None else text_representation,
             reply_to=UNSET if reply_to is None else reply_to,
             cause=UNSET if cause is None else cause,
+            conversation=UNSET if conversation is None else conversation,
             exclude_agent_ids=UNSET if exclude_agent_ids is None else list(exclude_agent_ids),
             requires_response=_requirement(requires_response),
             metadata=UNSET if metadata is None else Raw(encode(dict(metadata))),

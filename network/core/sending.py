@@ -16,6 +16,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from roundelay.network.addresses import (
     agent_address,
     channel_address,
+    conversation_of,
     direct_thread,
     mod_address,
     mod_thread,
@@ -94,6 +95,8 @@ def is_same_send(known: Known, frame: SendFrame) -> bool:
         and (stored.text_representation, stored.reply_to, stored.cause, stored.requires_response)
         == (frame.text_representation, frame.reply_to, frame.cause, frame.requires_response)
         and known.digest == excluded_digest(frame)
+        and (frame.conversation is UNSET or frame.conversation == conversation_of(stored.thread_id))
+        and (frame.conversation is not UNSET or frame.reply_to is not UNSET or not conversation_of(stored.thread_id))
     )
 
 
@@ -349,7 +352,7 @@ def _find_place(
             recipient = state.everyone.get(name)
             if recipient is None or recipient.removed_seq is not None:
                 raise UnknownRecipient(f"Nobody is registered as {name!r}; network.list_agents lists who is.")
-            place = _Destination("direct", direct_thread(sender, name))
+            place = _Destination("direct", _find_direct_thread(sender, name, parent, frame))
         case "channel":
             find_channel(state, origin, name)
             if not state.member(name, sender).is_in:
@@ -374,6 +377,13 @@ def _find_place(
     start = thread_start(parent.thread_id)
     excluded = tuple(dict.fromkeys((*parent.excluded, *place.excluded)))
     return _Destination(place.kind, reply_thread(parent.seq if start is None else start), excluded)
+
+
+def _find_direct_thread(sender: str, name: str, parent: MessageHead | None, frame: SendFrame) -> str:
+    """The thread of two that a direct message is in: of the conversation that it names, or that it replies in."""
+    if frame.conversation is not UNSET:
+        return direct_thread(sender, name, frame.conversation)
+    return direct_thread(sender, name, "" if parent is None else conversation_of(parent.thread_id))
 
 
 def _left_out(state: State, frame: SendFrame) -> tuple[str, ...]:

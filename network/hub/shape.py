@@ -113,6 +113,11 @@ def _check_keys(frame: ClientFrame, data: bytes) -> None:
 def _check_send(frame: SendFrame, data: bytes) -> None:
     if not is_key(frame.message_id):
         raise _refuse("message_id must be 1 to 128 visible ASCII characters", data)
+    if frame.conversation is not UNSET:
+        if not frame.to.startswith("agent:"):
+            raise _refuse("conversation goes with the address of a participant only", data)
+        if not is_id(frame.conversation):
+            raise _refuse("conversation must be lower case letters, digits, '.', '_', '-', at most 64", data)
     if frame.metadata is UNSET and frame.requires_response is UNSET and frame.exclude_agent_ids is UNSET:
         return
     if frame.requires_response is False:

@@ -82,11 +82,20 @@ def tui(to: str | None) -> None:
 @click.argument("text")
 @click.option("--reply-to", type=SEQ, metavar="SEQ", help="The message that this one answers.")
 @click.option("--requires-response", "needed", multiple=True, metavar="ID", help="Who has to answer; may be repeated.")
+@click.option(
+    "--conversation", metavar="ID", help="Which conversation with a participant: each is a thread of its own."
+)
 @click.option("--id", "message_id", metavar="ID", help="The same id again sends nothing twice.")
 @json_option
 @identity_options
 def send(
-    to: str, text: str, reply_to: int | None, needed: tuple[str, ...], message_id: str | None, as_json: bool
+    to: str,
+    text: str,
+    reply_to: int | None,
+    needed: tuple[str, ...],
+    conversation: str | None,
+    message_id: str | None,
+    as_json: bool,
 ) -> None:
     """Send TEXT and wait until it is stored.
 
@@ -99,7 +108,14 @@ def send(
     async def deliver() -> Stored:
         async with join(as_person=True) as client:
             needs = list(needed) or None
-            return await client.send(to, content, reply_to=reply_to, requires_response=needs, message_id=message_id)
+            return await client.send(
+                to,
+                content,
+                reply_to=reply_to,
+                conversation=conversation,
+                requires_response=needs,
+                message_id=message_id,
+            )
 
     stored = run(deliver())
     told = f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}."

@@ -16,6 +16,7 @@ from msgspec import UNSET, Raw
 
 from roundelay.agents.runner import AgentRunner
 from roundelay.app import OWN_MODS, server_name
+from roundelay.network.addresses import conversation_of
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
 from roundelay.network.core.tables import Row
@@ -296,4 +297,6 @@ def _read_send(row: Row) -> SendFrame:
     message = _stored_message.decode(row.data)
     shared = (name for name in SendFrame.__struct_fields__ if name in WireMessage.__struct_fields__)
     excluded = list(row.excluded) if row.excluded and message.to == "broadcast" else UNSET
-    return SendFrame(**{name: getattr(message, name) for name in shared}, exclude_agent_ids=excluded)
+    conversation = conversation_of(row.stream) or UNSET
+    given = {name: getattr(message, name) for name in shared}
+    return SendFrame(**given, exclude_agent_ids=excluded, conversation=conversation)

@@ -277,7 +277,7 @@ class Chat:
     async def say(self, text: str) -> None:
         """Send text to the current place."""
         place = self.place
-        stored = await self.client.send(place.to, text, reply_to=place.reply_to)
+        stored = await self.client.send(place.to, text, reply_to=place.reply_to, conversation=place.conversation)
         self._proven.add(place.to)
         self._show_sent(stored, place.to, text, place.reply_to)
         if self.place == place and place.reply_to is not None:

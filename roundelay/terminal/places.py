@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from roundelay.network.addresses import agent_address, direct_thread, mod_address, mod_thread, thread_parties
+from roundelay.network.addresses import (
+    agent_address,
+    conversation_of,
+    direct_thread,
+    mod_address,
+    mod_thread,
+    thread_parties,
+)
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import InvalidArguments, UnknownRecipient
 from roundelay.network.frames import is_id
@@ -21,6 +28,11 @@ class Place:
     to: str
     thread_id: str
     reply_to: int | None = None
+
+    @property
+    def conversation(self) -> str | None:
+        """The one of several conversations with a participant, where it is one."""
+        return conversation_of(self.thread_id) or None
 
     def describe(self) -> str:
         return describe_place(self.to, self.thread_id)
@@ -57,7 +69,8 @@ async def find_place(client: NetworkClient, written: str) -> Place:
         return Place(written, written)
     if kind == "direct" and me in thread_parties(written):
         one, other = thread_parties(written)
-        return Place(agent_address(other if one == me else one), written)
+        named = other if one == me else one
+        return Place(agent_address(named), direct_thread(me, named, conversation_of(written)))
     if kind == "mod" and name:
         mod, _ = thread_parties(written)
         return Place(mod_address(mod), mod_thread(mod, me))

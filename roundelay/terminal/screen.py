@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol, assert_never
 
-from roundelay.network.addresses import short_address, thread_start
+from roundelay.network.addresses import conversation_of, short_address, thread_start
 from roundelay.network.client import Event, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.messages import BaseMessage
 from roundelay.runs.activity import describe_activity
@@ -104,8 +104,11 @@ def format_time(at_ms: int) -> str:
 
 
 def describe_place(to: str, thread_id: str) -> str:
-    """Where a message goes, for a reader: ``bob``, ``broadcast``, ``channel:dev``; the reply thread beside it."""
+    """Where a message goes, for a reader: ``bob``, ``broadcast``, ``channel:dev``; beside it the reply thread, or which
+    conversation with a participant."""
     place = short_address(to)
+    if conversation := conversation_of(thread_id):
+        return f"{place} in {conversation}"
     return f"{place} in {thread_id}" if thread_start(thread_id) is not None else place
 
 

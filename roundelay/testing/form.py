@@ -452,7 +452,7 @@ ACTIONS = (
 )
 _FIELDS = {"if": "condition", "set": "variables"}
 _BELONGS = {
-    "send": {"sender", "to", "place", "reply_to", "requires_response", "exclude", "save", "refused"},
+    "send": {"sender", "to", "place", "reply_to", "conversation", "requires_response", "exclude", "save", "refused"},
     "call": {"sender", "args", "save", "refused"},
     "decide": {"sender", "refused"},
     "take": {"sender", "refused"},
@@ -469,6 +469,7 @@ class Step(Strict):
     place: Text | None = Field(None, alias="in")
     send: JsonValue = None
     reply_to: Name | None = None
+    conversation: Text | None = None
     requires_response: Literal[True] | list[Text] | None = None
     exclude: list[Text] | None = None
     save: Name | None = None

@@ -181,6 +181,7 @@ class Steps:
         client = client_of(self._stage, render(step.sender or ""))
         content, needed = self._variables.render_all(step.send), step.requires_response
         options = {
+            "conversation": render(step.conversation) if step.conversation is not None else None,
             "requires_response": self._variables.render_all(needed) if isinstance(needed, list) else needed,
             "exclude_agent_ids": self._variables.render_all(step.exclude),
         }

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from roundelay.agents.approvals import read_request
-from roundelay.network.addresses import thread_parties, thread_start
+from roundelay.network.addresses import conversation_of, thread_parties, thread_start
 from roundelay.network.client import AnyMessage, NetworkClient, Notice, Presence, Reconnected, Reconnecting, Signal
 from roundelay.network.client.acks import Delivery
 from roundelay.network.errors import RequestError, RoundelayError, UnknownOperation
@@ -422,7 +422,8 @@ class Desk:
         if row is not None and row.title:
             return row.title
         if thread_id.startswith("direct:") and self.me in (parties := thread_parties(thread_id)):
-            return clean(next((it for it in parties if it != self.me), self.me))
+            other = clean(next((it for it in parties if it != self.me), self.me))
+            return f"{other}: {conversation}" if (conversation := conversation_of(thread_id)) else other
         if (start := thread_start(thread_id)) is not None:
             return f"replies to #{start}"
         return clean(thread_id)

@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from roundelay.agents.approvals import read_request
-from roundelay.network.addresses import reply_thread
+from roundelay.network.addresses import conversation_of, reply_thread
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RequestError, RoundelayError
 from roundelay.terminal.actions import give_back, read_yes_or_no, stop_work, take_over
@@ -297,7 +297,7 @@ class ThreadPane(Pane):
                 stored = await desk.client.reply(reply, text)
             else:
                 reply_to = max(place.reply_to, self.window.newest) if place.reply_to is not None else None
-                stored = await desk.client.send(place.to, text, reply_to=reply_to)
+                stored = await desk.client.send(place.to, text, reply_to=reply_to, conversation=place.conversation)
             await self.terminal.show_sent(stored.seq)
         except RoundelayError as error:
             desk.tell(f"Not sent: {tell_here(str(error))}")
@@ -320,6 +320,7 @@ class ThreadPane(Pane):
             old.to,
             text,
             reply_to=old.reply_to,
+            conversation=conversation_of(old.thread_id) or None,
             requires_response=old.requires_response or None,
             metadata={"replaces": old.seq},
         )

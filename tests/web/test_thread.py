@@ -301,3 +301,27 @@ async def test_what_does_not_fit_or_is_refused_stays_with_its_reason(
 def file(name: str, content: bytes) -> Any:
     kinds = {"txt": "text/plain", "mp4": "video/mp4"}
     return {"name": name, "mimeType": kinds[name.rpartition(".")[2]], "buffer": content}
+
+
+async def test_a_person_has_several_conversations_with_the_same_agent(
+    shared_team: WebNode, open_window: OpenWindow
+) -> None:
+    async with shared_team.client("yana") as yana:
+        window = await open_window(shared_team.origin)
+        screen = await open_thread(window, shared_team, "xeno", "direct:xeno~yana")
+        await screen.say("Of the tea")
+        await expect(screen.message("Of the tea")).to_be_visible()
+        await window.page.get_by_role("button", name="This thread").click()
+        await window.page.get_by_role("menuitem", name="New conversation").click()
+        await expect(screen.messages).to_have_count(0)
+        await screen.say("Of the bill")
+        await expect(screen.message("Of the bill")).to_be_visible()
+        await expect(screen.heading).to_contain_text("yana: c-")
+        threads = [it["thread_id"] for it in (await yana.call("network.list_threads", {}))["threads"]]
+        [named] = [it for it in threads if it.startswith("direct:xeno~yana:c-")]
+        [bill] = (await yana.call("network.history", {"thread_id": named}))["messages"]
+        await yana.send("agent:xeno", "It is paid", reply_to=bill["seq"])
+        await expect(screen.message("It is paid")).to_be_visible()
+        await screen.open_thread("direct:xeno~yana")
+        await expect(screen.message("Of the tea")).to_be_visible()
+        await expect(screen.messages).to_have_count(1)

@@ -79,7 +79,7 @@ export class Connection {
     });
   }
 
-  /** Send a message ({to, content, reply_to?, cause?, requires_response?, metadata?, text_representation?}); gives its
+  /** Send a message ({to, content, reply_to?, cause?, conversation?, requires_response?, metadata?, text_representation?}); gives its
    * id. It goes out in its order, once, also after a restart. Throws `Refused` where too much waits already. */
   send(message) {
     const entry = { ...message, message_id: this.newId(), state: "waiting", at: this.now() };
@@ -323,8 +323,8 @@ export class Connection {
     // one at a time: what is put off stays before what was said after it
     const entry = [...this._outbox.entries.values()].find((it) => it.state === "waiting");
     if (entry === undefined) return;
-    const { message_id, to, content, reply_to, cause, requires_response, metadata, text_representation } = entry;
-    const frame = { type: "send", message_id, to, content, reply_to, cause, requires_response, metadata, text_representation };
+    const { message_id, to, content, reply_to, cause, conversation, requires_response, metadata, text_representation } = entry;
+    const frame = { type: "send", message_id, to, content, reply_to, cause, conversation, requires_response, metadata, text_representation };
     const text = JSON.stringify(frame);
     if (this._isTooLarge(text)) {
       const error = { code: "too_large", message: "This message is larger than the hub takes; send it in parts." };

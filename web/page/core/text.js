@@ -132,8 +132,14 @@ export const fold = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLo
 /** A number of things: `1 call`, `2 calls`. @param {number} count @param {string} word */
 export const tellCount = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
-/** The thread of what two say to each other alone. */
-export const directThread = (one, other) => `direct:${[one, other].sort().join("~")}`;
+/** The thread of what two say to each other alone, of one conversation if it is named. */
+export const directThread = (one, other, conversation = "") => `direct:${[one, other].sort().join("~")}${conversation && `:${conversation}`}`;
+
+/** The two of a direct thread, or the mod and the participant of a mod's; of others none. */
+export const partiesOf = (threadId) => (/^(direct|mod):/.test(threadId) ? threadId.split(":")[1].split("~") : []);
+
+/** Which conversation of two a direct thread is; empty where it has no name. */
+export const conversationOf = (threadId) => (threadId.startsWith("direct:") ? (threadId.split(":")[2] ?? "") : "");
 
 /** Whose the address is: `bob` of `agent:bob`. */
 export const nameOf = (address) => address.slice(address.indexOf(":") + 1);
@@ -142,9 +148,9 @@ export const nameOf = (address) => address.slice(address.indexOf(":") + 1);
  * thread, whose messages tell (`replyAddress`). */
 export function addressOf(threadId, me) {
   if (threadId === "broadcast" || threadId.startsWith("channel:")) return threadId;
-  if (threadId.startsWith("mod:")) return `mod:${nameOf(threadId).split("~")[0]}`;
+  const [first, second] = partiesOf(threadId);
+  if (threadId.startsWith("mod:")) return `mod:${first}`;
   if (!threadId.startsWith("direct:")) return null;
-  const [first, second] = nameOf(threadId).split("~");
   return `agent:${first === me ? second : first}`;
 }
 
@@ -155,8 +161,9 @@ export function nameThread(thread, me) {
   if (id.startsWith("channel:")) return `#${nameOf(id)}`;
   if (id === "broadcast") return "Everybody";
   if (id.startsWith("direct:")) {
-    const others = nameOf(id).split("~").filter((it) => it !== me);
-    return others.join(" and ") || me;
+    const others = partiesOf(id).filter((it) => it !== me);
+    const conversation = conversationOf(id);
+    return `${others.join(" and ") || me}${conversation && `: ${conversation}`}`;
   }
   if (id === `mod:network~${me}`) return "From the network";
   if (id.startsWith("mod:")) return `From the mod ${nameOf(id).replace(`~${me}`, "")}`;

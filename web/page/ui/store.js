@@ -14,7 +14,7 @@ import {computed, signal} from "#vendor/signals-core.js";
 import {Connection} from "#core/connection.js";
 import {Fetching} from "#core/fetching.js";
 import {applyAll, createState, isAnybodyAtWork} from "#core/state.js";
-import {addressOf, directThread, nameOf, nameThread, replyAddress} from "#core/text.js";
+import {addressOf, conversationOf, directThread, nameOf, nameThread, partiesOf, replyAddress} from "#core/text.js";
 import {findStorage} from "#ui/storage.js";
 
 const TICK_MS = 2_000;
@@ -157,7 +157,7 @@ export const actions = {
   send({to, thread_id: id, content, text, reply_to, requires_response, metadata}) {
     const answered = reply_to !== undefined ? newest().messages[reply_to] : lastOfChain(id);
     const said = {content: content ?? text, requires_response, metadata};
-    return sendTo(to ?? findAddress(id, answered), said, answered, reply_to);
+    return sendTo(to ?? findAddress(id, answered), said, answered ?? {thread_id: id}, reply_to);
   },
 
   /** Send one's message anew with another content, in the place of the old one; what works on that is asked to stop. */
@@ -165,8 +165,8 @@ export const actions = {
     const {recipients} = await actions.call("network.message_status", {seq});
     const open = recipients.filter((it) => it.reaction_status === "open" && it.reaction).map((it) => it.reaction);
     await Promise.all(open.map((reaction) => actions.call("network.cancel", {reaction})));
-    const {to, reply_to, requires_response} = newest().messages[seq];
-    return sendTo(to, {content, requires_response, metadata: {replaces: seq}}, newest().messages[reply_to], reply_to);
+    const {to, reply_to, requires_response, thread_id} = newest().messages[seq];
+    return sendTo(to, {content, requires_response, metadata: {replaces: seq}}, newest().messages[reply_to] ?? {thread_id}, reply_to);
   },
 
   retry: (messageId) => source.retry(messageId),
@@ -218,18 +218,20 @@ const CHANGING = [
   "resumeRoot", "retryDeadLetter", "typing", "viewing",
 ];
 
-/** `answered`: the message that this is a reply to, where it is known; its thread is where this one is shown. */
+/** `answered`: the message that this is a reply to, where it is known, or just {thread_id}: which of several conversations
+ * this one belongs to. */
 function sendTo(to, message, answered, replyTo) {
   if (source === null) throw new Error("This page is not connected.");
   const reply = replyTo ?? answered?.seq;
-  const given = {to, ...message, reply_to: reply, cause: reply, thread_id: findThread(to, answered)};
+  const conversation = to.startsWith("agent:") ? conversationOf(answered?.thread_id ?? "") || undefined : undefined;
+  const given = {to, ...message, reply_to: reply, cause: reply, conversation, thread_id: findThread(to, answered)};
   return source.send(Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined)));
 }
 
 function findThread(to, answered) {
-  if (to.startsWith("agent:")) return directThread(newest().me.agent_id, nameOf(to));
+  if (to.startsWith("agent:")) return directThread(newest().me.agent_id, nameOf(to), conversationOf(answered?.thread_id ?? ""));
   if (to.startsWith("mod:")) return `${to}~${newest().me.agent_id}`;
-  if (answered === undefined) return to;
+  if (answered?.seq === undefined) return to;
   return answered.thread_id.startsWith("thread:") ? answered.thread_id : `thread:${answered.seq}`;
 }
 
@@ -242,7 +244,7 @@ function lastOfChain(id) {
 function findAddress(id, answered) {
   const own = newest().me.agent_id;
   const to = answered ? replyAddress(answered, own) : addressOf(id, own);
-  const isElsewhere = id?.startsWith("direct:") && !nameOf(id).split("~").includes(own);
+  const isElsewhere = id?.startsWith("direct:") && !partiesOf(id).includes(own);
   if (to === null || isElsewhere) throw new Error("Nothing can be sent to this thread from here.");
   return to;
 }

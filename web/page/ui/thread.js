@@ -4,7 +4,7 @@
  */
 import {useComputed, useSignal} from "#vendor/signals.js";
 import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
-import {nameThread, textOf} from "#core/text.js";
+import {nameThread, partiesOf, textOf} from "#core/text.js";
 import {isAwaited} from "#core/state.js";
 import {isAsking, listThinking, listTyping, listViewing, listWorks} from "#core/under_way.js";
 import {Composer} from "#ui/composer.js";
@@ -58,7 +58,7 @@ export function Thread({id, at}) {
 /** Whether a message of this participant would be taken there, as far as a screen can tell. */
 function mayWriteIn(id, thread, me) {
   const [kind, name = ""] = id.split(/:(.*)/s);
-  if (kind === "direct") return name.split("~").includes(me.agent_id);
+  if (kind === "direct") return partiesOf(id).includes(me.agent_id);
   if (kind === "mod") return name.endsWith(`~${me.agent_id}`) && !name.startsWith("network~");
   return !me.is_operator || !thread.readers?.length || thread.readers.includes(me.agent_id);
 }
@@ -88,7 +88,7 @@ function ThreadHead({id, thread, me, isReadOnly, mayWrite}) {
 /** Who reads along; of the only other one, what is known of it. */
 function Readers({id, readers, me}) {
   const others = readers.filter((it) => it !== me);
-  const [only] = id.startsWith("direct:") ? id.slice("direct:".length).split("~").filter((it) => it !== me) : [];
+  const [only] = id.startsWith("direct:") ? partiesOf(id).filter((it) => it !== me) : [];
   const agent = useComputed(() => state.value.agents[only]).value;
   const isAtWork = useComputed(() => listThinking(state.value.under_way).includes(only)).value;
   if (only && others.length < 2) {

@@ -1,7 +1,8 @@
 /** What one makes of one's own view of a thread: its name, pinned, muted, archived. The hub keeps it; nobody else sees it. */
 import {useState} from "#vendor/hooks.js";
-import {nameThread} from "#core/text.js";
+import {directThread, nameThread, partiesOf} from "#core/text.js";
 import {Button, Dialog, Field, html, Menu} from "#ui/parts.js";
+import {go, linkTo} from "#ui/router.js";
 import {actions, me} from "#ui/store.js";
 
 /** The menu of a thread. @param {{thread: object, label: string}} props */
@@ -9,7 +10,10 @@ export function ThreadMenu({thread, label}) {
   const [isNaming, setNaming] = useState(false);
   const {thread_id: id, mark = {}, unread = 0} = thread;
   const set = (changed) => () => actions.mark(id, changed);
+  const own = me.value.agent_id;
+  const [other] = id.startsWith("direct:") && partiesOf(id).includes(own) ? partiesOf(id).filter((it) => it !== own) : [];
   const items = [
+    other && {text: "New conversation", icon: "edit", run: () => go(linkTo.thread(directThread(own, other, `c-${Date.now().toString(36)}`)))},
     unread > 0 && {text: "Mark as read", icon: "check", run: () => actions.markRead(id, thread.last_seq)},
     {text: "Name it…", icon: "edit", run: () => setNaming(true)},
     {text: mark.is_pinned ? "Do not pin it" : "Pin it", icon: "pin", run: set({is_pinned: !mark.is_pinned})},

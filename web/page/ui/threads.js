@@ -3,7 +3,7 @@
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
-import {directThread, nameThread} from "#core/text.js";
+import {directThread, nameThread, partiesOf} from "#core/text.js";
 import {useKeys, useRows} from "#ui/keys.js";
 import {Agent, Badge, Button, Choice, Count, Dialog, Empty, ErrorBox, Face, Field, Head, html, hueOf, Icon, Loading, Time, useFetched} from "#ui/parts.js";
 import {go, linkTo} from "#ui/router.js";
@@ -75,7 +75,7 @@ function Row({thread, isChosen}) {
   const {thread_id: id, last, mark = {}, unread, held} = thread;
   const name = nameThread(thread, me.value.agent_id);
   const {works, decisions} = workers.value[id] ?? {works: [], decisions: []};
-  const by = last?.sender_id === me.value.agent_id ? "You: " : id.startsWith("direct:") && id.split(":")[1].split("~").includes(me.value.agent_id) ? "" : `${last?.sender_id}: `;
+  const by = last?.sender_id === me.value.agent_id ? "You: " : id.startsWith("direct:") && partiesOf(id).includes(me.value.agent_id) ? "" : `${last?.sender_id}: `;
   const state = unread && !mark.is_muted ? "unread" : "";
   return html`<li class=${`thread-row ${state}`}>
     <a class="row" data-row href=${linkTo.thread(id)} aria-current=${isChosen ? "true" : undefined}>
