@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { addressOf, conversationOf, directThread, nameThread, partiesOf } from "#core/text.js";
+import { addressOf, conversationOf, directThread, nameThread, partiesOf } from "../../../web/page/core/text.js";
 
 test("a conversation of two is named, answered and taken apart as the thread of these two", () => {
   const id = directThread("mia", "bob", "mia");
