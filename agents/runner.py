@@ -431,6 +431,13 @@ class AgentRunner(ABC):
         elsewhere."""
         return self._under_way.get(message.seq) or self._make_under_way(message)
 
+    def find_reaction(self, reaction: str) -> RunningReaction:
+        """Give the one of this id that the runner is at. Raises `LookupError`."""
+        for begun in self._under_way.values():
+            if begun.id == reaction:
+                return begun
+        raise LookupError(f"agent {self.agent_id} is not at the reaction {reaction}")
+
     def should_answer(self, message: BaseMessage) -> bool:
         """Tell whether somebody waits for an answer of this agent: a person wrote the message, or it requires the
         agent's response."""

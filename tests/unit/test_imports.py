@@ -19,7 +19,7 @@ ALLOWED = {
     "agents": {"roundelay.network", "roundelay.templates"},
     "web": {"roundelay.network"},
     "interop": {"roundelay.network"},
-    "adapters": {"roundelay.network"},
+    "adapters": {"roundelay.network", "roundelay.agents"},
     "roundelay": {"roundelay"},
 }
 FILES = [path.relative_to(ROOT) for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py"))]
