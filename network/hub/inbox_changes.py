@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from roundelay.network.core.holds import is_overtaken
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import MessageHead, OpenReaction
 from roundelay.network.core.visibility import thread_readers
@@ -43,6 +44,11 @@ def find_changes(state: State, draft: State) -> InboxChanges | None:
         if known is not None and _requests(before) != _requests(now):
             found.heads.append(known.trigger_head)
             found.operators = True
+    if tables.get("hold"):
+        for _, opened in state.items("reaction"):
+            if _requests(opened) and is_overtaken(state, opened) != is_overtaken(draft, opened):
+                found.heads.append(opened.trigger_head)
+                found.operators = True
     for agent_id, now in tables.get("stored", {}).items():
         stored = state.get("stored", agent_id)
         if (stored is not None and stored.is_near) is not (now is not None and now.is_near):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from roundelay.network.core.holds import is_overtaken
 from roundelay.network.core.reactions import CHARGED, spent_on
 from roundelay.network.core.tables import DAY_MS, MessageHead, OpenReaction, RootBudget, Row, Spent
 from roundelay.network.core.visibility import may_read
@@ -79,7 +80,9 @@ def list_requests(reading: Reading, after: int) -> list[tuple[int, dict[str, Any
     claimed: dict[tuple[int, str], dict[str, Any]] = {}
     for _, opened in reading.hub.state.items("reaction"):
         waits = {place: it for place, it in opened.awaits.items() if it.request is not None and it.request > after}
-        if not waits or opened.is_cancelled or not reads(reading, opened.trigger_head):
+        if not waits or opened.is_cancelled or is_overtaken(reading.hub.state, opened):
+            continue  # no decision would go on with it
+        if not reads(reading, opened.trigger_head):
             continue
         for place, wait in waits.items():
             claimed[wait.request, opened.agent_id] = {

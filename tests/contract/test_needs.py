@@ -180,6 +180,26 @@ async def test_a_decision_waits_for_those_who_may_make_it_and_is_no_question(nod
     await hears_nothing(zoe, bob)
 
 
+async def test_what_a_taken_over_reaction_asks_for_is_no_decision_any_more(node: Node) -> None:
+    host, bob = await node.person("host"), await node.agent("bob", role="reactor")
+    mia = await node.invite(host, "mia")
+    trigger = (await mia.send("agent:bob", "order tea"))["seq"]
+    await bob.record("r1", "started", {"trigger": trigger, "manifest": [trigger]})
+    seq = (await bob.send("agent:mia", "May I pay?", cause=trigger, requires_response=True))["seq"]
+    await hears_of_it(mia)
+    wait = {"turn": 1, "call": 0, "questions": {"a person": seq}, "until": 99, "is_approval": True}
+    await bob.record("r1", "waiting", wait)
+    await hears_of_it(mia)
+    assert await kinds(mia) == [("approval", seq)]
+    await mia.call("network.take", {"thread_id": "direct:bob~mia"})
+    await hears_of_it(mia)
+    assert await kinds(mia) == [("question", seq)], "it is a message that asks, like others"
+    assert (await mia.call("network.approvals"))["approvals"] == []
+    await mia.call("network.give", {"thread_id": "direct:bob~mia"})
+    assert await kinds(mia) == [("question", seq)], "the reaction was begun before, and may not go on"
+    await hears_nothing(mia)
+
+
 async def test_an_agent_takes_nobodys_question_away_by_calling_it_a_decision_of_its_own(node: Node) -> None:
     mia, bob, evil = await node.person("mia"), await node.agent("bob"), await node.agent("evil", role="reactor")
     trigger = (await mia.send("agent:evil", "go"))["seq"]

@@ -22,7 +22,6 @@ from tests.web.team import WebNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 often = pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
-both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
 
 FOREIGN = """() => [...document.querySelectorAll("*")].flatMap((it) => [
     ...(it.matches("script:not([type=importmap]):not([src^='/web/']), iframe, object, embed, base, meta[http-equiv], link:not([href^='/web/'], [rel=icon])")
@@ -123,7 +122,7 @@ async def record(session: WireSession, reaction: str, kind: str, body: object) -
     await session.answer(name)
 
 
-@both
+@often
 async def test_what_hostile_participants_write_is_shown_and_runs_nowhere(
     open_window: OpenWindow, shared_team: WebNode, browser_name: str
 ) -> None:

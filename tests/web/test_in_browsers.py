@@ -117,7 +117,7 @@ async def test_an_answer_is_seen_while_it_is_written(open_window: OpenWindow, tm
 # -- an approval
 
 
-@both
+@often
 async def test_of_two_people_who_decide_one_approval_one_wins_and_both_see_it(
     open_window: OpenWindow, shared_team: WebNode, browser_name: str
 ) -> None:
@@ -151,7 +151,7 @@ async def test_of_two_people_who_decide_one_approval_one_wins_and_both_see_it(
 # -- a connection that is lost
 
 
-@both
+@often
 async def test_a_hub_that_is_killed_loses_neither_draft_nor_message(open_window: OpenWindow, tmp_path: Path) -> None:
     async with team_up(tmp_path, [ECHO]) as node:
         mia = await open_window(node.origin)

@@ -63,7 +63,7 @@ class RecordedScreen(Screen):
         await expect(self.nav).to_be_visible()
 
 
-@pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
+@pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
 async def test_a_run_opens_from_disk_with_every_screen(open_window: OpenWindow, recorded: Recorded) -> None:
     window = await open_window("file://")
     page, screen = window.page, RecordedScreen(window.page)
@@ -188,7 +188,7 @@ async def hostile(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pat
     yield await export(ledger)
 
 
-@pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
+@pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
 async def test_nothing_that_participants_wrote_runs_or_asks(open_window: OpenWindow, hostile: Path) -> None:
     """In no screen: by ids, threads, texts, metadata, tools, arguments, results, reasons, models, kinds of records."""
     window = await open_window("file://")
