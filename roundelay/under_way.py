@@ -221,6 +221,7 @@ class UnderWay:
                 news = [it for it in self._take_signal((event.sender_id, name), event) if it is not None]
             case Notice(kind="taken", thread_id=str(thread_id), body={"agent_id": str(by)}):
                 self.holds[thread_id] = by
+                self.undecided = {seq: it for seq, it in self.undecided.items() if it.thread_id != thread_id}
             case Notice(kind="given", thread_id=str(thread_id)):
                 self.holds.pop(thread_id, None)
             case Presence(state="offline"):
