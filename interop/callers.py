@@ -19,6 +19,8 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.errors import NotAuthenticated, Overloaded
 from roundelay.network.frames import is_id
 
+from .conversations import Conversations
+
 MAX_OPEN = 256
 """Sessions at a time."""
 MAX_PROVING = 32
@@ -61,6 +63,7 @@ def read_authorization(header: str | None) -> Credentials:
 @dataclass
 class _Caller:
     client: NetworkClient
+    conversations: Conversations
     used_at: float
     calls: int = 0
 
@@ -84,8 +87,14 @@ class Callers:
 
     @asynccontextmanager
     async def session(self, credentials: Credentials) -> AsyncIterator[NetworkClient]:
-        """The caller's session, for one call. Raises what refuses it: `NotAuthenticated`, `Forbidden`, `ConnectError`;
-        or `Overloaded` where too much is under way."""
+        """The caller's session, for one call; raises as `conversations`."""
+        async with self.conversations(credentials) as conversations:
+            yield conversations.client
+
+    @asynccontextmanager
+    async def conversations(self, credentials: Credentials) -> AsyncIterator[Conversations]:
+        """What the caller asks agents, on its session, for one call. Raises what refuses it: `NotAuthenticated`,
+        `Forbidden`, `ConnectError`; or `Overloaded` where too much is under way."""
         key = credentials.key
         caller = self._callers.get(key)
         if caller is None or caller.client.failure is not None:
@@ -94,7 +103,7 @@ class Callers:
             raise Overloaded(f"{credentials.agent_id} has {MAX_CALLS} calls under way here; wait for one.", 1000)
         caller.calls += 1
         try:
-            yield caller.client
+            yield caller.conversations
         finally:
             caller.calls -= 1
             caller.used_at = asyncio.get_running_loop().time()
@@ -124,7 +133,7 @@ class Callers:
                 except Overloaded:
                     await client.close()
                     raise
-                caller = self._callers[key] = _Caller(client, asyncio.get_running_loop().time())
+                caller = self._callers[key] = _Caller(client, Conversations(client), asyncio.get_running_loop().time())
                 return caller
         finally:
             self._proving -= 1

@@ -82,7 +82,10 @@ def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
     origin = change.origin
     if origin.is_operator or origin.agent_id == reaction.agent_id:
         return True
-    return origin.kind == "human" and may_read(change.state, origin.agent_id, reaction.trigger_head)
+    head = reaction.trigger_head
+    if head.kind == "direct" and head.sender_id == origin.agent_id:  # who asked takes it back
+        return True
+    return origin.kind == "human" and may_read(change.state, origin.agent_id, head)
 
 
 def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[str, OpenReaction]:

@@ -297,6 +297,18 @@ async def test_a_person_in_the_thread_cancels_a_reaction_and_nobody_else_does(
     await zoe.call_refused("invalid_arguments", "network.cancel", {})
 
 
+async def test_whoever_asked_an_agent_directly_takes_it_back(node: Node, operator: WireSession) -> None:
+    form, other = [await node.invite(operator, it, kind="service") for it in ("form", "other")]
+    bot = await node.agent("bot", role="reactor")
+    for reaction, to in (("r1", "agent:bot"), ("r2", "broadcast")):
+        await bot.record(reaction, "started", {"trigger": (await form.send(to, reaction))["seq"]})
+    assert await other.call("network.cancel", {"reaction": "r1"}) == {"reactions": []}
+    assert await form.call("network.cancel", {"reaction": "r2"}) == {"reactions": []}
+    assert await form.call("network.cancel", {"reaction": "r1"}) == {"reactions": ["r1"]}
+    asked = await bot.expect("signal")
+    assert (asked["kind"], asked["sender_id"], asked["body"]) == ("cancel", "form", {"reaction": "r1"})
+
+
 async def test_cancel_by_thread_asks_every_open_reaction_in_it(node: Node, operator: WireSession) -> None:
     bot = await node.agent("bot", role="reactor")
     alice = await node.agent("alice")
