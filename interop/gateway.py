@@ -31,6 +31,7 @@ from roundelay.network.errors import ConnectError, Forbidden, RoundelayError
 from .callers import Callers, read_authorization
 from .http_api import make_routes, refuse
 from .mcp_server import make_mcp_server
+from .openai_api import make_openai_routes
 
 HEAD_TIMEOUT_S = 10.0
 """How long a connection may be open without a whole head of a request."""
@@ -140,6 +141,7 @@ def make_app(callers: Callers, host: str = "127.0.0.1") -> Starlette:
         routes=[
             Route("/healthz", health, methods=["GET"]),
             *make_routes(callers),
+            *make_openai_routes(callers),
             Route("/mcp", WithToken(mcp_route.app, callers)),
         ],
         lifespan=live,

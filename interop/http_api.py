@@ -306,6 +306,11 @@ async def _read_given(endpoint: Endpoint[Any], request: Request) -> BaseModel:
         if len(set(names)) != len(names):
             raise InvalidFrame("A parameter stands twice in the query.")
         return shape.model_validate(dict(request.query_params))
+    return shape.model_validate(await read_json(request))
+
+
+async def read_json(request: Request) -> Any:
+    """The body of a request, any JSON that can be stored. Raises `TooLarge`, `InvalidFrame`, `ClientDisconnect`."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -316,7 +321,7 @@ async def _read_given(endpoint: Endpoint[Any], request: Request) -> BaseModel:
         msgspec.json.encode(value)  # half of a surrogate pair is a string to Python alone
     except (ValueError, RecursionError) as error:
         raise InvalidFrame(f"The body is no JSON: {error}") from error
-    return shape.model_validate(value)
+    return value
 
 
 def _read_float(digits: str) -> float:
