@@ -236,11 +236,19 @@ def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome
     change = ChangeSet(rules, state, facts, entry.origin)
     head = facts.heads.get(entry.seq)
     sender_id = head.sender_id if head is not None else None
-    failures = _count_failure(change, agent_id, entry.seq, sender_id, entry.reason, entry.retry_after_ms)
-    if failures < MAX_FAILURES:
-        attempt: Attempt = change.state.get("attempt", f"{agent_id}/{entry.seq}")
-        change.effects.append(Retry(agent_id, entry.seq, failures + 1, attempt.due_at))
+    fail_once(change, entry.seq, sender_id, entry.reason, entry.retry_after_ms)
     return change.outcome()
+
+
+def fail_once(change: ChangeSet, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None) -> int:
+    """Count what the caller says has failed, and have it delivered again unless it is a dead letter now. Gives the
+    failures so far."""
+    agent_id = change.origin.agent_id
+    failures = count_failure(change, agent_id, seq, sender_id, reason, retry_after_ms)
+    if failures < MAX_FAILURES:
+        attempt: Attempt = change.state.get("attempt", f"{agent_id}/{seq}")
+        change.effects.append(Retry(agent_id, seq, failures + 1, attempt.due_at))
+    return failures
 
 
 def apply_lost(rules: Rules, state: State, entry: Lost) -> Outcome:
@@ -263,7 +271,7 @@ def count_lost_process(change: ChangeSet, lost: Participant) -> None:
             at_work.setdefault(reaction.trigger, reaction)
     for trigger, reaction in at_work.items():
         reason = f"The agent's process was lost during the reaction {reaction.reaction}."
-        _count_failure(change, agent_id, trigger, reaction.trigger_head.sender_id, reason, None)
+        count_failure(change, agent_id, trigger, reaction.trigger_head.sender_id, reason, None)
 
 
 def forgive(change: ChangeSet, opened: OpenReaction) -> None:
@@ -317,7 +325,7 @@ def forget_failures(state: State, agent_id: str, seq: int) -> list[Put]:
     return puts
 
 
-def _count_failure(
+def count_failure(
     change: ChangeSet, agent_id: str, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
 ) -> int:
     """Count one failed attempt; at the fifth the message is handled as a dead letter, and no reaction to it is

@@ -40,6 +40,7 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     reactions.spent,
     reactions.usage,
     receiving.acknowledge,
+    receiving.nack,
     receiving.receive,
     memories.memory,
     searching.search,

@@ -1,7 +1,7 @@
 """Receiving by asking: the messages that are delivered to a participant, for clients that cannot keep a connection.
 
 A session is delivered what comes; `receive` gives the same messages to whoever asks for them, and `acknowledge` says
-which of them are handled, durably and in the log's order. Both work on the participant's one floor, so that a client
+which of them are handled, and `nack` which failed, durably and in the log's order. They work on the participant's one floor, so that a client
 may ask today and be connected tomorrow.
 """
 
@@ -15,9 +15,10 @@ from msgspec import Meta, Raw
 
 from roundelay.network.core.change import ChangeSet
 from roundelay.network.core.entries import Settle
+from roundelay.network.core.reactions import MAX_FAILURES, fail_once, forget_failures
 from roundelay.network.core.tables import Row
 from roundelay.network.core.visibility import inbox_spans, is_recipient
-from roundelay.network.errors import UnknownMessage
+from roundelay.network.errors import RateLimited, UnknownMessage
 from roundelay.network.frames import Seq
 
 from .listing import ListPage
@@ -128,11 +129,42 @@ def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length
     agent_id = change.origin.agent_id
     _check_given(change, seqs)
     floor = change.state.floor(agent_id)
-    settled = sorted({seq for seq in seqs if not floor.is_handled(seq)})
+    settled = sorted({seq for seq in seqs if not _is_handled(change, seq)})
     if settled:
         change.put_row("floor", agent_id, floor.with_handled(settled))
         change.effects += [Settle(agent_id, seq) for seq in settled]
+        for seq in settled:
+            change.keep(forget_failures(change.state, agent_id, seq))
     return {"acknowledged": len(settled)}
+
+
+def nack(
+    change: ChangeSet,
+    *,
+    seq: Seq,
+    reason: str,
+    retry_after_ms: Annotated[int, Meta(ge=0, le=24 * 3600 * 1000)] | None = None,
+) -> dict[str, Any]:
+    """Say that handling a message failed: it is given again after `retry_after_ms`, at the fifth failure it becomes a
+    dead letter. It is durable when the answer comes."""
+    _check_given(change, [seq])
+    if _is_handled(change, seq):
+        return {"attempts": 0, "is_dead": False}
+    tried, limits = change.state.attempts(change.origin.agent_id), change.rules.limits
+    if len(tried) >= limits.max_put_off and seq not in tried:
+        raise RateLimited(
+            f"{len(tried)} messages of {change.origin.agent_id} that failed are not handled yet, the most that may be "
+            f"(max_put_off); acknowledge some of them, or say it again later."
+        )
+    sender_id = change.facts.heads[seq].sender_id
+    failures = fail_once(change, seq, sender_id, reason[: limits.max_reason_chars], retry_after_ms)
+    return {"attempts": failures, "is_dead": failures >= MAX_FAILURES}
+
+
+def _is_handled(change: ChangeSet, seq: int) -> bool:
+    """Whether the caller has handled a message. A dead letter that was taken back is not, though its floor says so."""
+    attempt = change.state.attempts(change.origin.agent_id).get(seq)
+    return change.state.floor(change.origin.agent_id).is_handled(seq) and not (attempt and attempt.is_revived)
 
 
 def _check_given(change: ChangeSet, seqs: Sequence[int]) -> None:

@@ -195,6 +195,7 @@ GUESSES: dict[str, list[Make]] = {
     "network.usage": [lambda it, who, public: {"agent_id": it.agent_id}],
     "network.receive": [],
     "network.acknowledge": [lambda it, who, public: {"seqs": [public, it.seq]}],
+    "network.nack": [lambda it, who, public: {"seq": it.seq, "reason": "x"}],
     "network.quotas": [lambda it, who, public: {"agent_id": it.agent_id}],
     "network.watch": [],
     "network.open_reactions": [lambda it, who, public: {"agent_id": it.agent_id}],

@@ -172,3 +172,44 @@ async def test_what_was_left_far_below_is_given_first_and_costs_no_look_at_all_t
     assert ([it["seq"] for it in page["messages"]], page["next"], page["has_more"]) == (kept[:2], kept[1], True)
     await bob.call("network.acknowledge", {"seqs": kept[:2]})
     assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [kept[2], new]
+
+
+async def test_what_whoever_asks_says_has_failed_comes_again_and_at_the_fifth_failure_is_a_dead_letter(
+    tmp_path: Path,
+) -> None:
+    async with node_process(tmp_path / "node.db") as node:
+        mia, bob = await node.person("mia"), await node.agent("bob", deliver=False)
+        first, second = [(await mia.send("agent:bob", text))["seq"] for text in ("poison", "good")]
+        value = await bob.call("network.nack", {"seq": first, "reason": "no", "retry_after_ms": 60_000})
+        assert value == {"attempts": 1, "is_dead": False}
+        assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [second]  # it is not due
+        await node.kill9()
+        await node.restart()
+        mia, bob = await node.person("mia"), await node.agent("bob", deliver=False)
+        assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [second]
+        for attempt in range(2, 6):
+            value = await bob.call("network.nack", {"seq": first, "reason": "still no", "retry_after_ms": 0})
+            assert value == {"attempts": attempt, "is_dead": attempt == 5}
+        assert await state_of(mia, first) == "dead"
+        [letter] = (await bob.call("network.dead_letters"))["dead_letters"]
+        assert (letter["seq"], letter["reason"], letter["attempts"]) == (first, "still no", 5)
+        assert await bob.call("network.nack", {"seq": first, "reason": "x"}) == {"attempts": 0, "is_dead": False}
+        await bob.call("network.retry_dead_letter", {"seq": first})
+        while len(page := (await bob.call("network.receive"))["messages"]) < 2:  # due a moment from now
+            pass
+        assert [it["seq"] for it in page] == [first, second]
+        assert await bob.call("network.acknowledge", {"seqs": [first]}) == {"acknowledged": 1}
+        assert await state_of(mia, first) == "handled"
+        assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [second]
+        await bob.call_refused("unknown_message", "network.nack", {"seq": first + 100, "reason": "x"})
+
+
+async def test_only_so_many_of_one_may_have_failed_and_not_be_handled() -> None:
+    async with running_node(limits={"max_put_off": 2}) as node:
+        mia, bob = await node.person("mia"), await node.agent("bob", deliver=False)
+        seqs = [(await mia.send("agent:bob", "x"))["seq"] for _ in range(3)]
+        for seq in seqs[:2]:
+            await bob.call("network.nack", {"seq": seq, "reason": "no"})
+        await bob.call_refused("rate_limited", "network.nack", {"seq": seqs[2], "reason": "no"})
+        await bob.call("network.acknowledge", {"seqs": seqs[:1]})
+        await bob.call("network.nack", {"seq": seqs[2], "reason": "no"})

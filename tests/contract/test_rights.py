@@ -164,6 +164,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.usage": (always("ok"), lambda seq: {}),
     "network.receive": (always("ok"), lambda seq: {}),
     "network.acknowledge": (for_readers(), lambda seq: {"seqs": [seq]}),
+    "network.nack": (for_readers(), lambda seq: {"seq": seq, "reason": "x"}),
     "network.quotas": (always("ok"), lambda seq: {}),
     "network.watch": (always("ok"), lambda seq: {}),
     "network.open_reactions": (always("ok"), lambda seq: {}),
