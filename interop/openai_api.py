@@ -529,7 +529,7 @@ async def _until_gone(request: Request) -> None:
 
 
 def _data(told: dict[str, Any]) -> str:
-    return f"data: {json.dumps(told, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(told)}\n\n"  # in ASCII: some clients end a line at more than a line's end
 
 
 def _event(told: dict[str, Any]) -> str:

@@ -304,6 +304,8 @@ async def test_whoever_asked_an_agent_directly_takes_it_back(node: Node, operato
         await bot.record(reaction, "started", {"trigger": (await form.send(to, reaction))["seq"]})
     assert await other.call("network.cancel", {"reaction": "r1"}) == {"reactions": []}
     assert await form.call("network.cancel", {"reaction": "r2"}) == {"reactions": []}
+    await bot.settle()
+    assert [frame for frame in bot.unread if frame["type"] == "signal"] == []
     assert await form.call("network.cancel", {"reaction": "r1"}) == {"reactions": ["r1"]}
     asked = await bot.expect("signal")
     assert (asked["kind"], asked["sender_id"], asked["body"]) == ("cancel", "form", {"reaction": "r1"})

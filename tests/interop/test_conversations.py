@@ -79,6 +79,34 @@ async def test_two_questions_at_once_stream_their_own_pieces_then_their_answers_
             assert one.stored.thread_id != two.stored.thread_id
 
 
+async def test_a_question_that_waits_behind_another_in_its_conversation_sees_nothing_of_that() -> None:
+    model = Stepped()
+    async with (
+        asyncio.timeout(20),
+        running_node() as node,
+        joined(node) as form,
+        working(node, SimpleAgentRunner("bob", instruction="", model=model)),
+        form.ask("bob", "one", conversation="a") as one,
+        form.ask("bob", "two", conversation="a") as two,
+    ):
+        first, second = aiter(one), aiter(two)
+        await anext(second)
+        waiting = asyncio.create_task(anext(second))
+        tell = await model.asked.get()
+        tell(ModelDelta(text="1"))
+        await anext(first)
+        assert await pieces(first, 1) == [("text", "1")]
+        model.reply.put_nowait(ModelReply("1"))
+        assert [told(it) async for it in first] == ["1", "answered"]
+        tell = await model.asked.get()
+        tell(ModelDelta(text="2"))
+        piece = await waiting
+        assert isinstance(piece, TextPiece)
+        assert piece.text == "2"
+        model.reply.put_nowait(ModelReply("2"))
+        assert [told(it) async for it in second] == ["2", "answered"]
+
+
 async def pieces(events: AsyncIterator[QuestionEvent], chars: int) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     while sum(len(text) for _, text in found) < chars:
