@@ -69,6 +69,8 @@ MAX_THREADS = 1000
 MAX_CANDIDATES = 20
 """So many of them that begin alike are looked into."""
 LOOKED_BACK = 100
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""A proxy is to keep nothing of a stream, and to hold nothing of it back."""
 OWN = "openai"
 """In a message's metadata: the `request` (its digest) that it was sent for, and the digest of its ``instructions``."""
 _KEY = re.compile("[!-~]{1,128}")
@@ -249,6 +251,8 @@ class _OpenAIApi:
             is_retry = key is None and request.headers.get("x-stainless-retry-count", "0") != "0"
             message_id = key or ordered_id()
             place = await self._find_place(client, agent_id, asked, message_id, is_retry=is_retry)
+            if is_retry and place.sent is not None and await _is_stopped(conversations, place.sent):
+                place = await self._find_place(client, agent_id, asked, message_id, is_retry=False)
             if place.sent is not None:
                 if _read_own(place.sent).get("request") != asked.digest:
                     raise ApiProblem(409, "Another request was made under this Idempotency-Key.", code="id_conflict")
@@ -470,7 +474,7 @@ class _EventStream(StreamingResponse):
     """Server-sent events, which end the exchange however they end."""
 
     def __init__(self, exchange: _Exchange, events: AsyncIterator[str]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
         self._exchange = exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -566,6 +570,13 @@ async def _find_response(client: NetworkClient, response_id: str) -> AnyMessage:
             if conversation_of(message.thread_id) and OWN in (message.metadata or {}):
                 return message
     raise ApiProblem(404, f"There is no response {response_id[:80]!r} of yours.", code="response_not_found")
+
+
+async def _is_stopped(conversations: Conversations, message: AnyMessage) -> bool:
+    """Whether a message's reaction was ended, as by a client that went away."""
+    question = conversations.find(name_of(message.to), QuestionStored(message.seq, message.thread_id, True))
+    _, ended = await question.look()
+    return ended is not None and ended.status == "cancelled"
 
 
 async def _read_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:

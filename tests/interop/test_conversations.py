@@ -183,3 +183,13 @@ async def test_a_conversation_that_a_person_has_taken_over_is_held() -> None:
         mia = await node.person("mia")
         await mia.call("network.take", {"thread_id": question.stored.thread_id})
         assert await ends_of(question) == ["held"]
+
+
+async def test_an_agent_that_keeps_no_records_has_answered_when_it_has() -> None:
+    async with asyncio.timeout(20), running_node() as node, joined(node) as form:
+        bob = await node.agent("bob")
+        async with form.ask("bob", "17 and 23?", conversation="a") as question:
+            asked = await bob.message("17 and 23?")
+            assert asked["metadata"] == {"ask": {"watched": True}}
+            await bob.send("agent:form", "40.", reply_to=asked["seq"], cause=asked["seq"])
+            assert await ends_of(question) == ["40.", "answered"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI
 
@@ -299,6 +301,45 @@ async def test_who_closes_a_stream_ends_the_reaction_and_who_has_a_key_may_come_
         model.reply.put_nowait(ModelReply("gold"))
         assert (await again).choices[0].message.content == "gold"
         assert sorted(await it.threads()) == [["dig"], ["dig", "gold"]]
+        late = asyncio.create_task(it.chat("dig", extra_headers={"x-stainless-retry-count": "2"}))
+        assert (await late).choices[0].message.content == "gold", "one that is there is found"
+
+
+async def test_a_retry_that_comes_after_its_reaction_was_stopped_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_api, "STOP_AFTER_S", 0.0)
+    model = Stepped()
+    async with desk(model) as it:
+        stream = await it.chat("dig", stream=True)
+        await model.asked.get()
+        await stream.close()
+        [thread] = (await it.ledger.call("network.list_threads"))["threads"]
+        await until_ended(it.ledger, thread["last_seq"], "cancelled")
+        again = asyncio.create_task(it.chat("dig", extra_headers={"x-stainless-retry-count": "1"}))
+        model.reply.put_nowait(ModelReply("gold"))
+        assert (await again).choices[0].message.content == "gold"
+        assert await it.threads() == [["dig", "gold"], ["dig"]]
+
+
+async def test_a_stream_says_that_it_waits_and_after_its_time_a_repeat_waits_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(openai_api, "KEEPALIVE_S", 0.02)
+    monkeypatch.setattr(openai_api, "ANSWER_S", 0.1)
+    model = Stepped()
+    async with desk(model) as it, httpx2.AsyncClient() as http:
+        body = {"model": "bob", "messages": in_turns("dig"), "stream": True}
+        headers = {"Authorization": f"Bearer {it.client.api_key}", "Idempotency-Key": "k"}
+        answer = await http.post(f"{it.url}/v1/chat/completions", json=body, headers=headers)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        first, *waiting, failed, done = answer.text.strip().split("\n\n")
+        assert set(waiting) == {": waiting"}
+        assert json.loads(first.removeprefix("data: "))["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert json.loads(failed.removeprefix("data: "))["error"]["code"] == "timeout"
+        assert done == "data: [DONE]"
+        model.reply.put_nowait(ModelReply("gold"))
+        again = await it.chat("dig", extra_headers={"Idempotency-Key": "k"})
+        assert again.choices[0].message.content == "gold"
+        assert await it.threads() == [["dig", "gold"]]
 
 
 async def test_an_official_client_that_comes_back_at_once_finds_its_reaction_going_on() -> None:
