@@ -21,7 +21,7 @@ from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError, UnknownMessage
 from roundelay.network.messages import message_from_wire
 
-from .rendering import THEIRS, describe_agent, plain, tell_messages, tell_page
+from .rendering import THEIRS, describe_agent, plain, reads_by_turn, tell_messages, tell_page
 
 MAX_WAIT_S = 25
 """Of `wait` and `ask`: hosts give a tool about half a minute."""
@@ -95,7 +95,8 @@ def make_mcp_server(find_session: FindSession, *, version: str = "") -> MCPServe
         async with calling(context) as client:
             stored = await client.send(to, text, requires_response=requires_response, message_id=message_id)
             again = " It had been sent before, under this message_id." if stored.duplicate else ""
-            return f"Stored as #{stored.seq} in {plain(stored.thread_id)}.{again}"
+            waiting = await _tell_waiting(client, to.removeprefix("agent:")) if to.startswith("agent:") else ""
+            return f"Stored as #{stored.seq} in {plain(stored.thread_id)}.{again}{waiting}"
 
     @server.tool(annotations=_SENDS, structured_output=False)
     async def reply(context: Context[Any, Any], seq: MessageSeq, text: Text, message_id: MessageId = None) -> str:
@@ -221,6 +222,13 @@ async def _await_answer(client: NetworkClient, question: int, agent_id: str, wai
             break
         after, left_s = page["next"], until - loop.time()
     return (
-        f"Your question is stored as #{question}; {plain(agent_id)} has not answered yet. "
-        f"wait(after={question}) waits on; other messages may come first."
+        f"Your question is stored as #{question}; {plain(agent_id)} has not answered yet."
+        f"{await _tell_waiting(client, agent_id)} wait(after={question}) waits on; other messages may come first."
     )
+
+
+async def _tell_waiting(client: NetworkClient, agent_id: str) -> str:
+    """Of a participant that nothing wakes: that a message to it waits."""
+    found = (await client.call("network.list_agents", {"kind": "agent"}))["agents"]
+    is_so = any(it["agent_id"] == agent_id and reads_by_turn(it) for it in found)
+    return f" {plain(agent_id)} is not woken by it: it is waiting until its next turn." if is_so else ""

@@ -64,7 +64,14 @@ def describe_agent(agent: Mapping[str, Any]) -> str:
     said = card.get("description") if isinstance(card, dict) else None
     does = agent.get("activity") or agent["state"]
     told = f", says of itself: {_in_quotes(said)}" if isinstance(said, str) and said.strip() else ""
-    return f"{agent['agent_id']} ({agent['kind']}, {does}){told}"
+    reads = ", reads at its next turn" if reads_by_turn(agent) else ""
+    return f"{agent['agent_id']} ({agent['kind']}, {does}){reads}{told}"
+
+
+def reads_by_turn(agent: Mapping[str, Any]) -> bool:
+    """Whether a participant says that nothing wakes it: it is told what has come when it does something anyway."""
+    card = agent.get("card")
+    return isinstance(card, dict) and card.get("reads") == "at its next turn"
 
 
 def _in_quotes(text: str) -> str:

@@ -17,6 +17,7 @@ import click
 from roundelay.commands import (
     agent,
     approvals,
+    bridge,
     cost,
     docs,
     explaining,
@@ -94,6 +95,7 @@ for command in (
     setup.config,
     gateway.gateway,
     gateway.mcp,
+    bridge.bridge,
     docs.docs,
     setup.completion,
 ):

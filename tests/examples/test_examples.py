@@ -159,3 +159,17 @@ def test_the_list_of_examples_is_complete_and_its_files_are_there() -> None:
     assert sorted(re.findall(r"^\| \[(\w+)\]\(\1\) \|", text, re.MULTILINE)) == folders
     for path in re.findall(r"examples/[\w/]+\.\w+", text):
         assert (EXAMPLES.parent / path).is_file()
+
+
+def test_two_coding_agents_and_a_person_are_told_in_mid_turn_what_was_written(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "coding_agents" / "pair.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-5:] == [
+        "claude-shop sends: Stored as #4 in direct:claude-shop~codex-shop. codex-shop is not woken by it: it is waiting "
+        "until its next turn.",
+        "codex-shop reads, mid-turn, from claude-shop: I rename total() to sum().",
+        "claude-shop reads, about to stop, from codex-shop: Then I test sum().",
+        "claude-shop reads, about to stop, from mia: Keep total() as an alias.",
+        "mia sees that claude-shop has her message: handled",
+    ]

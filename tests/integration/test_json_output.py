@@ -45,6 +45,9 @@ COMMANDS: dict[str, str] = {
     "approvals approve": "--as mia {first_request}",
     "approvals deny": "--as mia {second_request}",
     "approvals edit": "--as mia {third_request} {{}}",
+    "bridge install": "claude --project {folder} --dry-run",
+    "bridge remove": "claude --project {folder} --dry-run",
+    "bridge status": "--project {folder}",
     "backup": "--db {folder}/team.db {folder}/copy.db",
     "config show": "{folder}/roundelay.yaml",
     "cost": "",
@@ -75,7 +78,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every command that takes --json, in an order in which each has what it needs: with it the first test fails for one that is not here."""
 SILENT = frozenset({
-    "approvals approve", "approvals deny", "approvals edit", "backup", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
+    "approvals approve", "approvals deny", "approvals edit", "backup", "bridge install", "bridge remove", "bridge status", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
     "threads", "token create", "token list", "token revoke", "web",
 })  # fmt: skip
 """Those that tell nothing of what anybody wrote; or `threads` a line of it, without what makes several."""

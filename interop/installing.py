@@ -1,0 +1,249 @@
+"""Installing the bridge in a project: what is written into a host's files, and taken out again.
+
+Before a file is touched, how it was is kept in the user's own folder (`network.home`), so that `remove` gives it back
+byte for byte; a file that somebody has changed since loses what is ours and nothing else. Each file is written as a
+whole or not at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from roundelay.network.durable_files import describe_os_error, give_name, make_folder, sync
+from roundelay.network.errors import ConfigError
+from roundelay.network.home import home
+
+from .hosts import HOSTS, Commands, Host, HostFile
+
+State = Literal["installed", "changed", "partly", "absent"]
+"""As it was written; there, in files that were changed since; not in all of its files; not there."""
+
+
+class _InstalledFile(Struct, frozen=True):
+    """One file: how it was before (base64; None where there was none), and what was written (SHA-256)."""
+
+    before: str | None
+    written: str
+
+
+class _Record(Struct, frozen=True):
+    project: str
+    host: str
+    files: dict[str, _InstalledFile]
+    folders: tuple[str, ...] = ()
+    """Those that were made, the outermost first."""
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """What becomes of one file; None is no file."""
+
+    path: str
+    before: bytes | None
+    after: bytes | None
+
+    @property
+    def is_one(self) -> bool:
+        return self.before != self.after
+
+    def describe(self) -> Literal["written", "removed", "unchanged"]:
+        return "unchanged" if not self.is_one else "removed" if self.after is None else "written"
+
+    def diff(self) -> Iterator[str]:
+        """The change as `diff -u` shows it, line by line."""
+        old, new = (_text(it).splitlines() for it in (self.before, self.after))
+        names = [it if content is not None else os.devnull for it, content in self._sides()]
+        yield from difflib.unified_diff(old, new, names[0], names[1], lineterm="")
+
+    def _sides(self) -> list[tuple[str, bytes | None]]:
+        return [(f"a/{self.path}", self.before), (f"b/{self.path}", self.after)]
+
+
+def find_command() -> list[str]:
+    """How hosts start this program: by its name where that finds it, else by its path."""
+    beside = Path(sys.executable).with_name("roundelay")
+    found = shutil.which("roundelay")
+    if found is not None and beside.exists() and Path(found).resolve() == beside.resolve():
+        return ["roundelay"]
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "roundelay"]
+
+
+def plan_install(host: Host, project: Path, *, url: str | None = None, command: str | None = None) -> list[FileChange]:
+    """What installing changes. Raises `ConfigError` for a file that cannot be changed without loss."""
+    words = shlex.split(command) if command else find_command()
+    environment = {"ROUNDELAY_URL": url} if url else {}
+    if chosen := os.environ.get("ROUNDELAY_HOME"):
+        environment["ROUNDELAY_HOME"] = str(Path(chosen).resolve())
+    changes = []
+    for file in host.make_files(Commands(words, environment)):
+        before = _read(project / file.path)
+        text = None if before is None else _decode(before, file.path)
+        changes.append(FileChange(file.path, before, file.add(text).encode()))
+    return changes
+
+
+def install(host: Host, project: Path, changes: list[FileChange]) -> None:
+    """Write what was planned; how the files were is kept first."""
+    kept = _load(host, project)
+    known = kept.files if kept is not None else {}
+    files = {it.path: _InstalledFile(_keep_before(host, it, known.get(it.path)), _hash(it.after)) for it in changes}
+    folders = [*(kept.folders if kept is not None else ())]
+    for change in changes:
+        for folder in reversed(Path(change.path).parents):
+            if not (project / folder).exists() and str(folder) not in folders:
+                folders.append(str(folder))
+    _save(_Record(str(project), host.name, files, tuple(folders)))
+    for change in changes:
+        _apply(project, change)
+
+
+def plan_remove(host: Host, project: Path) -> list[FileChange]:
+    """What removing changes: each file as it was, or, where it was changed since, without what is ours."""
+    kept = _load(host, project)
+    changes = []
+    for file in host.make_files(Commands(["roundelay"], {})):
+        content = _read(project / file.path)
+        known = kept.files.get(file.path) if kept is not None else None
+        after = content
+        if content is not None and known is not None and _hash(content) == known.written:
+            after = base64.b64decode(known.before) if known.before is not None else None
+        elif content is not None:
+            rest = file.take_out(_decode(content, file.path))
+            after = None if rest is None else rest.encode()
+        changes.append(FileChange(file.path, content, after))
+    return changes
+
+
+def remove(host: Host, project: Path, changes: list[FileChange]) -> None:
+    """Do what was planned; folders that installing made go if they are empty."""
+    kept = _load(host, project)
+    for change in changes:
+        _apply(project, change)
+    for folder in reversed(kept.folders if kept is not None else ()):
+        with suppress(OSError):
+            (project / folder).rmdir()
+    _place(host, project).unlink(missing_ok=True)
+
+
+def find_state(host: Host, project: Path) -> State:
+    """Whether the bridge is in a project's files for a host."""
+    kept = _load(host, project)
+    contents = [(file, _read(project / file.path)) for file in host.make_files(Commands(["roundelay"], {}))]
+    if kept is not None and all(
+        content is not None and file.path in kept.files and _hash(content) == kept.files[file.path].written
+        for file, content in contents
+    ):
+        return "installed"
+    there = [content is not None and _has_ours(file, content) for file, content in contents]
+    return "changed" if all(there) else "partly" if any(there) else "absent"
+
+
+def _has_ours(file: HostFile, content: bytes) -> bool:
+    try:
+        text = content.decode()
+        return bool(file.take_out(text) != text)
+    except (ConfigError, UnicodeDecodeError):
+        return b"bridge mcp" in content or b"bridge deliver" in content
+
+
+def _keep_before(host: Host, change: FileChange, known: _InstalledFile | None) -> str | None:
+    """How a file was without us: as it is kept, unless somebody has changed it since."""
+    if known is not None and change.before is not None and _hash(change.before) == known.written:
+        return known.before
+    before = change.before
+    if before is not None:
+        [file] = [it for it in host.make_files(Commands(["roundelay"], {})) if it.path == change.path]
+        text = _decode(before, change.path)
+        rest = file.take_out(text)
+        before = before if rest == text else None if rest is None else rest.encode()
+    return None if before is None else base64.b64encode(before).decode("ascii")
+
+
+def _apply(project: Path, change: FileChange) -> None:
+    path = project / change.path
+    try:
+        if not change.is_one:
+            return
+        if change.after is None:
+            path.unlink(missing_ok=True)
+        else:
+            _write(path, change.after)
+    except OSError as error:
+        raise ConfigError(f"Cannot write {path}: {describe_os_error(error, path)}.") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file of the project's: a link stays one, and the file keeps its rights."""
+    target = path.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with open(draft, "xb") as file:
+            file.write(content)
+        if target.exists():
+            draft.chmod(target.stat().st_mode & 0o777)
+        give_name(draft, target, replaces=True)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
+
+
+def _decode(content: bytes, path: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not in UTF-8; save it so.") from error
+
+
+def _text(content: bytes | None) -> str:
+    return (content or b"").decode(errors="replace")
+
+
+def _hash(content: bytes | None) -> str:
+    return hashlib.sha256(content or b"").hexdigest()
+
+
+def _place(host: Host, project: Path) -> Path:
+    return home() / "bridge" / "installed" / f"{host.name}-{_hash(str(project).encode())[:16]}.json"
+
+
+def _load(host: Host, project: Path) -> _Record | None:
+    try:
+        return msgspec.json.decode(_place(host, project).read_bytes(), type=_Record)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"Cannot read {_place(host, project)}; delete it, and edit the files by hand.") from error
+
+
+def _save(record: _Record) -> None:
+    path = _place(HOSTS[record.host], Path(record.project))
+    make_folder(path.parent)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(draft, "wb") as file:
+        file.write(msgspec.json.encode(record))
+    draft.chmod(0o600)
+    sync(draft)
+    give_name(draft, path, replaces=True)

@@ -1,0 +1,164 @@
+"""As whom a coding agent takes part: one participant for each project and each process of a host that runs there.
+
+The names are kept in the user's own folder: the first process in a project is ``claude-myproject``, a second one at the
+same time ``claude-myproject-2``, and who comes when one of them has ended takes its name over, with what waits for it.
+A host starts its hooks and its MCP server as processes of its own; by their ancestors both find the same host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from roundelay.network.durable_files import give_name, make_folder
+from roundelay.network.errors import ConnectError
+from roundelay.network.home import home
+
+from .hosts import Host
+
+MAX_CHARS = 40
+"""Of a project's name in an id."""
+_GO_BETWEENS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "env", "timeout", "nice", "nohup"})
+"""What may stand between a host and what it starts."""
+
+
+class HostProcess(NamedTuple):
+    """A process of a host; its start tells it from a later one of the same number."""
+
+    pid: int
+    started: str
+
+    @property
+    def is_alive(self) -> bool:
+        found = _look(self.pid)
+        return found is not None and found.started == self.started
+
+
+class NameHolder(Struct, frozen=True):
+    """Who has a name, or had it last."""
+
+    host: str
+    project: str
+    pid: int
+    started: str
+
+    @property
+    def is_running(self) -> bool:
+        return HostProcess(self.pid, self.started).is_alive
+
+
+class _Look(NamedTuple):
+    name: str
+    parent: int
+    started: str
+
+
+def find_host_process() -> HostProcess:
+    """The host that started this process, be it by a shell. Raises `ConnectError` where it has ended: who has taken its
+    orphans is no host."""
+    pid, found = os.getppid(), _look(os.getppid())
+    while found is not None and found.parent > 1 and found.name.lstrip("-") in _GO_BETWEENS:
+        pid, found = found.parent, _look(found.parent)
+    # After the look: as long as somebody can read what is printed here, the host was there.
+    listener = select.poll()
+    listener.register(sys.stdout.fileno(), 0)
+    if found is None or listener.poll(0):
+        raise ConnectError("The program that started this has ended.")
+    return HostProcess(pid, found.started)
+
+
+def find_project(host: Host, start: Path) -> Path:
+    """The project in which something runs: the nearest folder that has the host's own, or else where it runs."""
+    here = start.resolve()
+    for folder in (here, *here.parents):
+        if folder != Path.home() and (folder / host.folder).is_dir():
+            return folder
+    return here
+
+
+def claim_name(host: Host, project: Path, process: HostProcess) -> str:
+    """The participant's id of a host's process in a project: the same one each time."""
+    with _locked(home() / "bridge" / "names.lock"):
+        names = list_names()
+        own = [(name, it) for name, it in names.items() if (it.host, it.project) == (host.name, str(project))]
+        for name, it in own:
+            if (it.pid, it.started) == process:
+                return name
+        free = [name for name, it in own if not it.is_running]
+        name = min(free, key=lambda it: (len(it), it)) if free else _make_name(host, project, names)
+        names[name] = NameHolder(host.name, str(project), *process)
+        write_private(home() / "bridge" / "names.json", names)
+        return name
+
+
+def list_names() -> dict[str, NameHolder]:
+    """All names that this user's hosts have had."""
+    try:
+        content = (home() / "bridge" / "names.json").read_bytes()
+        return msgspec.json.decode(content, type=dict[str, NameHolder])
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return {}
+
+
+def make_card(host: Host, project: Path) -> dict[str, object]:
+    """What a bridged host shows of itself. `reads` tells a sender that nothing wakes it."""
+    return {"description": f"{host.title} in the project {project.name}", "reads": "at its next turn"}
+
+
+def write_private(path: Path, value: Any) -> None:
+    """Keep a value as JSON: whole when this returns, and for its owner alone."""
+    make_folder(path.parent)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(value))
+    give_name(draft, path, replaces=True)
+
+
+def _make_name(host: Host, project: Path, names: dict[str, NameHolder]) -> str:
+    slug = re.sub(r"[^a-z0-9._]+", "-", project.name.lower()).strip("-._")[:MAX_CHARS].strip("-._") or "project"
+    base = f"{host.name}-{slug}"
+    number, name = 1, base
+    while name in names:
+        number, name = number + 1, f"{base}-{number + 1}"
+    return name
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    make_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _look(pid: int) -> _Look | None:
+    """What the system tells of a process; None where there is none, or it has ended."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else _ask_ps(pid)
+    name, _, rest = told.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return _Look(name, int(fields[1]), fields[19]) if fields[0] not in "ZX" else None
+
+
+def _ask_ps(pid: int) -> _Look | None:
+    """As `_look`, where there is no /proc."""
+    words = ["ps", "-o", "ppid=,lstart=,comm=", "-p", str(pid)]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=2, check=False).stdout.split()
+    return _Look(Path(" ".join(told[6:])).name, int(told[0]), " ".join(told[1:6])) if len(told) > 6 else None

@@ -1,0 +1,163 @@
+"""`roundelay bridge`: coding agents that people already run take part in a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundelay.commands.gateway import MISSING
+from roundelay.commands.options import check_url, debug_option, json_option
+
+if TYPE_CHECKING:
+    from roundelay.interop.hosts import Host
+    from roundelay.interop.installing import FileChange
+
+NAMES = ("claude", "codex", "gemini", "opencode", "cursor")
+"""Those of `interop.hosts`, which takes a while to load."""
+
+host_argument = click.argument("host", metavar="HOST", type=click.Choice(NAMES))
+project_option = click.option(
+    "--project",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, resolve_path=True),
+    default=".",
+    metavar="DIR",
+    help="The project (default: this folder).",
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would change, as a diff, and change nothing.")
+
+
+@click.group(short_help="Let a coding agent take part.")
+def bridge() -> None:
+    """Let a coding agent (claude, codex, gemini, opencode, cursor) take part in a network.
+
+    `install` writes into a project's files for that agent: an MCP server, by which it sends and asks, and hooks, which
+    tell it in the middle of its work what others have written to it. The page `bridge` of the documents tells what each
+    agent can do, and what is promised.
+    """
+
+
+@bridge.command()
+@host_argument
+@project_option
+@click.option("--url", metavar="URL", help="The hub (default: found each time, as by other commands).")
+@click.option("--command", metavar="WORDS", help="How the agent is to start roundelay (default: as it is found here).")
+@dry_run_option
+@json_option
+@debug_option
+def install(host: str, project: Path, url: str | None, command: str | None, dry_run: bool, as_json: bool) -> None:
+    """Write the MCP server and the hooks into a project's files for HOST. Again changes nothing."""
+    from roundelay.interop import installing
+
+    chosen = _find(host)
+    changes = installing.plan_install(chosen, project, url=check_url(url) if url else None, command=command)
+    if not dry_run:
+        installing.install(chosen, project, changes)
+    needs = f"{chosen.needs}." if chosen.needs and any(it.is_one for it in changes) else ""
+    _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json, needs=needs)
+
+
+@bridge.command()
+@host_argument
+@project_option
+@dry_run_option
+@json_option
+@debug_option
+def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
+    """Take it out again: each file is as it was before, or, if it was changed since, as it is without what is ours."""
+    from roundelay.interop import installing
+
+    chosen = _find(host)
+    changes = installing.plan_remove(chosen, project)
+    if not dry_run:
+        installing.remove(chosen, project, changes)
+    _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json)
+
+
+@bridge.command()
+@click.argument("host", metavar="[HOST]", type=click.Choice(NAMES), required=False)
+@project_option
+@json_option
+@debug_option
+def status(host: str | None, project: Path, as_json: bool) -> None:
+    """Show for which agents the bridge is installed in a project, and as whom they take part."""
+    from roundelay.commands.output import show_list
+    from roundelay.interop.installing import find_state
+    from roundelay.interop.participants import list_names
+
+    listed = []
+    for name in (host,) if host is not None else NAMES:
+        participants = [
+            {"agent_id": agent_id, "is_running": it.is_running}
+            for agent_id, it in list_names().items()
+            if (it.host, it.project) == (name, str(project))
+        ]
+        listed.append({"host": name, "state": find_state(_find(name), project), "participants": participants})
+    show_list(
+        {"hosts": listed},
+        {
+            "HOST": lambda it: it["host"],
+            "STATE": lambda it: it["state"],
+            "PARTICIPANTS": lambda it: ", ".join(
+                f"{one['agent_id']}{' (runs)' if one['is_running'] else ''}" for one in it["participants"]
+            ),
+        },
+        empty="",
+        as_json=as_json,
+    )
+
+
+@bridge.command(hidden=True)
+@host_argument
+@click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
+def deliver(host: str, url: str | None) -> None:
+    """Answer one hook of HOST: what it says stands on stdin, what its model is told goes to stdout."""
+    from roundelay.interop.delivering import deliver as answer
+
+    answer(_find(host), url)
+
+
+@bridge.command(hidden=True)
+@host_argument
+@click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
+@debug_option
+def mcp(host: str, url: str | None) -> None:
+    """Serve MCP on stdin and stdout for the HOST that starts this, as its participant."""
+    import asyncio
+
+    from roundelay.interop.delivering import make_bridged_client
+    from roundelay.network.errors import ConfigError
+
+    try:
+        from roundelay.interop.mcp_server import serve_stdio
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    asyncio.run(serve_stdio(make_bridged_client(_find(host), url)))
+
+
+def _find(name: str) -> Host:
+    from roundelay.interop.hosts import HOSTS
+
+    return HOSTS[name]
+
+
+def _tell(
+    host: Host, project: Path, changes: list[FileChange], *, dry_run: bool, as_json: bool, needs: str = ""
+) -> None:
+    from roundelay.commands.output import show
+    from roundelay.terminal.text import clean
+
+    listed: list[dict[str, Any]] = [{"path": it.path, "change": it.describe()} for it in changes]
+    if dry_run:
+        for told, change in zip(listed, changes, strict=True):
+            told["diff"] = "\n".join(change.diff())
+    value = {"host": host.name, "project": str(project), "is_dry_run": dry_run, "files": listed, "needs": needs or None}
+
+    def describe(_: object) -> list[str]:
+        if dry_run:
+            return [clean(line) for it in listed for line in it["diff"].splitlines()] or ["Nothing would change."]
+        lines = [f"{it['path']}: {it['change']}" for it in listed]
+        return [*lines, *([needs] if needs else [])]
+
+    show(value, describe, as_json=as_json)

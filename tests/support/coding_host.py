@@ -1,0 +1,46 @@
+"""A scripted coding agent in a process of its own (examples/coding_agents/scripted_host.py), as a test drives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "coding_agents" / "scripted_host.py"
+
+
+class CodingHost:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def begin(cls, kind: str, project: Path, session: str) -> Self:
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                PROGRAM,
+                kind,
+                project,
+                session,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+        )
+
+    def tell(self, do: str, **more: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
+
+    async def do(self, do: str, **more: Any) -> str:
+        """One step; what the model was told in it."""
+        self.tell(do, **more)
+        assert self.process.stdout is not None
+        async with asyncio.timeout(60):
+            return str(json.loads(await self.process.stdout.readline()))
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
