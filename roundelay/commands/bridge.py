@@ -76,7 +76,7 @@ def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
 
 
 @bridge.command()
-@click.argument("host", metavar="[HOST]", type=click.Choice(NAMES), required=False)
+@click.argument("host", metavar="HOST", type=click.Choice(NAMES), required=False)
 @project_option
 @json_option
 @debug_option
