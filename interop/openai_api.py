@@ -82,6 +82,7 @@ class _Place(NamedTuple):
     conversation: str
     is_new: bool = False
     has_instructions: bool = False
+    has_answer: bool = True
     sent: AnyMessage | None = None
 
 
@@ -261,7 +262,12 @@ class _OpenAIApi:
             else:
                 following = conversations.ask(
                     agent_id,
-                    compose(asked, is_new=place.is_new, has_instructions=place.has_instructions),
+                    compose(
+                        asked,
+                        is_new=place.is_new,
+                        has_instructions=place.has_instructions,
+                        has_answer=place.has_answer,
+                    ),
                     conversation=place.conversation,
                     message_id=message_id,
                     metadata={OWN: _describe(asked)},
@@ -307,12 +313,12 @@ class _OpenAIApi:
             mine = [it for it in messages if it.sender_id == own]
             sent = next((it for it in reversed(mine) if is_sent(it)), None)
             known = _read_own(mine[-1]).get("instructions") if mine else None
-            return _Place(name, not mine, known == _digest_text(asked.instructions), sent)
+            return _Place(name, not mine, known == _digest_text(asked.instructions), sent=sent)
         family = f"c-{asked.family}-"
         new = f"{family}{hashlib.sha256(message_id.encode()).hexdigest()[:16]}"
         if asked.asked_before is None and not is_retry:
             return _Place(new, True)  # under a key, the same request comes to the same place
-        answer = asked.earlier[-1].text if asked.earlier else ""
+        answer = asked.earlier[-1].text.strip() if asked.earlier else ""
         async for thread_id in _list_threads(client, direct_thread(own, agent_id, family + "x").removesuffix("x")):
             messages = await _read_thread(client, thread_id)
             mine = [it for it in messages if it.sender_id == own]
@@ -320,10 +326,11 @@ class _OpenAIApi:
                 continue
             if is_sent(mine[-1]):
                 return _Place(conversation_of(thread_id), sent=mine[-1])
-            told = BETWEEN.join(it.text for it in messages if mine[-1].seq in (it.reply_to, it.cause))
-            is_same = _read_own(mine[-1]).get("request") == asked.asked_before
-            if is_same and (answer.strip() == told.strip() or answer.strip().endswith(BETWEEN + told.strip())):
-                return _Place(conversation_of(thread_id), has_instructions=True)
+            if _read_own(mine[-1]).get("request") != asked.asked_before:
+                continue
+            told = BETWEEN.join(it.text for it in messages if mine[-1].seq in (it.reply_to, it.cause)).strip()
+            if not told or told.startswith(answer) or answer.endswith(BETWEEN + told):
+                return _Place(conversation_of(thread_id), has_instructions=True, has_answer=bool(told))
         return _Place(new, True)
 
     def _leave(self, exchange: _Exchange, waiting: tuple[str, int], *, keeps_on: bool) -> None:

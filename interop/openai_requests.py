@@ -241,13 +241,17 @@ def digest_of(said: Sequence[SaidItem]) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def compose(request: AgentRequest, *, is_new: bool, has_instructions: bool) -> str | dict[str, Any]:
+def compose(
+    request: AgentRequest, *, is_new: bool, has_instructions: bool, has_answer: bool = True
+) -> str | dict[str, Any]:
     """The content of the caller's message: what is new, behind what its conversation does not hold. In a new one that is
-    what was said before; and the client's instructions, where they are not there as they are."""
+    what was said before; in one that has no answer yet, what the client shows as that; and the client's instructions,
+    where they are not there as they are."""
     parts = []
     if instructions := _instructions(request.new if has_instructions else request.said):
         parts.append(f"Instructions of my client, a part of this message:\n{_quote(instructions)}")
-    told = [it for it in request.earlier if it.role != "system"] if is_new or not request.has_history else []
+    untold = request.earlier if is_new or not request.has_history else () if has_answer else request.earlier[-1:]
+    told = [it for it in untold if it.role != "system" and it.text]
     if told:
         lines = "\n".join(_quote(f"{it.role}: {it.text}") for it in told)
         parts.append(f"Said before, as my client tells it:\n{lines}")

@@ -119,6 +119,26 @@ async def test_instructions_are_the_callers_words_and_said_once() -> None:
         assert thread[2] == "two"
 
 
+async def test_what_was_stopped_goes_on_in_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_api, "STOP_AFTER_S", 0.0)
+    model = Stepped()
+    async with desk(model) as it:
+        stream = await it.chat("dig", stream=True)
+        (await model.asked.get())(ModelDelta(text="There is"))
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        await stream.close()
+        asking = asyncio.create_task(it.chat("dig", "There is", "go on"))
+        [thread] = (await it.ledger.call("network.list_threads"))["threads"]
+        await until_ended(it.ledger, thread["last_seq"], "cancelled")
+        await model.asked.get()
+        model.reply.put_nowait(ModelReply("gold"))
+        await asking
+        told = "Said before, as my client tells it:\n> assistant: There is\n\ngo on"
+        assert await it.threads() == [["dig", told, "gold"]]
+
+
 async def test_a_name_for_the_conversation_holds_whatever_the_history_says() -> None:
     async with desk(hears) as it:
         await it.chat("one", user="Mia Müller")
@@ -155,6 +175,14 @@ async def test_a_chat_streams_as_it_is_written_and_ends_with_what_was_sent() -> 
         assert await it.threads() == [["one", "It is 40.", "two", "yes"]], "it goes on by what the client was shown"
 
 
+REQUIRED = """
+id object created_at completed_at status incomplete_details model previous_response_id instructions output error tools tool_choice
+truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs temperature reasoning user usage
+max_output_tokens max_tool_calls store background service_tier metadata safety_identifier prompt_cache_key
+"""
+"""What Open Responses requires of a response."""
+
+
 async def test_responses_go_on_by_id_and_are_read_from_the_ledger() -> None:
     async with desk(hears) as it:
         create = it.client.responses.create
@@ -176,6 +204,7 @@ async def test_responses_go_on_by_id_and_are_read_from_the_ledger() -> None:
             with pytest.raises(APIStatusError) as refused:
                 await it.client.responses.retrieve(wrong)
             assert refused.value.status_code == 404
+        assert set(second.to_dict()) >= set(REQUIRED.split())
         silent = await create(model="bob", input="nothing to say")
         assert (silent.status, silent.output) == ("completed", [])
         failed = await create(model="bob", input="break")
@@ -363,24 +392,27 @@ async def until_ended(client: NetworkClient, seq: int, status: str) -> None:
         await client.call("network.receive", {"after": seq, "wait_ms": 50, "peek": True})
 
 
+@pytest.mark.parametrize("named", [{}, {"user": "Mia"}])
 @pytest.mark.parametrize("said", [("one",), ("one", "I hear one", "two")])
-async def test_a_repeat_with_a_key_and_an_official_clients_retry_send_nothing_twice(said: tuple[str, ...]) -> None:
+async def test_a_repeat_with_a_key_and_an_official_clients_retry_send_nothing_twice(
+    said: tuple[str, ...], named: dict[str, Any]
+) -> None:
     async with desk(hears) as it:
         for number in range(0, len(said) - 1, 2):
-            await it.chat(*said[: number + 1])
+            await it.chat(*said[: number + 1], **named)
         texts = []
         for headers in (
             {"Idempotency-Key": "k"},
             {"Idempotency-Key": "k"},
             {"x-stainless-retry-count": "1"},  # what it sends when an answer was lost
         ):
-            answer = await it.chat(*said, extra_headers=headers)
+            answer = await it.chat(*said, extra_headers=headers, **named)
             texts.append((answer.id, answer.choices[0].message.content))
         assert texts == [texts[0]] * 3
         [thread] = await it.threads()
         assert thread[::2] == list(said[::2])
         with pytest.raises(APIStatusError) as refused:
-            await it.chat(*said[:-1], "other", extra_headers={"Idempotency-Key": "k"})
+            await it.chat(*said[:-1], "other", extra_headers={"Idempotency-Key": "k"}, **named)
         assert (refused.value.status_code, refused.value.code) == (409, "id_conflict")
         await it.chat("one")  # a request of its own
         assert len(await it.threads()) == 2
