@@ -32,7 +32,7 @@ LoadedTable: TypeAlias = Literal[
 ]
 """Loaded at the start, and held in memory."""
 ColdTable: TypeAlias = Literal[
-    "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out"
+    "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out", "followed"
 ]
 """In the ledger alone: looked up as facts of a batch."""
 Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
@@ -372,6 +372,17 @@ class SpentOut(Struct, frozen=True):
     reason: str
 
 
+class Followed(Struct, frozen=True):
+    """How far the log that several nodes share is in this ledger: up to the record at ``position`` with this
+    ``digest``, and who led there."""
+
+    position: int
+    digest: str
+    leader: str
+    epoch: str
+    name: str
+
+
 class RootBudget(Struct, frozen=True, omit_defaults=True):
     """How much of its budget the conversation that a root message began has used, and who has (`shares`)."""
 
@@ -523,6 +534,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "dismissed": Dismissed,
     "undelivered": Undelivered,
     "spent_out": SpentOut,
+    "followed": Followed,
 }
 
 

@@ -86,8 +86,10 @@ _V4 = ""
 # And once more: what people have read and keep for themselves of threads (table ``mark``), what waits for them
 # (``question``, ``dismissed``, ``undelivered``, ``spent_out``), and logins that work once (``login``).
 _V5 = ""
+# How far a shared log is in this file (table ``followed``): an older Roundelay would write a history of its own here.
+_V6 = ""
 
-STEPS = (_V1, _V2, _V3, _V4, _V5)
+STEPS = (_V1, _V2, _V3, _V4, _V5, _V6)
 SCHEMA_VERSION = len(STEPS)
 CHECKSUMS_SINCE = 2
 """The first schema whose rows have checksums."""

@@ -1,0 +1,244 @@
+"""`JetStreamLog`: the shared log in a stream of NATS JetStream, by its official client.
+
+One stream for a network, on file storage; what is full refuses instead of dropping. Each record is published with the
+number that the stream's last one has to have (``Nats-Expected-Last-Sequence``), so that of two writers one is refused,
+and with an id, so that one whose answer was lost may be published again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from roundelay.network.errors import ConfigError, LedgerError
+
+from .shared_log import LogMoved, Stored, digest
+
+WRONG_LAST_SEQUENCE = 10071
+"""The server's code for a record that does not follow the last one."""
+CONNECT_S = 5
+APPEND_S = 2.0
+"""How long one try of a record waits for its answer."""
+PATIENCE_S = 10.0
+"""How long a record is tried: a stream of several servers may have to find a leader of its own."""
+MAX_BYTES = 10 * 1024**3
+STREAM = re.compile("[A-Za-z0-9_-]{1,64}")
+FAILURES = (NatsError, OSError, asyncio.TimeoutError)
+
+
+class LogAddress(NamedTuple):
+    """``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...``, taken apart."""
+
+    servers: tuple[str, ...]
+    stream: str
+    replicas: int
+    max_bytes: int
+    shown: str
+
+
+def read_log_url(url: str) -> LogAddress:
+    """Raises `ConfigError`."""
+    parts = urlsplit(url)
+    stream = parts.path.strip("/")
+    if parts.scheme not in ("nats", "tls") or not parts.netloc:
+        raise ConfigError("A shared log is named as nats://HOST:PORT/STREAM (several hosts with commas between them).")
+    if not STREAM.fullmatch(stream):
+        raise ConfigError(
+            "The shared log's address ends with the name of its stream, as in nats://127.0.0.1:4222/lab: letters, digits, "
+            "'_' and '-'."
+        )
+    user, at, hosts = parts.netloc.rpartition("@")
+    try:
+        options = parse_qs(parts.query, strict_parsing=True, keep_blank_values=True) if parts.query else {}
+        replicas, max_bytes = (
+            int(options.pop(name, [str(default)])[-1]) for name, default in (("replicas", 1), ("max_bytes", MAX_BYTES))
+        )
+    except ValueError as error:
+        raise ConfigError("Of a shared log's address replicas and max_bytes are whole numbers.") from error
+    if options:
+        raise ConfigError(f"A shared log's address has no option {min(options)!r}; it has replicas and max_bytes.")
+    if replicas not in (1, 3, 5) or max_bytes < 1 << 20:
+        raise ConfigError("A shared log has replicas=1, 3 or 5, and max_bytes of at least one mebibyte.")
+    servers = tuple(f"{parts.scheme}://{user}{at}{host}" for host in hosts.split(","))
+    return LogAddress(servers, stream, replicas, max_bytes, f"{parts.scheme}://{hosts}/{stream}")
+
+
+class JetStreamLog:
+    """A `SharedLog` in one stream."""
+
+    def __init__(self, address: LogAddress) -> None:
+        self._address = address
+        self.name = address.shown
+        self._nats: Client | None = None
+        self._said: Subscription | None = None
+        self._subject = f"roundelay.{address.stream}"
+        self._max_bytes = 0
+
+    async def open(self) -> None:
+        client = Client()
+        try:
+            await client.connect(
+                list(self._address.servers),
+                connect_timeout=CONNECT_S,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=1,
+                allow_reconnect=True,
+                error_cb=_pass_over,  # what a call needs is raised there
+            )
+        except FAILURES as error:
+            with suppress(*FAILURES):
+                await client.close()
+            raise LedgerError(
+                f"No NATS server of {self.name} can be reached ({_tell(error)}); is one running?"
+            ) from error
+        self._nats, self._max_bytes = client, client.max_payload
+        try:
+            await self._make_stream()
+            self._said = await client.subscribe(f"{self._subject}.said")
+        except FAILURES as error:
+            await self.close()
+            raise LedgerError(f"The shared log {self.name} cannot be used: {_tell(error)}.") from error
+        except LedgerError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        client, self._nats = self._nats, None
+        if client is not None:
+            with suppress(*FAILURES):
+                await client.close()
+
+    @property
+    def max_bytes(self) -> int:
+        return self._max_bytes
+
+    async def end(self) -> int:
+        try:
+            return (await self._context().stream_info(self._address.stream)).state.last_seq
+        except FAILURES as error:
+            raise self._failed(error) from error
+
+    async def append(self, data: bytes, after: int) -> int:
+        headers = {"Nats-Expected-Last-Sequence": str(after), "Nats-Msg-Id": f"{after + 1}-{digest(data)}"}
+        until = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                answer = await self._context().publish(
+                    f"{self._subject}.log", data, timeout=APPEND_S, stream=self._address.stream, headers=dict(headers)
+                )
+                return answer.seq
+            except APIError as error:
+                if error.err_code == WRONG_LAST_SEQUENCE:
+                    if await self._is_ours(data, after + 1):  # an earlier try has arrived after all
+                        return after + 1
+                    raise LogMoved(f"Somebody else has written to the shared log {self.name}.") from error
+                if error.code != 503 or asyncio.get_running_loop().time() > until:
+                    raise self._failed(error) from error
+            except FAILURES as error:
+                if asyncio.get_running_loop().time() > until:
+                    raise self._failed(error) from error
+            await asyncio.sleep(0.05)
+
+    async def follow(self, after: int) -> AsyncIterator[Stored]:
+        while True:
+            try:
+                config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
+                subscription = await self._context().subscribe(
+                    f"{self._subject}.log", stream=self._address.stream, ordered_consumer=True, config=config
+                )
+            except FAILURES as error:
+                raise self._failed(error) from error
+            try:
+                async for message in subscription.messages:
+                    position = message.metadata.sequence.stream
+                    if position != after + 1:
+                        break  # some were lost on their way: begin again behind the last one
+                    after = position
+                    yield Stored(position, message.data)
+            except FAILURES as error:
+                raise self._failed(error) from error
+            finally:
+                with suppress(*FAILURES):
+                    await subscription.unsubscribe()
+
+    async def say(self, text: str) -> None:
+        try:
+            await self._client().publish(f"{self._subject}.said", text.encode())
+        except FAILURES as error:
+            raise self._failed(error) from error
+
+    async def listen(self) -> str:
+        assert self._said is not None
+        while True:
+            with suppress(asyncio.TimeoutError):
+                return (await self._said.next_msg(timeout=3600)).data.decode(errors="replace")
+
+    async def _make_stream(self) -> None:
+        """Find the stream, or make it. Raises `LedgerError` where it is another's or is not kept as a log has to be."""
+        address = self._address
+        wanted = StreamConfig(
+            name=address.stream,
+            subjects=[f"{self._subject}.log"],
+            retention=RetentionPolicy.LIMITS,
+            discard=DiscardPolicy.NEW,
+            storage=StorageType.FILE,
+            num_replicas=address.replicas,
+            max_bytes=address.max_bytes,
+        )
+        try:
+            found = (await self._context().stream_info(address.stream)).config
+        except NotFoundError:
+            found = (await self._context().add_stream(wanted)).config
+        wrong = [
+            name
+            for name in ("subjects", "retention", "discard", "storage", "num_replicas")
+            if getattr(found, name) != getattr(wanted, name)
+        ]
+        if found.max_age:
+            wrong.append("max_age")
+        if wrong:
+            told = ", ".join(f"{name} {getattr(found, name)!r}" for name in wrong)
+            raise LedgerError(
+                f"The stream {address.stream} of {self.name} is there, and is no log of a Roundelay network as it is asked "
+                f"for ({told}); name another stream, or the replicas that it has."
+            )
+
+    async def _is_ours(self, data: bytes, position: int) -> bool:
+        try:
+            return (await self._context().get_msg(self._address.stream, seq=position)).data == data
+        except NotFoundError:
+            return False
+        except FAILURES as error:
+            raise self._failed(error) from error
+
+    def _client(self) -> Client:
+        if self._nats is None:
+            raise LedgerError(f"The shared log {self.name} is closed.")
+        return self._nats
+
+    def _context(self) -> JetStreamContext:
+        return self._client().jetstream(timeout=CONNECT_S)
+
+    def _failed(self, error: BaseException) -> LedgerError:
+        return LedgerError(f"The shared log {self.name} failed: {_tell(error)}.")
+
+
+async def _pass_over(_: Exception) -> None:
+    pass
+
+
+def _tell(error: BaseException) -> str:
+    if isinstance(error, APIError):
+        return f"{error.description or error} (code {error.err_code})"
+    return str(error) or type(error).__name__

@@ -1,0 +1,210 @@
+"""The shared log: what several nodes of one network have in common, and one of them at a time writes.
+
+An engine (`jetstream`) holds the records, in one order, and takes a record only behind the one that its writer names.
+What a record says is written and read here, whichever engine it is: rows and puts of a commit, who leads, and the
+digest of the record before it, so that a follower knows that it reads what was written. No IO.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+from msgspec import Raw, Struct
+
+from roundelay.network.core.tables import VOLATILE_TABLES, Put, Row, Table, decode_value, encode_value
+from roundelay.network.errors import LedgerError
+
+from . import Unstorable
+from .log_file import decode_row, encode_row
+from .queries import UNENCODABLE
+
+FORMAT = 1
+
+
+class LogMoved(LedgerError):
+    """Nothing was appended: another record is where this one was to be. Somebody else writes."""
+
+
+class Stored(NamedTuple):
+    """One record as the engine holds it; positions ascend by one."""
+
+    position: int
+    data: bytes
+
+
+class SharedLog(Protocol):
+    """What is asked of an engine. Every method raises `LedgerError` where it fails, in a sentence for an operator."""
+
+    name: str
+    """What an operator calls it: its address without what is secret."""
+
+    async def open(self) -> None:
+        """Connect, and make the log where there is none."""
+
+    async def close(self) -> None:
+        """Idempotent."""
+
+    @property
+    def max_bytes(self) -> int:
+        """The size of the largest record that it takes."""
+
+    async def end(self) -> int:
+        """The position of the newest record; 0 for none."""
+
+    async def append(self, data: bytes, after: int) -> int:
+        """Append behind the record at ``after``; gives the new position, once the engine keeps it. Raises `LogMoved`;
+        after any other error its outcome is unknown."""
+
+    def follow(self, after: int) -> AsyncIterator[Stored]:
+        """The records above a position, ascending without a gap, and those to come. Close the iterator."""
+
+    async def say(self, text: str) -> None:
+        """Tell all who listen now; it may be lost."""
+
+    async def listen(self) -> str:
+        """Wait for what somebody else says."""
+
+
+class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The first line of a record; what follows it is the body.
+
+    ``begin`` is the first record of a log, ``claim`` says that ``writer`` leads from here on, ``release`` that it does no
+    more, ``commit`` has rows and puts; one that is too large for a record comes as several, of which ``left`` are to come.
+    """
+
+    format: int = FORMAT
+    kind: Literal["begin", "claim", "release", "commit"]
+    writer: str
+    previous: str = ""
+    epoch: str = ""
+    name: str = ""
+    left: int = 0
+
+
+class Commit(NamedTuple):
+    """What the nodes do in their index for one commit."""
+
+    rows: list[Row]
+    puts: list[Put]
+
+
+class _Body(Struct, frozen=True):
+    rows: list[Raw]
+    puts: list[tuple[Table, str, Raw]]
+
+
+def digest(record: bytes) -> str:
+    """What the next record says of this one."""
+    return hashlib.sha256(record).hexdigest()[:32]
+
+
+def write_record(header: Header, body: bytes = b"") -> bytes:
+    return msgspec.json.encode(header) + b"\n" + body
+
+
+def read_record(record: bytes) -> tuple[Header, bytes]:
+    """Raises `LedgerError` for what is no record, or one of a newer format."""
+    head, _, body = record.partition(b"\n")
+    try:
+        header = msgspec.json.decode(head, type=Header)
+    except msgspec.MsgspecError as error:
+        raise LedgerError(
+            f"The shared log holds something that is no record of a Roundelay network: {error}."
+        ) from error
+    if header.format != FORMAT:
+        raise LedgerError(f"The shared log is of format {header.format}; this Roundelay reads {FORMAT}. Upgrade it.")
+    return header, body
+
+
+def write_commit(rows: Sequence[Row], puts: Sequence[Put]) -> bytes:
+    """The body of a commit. Raises `Unstorable`."""
+    try:
+        written = [
+            (put.table, put.key, Raw(b"null" if put.value is None else encode_value(put.value)))
+            for put in puts
+            if put.table not in VOLATILE_TABLES
+        ]
+        return msgspec.json.encode(_Body([Raw(encode_row(row)) for row in rows], written))
+    except UNENCODABLE as error:
+        raise Unstorable from error
+
+
+def read_commit(body: bytes) -> Commit:
+    """Raises `LedgerError`: the log holds what no writer of this release writes."""
+    try:
+        decoded = msgspec.json.decode(body, type=_Body)
+        puts = [
+            Put(table, key, None if bytes(value) == b"null" else decode_value(table, bytes(value).decode()))
+            for table, key, value in decoded.puts
+        ]
+        return Commit([decode_row(bytes(row)) for row in decoded.rows], puts)
+    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+        raise LedgerError(
+            f"The shared log holds a commit that this Roundelay cannot read ({error}); a newer one may have written it: "
+            "upgrade this node."
+        ) from error
+
+
+def split(body: bytes, room: int) -> list[bytes]:
+    """The parts of a body, each of at most ``room`` bytes; one at least."""
+    return [body[start : start + room] for start in range(0, len(body), room)] or [b""]
+
+
+class Reader:
+    """Reads records one after the other, and says what each comes to. ``position`` and ``digest`` name the last whole
+    commit or claim that was read."""
+
+    def __init__(self, position: int = 0, last: str = "") -> None:
+        self.position = position
+        self.digest = last
+        self.epoch = self.name = ""
+        self.leader = ""
+        """Who claimed the log last, and has not released it."""
+        self._parts: list[bytes] = []
+        self._end = position, last
+        """Of the last record, whole or not."""
+
+    @property
+    def end(self) -> int:
+        """The position of the last record that was read."""
+        return self._end[0]
+
+    @property
+    def last(self) -> str:
+        """The digest of that record: what the next one names."""
+        return self._end[1]
+
+    def take(self, stored: Stored) -> bytes | None:
+        """Read the next record; gives the body of a commit once it is whole. Raises `LedgerError` where the log is not
+        the one that was read so far."""
+        position, last = self._end
+        if stored.position != position + 1:
+            raise LedgerError(
+                f"The shared log goes on at {stored.position} where {position + 1} was to come: records are missing. "
+                "Restore it, or begin with a new one."
+            )
+        header, body = read_record(stored.data)
+        if (header.previous, header.kind == "begin") != (last, stored.position == 1):
+            raise LedgerError(
+                f"The record {stored.position} of the shared log does not follow from the one before it: this is not "
+                "the log that this node knows, or it was changed."
+            )
+        self._end = stored.position, digest(stored.data)
+        if header.kind == "begin":
+            self.epoch, self.name = header.epoch, header.name
+        if header.kind != "commit":  # what a writer left half done is nothing
+            self._parts.clear()
+            self.leader = header.writer if header.kind == "claim" else ""
+        elif header.writer == self.leader:
+            self._parts.append(body)
+            if header.left:
+                return None
+            self.position, self.digest = self._end
+            whole = b"".join(self._parts)
+            self._parts.clear()
+            return whole
+        self.position, self.digest = self._end
+        return None
