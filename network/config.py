@@ -200,6 +200,15 @@ def _check_web_host(text: str) -> str:
 _WebHostName = Annotated[str, AfterValidator(_check_web_host)]
 
 
+def _check_log_url(text: str) -> str:
+    if not re.fullmatch(r"(nats|tls)://[^\s/?]+/[A-Za-z0-9_-]{1,64}(\?\S*)?", text):
+        raise ValueError(f"must be the address of a log, nats://HOST:PORT/STREAM, not {show_value(text)}")
+    return text
+
+
+_LogUrl = Annotated[str, AfterValidator(_check_log_url)]
+
+
 class NodeConfig(Settings):
     """One node: where it listens, what it keeps, what it allows, and the agents that it starts."""
 
@@ -208,6 +217,7 @@ class NodeConfig(Settings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8700  # 0: any free one
     db: Path = Path("roundelay.db")
     durability: Durability = "full"
+    log: _LogUrl | None = None  # the log that several nodes share; `db` is this node's index of it then
     tls_cert: Path | None = None  # PEM files, both or neither
     tls_key: Path | None = None
     registration: Registration = "local"  # from where an agent may bind an id by first use

@@ -18,7 +18,7 @@ from roundelay.mods.discovery import Discovery
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
-from roundelay.network.config import Limits, NodeConfig, Quota, Role
+from roundelay.network.config import Limits, NodeConfig, Quota, Retain, Role
 from roundelay.network.core.joining import hash_token
 from roundelay.network.core.rights import Rights, WrongRuleError, compile_rights
 from roundelay.network.errors import ConfigError, ConnectError
@@ -57,6 +57,26 @@ def make_ledger(path: Path | None, name: str, durability: Durability, new_id: Ne
     return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability)
 
 
+def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Ledger:
+    """The ledger of a node that shares its log with others. Raises `ConfigError` for an address that is none, for what
+    does not go with such a log, or where the client of its engine is not installed."""
+    try:
+        from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
+        from roundelay.network.ledger.replicated import ReplicatedLedger
+    except ImportError as error:
+        raise ConfigError("A shared log needs the extra cluster: pip install 'roundelay[cluster]'.") from error
+    assert config.log is not None
+    if config.retain != Retain():
+        raise ConfigError(
+            "retain does not go with a shared log: that is kept whole, so that each node can be made anew."
+        )
+    if config.durability == "memory":
+        raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
+    # the log holds the truth, so what a power loss takes of the index is followed again
+    index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal")
+    return ReplicatedLedger(JetStreamLog(read_log_url(config.log)), index, writer=random_id, name=config.name, say=say)
+
+
 def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
     """The rights of a node with these mods, if its file has a page of them. Raises `ConfigError` for a wrong rule,
     with file and line."""
@@ -74,6 +94,10 @@ def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
             elif isinstance(value, list) and isinstance(step, int):
                 place = value[step]
         raise place.error(message) if place is not None else ConfigError(message) from error
+
+
+class StoppedWaiting(Exception):
+    """A node was stopped before it led."""
 
 
 class Node:
@@ -105,10 +129,14 @@ async def serve(
     mods: Sequence[Mod] = (),
     is_read_only: bool = False,
     prepare: Callable[[Hub, str], Awaitable[None]] | None = None,
+    stopping: asyncio.Event | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Node]:
     """Run a node for the length of an ``async with``; ``mods`` come after those that the config names.
 
-    With ``is_read_only`` the hub takes no messages, no records and no changes. ``prepare`` is given the hub, and where it will listen, before anybody can connect; what it raises ends the node.
+    With ``is_read_only`` the hub takes no messages, no records and no changes. ``prepare`` is given the hub, and where it
+    will listen, before anybody can connect; what it raises ends the node. A node that shares its log waits here until it
+    leads, says so with ``say``, and raises `StoppedWaiting` when ``stopping`` is set before.
     Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address
     cannot be bound), and leaves nothing half open.
     """
@@ -117,8 +145,11 @@ async def serve(
     rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)
     token = owner_token(config.db)
+    ledger = make_ledger(config.db, config.name, config.durability, random_id)
+    if config.log is not None:
+        ledger = make_replicated_ledger(config, say)
     hub = Hub(
-        make_ledger(config.db, config.name, config.durability, random_id),
+        ledger,
         limits=config.limits,
         quotas=config.quotas,
         retain=config.retain,
@@ -132,7 +163,7 @@ async def serve(
         clock=system_clock,
         new_id=random_id,
     )
-    await hub.start()
+    await _start(hub, stopping)
     server = WebSocketServer(
         hub,
         config.limits,
@@ -153,6 +184,20 @@ async def serve(
         yield Node(hub, server, url, token)
     finally:
         await _close(hub, server)
+
+
+async def _start(hub: Hub, stopping: asyncio.Event | None) -> None:
+    """Start a hub, which may have to wait for its ledger. Raises `StoppedWaiting`, and what starting raises."""
+    starting = asyncio.create_task(hub.start(), name="node-start")
+    if stopping is not None:
+        asked = asyncio.create_task(stopping.wait())
+        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise StoppedWaiting
+    await starting
 
 
 async def _check_address(host: str, port: int) -> None:

@@ -61,7 +61,8 @@ _LEFT = (
 class NetworkClient:
     """One participant's session, kept alive. Use as ``async with NetworkClient("alice") as client``.
 
-    Without ``url``, the node of this machine is found. Without ``token``, an agent's is made and saved, and a person
+    Without ``url``, the node of this machine is found; several, with commas between them, are nodes of one network, of
+    which one serves at a time. Without ``token``, an agent's is made and saved, and a person
     or service joins with the owner's token of the node on this machine. ``resume`` starts delivery at the client's
     own cursor. Methods that send raise the `RoundelayError` that the hub answered; while the connection is down they
     wait, or, with ``reconnect=False``, raise `ConnectError`. ``new_id`` makes the ids that are not given, ``jitter``
@@ -96,7 +97,8 @@ class NetworkClient:
         self._kind: Literal["agent", "human", "service"] | None = kind
         self._deliver = deliver
         self.clock = clock
-        self.url = url or (find_url() if transport is None else "")
+        named = url or (find_url() if transport is None else "")
+        self.url = named.partition(",")[0]
         self._token = token
         self._role: Literal["observer", "reactor"] = role
         self._card = Raw(encode(dict(card))) if card is not None else UNSET
@@ -114,7 +116,7 @@ class NetworkClient:
             connect_timeout_s = find_connect_timeout_s()
         self._link = Link(
             self,
-            transport or WebSocketTransport(self.url, connect_timeout_s or CONNECT_TIMEOUT_S),
+            transport or WebSocketTransport(named, connect_timeout_s or CONNECT_TIMEOUT_S),
             reconnects=reconnect,
             jitter=jitter,
             connect_timeout_s=connect_timeout_s,

@@ -56,14 +56,24 @@ class Transport(Protocol):
 
 
 class WebSocketTransport:
-    """Connections to the hub at ``url`` (``ws://`` or ``wss://``). ``timeout_s`` bounds each: TCP, TLS and the opening
+    """Connections to the hub at ``url`` (``ws://`` or ``wss://``); of several, with commas between them, to the first
+    that takes one, and from then on to that until it refuses. ``timeout_s`` bounds each: TCP, TLS and the opening
     handshake together."""
 
     def __init__(self, url: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        self.url = url
+        self._urls = url.split(",")
+        self.url = self._urls[0]
         self._timeout_s = timeout_s
 
     async def connect(self) -> WebSocketWire:
+        for _ in self._urls[1:]:
+            try:
+                return await self._connect()
+            except ConnectError:
+                self.url = self._urls[(self._urls.index(self.url) + 1) % len(self._urls)]
+        return await self._connect()
+
+    async def _connect(self) -> WebSocketWire:
         step = _Step.TCP
 
         def reach(next_step: _Step) -> None:

@@ -47,15 +47,24 @@ log = logging.getLogger(__name__)
 class ReplicatedLedger:
     """A `Ledger` over a shared log and an index. ``open`` returns when this node leads; until then it follows.
 
-    ``writer`` gives a new name for each claim. The index is a file of its own, and holds nothing that the log does not:
+    ``writer`` gives a new name for each claim; ``say`` is told who leads, in a sentence. The index is a file of its own, and holds nothing that the log does not:
     one that is lost is made again by following.
     """
 
-    def __init__(self, shared: SharedLog, index: SQLiteLedger, *, writer: Callable[[], str], name: str) -> None:
+    def __init__(
+        self,
+        shared: SharedLog,
+        index: SQLiteLedger,
+        *,
+        writer: Callable[[], str],
+        name: str,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._shared = shared
         self._index = index
         self._new_writer = writer
         self._name = name
+        self._say = say
         self._reader = Reader()
         self._writer = ""
         """Our claim, while we lead."""
@@ -101,6 +110,7 @@ class ReplicatedLedger:
             raise
         self._telling = asyncio.create_task(self._tell(), name="ledger-leads")
         log.info("this node leads", extra={"log": self._shared.name, "position": self._reader.position})
+        self._say(f"This node leads: it serves the network of {self._shared.name}.")
         return msgspec.structs.replace(meta, epoch=self._reader.epoch, name=self._reader.name), puts
 
     async def close(self) -> None:
@@ -203,6 +213,9 @@ class ReplicatedLedger:
                     if self._reader.end >= end and not is_told:
                         is_told = True
                         log.info("following", extra={"log": self._shared.name, "position": self._reader.position})
+                        self._say(
+                            f"Another node leads the network of {self._shared.name}; this one follows, and waits."
+                        )
                     await asyncio.wait((upcoming, hearing), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                     if hearing.done():
                         hearing.result()

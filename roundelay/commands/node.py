@@ -37,6 +37,11 @@ def pick_file(file: Path | None) -> Path | None:
     help="full: no acknowledged message is lost, even at power loss (default); normal: not by a crash; memory: "
     "nothing is kept.",
 )
+@click.option(
+    "--log",
+    metavar="URL",
+    help="The log that several nodes share, nats://HOST:PORT/STREAM: one of them serves, the others wait to take over.",
+)
 @click.option("--name", help="The network's name, for a new database.")
 @click.option("--tls-cert", metavar="FILE", help="Encrypt, with this certificate (PEM); needs --tls-key.")
 @click.option("--tls-key", metavar="FILE", help="The certificate's private key (PEM).")

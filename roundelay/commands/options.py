@@ -59,7 +59,9 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
 
 
 def check_url(value: str) -> str:
-    """An address of a hub; what is none is wrong usage."""
+    """An address of a hub, or several of one network with commas between them; what is none is wrong usage."""
+    if "," in value:
+        return ",".join(check_url(it) for it in value.split(","))
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("ws", "wss") and bool(parts.hostname) and (parts.port or 1) > 0

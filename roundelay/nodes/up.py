@@ -14,12 +14,12 @@ import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from roundelay.app import Node, raise_file_limit, serve
+from roundelay.app import Node, StoppedWaiting, raise_file_limit, serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, load_yaml
 from roundelay.network.core.ids import describe_reserved
@@ -77,12 +77,12 @@ async def run_node(
     check_folder(config.db)
     say = voice.say
     tls, certificate = load_tls(config)
-    with stop_signals() as stopping:
+    with stop_signals() as stopping, suppress(StoppedWaiting):
 
         async def let_in(hub: Hub, url: str) -> None:
             await _let_in(hub, reachable_url(url), [spec.id for spec in agents], config.db, say)
 
-        async with _listening(config, tls, operator_id, let_in) as node:
+        async with _listening(config, tls, operator_id, let_in, stopping, say) as node:
             warn_of_few_files(say)
             if exposed := find_exposed(config):
                 say(describe_exposed(exposed))
@@ -112,17 +112,22 @@ async def run_node(
                 raise InternalError(
                     "The hub failed, and the log says at what; nothing acknowledged is lost: start the node again."
                 )
-    _logger.info("the node has stopped", extra={"url": url})
+    _logger.info("the node has stopped", extra={"url": listening_url(config)})
 
 
 @asynccontextmanager
 async def _listening(
-    config: NodeConfig, tls: ssl.SSLContext | None, operator_id: str, prepare: Callable[[Hub, str], Awaitable[None]]
+    config: NodeConfig,
+    tls: ssl.SSLContext | None,
+    operator_id: str,
+    prepare: Callable[[Hub, str], Awaitable[None]],
+    stopping: asyncio.Event,
+    say: Say,
 ) -> AsyncIterator[Node]:
     """As `serve`; where a node listens already the `ConnectError` says which."""
     async with AsyncExitStack() as stack:
         try:
-            node = await stack.enter_async_context(serve(config, tls=tls, prepare=prepare))
+            node = await stack.enter_async_context(serve(config, tls=tls, prepare=prepare, stopping=stopping, say=say))
         except ConnectError as error:
             url = listening_url(config)
             if await asyncio.to_thread(read_readiness, url) is None:
@@ -256,10 +261,17 @@ def warn_of_few_files(say: Say) -> None:
 def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> str:
     """The ready line."""
     database = "none" if config.durability == "memory" else str(config.db)
-    parts = [f"network {node.hub.name}", f"database {database}", f"durability {config.durability}"]
+    kept = f"durability {config.durability}" if config.log is None else f"log {hide_password(config.log)}"
+    parts = [f"network {node.hub.name}", f"database {database}", kept]
     if agent_ids:
         parts.append(f"agents {' '.join(agent_ids)}")
     return f"Roundelay is ready at {node.url} ({', '.join(parts)})"
+
+
+def hide_password(url: str) -> str:
+    """An address as it may be shown."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def listening_url(config: NodeConfig) -> str:
