@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -291,12 +292,14 @@ def resolve_config(
 
 
 def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
-    """Every value under the name that the origins use; the agents are left out."""
+    """Every value under the name that the origins use, without passwords; the agents are left out."""
     nested: dict[str, JsonValue] = config.model_dump(mode="json")
     for group in _GROUPS:
         members = nested.pop(group)
         assert isinstance(members, dict)
         nested |= {f"{group}.{name}": value for name, value in members.items()}
+    if config.log is not None:
+        nested["log"] = hide_password(config.log)
     if nested["rights"] is None:
         del nested["rights"]
     quotas = nested.pop("quotas")
@@ -305,6 +308,12 @@ def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
         assert isinstance(quota, dict)
         nested |= {f"quotas.{agent_id}.{name}": value for name, value in quota.items() if value is not None}
     return nested
+
+
+def hide_password(url: str) -> str:
+    """An address as it may be shown."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def env_name(field: str) -> str:

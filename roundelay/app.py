@@ -74,7 +74,7 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Le
         raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
     # the log holds the truth, so what a power loss takes of the index is followed again
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal")
-    return ReplicatedLedger(JetStreamLog(read_log_url(config.log)), index, writer=random_id, name=config.name, say=say)
+    return ReplicatedLedger(JetStreamLog(read_log_url(config.log)), index, new_id=random_id, name=config.name, say=say)
 
 
 def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:

@@ -134,6 +134,7 @@ class Hub:
         """What was found between two batches; the writer recovers from it."""
         self._moved = asyncio.Event()
         self.is_draining = False
+        self._draining = asyncio.Event()
         self.newcomers: Gate | None = None
         """Of the server that listens for this hub, if one does: its figures."""
         self._writer: asyncio.Task[None] | None = None
@@ -203,6 +204,7 @@ class Hub:
         if self.is_draining:
             return
         self.is_draining = True
+        self._draining.set()
         everyone = [session for session in self.switchboard.sessions.values() if session.state is SessionState.LIVE]
         self.switchboard.notice(everyone, "draining", None, {"reason": STOPPING})
         self._intake.is_closed = True
@@ -238,6 +240,19 @@ class Hub:
         self._intake.is_closed = True
         self.switchboard.end_all(STOPPING)
         self.failed.set()
+
+    async def _load_unless_draining(self) -> None:
+        """Load, which may wait until this node leads; a hub that is closed waits no longer."""
+        loading, draining = asyncio.create_task(self._load()), asyncio.create_task(self._draining.wait())
+        try:
+            await asyncio.wait((loading, draining), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            if not loading.done():
+                loading.cancel()
+                await asyncio.wait((loading,))
+        if not loading.cancelled():
+            loading.result()
 
     async def _load(self) -> None:
         board = self.switchboard
@@ -584,10 +599,11 @@ class Hub:
             try:
                 async with self.writing:  # nothing is cut by a plan from before
                     await self.ledger.close()
-                    await self._load()
+                    await self._load_unless_draining()
             except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, it is tried again)
                 self._outage.fail(error, is_defect=not isinstance(error, LedgerError))
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, MAX_REOPEN_S)
             else:
-                self._outage.end()
+                if self.is_open:
+                    self._outage.end()

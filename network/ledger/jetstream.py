@@ -23,15 +23,19 @@ from nats.js.errors import APIError, NotFoundError
 
 from roundelay.network.errors import ConfigError, LedgerError
 
-from .shared_log import LogMoved, Stored, digest
+from .shared_log import LogMoved, LogRecord, digest
 
 WRONG_LAST_SEQUENCE = 10071
 """The server's code for a record that does not follow the last one."""
 CONNECT_S = 5
+RECONNECTS = 5
+"""Tries at each server until a connection is given up; then whoever uses the log opens it again."""
 APPEND_S = 2.0
 """How long one try of a record waits for its answer."""
 PATIENCE_S = 10.0
 """How long a record is tried: a stream of several servers may have to find a leader of its own."""
+FOLLOW_S = 5.0
+"""A follower to whom nothing comes for so long looks whether there is anything."""
 MAX_BYTES = 10 * 1024**3
 STREAM = re.compile("[A-Za-z0-9_-]{1,64}")
 FAILURES = (NatsError, OSError, asyncio.TimeoutError)
@@ -91,9 +95,8 @@ class JetStreamLog:
             await client.connect(
                 list(self._address.servers),
                 connect_timeout=CONNECT_S,
-                max_reconnect_attempts=-1,
+                max_reconnect_attempts=RECONNECTS,  # of -1 the first connect tries for ever
                 reconnect_time_wait=1,
-                allow_reconnect=True,
                 error_cb=_pass_over,  # what a call needs is raised there
             )
         except FAILURES as error:
@@ -150,7 +153,7 @@ class JetStreamLog:
                     raise self._failed(error) from error
             await asyncio.sleep(0.05)
 
-    async def follow(self, after: int) -> AsyncIterator[Stored]:
+    async def follow(self, after: int) -> AsyncIterator[LogRecord]:
         while True:
             try:
                 config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
@@ -160,12 +163,18 @@ class JetStreamLog:
             except FAILURES as error:
                 raise self._failed(error) from error
             try:
-                async for message in subscription.messages:
+                while True:
+                    try:
+                        message = await subscription.next_msg(timeout=FOLLOW_S)
+                    except TimeoutError:
+                        if await self.end() > after:
+                            break  # there is more, and it does not come
+                        continue
                     position = message.metadata.sequence.stream
                     if position != after + 1:
                         break  # some were lost on their way: begin again behind the last one
                     after = position
-                    yield Stored(position, message.data)
+                    yield LogRecord(position, message.data)
             except FAILURES as error:
                 raise self._failed(error) from error
             finally:

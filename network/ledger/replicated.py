@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -23,9 +23,9 @@ from .shared_log import (
     Commit,
     Header,
     LogMoved,
+    LogRecord,
     Reader,
     SharedLog,
-    Stored,
     digest,
     read_commit,
     split,
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 class ReplicatedLedger:
     """A `Ledger` over a shared log and an index. ``open`` returns when this node leads; until then it follows.
 
-    ``writer`` gives a new name for each claim; ``say`` is told who leads, in a sentence. The index is a file of its own, and holds nothing that the log does not:
+    ``new_id`` gives a name for each claim, and the epoch of a new log; ``say`` is told who leads, in a sentence. The index is a file of its own, and holds nothing that the log does not:
     one that is lost is made again by following.
     """
 
@@ -56,13 +56,13 @@ class ReplicatedLedger:
         shared: SharedLog,
         index: SQLiteLedger,
         *,
-        writer: Callable[[], str],
+        new_id: Callable[[], str],
         name: str,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._shared = shared
         self._index = index
-        self._new_writer = writer
+        self._new_id = new_id
         self._name = name
         self._say = say
         self._reader = Reader()
@@ -177,21 +177,19 @@ class ReplicatedLedger:
         reader.leader = known.leader
         return reader
 
-    def _follow(self, after: int) -> aclosing[AsyncGenerator[Stored, None]]:
-        return aclosing(cast(AsyncGenerator[Stored, None], self._shared.follow(after)))
+    def _follow(self, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
+        return aclosing(cast(AsyncGenerator[LogRecord, None], self._shared.follow(after)))
 
     async def _lead(self) -> None:
         """Follow until this node has claimed the log."""
         while True:
             try:
                 if await self._shared.end() == 0:
-                    writer = self._new_writer()
-                    await self._append(
-                        Header(kind="begin", writer=writer, epoch=self._new_writer(), name=self._name), b""
-                    )
+                    writer = self._new_id()
+                    await self._append(Header(kind="begin", writer=writer, epoch=self._new_id(), name=self._name), b"")
                     continue
                 await self._follow_leader()
-                writer = self._new_writer()
+                writer = self._new_id()
                 await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), b"")
                 self._writer = writer
                 return
@@ -226,11 +224,9 @@ class ReplicatedLedger:
                         upcoming = asyncio.ensure_future(anext(records))
                         await asyncio.sleep(0)
             finally:
-                for task in (upcoming, hearing):
-                    task.cancel()
-                await asyncio.gather(upcoming, hearing, return_exceptions=True)
+                await _end(upcoming, hearing)
 
-    async def _take(self, stored: Stored) -> None:
+    async def _take(self, stored: LogRecord) -> None:
         body = self._reader.take(stored)
         commit = read_commit(body) if body is not None else Commit([], [])
         if self._reader.position == stored.position:
@@ -246,7 +242,7 @@ class ReplicatedLedger:
     async def _append(self, header: Header, body: bytes) -> None:
         record = write_record(header, body)
         position = await self._shared.append(record, self._reader.end)
-        self._reader.take(Stored(position, record))
+        self._reader.take(LogRecord(position, record))
 
     async def _tell(self) -> None:
         """Say that this node leads, as long as it does."""
@@ -254,3 +250,12 @@ class ReplicatedLedger:
             with suppress(LedgerError):
                 await self._shared.say(self._writer)
             await asyncio.sleep(ALIVE_S)
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel these until they have ended: what they wait in may take a cancellation for something else."""
+    while waiting := [task for task in tasks if not task.done()]:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting, timeout=0.05)
+    await asyncio.gather(*tasks, return_exceptions=True)

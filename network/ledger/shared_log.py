@@ -28,7 +28,7 @@ class LogMoved(LedgerError):
     """Nothing was appended: another record is where this one was to be. Somebody else writes."""
 
 
-class Stored(NamedTuple):
+class LogRecord(NamedTuple):
     """One record as the engine holds it; positions ascend by one."""
 
     position: int
@@ -58,7 +58,7 @@ class SharedLog(Protocol):
         """Append behind the record at ``after``; gives the new position, once the engine keeps it. Raises `LogMoved`;
         after any other error its outcome is unknown."""
 
-    def follow(self, after: int) -> AsyncIterator[Stored]:
+    def follow(self, after: int) -> AsyncIterator[LogRecord]:
         """The records above a position, ascending without a gap, and those to come. Close the iterator."""
 
     async def say(self, text: str) -> None:
@@ -177,7 +177,7 @@ class Reader:
         """The digest of that record: what the next one names."""
         return self._end[1]
 
-    def take(self, stored: Stored) -> bytes | None:
+    def take(self, stored: LogRecord) -> bytes | None:
         """Read the next record; gives the body of a commit once it is whole. Raises `LedgerError` where the log is not
         the one that was read so far."""
         position, last = self._end

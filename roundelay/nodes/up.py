@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from roundelay.app import Node, StoppedWaiting, raise_file_limit, serve
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import NodeConfig, load_yaml
+from roundelay.network.config import NodeConfig, hide_password, load_yaml
 from roundelay.network.core.ids import describe_reserved
 from roundelay.network.core.joining import describe_look_alike, hash_token
 from roundelay.network.core.rights import Rights
@@ -266,12 +266,6 @@ def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> s
     if agent_ids:
         parts.append(f"agents {' '.join(agent_ids)}")
     return f"Roundelay is ready at {node.url} ({', '.join(parts)})"
-
-
-def hide_password(url: str) -> str:
-    """An address as it may be shown."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def listening_url(config: NodeConfig) -> str:

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
+from itertools import repeat
 from pathlib import Path
 
 import msgspec
@@ -31,21 +32,31 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed
 from roundelay.network.ledger import files as ledger_files
 from roundelay.network.ledger import sqlite as ledger_sqlite
+from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
 from roundelay.network.ledger.memory import MemoryLedger
+from roundelay.network.ledger.replicated import ReplicatedLedger
 from roundelay.network.ledger.search import read_terms
 from roundelay.network.ledger.sqlite import SqliteConnection, SQLiteLedger
+from tests.support.nats import nats_server
 
 Opener = Callable[[], Ledger]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+@pytest.fixture(params=["memory", "sqlite", "replicated"])
+async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opener]:
     """Opens the same ledger again and again."""
-    if request.param == "memory":
-        ledger = MemoryLedger(epoch="e1")
-        return lambda: ledger
-    epochs = iter(["e1", "e2", "e3"])
-    return lambda: SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: next(epochs))
+    epochs, ids = iter(["e1", "e2", "e3"]), (it for pair in zip(map(str, range(99)), repeat("e1")) for it in pair)
+    memory = MemoryLedger(epoch="e1")
+
+    def index() -> SQLiteLedger:
+        return SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: next(epochs))
+
+    if request.param != "replicated":
+        yield index if request.param == "sqlite" else lambda: memory
+        return
+    async with nats_server(tmp_path / "nats") as server:
+        address = read_log_url(server.url("lab"))
+        yield lambda: ReplicatedLedger(JetStreamLog(address), index(), new_id=lambda: next(ids), name="roundelay")
 
 
 @pytest.fixture

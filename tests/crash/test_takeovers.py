@@ -233,6 +233,20 @@ async def test_a_leader_that_slept_acknowledges_nothing_after_another_one_has_cl
             assert (again.duplicate, again.seq > stored.seq) == (False, True), "nothing of it was stored"
             late.cancel()
             await asyncio.gather(late, return_exceptions=True)
+            assert await old.end(signal.SIGTERM) == 0, "who waits for its turn can be stopped"
+
+
+async def test_who_waits_for_its_turn_can_be_stopped_and_says_what_it_waits_for(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "a", "b") as (_, nodes):
+        leader = await find_leader(nodes)
+        [waiting] = [it for it in nodes if it is not leader]
+        async with asyncio.timeout(30):
+            while "this one follows" not in waiting.db.with_suffix(".out").read_text():  # noqa: ASYNC110 (a file tells nobody)
+                await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            assert await waiting.end(signal.SIGTERM) == 0
+        async with join(nodes, "mia") as mia:
+            await mia.send_text("mia", "the leader goes on")
 
 
 async def test_a_node_without_its_file_is_made_anew_from_the_log(tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""What a node says when the log that it is told to share cannot be used. docs/cluster.md."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+
+from roundelay.network.errors import ConfigError, LedgerError
+from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
+from roundelay.network.ledger.replicated import ReplicatedLedger
+from roundelay.network.ledger.sqlite import SQLiteLedger
+from tests.contract.test_ledger import message
+from tests.support.command import invoke, run
+from tests.support.nats import NatsServer, free_port, nats_server
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with nats_server(tmp_path / "nats") as running:
+        yield running
+
+
+def ledger(url: str, db: Path) -> ReplicatedLedger:
+    def new_id() -> str:
+        return f"id-{next(_numbers)}"
+
+    return ReplicatedLedger(
+        JetStreamLog(read_log_url(url)), SQLiteLedger(db, new_epoch=new_id), new_id=new_id, name="lab"
+    )
+
+
+async def fill(made: ReplicatedLedger, *seqs: int) -> None:
+    await made.open()
+    for seq in seqs:
+        await made.append([message(seq, "ann", "agent:bob")], [])
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("nats://127.0.0.1:4222", "ends with the name of its stream"),
+        ("nats://127.0.0.1:4222/a.b", "ends with the name of its stream"),
+        ("http://127.0.0.1/lab", "nats://HOST:PORT/STREAM"),
+        ("nats://127.0.0.1:4222/lab?replicas=2", "replicas=1, 3 or 5"),
+        ("nats://127.0.0.1:4222/lab?replicas=x", "whole numbers"),
+        ("nats://127.0.0.1:4222/lab?speed=9", "no option 'speed'"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(url: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told.replace("?", "[?]")):
+        read_log_url(url)
+
+
+async def test_a_password_is_shown_to_nobody() -> None:
+    address = read_log_url("nats://me:secret@a:1,b:2/lab")
+    assert address.shown == "nats://a:1,b:2/lab"
+    assert address.servers == ("nats://me:secret@a:1", "nats://me:secret@b:2")
+    for options in ((), ("--json",), ("--origin", "--json")):
+        shown = await invoke("config", "show", *options, ROUNDELAY_LOG="nats://me:secret@a:1/lab")
+        assert "secret" not in shown.out
+        assert "nats://a:1/lab" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (["--log", "lab"], 2, "must be the address of a log"),
+        (["--log", f"nats://127.0.0.1:{free_port()}/lab"], 1, "No NATS server"),
+        (["--log", "nats://127.0.0.1:1/lab", "--durability", "memory"], 2, "does not go with a shared log"),
+    ],
+)
+async def test_a_node_that_cannot_use_its_log_says_why_in_a_sentence(
+    tmp_path: Path, options: list[str], code: int, told: str
+) -> None:
+    done = await run("up", "--port", "0", "--db", tmp_path / "a.db", *options, code=code)
+    assert told in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_database_of_another_history_is_refused(server: NatsServer, tmp_path: Path) -> None:
+    own = SQLiteLedger(tmp_path / "own.db", new_epoch=lambda: "e")
+    await own.open()
+    await own.append([message(1, "ann", "agent:bob")], [])
+    await own.close()
+    with pytest.raises(LedgerError, match="has a history of its own"):
+        await ledger(server.url("lab"), tmp_path / "own.db").open()
+    await fill(ledger(server.url("lab"), tmp_path / "lab.db"), 1, 2)
+    await fill(ledger(server.url("other"), tmp_path / "other.db"), 1, 2, 3)
+    with pytest.raises(LedgerError, match="made from another log"):
+        await ledger(server.url("other"), tmp_path / "lab.db").open()
+    with pytest.raises(LedgerError, match="has fewer"):
+        await ledger(server.url("new"), tmp_path / "lab.db").open()
+    await fill(ledger(server.url("lab"), tmp_path / "lab.db"), 3)
+
+
+async def test_a_stream_of_something_else_is_refused(server: NatsServer, tmp_path: Path) -> None:
+    client = await nats.connect(f"nats://{server.hosts}")
+    await client.jetstream().add_stream(name="orders", subjects=["orders.*"])
+    await client.jetstream().add_stream(
+        name="lab", subjects=["roundelay.lab"], discard="new", storage="file", max_bytes=1 << 20
+    )
+    with pytest.raises(LedgerError, match="no log of a Roundelay network"):
+        await ledger(server.url("orders"), tmp_path / "a.db").open()
+    await client.close()
+
+
+async def test_what_somebody_else_writes_into_the_log_ends_who_follows(server: NatsServer, tmp_path: Path) -> None:
+    await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1)
+    client = await nats.connect(f"nats://{server.hosts}")
+    await client.jetstream().publish("roundelay.lab.log", b"what is this?")
+    with pytest.raises(LedgerError, match="no record of a Roundelay network"):
+        await ledger(server.url("lab"), tmp_path / "b.db").open()
+    forged = b'{"kind":"claim","writer":"evil"}\n'
+    await client.jetstream().purge_stream("lab", seq=5)
+    await client.jetstream().publish("roundelay.lab.log", forged)
+    with pytest.raises(LedgerError, match="shared log"):
+        await ledger(server.url("lab"), tmp_path / "a.db").open()
+    await client.close()
+
+
+async def test_a_log_that_is_full_refuses_and_says_so(server: NatsServer, tmp_path: Path) -> None:
+    made = ledger(server.url(f"lab?max_bytes={1 << 20}"), tmp_path / "a.db")
+    await made.open()
+    stored: list[int] = []
+
+    async def append_on() -> None:
+        for seq in range(1, 10_000):
+            await made.append([message(seq, "ann", "agent:bob")], [])
+            stored.append(seq)
+
+    with pytest.raises(LedgerError, match="maximum bytes exceeded"):
+        await append_on()
+    assert [row.seq for row in await made.rows(0, 10_000)] == stored, "what was refused is in no index"
+    await made.close()
+
+
+async def test_a_commit_that_is_larger_than_a_record_is_one_all_the_same(server: NatsServer, tmp_path: Path) -> None:
+    made = ledger(server.url("lab"), tmp_path / "a.db")
+    await made.open()
+    rows = [message(seq, "ann", "agent:bob") for seq in range(1, 12_001)]
+    await made.append(rows, [])
+    await made.close()
+    other = ledger(server.url("lab"), tmp_path / "b.db")
+    await other.open()
+    assert await other.rows(0, 20_000) == rows
+    await other.close()
