@@ -133,6 +133,7 @@ def test_command_line_exists(page: str, words: list[str]) -> None:
     command.make_parser(context).parse_args(list(words))  # raises for an unknown option
 
 
+@pytest.mark.full
 def test_the_tests_that_contributing_names_run() -> None:
     """As `./dev test` runs them once it has installed what they need. Mutants run in `--full`; here they are only found."""
     source = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

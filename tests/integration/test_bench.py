@@ -29,9 +29,10 @@ LINES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "measures",
-    [pytest.param(("relay", "many-idle"), id="two"), pytest.param(tuple(LINES), id="all", marks=pytest.mark.full)],
+    [pytest.param(("relay", "many-idle"), id="two"), pytest.param(tuple(LINES), id="all")],
 )
 def test_a_measure_gives_its_lines(tmp_path: Path, measures: tuple[str, ...]) -> None:
     kept = tmp_path / "results.json"
@@ -62,7 +63,8 @@ def test_a_server_that_does_not_start_fails_the_measurement(tmp_path: Path) -> N
     assert "the measurement failed: no ready line from" in done.stderr
 
 
-@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("is_whole", [False, True])
 def test_what_agents_cost_is_measured_and_told(tmp_path: Path, is_whole: bool) -> None:
     kept = tmp_path / "results.json"
     only = () if is_whole else ("--only", "turns", "--only", "prompt")
@@ -89,6 +91,7 @@ def test_what_agents_cost_is_measured_and_told(tmp_path: Path, is_whole: bool) -
     assert markdown.count("\n| ") == 2 + len(lines)
 
 
+@pytest.mark.full
 def test_most_of_a_prompt_is_that_of_the_reaction_before(tmp_path: Path) -> None:
     """The figures that docs/performance.md gives; nothing is timed, so they are the same on any machine."""
     kept = tmp_path / "results.json"

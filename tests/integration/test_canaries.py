@@ -444,6 +444,7 @@ def test_no_canary_leaves_its_conversation_whatever_is_asked(visibility: Visibil
     check(run(visibility, is_full=True), note)
 
 
+@pytest.mark.full
 def test_the_same_rig_sees_what_leaks_without_a_rule(note: Note) -> None:
     rig = run("all", FEW)
     ways = Counter(it.way for it in rig.leaks)

@@ -77,6 +77,7 @@ async def test_lines_are_sent_and_answers_shown_until_it_is_quiet(node: Node, bo
     ]
 
 
+@pytest.mark.full
 async def test_it_waits_as_long_as_an_agent_thinks(node: Node, bob: WireSession) -> None:
     async with chatting("--to", "bob") as chat:
         await chat.type("think about it")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from roundelay.app import Network
 from roundelay.network.config import Limits
 from roundelay.tui.messages import MAX_SHOWN, MessageBox
@@ -14,6 +16,7 @@ def numbers(screen: FullScreen) -> list[int]:
     return [int(box.message.text.split()[1]) for box in screen.boxes]
 
 
+@pytest.mark.full
 async def test_a_long_thread_is_read_from_end_to_end_in_a_window() -> None:
     limits = Limits(sends_per_s=1_000_000)
     async with Network.open(limits=limits) as network:

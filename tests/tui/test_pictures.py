@@ -127,7 +127,7 @@ async def go_back(screen: FullScreen) -> None:
 
 
 @pytest.mark.usefixtures("utc")
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["80x24", pytest.param("120x40", marks=pytest.mark.full)])
 async def test_a_screen_looks_as_it_was_looked_at(size: str, tmp_path: Path) -> None:
     wrong = []
     async with studio(SIZES[size]) as screen:

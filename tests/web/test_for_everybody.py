@@ -60,7 +60,7 @@ def serious(found: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 async def test_axe_finds_nothing_serious_on_any_screen(
     open_window: OpenWindow, shared_team: WebNode, theme: Literal["light", "dark"]
 ) -> None:
@@ -142,7 +142,7 @@ async def tab_to(page: Page, name: str) -> None:
     raise AssertionError(f"Tab does not lead to {name}")
 
 
-@pytest.mark.parametrize("direction", ["ltr", "rtl"])
+@pytest.mark.parametrize("direction", ["ltr", pytest.param("rtl", marks=pytest.mark.full)])
 async def test_nothing_is_wider_than_a_phone(open_window: OpenWindow, shared_team: WebNode, direction: str) -> None:
     window = await open_window(shared_team.origin, viewport={"width": 360, "height": 640})
     person = f"pia-{direction}"
