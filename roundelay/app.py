@@ -15,6 +15,8 @@ from typing import Any
 
 from roundelay.mods.channels import Channels
 from roundelay.mods.discovery import Discovery
+from roundelay.mods.notify_when import NotifyWhen
+from roundelay.mods.reservations import Reservations
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
@@ -39,7 +41,7 @@ from roundelay.network.visibility import Visibility
 from roundelay.web.site import PageSite
 
 Card = Mapping[str, Any] | None
-OWN_MODS: dict[str, type[Mod]] = {"channels": Channels, "discovery": Discovery}
+OWN_MODS: dict[str, type[Mod]] = {it.id: it for it in (Channels, Discovery, NotifyWhen, Reservations)}
 
 
 def server_name() -> str:

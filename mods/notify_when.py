@@ -1,0 +1,79 @@
+"""`notify_when`: one message when somebody has answered, for who cannot wait for it.
+
+The message comes in the same commit as the answer: once, whatever is killed. What others do besides (whether an agent is
+idle) is not told: an agent could pass it on.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from roundelay.network.core.tables import Row
+from roundelay.network.core.visibility import may_read
+from roundelay.network.errors import InvalidArguments
+from roundelay.network.frames import Seq
+from roundelay.network.mod import Change, Mod, operation
+
+MAX_ASKERS = 50
+"""Of one message."""
+
+
+class _Said(Struct):
+    reply_to: int | UnsetType | None = UNSET
+
+
+class NotifyWhen(Mod):
+    """Tell once of an answer."""
+
+    id = "notify_when"
+
+    @operation("change")
+    def answered(
+        self,
+        change: Change,
+        *,
+        seq: Seq,
+        agent_id: Annotated[str, Meta(description="Whose answer; without it anybody's but yours.")] = "",
+    ) -> dict[str, Any]:
+        """Be told once, by a message, when a message that you may read is answered (`reply_to`). Only of answers that
+        come from now on: look at the thread too."""
+        change.head(seq)
+        asked = change.get(str(seq)) or []
+        entry = [change.origin.agent_id, agent_id]
+        if len(asked) >= MAX_ASKERS:
+            raise InvalidArguments(f"{MAX_ASKERS} ask already to be told of an answer to {seq}.")
+        if entry not in asked:
+            change.put(str(seq), [*asked, entry])
+        return {"seq": seq, "agent_id": agent_id or None}
+
+    @operation("change")
+    def cancel(self, change: Change, *, seq: Seq) -> dict[str, Any]:
+        """Be told no more of answers to a message."""
+        asked = change.get(str(seq)) or []
+        _keep(change, seq, [it for it in asked if it[0] != change.origin.agent_id])
+        return {"seq": seq}
+
+    def apply(self, change: Change, message: Row) -> None:
+        said = msgspec.json.decode(message.data, type=_Said)
+        if not isinstance(said.reply_to, int) or not (asked := change.get(str(said.reply_to))):
+            return
+        told = [
+            it
+            for it in asked
+            if it[0] != message.actor
+            and it[1] in ("", message.actor)
+            and message.head is not None
+            and change.state.present(it[0]) is not None
+            and may_read(change.state, it[0], message.head)
+        ]
+        for asker in dict.fromkeys(it[0] for it in told):
+            change.answer(asker, f"{message.actor} has answered #{said.reply_to}: #{message.seq}.")
+        if told:
+            _keep(change, said.reply_to, [it for it in asked if it not in told])
+
+
+def _keep(change: Change, seq: int, asked: list[list[str]]) -> None:
+    change.put(str(seq), asked or None)

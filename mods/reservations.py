@@ -1,0 +1,119 @@
+"""`reservations`: who works on which files, for a while, so that two do not write the same one.
+
+A reservation hinders nobody by force: it is known, collisions are refused, and the holder is told once of who came for
+what it holds. It ends by itself, by the hub's stamps.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from roundelay.network.errors import InvalidArguments
+from roundelay.network.mod import Change, Mod, operation
+
+MAX_HELD = 500
+"""In a network."""
+MAX_HELD_BY_ONE = 50
+
+FilePath = Annotated[
+    str,
+    Meta(
+        min_length=1, max_length=200, description="A path in the project: src/a.py, src/ or src/*.py (* is any text)."
+    ),
+]
+Paths = Annotated[list[FilePath], Meta(min_length=1, max_length=10)]
+
+
+class Reservations(Mod):
+    """Reserve, release and list paths."""
+
+    id = "reservations"
+
+    @operation("change")
+    def reserve(
+        self,
+        change: Change,
+        *,
+        paths: Paths,
+        minutes: Annotated[int, Meta(ge=1, le=1440)] = 60,
+        note: Annotated[str, Meta(max_length=200, description="What for.")] = "",
+    ) -> dict[str, Any]:
+        """Reserve files or patterns of files for some minutes before you change them. If somebody else holds one of
+        them, nothing is reserved: you are told who, and the holder is told of you. Your own are prolonged.
+        """
+        caller, held = change.origin.agent_id, _read(change)
+        wanted = list(dict.fromkeys(_clean(it) for it in paths))
+        taken = [
+            (own, it) for own in wanted for it in held if it["agent_id"] != caller and overlaps(own, str(it["path"]))
+        ]
+        if taken:
+            for holder in dict.fromkeys(it["agent_id"] for _, it in taken):
+                theirs = [it for _, it in taken if it["agent_id"] == holder and caller not in it["told"]]
+                if theirs and change.state.present(holder) is not None:
+                    change.answer(holder, f"{caller} wants what you have reserved: {', '.join(_names(theirs))}.")
+                for it in theirs:
+                    it["told"] = [*it["told"], caller]
+            change.put("held", held)
+            return {"reserved": [], "taken": [_show(it) for it in {it["path"]: it for _, it in taken}.values()]}
+        until = change.stamp + minutes * 60_000
+        kept = [it for it in held if not (it["agent_id"] == caller and it["path"] in wanted)]
+        own = [{"path": it, "agent_id": caller, "until": until, "note": note, "told": []} for it in wanted]
+        if len(kept) + len(own) > MAX_HELD or len(own) + sum(it["agent_id"] == caller for it in kept) > MAX_HELD_BY_ONE:
+            raise InvalidArguments(
+                f"At most {MAX_HELD_BY_ONE} paths are reserved by one, and {MAX_HELD} in all; release what is done."
+            )
+        change.put("held", [*kept, *own])
+        return {"reserved": [_show(it) for it in own], "taken": []}
+
+    @operation("change")
+    def release(self, change: Change, *, paths: Paths | None = None) -> dict[str, Any]:
+        """Give up what you have reserved: these paths, as they were reserved, or all of it."""
+        held = _read(change)
+        given_up = [
+            it
+            for it in held
+            if it["agent_id"] == change.origin.agent_id and (paths is None or it["path"] in map(_clean, paths))
+        ]
+        change.put("held", [it for it in held if it not in given_up])
+        return {"released": _names(given_up)}
+
+    @operation("change")
+    def list(self, change: Change) -> dict[str, Any]:
+        """List what is reserved, by whom and until when (milliseconds)."""
+        return {"reservations": [_show(it) for it in _read(change)]}
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether two patterns may meet in a file. It never misses one; of patterns with several stars it may see one too
+    many, since only what stands before the first and after the last is compared."""
+    if "*" not in one and "*" not in other:
+        return one == other
+    starts, ends = ([it.partition("*")[0] for it in (one, other)], [it.rpartition("*")[2] for it in (one, other)])
+    for plain, pattern in ((one, other), (other, one)):
+        if "*" not in plain:
+            start, end = pattern.partition("*")[0], pattern.rpartition("*")[2]
+            return len(plain) >= len(start) + len(end) and plain.startswith(start) and plain.endswith(end)
+    return (starts[0].startswith(starts[1]) or starts[1].startswith(starts[0])) and (
+        ends[0].endswith(ends[1]) or ends[1].endswith(ends[0])
+    )
+
+
+def _clean(path: str) -> str:
+    """A path as it is compared: without ./ before it; a folder is all that is in it."""
+    path = path.strip().removeprefix("./")
+    return f"{path}*" if path.endswith("/") or not path else path
+
+
+def _read(change: Change) -> list[dict[str, Any]]:
+    """What is reserved still, by the hub's time."""
+    return [it for it in change.get("held") or [] if it["until"] > change.stamp]
+
+
+def _show(held: dict[str, Any]) -> dict[str, Any]:
+    return {key: held[key] for key in ("path", "agent_id", "until", "note")}
+
+
+def _names(held: list[dict[str, Any]]) -> list[str]:
+    return [it["path"] for it in held]
