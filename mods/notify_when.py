@@ -1,6 +1,6 @@
-"""`notify_when`: one message when somebody has answered, for who cannot wait for it.
+"""`notify_when`: one message when somebody has answered or finished, for who cannot wait for it.
 
-The message comes in the same commit as the answer: once, whatever is killed. What others do besides (whether an agent is
+The message comes in the same commit as the answer or the end: once, whatever is killed. What others do besides (whether an agent is
 idle) is not told: an agent could pass it on.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from roundelay.network.core.tables import Row
+from roundelay.network.core.tables import OpenReaction, Row
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import Seq
@@ -41,20 +41,34 @@ class NotifyWhen(Mod):
         """Be told once, by a message, when a message that you may read is answered (`reply_to`). Only of answers that
         come from now on: look at the thread too."""
         change.head(seq)
-        asked = change.get(str(seq)) or []
-        entry = [change.origin.agent_id, agent_id]
-        if len(asked) >= MAX_ASKERS:
-            raise InvalidArguments(f"{MAX_ASKERS} ask already to be told of an answer to {seq}.")
-        if entry not in asked:
-            change.put(str(seq), [*asked, entry])
+        _ask(change, str(seq), [change.origin.agent_id, agent_id])
         return {"seq": seq, "agent_id": agent_id or None}
 
     @operation("change")
+    def finished(
+        self, change: Change, *, seq: Seq, agent_id: Annotated[str, Meta(description="Which agent's work on it.")]
+    ) -> dict[str, Any]:
+        """Be told once, by a message, when an agent's work on a message that you may read has ended, with an answer or
+        without. Only of what ends from now on: network.message_status tells how it stands."""
+        change.head(seq)
+        _ask(change, f"end/{agent_id}/{seq}", [change.origin.agent_id])
+        return {"seq": seq, "agent_id": agent_id}
+
+    @operation("change")
     def cancel(self, change: Change, *, seq: Seq) -> dict[str, Any]:
-        """Be told no more of answers to a message."""
+        """Be told no more of answers to a message (of an end one is told once at most)."""
         asked = change.get(str(seq)) or []
         _keep(change, seq, [it for it in asked if it[0] != change.origin.agent_id])
         return {"seq": seq}
+
+    def ended(self, change: Change, reaction: OpenReaction) -> None:
+        key, trigger = f"end/{reaction.agent_id}/{reaction.trigger}", reaction.trigger_head
+        if not (asked := change.get(key)):
+            return
+        for [asker] in asked:
+            if change.state.present(asker) is not None and may_read(change.state, asker, trigger):
+                change.answer(asker, f"{reaction.agent_id} has finished its work on #{reaction.trigger}.")
+        change.put(key, None)
 
     def apply(self, change: Change, message: Row) -> None:
         said = msgspec.json.decode(message.data, type=_Said)
@@ -73,6 +87,14 @@ class NotifyWhen(Mod):
             change.answer(asker, f"{message.actor} has answered #{said.reply_to}: #{message.seq}.")
         if told:
             _keep(change, said.reply_to, [it for it in asked if it not in told])
+
+
+def _ask(change: Change, key: str, entry: list[str]) -> None:
+    asked = change.get(key) or []
+    if len(asked) >= MAX_ASKERS:
+        raise InvalidArguments(f"{MAX_ASKERS} ask already to be told of this message.")
+    if entry not in asked:
+        change.put(key, [*asked, entry])
 
 
 def _keep(change: Change, seq: int, asked: list[list[str]]) -> None:

@@ -61,6 +61,7 @@ from .tables import (
     History,
     Member,
     MessageHead,
+    OpenReaction,
     Put,
     Row,
     RowType,
@@ -142,6 +143,15 @@ class ChangeSet:
                 self.mod_id = mod.id
                 mod.apply(self, row)
         self.mod_id = own
+
+    def run_ended_hooks(self, reaction: OpenReaction) -> None:
+        """Let every mod see the end of a reaction."""
+        own = self.mod_id
+        for mod in self.rules.ended_hooks:
+            self.mod_id = mod.id
+            mod.ended(self, reaction)
+        self.mod_id = own
+        self.count_stored(is_bounded=False)  # what ends has to end
 
     def write_row(
         self, type_: RowType, *, key: str = "", stream: str = "", label: str = "", digest: str = "", data: bytes = b"{}"

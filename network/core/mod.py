@@ -5,6 +5,7 @@ A mod is written once, on the hub; agents get its operations as tools. The whole
 - ``before(incoming)``: step 3, synchronous, no IO; raises a `RequestError` to refuse a message.
 - ``apply(change, message)``: step 6, synchronous, no IO; changes the mod's own state and sends messages, in the
   message's commit.
+- ``ended(change, reaction)``: as ``apply``, when an agent's reaction ends.
 - ``after(context, message)``: step 8, may do IO; its outcome returns by ``context.submit(payload)`` to
   ``apply_entry(change, payload)``.
 - methods marked `operation`: ``change`` operations run in `apply`, ``read`` operations are asynchronous and change
@@ -30,7 +31,7 @@ from roundelay.network.frames import ID_IN_WORDS, ID_PATTERN, ModInfo, Operation
 
 from .entries import Origin
 from .state import State
-from .tables import Access, History, MessageHead, Row
+from .tables import Access, History, MessageHead, OpenReaction, Row
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +185,9 @@ class Mod:
 
     def apply(self, change: Change, message: Row) -> None:
         """React to an accepted message within its commit. ``message.target`` is ``mod:ID`` when it is for this mod."""
+
+    def ended(self, change: Change, reaction: OpenReaction) -> None:
+        """React to the end of an agent's reaction, within the commit of its last record. The change is that agent's."""
 
     def apply_entry(self, change: Change, payload: Any) -> None:
         """Take what ``after`` submitted."""

@@ -114,6 +114,7 @@ def _keep_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
     elif opened is not None:
         change.put_row("reaction", f"{opened.agent_id}/{opened.reaction}", None)
         change.keep(forget_failures(state, opened.agent_id, opened.trigger))
+        change.run_ended_hooks(opened)
     elif entry.may_withdraw:
         withdraw_letter(change, origin.agent_id, frame.reaction)
     return change.outcome(_stored(entry, row.seq, duplicate=False))

@@ -58,6 +58,7 @@ class Rules(Struct, frozen=True):
     mods: Mapping[str, Mod]
     before_hooks: tuple[Mod, ...] = ()
     apply_hooks: tuple[Mod, ...] = ()
+    ended_hooks: tuple[Mod, ...] = ()
     registration: Registration = "local"
     is_read_only: bool = False
 

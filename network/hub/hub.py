@@ -124,6 +124,7 @@ class Hub:
             self._mods,
             before_hooks=tuple(mod for mod in mods if mod.overrides("before")),
             apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
+            ended_hooks=tuple(mod for mod in mods if mod.overrides("ended")),
             registration=registration,
             is_read_only=is_read_only,
         )

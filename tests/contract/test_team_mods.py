@@ -71,3 +71,21 @@ async def test_an_answer_is_told_of_once_whatever_is_killed(tmp_path: Path) -> N
         told = [it["content"] for it in page["messages"] if it["kind"] == "mod"]
         assert told == [f"bob has answered #{seq}: #{answer}."]
         assert again > answer
+
+
+async def test_the_end_of_an_agents_work_is_told_once_to_who_may_read_what_it_works_on(tmp_path: Path) -> None:
+    async with node_process(tmp_path / "team.db", env={"ROUNDELAY_MODS": ",".join(MODS)}) as node:
+        ann, bob, eve = await node.agent("ann"), await node.agent("bob", role="reactor"), await node.agent("eve")
+        seq = (await ann.send("agent:bob", "Sum it up."))["seq"]
+        await ann.call("notify_when.finished", {"seq": seq, "agent_id": "bob"})
+        with pytest.raises(Exception, match="unknown_message"):
+            await eve.call("notify_when.finished", {"seq": seq, "agent_id": "bob"})
+        await bob.record("r1", "started", {"trigger": seq, "manifest": [seq]})
+        await node.kill9()
+        await node.restart()
+        ann, bob = await node.agent("ann"), await node.agent("bob", role="reactor")
+        assert not (await ann.call("network.receive", {}))["messages"]
+        await bob.record("r1", "finished", {"status": "finished"}, record_id="end")
+        await bob.record("r1", "finished", {"status": "finished"}, record_id="end")
+        page = await ann.call("network.receive", {"after": 0})
+        assert [it["content"] for it in page["messages"]] == [f"bob has finished its work on #{seq}."]
