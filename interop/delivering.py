@@ -5,7 +5,7 @@ A hook is a process of half a second that a host starts, reads and forgets. Whet
 only later, so each session keeps, on the disk, what was told to it:
 
     fetched (a look: the hub is told nothing)
-      -> planned    on the disk before a byte is printed; a hook killed here is one whose output no host takes: told again
+      -> planned    on the disk before a byte is printed; a hook killed here is told again, unless a transcript shows it
       -> printed    noted when all of it was written
       -> taken      the host goes on with it: its transcript shows it, or, of a host whose transcript does not, a later
                     hook runs; a session that begins anew, or is resumed without it in its transcript, is told again
@@ -109,23 +109,22 @@ def _is_taken(
     telling: Telling, notes: Notes, call: HookCall, host: Host, began_at: float, is_anew: bool
 ) -> bool | None:
     """Whether the host took a telling; None where it does not show yet."""
-    if telling.printed_at is None:
-        return False  # its hook was killed, and a host takes nothing of such a one
     transcript = _read_from(call.transcript, telling.offset)
     if transcript is not None and telling.mark.encode() in transcript:
-        return True
+        return True  # be its hook killed: Claude Code takes what such a one has printed
     if is_anew:
         return False
-    if began_at <= telling.printed_at:
+    if telling.printed_at is not None and began_at <= telling.printed_at:
         return None  # this hook was under way beside the other: the host may not even have read that one
-    if not host.keeps_transcript:
-        return True
+    if transcript is None or not host.keeps_transcript:
+        if telling.printed_at is None:
+            return False  # its hook was killed before it had printed, as far as anybody can tell
+        return None if host.keeps_transcript and call.moment == "tool" else True
     if call.moment == "tool":
         return None  # a transcript may lag within a turn
-    is_second = any(
-        it in notes.repeated for it in telling.seqs
-    )  # a transcript that never shows it repeats nothing for ever
-    return transcript is None or telling.is_start or is_second
+    is_second = any(it in notes.repeated for it in telling.seqs)
+    # a transcript that never shows it makes nobody repeat it for ever
+    return telling.printed_at is not None and (telling.is_start or is_second)
 
 
 def _read_from(path: str, offset: int) -> bytes | None:

@@ -28,6 +28,7 @@ EVENTS = {"start": "SessionStart", "prompt": "UserPromptSubmit", "tool": "PostTo
 
 class ScriptedHost:
     def __init__(self, kind: str, project: Path, session: str) -> None:
+        self.kind = kind
         self.session = session
         self.project = project
         self.transcript = project / f"{session}.jsonl"
@@ -66,16 +67,21 @@ class ScriptedHost:
                     stdout=asyncio.subprocess.PIPE,
                     start_new_session=True,
                 )
-                wait_s = hook["timeout"] if kill_after_s is None else kill_after_s
+                assert process.stdin is not None
+                assert process.stdout is not None
+                reading = asyncio.create_task(process.stdout.read())
+                process.stdin.write(json.dumps(told).encode())
+                process.stdin.close()
                 try:
-                    async with asyncio.timeout(wait_s):
-                        said, _ = await process.communicate(json.dumps(told).encode())
+                    async with asyncio.timeout(hook["timeout"] if kill_after_s is None else kill_after_s):
+                        await process.wait()
                 except TimeoutError:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
-                    await process.wait()
-                    continue
-                if process.returncode == 0 and said:
+                said = await reading
+                if await process.wait() and self.kind != "claude":
+                    continue  # Claude Code takes what a killed hook has printed, Codex does not
+                with contextlib.suppress(ValueError):
                     answer = json.loads(said)
                     text = answer.get("hookSpecificOutput", {}).get("additionalContext") or answer.get("reason")
                     if text:

@@ -130,6 +130,9 @@ def call(moment: Any, transcript: str = "", source: str = "") -> HookCall:
     ("host", "printed_at", "in_transcript", "moment", "is_anew", "becomes"),
     [
         ("claude", None, None, "tool", False, "again"),  # the hook was killed before it had printed
+        ("claude", None, True, "tool", False, "taken"),  # killed, and the host took what it had printed
+        ("claude", None, False, "tool", False, "waits"),
+        ("claude", None, False, "stop", False, "again"),
         ("claude", 1.0, True, "tool", False, "taken"),
         ("claude", 1.0, False, "tool", False, "waits"),  # within a turn a transcript may lag
         ("claude", 1.0, False, "stop", False, "again"),  # the hook was killed after it had printed
