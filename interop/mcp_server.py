@@ -5,27 +5,34 @@ model, in which what others wrote is marked as theirs. Nothing is kept between t
 how far it has got in the ledger (`ack`) or with the caller (`after`).
 """
 
-from __future__ import annotations
-
+# annotations are evaluated as they stand: the SDK finds there which argument a person gives, not the model
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
 from typing import Annotated, Any
 
-from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.context import ServerRequestContext
+from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
+from mcp.server.mcpserver import Context, MCPServer, RequestStateSecurity
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.types import ToolAnnotations
-from pydantic import Field
+from mcp.server.mcpserver.resolve import Elicit, Resolve
+from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
+from pydantic import Field, ValidationError
 
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError, UnknownMessage
 from roundelay.network.messages import message_from_wire
 
+from .consent import PersonsDecision, decision_id, find_question
 from .rendering import THEIRS, describe_agent, plain, reads_by_turn, tell_messages, tell_page
 
 MAX_WAIT_S = 25
 """Of `wait` and `ask`: hosts give a tool about half a minute."""
 MAX_SHOWN = 50
+DECIDE_WITHIN_S = 86_400
+"""How long a person may take over a decision before it is asked for anew."""
 INSTRUCTIONS = (
     "You are one participant of a Roundelay network, beside other agents and people. `check` shows what was sent to you "
     "and is not handled yet, `wait` waits for more; answer with `reply`, begin with `send`, or `ask` and wait for the "
@@ -43,16 +50,49 @@ Text = Annotated[str, Field(min_length=1)]
 MessageSeq = Annotated[int, Field(ge=1, description="The seq of a message, as # in what is shown")]
 Limit = Annotated[int, Field(ge=1, le=MAX_SHOWN)]
 WaitS = Annotated[float, Field(ge=0, le=MAX_WAIT_S, description="Seconds, at most 25")]
+Conversation = Annotated[
+    str | None,
+    Field(description="Names one of several threads with the same participant; for agent:ID alone. a-z 0-9 . _ -"),
+]
 MessageId = Annotated[
     str | None,
     Field(pattern="^[!-~]{1,128}$", description="The same id again sends nothing twice; give it when you repeat"),
 ]
 
 
-def make_mcp_server(find_session: FindSession, *, version: str = "") -> MCPServer[Any]:
+class PlainServer(MCPServer[Any]):
+    """A server whose tools say what is wrong in a sentence."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Raises `ToolError` with what the model can read and mend."""
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            match error.__cause__:
+                case ToolError() as said:
+                    raise said from error
+                case ValidationError() as wrong:
+                    told = "; ".join(
+                        f"{'.'.join(str(part) for part in it['loc'])}: {it['msg']}" for it in wrong.errors()
+                    )
+                    raise ToolError(f"{name} does not take these arguments. {told}.") from error
+            raise
+
+
+def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
     """The server with its tools, in a fixed order, and its resources."""
-    server: MCPServer[Any] = MCPServer(
-        "roundelay", title="Roundelay", instructions=INSTRUCTIONS, version=version, log_level="WARNING"
+    server = PlainServer(
+        "roundelay",
+        title="Roundelay",
+        instructions=INSTRUCTIONS,
+        version=version("roundelay"),
+        log_level="WARNING",
+        # what a host brings back was given to that caller, for these arguments; another process asks anew
+        request_state_security=RequestStateSecurity(
+            keys=[secrets.token_bytes(32)], ttl=DECIDE_WITHIN_S, bind_principal=_show_caller
+        ),
     )
 
     @asynccontextmanager
@@ -90,19 +130,40 @@ def make_mcp_server(find_session: FindSession, *, version: str = "") -> MCPServe
         text: Text,
         requires_response: Annotated[list[str] | None, Field(description="Ids of those who have to answer")] = None,
         message_id: MessageId = None,
+        conversation: Conversation = None,
     ) -> str:
         """Send a message. It is durable when this returns."""
         async with calling(context) as client:
-            stored = await client.send(to, text, requires_response=requires_response, message_id=message_id)
+            stored = await client.send(
+                to, text, requires_response=requires_response, message_id=message_id, conversation=conversation
+            )
             again = " It had been sent before, under this message_id." if stored.duplicate else ""
             waiting = await _tell_waiting(client, to.removeprefix("agent:")) if to.startswith("agent:") else ""
             return f"Stored as #{stored.seq} in {plain(stored.thread_id)}.{again}{waiting}"
 
+    async def ask_person(context: Context[Any, Any], seq: int, text: str) -> Elicit[PersonsDecision] | None:
+        async with calling(context) as client:
+            question = await find_question(context, client, await _find_message(client, seq), text)
+            return Elicit(question, PersonsDecision) if question is not None else None
+
     @server.tool(annotations=_SENDS, structured_output=False)
-    async def reply(context: Context[Any, Any], seq: MessageSeq, text: Text, message_id: MessageId = None) -> str:
-        """Answer a message where it was said; whoever reads that, reads this."""
+    async def reply(
+        context: Context[Any, Any],
+        seq: MessageSeq,
+        text: Text,
+        decided: Annotated[ElicitationResult[PersonsDecision], Resolve(ask_person)],
+        message_id: MessageId = None,
+    ) -> str:
+        """Answer a message where it was said; whoever reads that, reads this. Where the message asks a person to approve
+        a call, the person at this host is asked, and what that person answers is sent in place of the text."""
         async with calling(context) as client:
             message = await _find_message(client, seq)
+            if not isinstance(decided, AcceptedElicitation):
+                raise ToolError(f"The person was asked and has decided nothing ({decided.action}); nothing was sent.")
+            if decided.data is not None:
+                said = decided.data.write()
+                stored = await client.reply(message, said, message_id=decision_id(client, seq))
+                return f"The person has decided: {plain(said)}. It is stored as #{stored.seq}; your text was not sent."
             stored = await client.reply(message, text, message_id=message_id)
             return f"Stored as #{stored.seq}, the answer to #{seq}. Say ack({seq}) when it is handled."
 
@@ -113,10 +174,17 @@ def make_mcp_server(find_session: FindSession, *, version: str = "") -> MCPServe
         text: Text,
         wait_s: WaitS = MAX_WAIT_S,
         message_id: MessageId = None,
+        conversation: Conversation = None,
     ) -> str:
         """Ask a participant and wait for its answer. Where it takes longer, wait(after=...) goes on waiting."""
         async with calling(context) as client:
-            stored = await client.send(f"agent:{agent_id}", text, requires_response=True, message_id=message_id)
+            stored = await client.send(
+                f"agent:{agent_id}",
+                text,
+                requires_response=True,
+                message_id=message_id,
+                conversation=conversation,
+            )
             return await _await_answer(client, stored.seq, agent_id, wait_s)
 
     @server.tool(annotations=_READS, structured_output=False)
@@ -141,7 +209,12 @@ def make_mcp_server(find_session: FindSession, *, version: str = "") -> MCPServe
     @server.tool(annotations=_READS, structured_output=False)
     async def history(
         context: Context[Any, Any],
-        thread_id: Annotated[str, Field(description="As shown with messages, or direct:A~B, channel:NAME, broadcast")],
+        thread_id: Annotated[
+            str,
+            Field(
+                description="As shown with messages, or direct:A~B, direct:A~B:CONVERSATION, channel:NAME, broadcast"
+            ),
+        ],
         before: Annotated[int | None, Field(ge=1)] = None,
         limit: Limit = 20,
     ) -> str:
@@ -186,7 +259,30 @@ def make_mcp_server(find_session: FindSession, *, version: str = "") -> MCPServe
             args = {"thread_id": thread_id, "limit": MAX_SHOWN}
             return tell_messages((await client.call("network.history", args))["messages"], "Nothing was said here.")
 
+    @server.resource(
+        "roundelay://threads{?before}",
+        title="The caller's threads",
+        description="The newest 50, or those before a seq",
+        mime_type="text/plain",
+    )
+    async def threads(context: Context[Any, Any], before: int | None = None) -> str:
+        async with calling(context) as client:
+            found = await client.call("network.list_threads", {"before": before, "limit": MAX_SHOWN})
+            lines = [
+                f"{plain(it['thread_id'])}: {it['messages']} messages, {it['unread']} unread, "
+                f"the last is #{it['last_seq']} of {plain(it['last']['sender_id'])}"
+                for it in found["threads"]
+            ]
+            more = [f"roundelay://threads?before={found['threads'][-1]['last_seq']} has more."] * found["has_more"]
+            return "\n".join([*lines, *more]) or "There is no thread yet."
+
     return server
+
+
+def _show_caller(context: ServerRequestContext[Any, Any]) -> str | None:
+    """Who calls, as the SDK seals it into what a host brings back; None where the process has one caller."""
+    headers = getattr(context.request, "headers", None)
+    return None if headers is None else str(headers.get("authorization"))
 
 
 async def serve_stdio(client: NetworkClient) -> None:
@@ -228,7 +324,15 @@ async def _await_answer(client: NetworkClient, question: int, agent_id: str, wai
 
 
 async def _tell_waiting(client: NetworkClient, agent_id: str) -> str:
-    """Of a participant that nothing wakes: that a message to it waits."""
-    found = (await client.call("network.list_agents", {"kind": "agent"}))["agents"]
-    is_so = any(it["agent_id"] == agent_id and reads_by_turn(it) for it in found)
-    return f" {plain(agent_id)} is not woken by it: it is waiting until its next turn." if is_so else ""
+    """When a participant that does not read now will read what was sent to it."""
+    found = (await client.call("network.list_agents", {"after": agent_id[:-1], "limit": 100}))["agents"]
+    reader = next((it for it in found if it["agent_id"] == agent_id), None)
+    if reader is None:
+        return ""
+    if reads_by_turn(reader):
+        return f" {plain(agent_id)} is not woken by it: it is waiting until its next turn."
+    if reader["state"] == "offline":
+        return f" {plain(agent_id)} is not connected now: it is waiting until it is."
+    if reader.get("activity") in ("works", "waits", "held"):
+        return f" {plain(agent_id)} is at work now."
+    return ""

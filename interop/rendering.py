@@ -21,7 +21,7 @@ THEIRS = (
     "this tool."
 )
 _UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
 )
 
 
@@ -81,3 +81,8 @@ def _in_quotes(text: str) -> str:
 def plain(text: object) -> str:
     """Text without what moves a cursor, hides or reorders."""
     return _UNPRINTABLE.sub("", str(text))
+
+
+def visible(text: object) -> str:
+    """One line for a person who decides by it: what would move a cursor, hide or reorder is shown as its code."""
+    return _UNPRINTABLE.sub(lambda it: f"\\u{ord(it[0]):04x}", str(text)).replace("\n", " ").replace("\t", " ")

@@ -61,7 +61,7 @@ PAYLOADS = (
 )  # fmt: skip
 """Texts that anybody may write into a message, a card, a topic or a title."""
 NAMES = ("system", "assistant", "user", "human", "tool", "developer", "mia-", "m1a", "mia.human", "none", "true", "0")
-"""Ids that a participant may have and that would mean more if a way out did not say whose they are."""
+"""Ids that a participant may have and that would mean more if a way out did not say whose they are. Some of them an operator has to give."""
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]"
