@@ -52,11 +52,14 @@ def server_name() -> str:
         return "roundelay"
 
 
-def make_ledger(path: Path | None, name: str, durability: Durability, new_id: NewId) -> Ledger:
-    """The ledger of a node: in memory without a path or with durability ``memory``, else the SQLite file."""
+def make_ledger(
+    path: Path | None, name: str, durability: Durability, new_id: NewId, *, is_read_only: bool = False
+) -> Ledger:
+    """The ledger of a node: in memory without a path or with durability ``memory``, else the SQLite file; one that
+    follows a shared log only where nothing is written."""
     if path is None or durability == "memory":
         return MemoryLedger(epoch=new_id(), name=name)
-    return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability)
+    return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability, is_index=is_read_only)
 
 
 def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Ledger:
@@ -75,7 +78,7 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Le
     if config.durability == "memory":
         raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
     # the log holds the truth, so what a power loss takes of the index is followed again
-    index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal")
+    index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
     return ReplicatedLedger(JetStreamLog(read_log_url(config.log)), index, new_id=random_id, name=config.name, say=say)
 
 
@@ -147,7 +150,7 @@ async def serve(
     rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)
     token = owner_token(config.db)
-    ledger = make_ledger(config.db, config.name, config.durability, random_id)
+    ledger = make_ledger(config.db, config.name, config.durability, random_id, is_read_only=is_read_only)
     if config.log is not None:
         ledger = make_replicated_ledger(config, say)
     hub = Hub(
@@ -165,7 +168,11 @@ async def serve(
         clock=system_clock,
         new_id=random_id,
     )
-    await _start(hub, stopping)
+    try:
+        await _start(hub, stopping)
+    except BaseException:
+        await ledger.close()  # it may have been opened, and may lead
+        raise
     server = WebSocketServer(
         hub,
         config.limits,

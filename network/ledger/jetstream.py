@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from nats.aio.client import Client
-from nats.aio.subscription import Subscription
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -23,10 +24,14 @@ from nats.js.errors import APIError, NotFoundError
 
 from roundelay.network.errors import ConfigError, LedgerError
 
-from .shared_log import LogMoved, LogRecord, digest
+from .shared_log import LogAway, LogMoved, LogRecord, digest
 
-WRONG_LAST_SEQUENCE = 10071
-"""The server's code for a record that does not follow the last one."""
+WRONG_LAST_SEQUENCE = (10071, 10164)
+"""The server's codes for a record that does not follow the last one."""
+UNDER_WAY = 10158
+"""Its code for a record whose earlier try is not stored yet."""
+FULL = (10023, 10047, 10077)
+"""Its codes for a stream or a server without room: 503 as of what passes, and it does not."""
 CONNECT_S = 5
 RECONNECTS = 5
 """Tries at each server until a connection is given up; then whoever uses the log opens it again."""
@@ -36,6 +41,10 @@ PATIENCE_S = 10.0
 """How long a record is tried: a stream of several servers may have to find a leader of its own."""
 FOLLOW_S = 5.0
 """A follower to whom nothing comes for so long looks whether there is anything."""
+CLOSE_S = 2.0
+HEARD = 64
+"""What was said and not listened to yet: of more the oldest is dropped."""
+MIN_RECORD_BYTES = 64 * 1024
 MAX_BYTES = 10 * 1024**3
 STREAM = re.compile("[A-Za-z0-9_-]{1,64}")
 FAILURES = (NatsError, OSError, asyncio.TimeoutError)
@@ -85,9 +94,9 @@ class JetStreamLog:
         self._address = address
         self.name = address.shown
         self._nats: Client | None = None
-        self._said: Subscription | None = None
+        self._heard: deque[str] = deque(maxlen=HEARD)
+        self._hearing = asyncio.Event()
         self._subject = f"roundelay.{address.stream}"
-        self._max_bytes = 0
 
     async def open(self) -> None:
         client = Client()
@@ -102,17 +111,20 @@ class JetStreamLog:
         except FAILURES as error:
             with suppress(*FAILURES):
                 await client.close()
-            raise LedgerError(
-                f"No NATS server of {self.name} can be reached ({_tell(error)}); is one running?"
-            ) from error
-        self._nats, self._max_bytes = client, client.max_payload
+            raise LogAway(f"No NATS server of {self.name} can be reached ({_tell(error)}); is one running?") from error
+        self._nats = client
         try:
+            if self.max_bytes < MIN_RECORD_BYTES:
+                raise LedgerError(
+                    f"The server of {self.name} takes messages of at most {self.max_bytes} bytes; a shared log needs "
+                    f"{MIN_RECORD_BYTES} (max_payload)."
+                )
             await self._make_stream()
-            self._said = await client.subscribe(f"{self._subject}.said")
+            await client.subscribe(f"{self._subject}.said", cb=self._hear)
         except FAILURES as error:
             await self.close()
-            raise LedgerError(f"The shared log {self.name} cannot be used: {_tell(error)}.") from error
-        except LedgerError:
+            raise self._failed(error) from error
+        except BaseException:
             await self.close()
             raise
 
@@ -120,11 +132,12 @@ class JetStreamLog:
         client, self._nats = self._nats, None
         if client is not None:
             with suppress(*FAILURES):
-                await client.close()
+                async with asyncio.timeout(CLOSE_S):  # to a server that is away nothing can be written
+                    await client.close()
 
     @property
     def max_bytes(self) -> int:
-        return self._max_bytes
+        return self._client().max_payload  # a server may say another one later
 
     async def end(self) -> int:
         try:
@@ -142,11 +155,11 @@ class JetStreamLog:
                 )
                 return answer.seq
             except APIError as error:
-                if error.err_code == WRONG_LAST_SEQUENCE:
+                if error.err_code in WRONG_LAST_SEQUENCE:
                     if await self._is_ours(data, after + 1):  # an earlier try has arrived after all
                         return after + 1
                     raise LogMoved(f"Somebody else has written to the shared log {self.name}.") from error
-                if error.code != 503 or asyncio.get_running_loop().time() > until:
+                if not _is_passing(error) or asyncio.get_running_loop().time() > until:
                     raise self._failed(error) from error
             except FAILURES as error:
                 if asyncio.get_running_loop().time() > until:
@@ -160,9 +173,16 @@ class JetStreamLog:
                 subscription = await self._context().subscribe(
                     f"{self._subject}.log", stream=self._address.stream, ordered_consumer=True, config=config
                 )
+                first = (await self._context().stream_info(self._address.stream)).state.first_seq
             except FAILURES as error:
                 raise self._failed(error) from error
+            is_first = True
             try:
+                if after + 1 < first:
+                    raise LedgerError(
+                        f"The shared log {self.name} begins at {first}, and {after + 1} is to be read: records are "
+                        "missing. Restore it, or begin with a new one."
+                    )
                 while True:
                     try:
                         message = await subscription.next_msg(timeout=FOLLOW_S)
@@ -171,12 +191,18 @@ class JetStreamLog:
                             break  # there is more, and it does not come
                         continue
                     position = message.metadata.sequence.stream
-                    if position != after + 1:
+                    if position != after + 1 and not is_first:
                         break  # some were lost on their way: begin again behind the last one
+                    is_first = False
                     after = position
                     yield LogRecord(position, message.data)
             except FAILURES as error:
                 raise self._failed(error) from error
+            except asyncio.CancelledError as error:  # also of a client that gives up: then nobody has asked for it
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                raise LogAway(f"The shared log {self.name} failed: the connection was given up.") from error
             finally:
                 with suppress(*FAILURES):
                     await subscription.unsubscribe()
@@ -188,10 +214,14 @@ class JetStreamLog:
             raise self._failed(error) from error
 
     async def listen(self) -> str:
-        assert self._said is not None
-        while True:
-            with suppress(asyncio.TimeoutError):
-                return (await self._said.next_msg(timeout=3600)).data.decode(errors="replace")
+        while not self._heard:
+            self._hearing.clear()
+            await self._hearing.wait()
+        return self._heard.popleft()
+
+    async def _hear(self, message: Msg) -> None:
+        self._heard.append(message.data.decode(errors="replace"))
+        self._hearing.set()
 
     async def _make_stream(self) -> None:
         """Find the stream, or make it. Raises `LedgerError` where it is another's or is not kept as a log has to be."""
@@ -214,8 +244,7 @@ class JetStreamLog:
             for name in ("subjects", "retention", "discard", "storage", "num_replicas")
             if getattr(found, name) != getattr(wanted, name)
         ]
-        if found.max_age:
-            wrong.append("max_age")
+        wrong += [name for name in ("max_age", "max_msgs_per_subject") if (getattr(found, name) or 0) > 0]  # they drop
         if wrong:
             told = ", ".join(f"{name} {getattr(found, name)!r}" for name in wrong)
             raise LedgerError(
@@ -240,11 +269,16 @@ class JetStreamLog:
         return self._client().jetstream(timeout=CONNECT_S)
 
     def _failed(self, error: BaseException) -> LedgerError:
-        return LedgerError(f"The shared log {self.name} failed: {_tell(error)}.")
+        kind = LogAway if not isinstance(error, APIError) or _is_passing(error) else LedgerError
+        return kind(f"The shared log {self.name} failed: {_tell(error)}.")
 
 
 async def _pass_over(_: Exception) -> None:
     pass
+
+
+def _is_passing(error: APIError) -> bool:
+    return error.err_code == UNDER_WAY or (error.code == 503 and error.err_code not in FULL)
 
 
 def _tell(error: BaseException) -> str:

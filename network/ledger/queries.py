@@ -241,8 +241,9 @@ def bind(batch: Writes) -> None:
                 raise Unstorable from error
 
 
-def store(batch: Writes, db: sqlite3.Connection) -> None:
-    """Write a batch in one transaction. Raises `KeyTaken` or `Unstorable`: then nothing is stored."""
+def store(batch: Writes, before_commit: Callable[[], None], db: sqlite3.Connection) -> None:
+    """Write a batch in one transaction. Raises `KeyTaken`, `Unstorable` or what ``before_commit`` raises: then nothing
+    is stored."""
     db.execute("BEGIN IMMEDIATE")
     try:
         _insert_rows(db, batch.log)
@@ -250,6 +251,7 @@ def store(batch: Writes, db: sqlite3.Connection) -> None:
             db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", batch.saved)
         if batch.dropped:
             db.executemany("DELETE FROM state WHERE tbl = ? AND key = ?", batch.dropped)
+        before_commit()
         db.execute("COMMIT")
     except BaseException as error:
         with suppress(sqlite3.Error):

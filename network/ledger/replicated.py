@@ -8,6 +8,7 @@ has replaced learns it from its next append, which the log refuses, so it has ac
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -15,13 +16,14 @@ from typing import Any, cast
 
 import msgspec
 
-from roundelay.network.core.tables import Followed, Put, Row, Wanted
+from roundelay.network.core.tables import Followed, Put, Row
 from roundelay.network.errors import LedgerError
 
-from . import KeyTaken, Meta
+from . import Meta
 from .shared_log import (
     Commit,
     Header,
+    LogAway,
     LogMoved,
     LogRecord,
     Reader,
@@ -38,6 +40,13 @@ ALIVE_S = 0.25
 """How often a leader says that it leads."""
 LEADERLESS_S = 1.5
 """So long nothing is heard of a leader before another one claims its place."""
+LISTENED_S = 2 * ALIVE_S
+"""Of one look to the next so much counts as silence at most: who slept has not listened."""
+AGAIN_S = 1.0
+"""Between two tries to follow an engine that is away."""
+RELEASE_S = 1.0
+UNREACHED_S = 5.0
+"""So long a leader that nobody writes to goes on while its engine is away."""
 HEADER_ROOM = 1024
 """Bytes of a record that its header may take."""
 
@@ -69,6 +78,9 @@ class ReplicatedLedger:
         self._writer = ""
         """Our claim, while we lead."""
         self._telling: asyncio.Task[None] | None = None
+        self._is_appending = False
+        self._reached_at = 0.0
+        """When the engine answered last whether this node leads."""
         self.path = index.path
         # what is read is read from the index
         self.inbox = index.inbox
@@ -101,14 +113,13 @@ class ReplicatedLedger:
         try:
             await self._index.open()
             await self._shared.open()
-            self._reader = await self._find_place()
             await self._lead()
+            self._telling = asyncio.create_task(self._tell(), name="ledger-leads")  # a large index takes long to open
             await self._index.close()  # what the tables hold is read at its start
             meta, puts = await self._index.open()
         except BaseException:
             await self.close()
             raise
-        self._telling = asyncio.create_task(self._tell(), name="ledger-leads")
         log.info("this node leads", extra={"log": self._shared.name, "position": self._reader.position})
         self._say(f"This node leads: it serves the network of {self._shared.name}.")
         return msgspec.structs.replace(meta, epoch=self._reader.epoch, name=self._reader.name), puts
@@ -121,33 +132,77 @@ class ReplicatedLedger:
                 await self._telling
             self._telling = None
         if self._writer:
-            with suppress(LedgerError):  # then the others find out by hearing nothing
-                await self._append(Header(kind="release", writer=self._writer, previous=self._reader.last), b"")
+            with suppress(LedgerError, TimeoutError):  # then the others find out by hearing nothing
+                async with asyncio.timeout(RELEASE_S):
+                    await self._append(Header(kind="release", writer=self._writer, previous=self._reader.last), b"")
         self._writer = ""
         await self._shared.close()
         await self._index.close()
 
     async def verify(self) -> None:
+        """Raises `LedgerError` also where another node leads now, or the engine cannot be asked whether: who commits
+        nothing would not learn it otherwise."""
         await self._index.verify()
+        if self._is_appending:  # which finds out
+            return
+        now = asyncio.get_running_loop().time
+        try:
+            end = await self._shared.end()
+        except LogAway:
+            if now() - self._reached_at < UNREACHED_S:
+                return
+            raise
+        self._reached_at = now()
+        if end > self._reader.end and not self._is_appending:
+            self._writer = ""
+            raise LogMoved(f"Another node leads the network of {self._shared.name} now.")
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if not self._writer:
             raise LedgerError("This node does not lead; it has to be opened again.")
-        keys = {(row.actor, row.key) for row in rows if row.key}
-        if keys and (await self._index.lookup(Wanted(keys, set(), set()))).known:
-            raise KeyTaken  # asked before the log, which takes everything
-        body = write_commit(rows, puts)
-        parts = split(body, self._shared.max_bytes - HEADER_ROOM)
+        records, place = self._write(rows, puts)
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        logged: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def tell_ready() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        def wait_for_log() -> None:
+            loop.call_soon_threadsafe(tell_ready)
+            logged.result()
+
+        # what the index refuses, a key that is taken above all, must not come into the log, which takes everything
+        indexing = asyncio.ensure_future(self._index.append(rows, [*puts, place], before_commit=wait_for_log))
+        self._is_appending = True
         try:
-            for number, part in enumerate(parts, 1):
-                left = len(parts) - number
-                header = Header(kind="commit", writer=self._writer, previous=self._reader.last, left=left)
-                await self._append(header, part)
+            await asyncio.wait((indexing, ready), return_when=asyncio.FIRST_COMPLETED)
+            if not indexing.done():
+                for record in records:
+                    await self._append_record(record)
+                logged.set_result(None)
         except LogMoved:
             self._writer = ""
             log.warning("another node leads now; this one follows", extra={"log": self._shared.name})
             raise
-        await self._index.append(rows, [*puts, self._place()])
+        finally:
+            self._is_appending = False
+            if not logged.done():
+                logged.set_exception(LedgerError("The shared log has not taken it."))
+                await asyncio.gather(indexing, return_exceptions=True)
+        await indexing
+
+    def _write(self, rows: Sequence[Row], puts: Sequence[Put]) -> tuple[list[bytes], Put]:
+        """The records of a commit, and what the index then says of its place. Raises `Unstorable`."""
+        it, records, previous = self._reader, list[bytes](), self._reader.last
+        parts = split(write_commit(rows, puts), self._shared.max_bytes - HEADER_ROOM)
+        for number, part in enumerate(parts, 1):
+            header = Header(kind="commit", writer=self._writer, previous=previous, left=len(parts) - number)
+            records.append(write_record(header, part))
+            previous = digest(records[-1])
+        place = Followed(it.end + len(parts), previous, self._writer, it.epoch, it.name)
+        return records, Put("followed", "log", place)
 
     # --- following
 
@@ -181,9 +236,16 @@ class ReplicatedLedger:
         return aclosing(cast(AsyncGenerator[LogRecord, None], self._shared.follow(after)))
 
     async def _lead(self) -> None:
-        """Follow until this node has claimed the log."""
+        """Follow until this node has claimed the log. An engine that goes away meanwhile is waited for."""
+        is_away = False
+        self._reader = await self._find_place()
         while True:
             try:
+                if is_away:
+                    await asyncio.sleep(AGAIN_S)
+                    await self._shared.close()
+                    await self._shared.open()
+                    is_away, self._reader = False, await self._find_place()
                 if await self._shared.end() == 0:
                     writer = self._new_id()
                     await self._append(Header(kind="begin", writer=writer, epoch=self._new_id(), name=self._name), b"")
@@ -191,22 +253,32 @@ class ReplicatedLedger:
                 await self._follow_leader()
                 writer = self._new_id()
                 await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), b"")
-                self._writer = writer
+                self._writer, self._reached_at = writer, asyncio.get_running_loop().time()
                 return
             except LogMoved:
                 continue  # somebody else was faster: follow it
+            except LogAway as error:
+                if not is_away:
+                    log.warning("the shared log is away: %s", error)
+                is_away = True
 
     async def _follow_leader(self) -> None:
         """Take in the log, up to its end and until nobody leads."""
-        heard = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        looked, quiet_s = loop.time(), 0.0
         is_told = False
         async with self._follow(self._reader.end) as records:
             upcoming = asyncio.ensure_future(anext(records))
             hearing = asyncio.ensure_future(self._shared.listen())
             try:
                 while True:
-                    end, now = await self._shared.end(), asyncio.get_running_loop().time()
-                    if self._reader.end >= end and (not self._reader.leader or now - heard > LEADERLESS_S):
+                    end = await self._shared.end()
+                    quiet_s, looked = quiet_s + min(loop.time() - looked, LISTENED_S), loop.time()
+                    if hearing.done():
+                        if hearing.result() == self._reader.leader:
+                            quiet_s = 0.0
+                        hearing = asyncio.ensure_future(self._shared.listen())
+                    if self._reader.end >= end and (not self._reader.leader or quiet_s > LEADERLESS_S):
                         return
                     if self._reader.end >= end and not is_told:
                         is_told = True
@@ -215,12 +287,9 @@ class ReplicatedLedger:
                             f"Another node leads the network of {self._shared.name}; this one follows, and waits."
                         )
                     await asyncio.wait((upcoming, hearing), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
-                    if hearing.done():
-                        hearing.result()
-                        heard = asyncio.get_running_loop().time()
-                        hearing = asyncio.ensure_future(self._shared.listen())
                     while upcoming.done():
                         await self._take(upcoming.result())
+                        quiet_s, looked = 0.0, loop.time()  # whoever wrote it was there
                         upcoming = asyncio.ensure_future(anext(records))
                         await asyncio.sleep(0)
             finally:
@@ -240,7 +309,9 @@ class ReplicatedLedger:
     # --- leading
 
     async def _append(self, header: Header, body: bytes) -> None:
-        record = write_record(header, body)
+        await self._append_record(write_record(header, body))
+
+    async def _append_record(self, record: bytes) -> None:
         position = await self._shared.append(record, self._reader.end)
         self._reader.take(LogRecord(position, record))
 

@@ -28,6 +28,10 @@ class LogMoved(LedgerError):
     """Nothing was appended: another record is where this one was to be. Somebody else writes."""
 
 
+class LogAway(LedgerError):
+    """The engine does not answer; it may in a while."""
+
+
 class LogRecord(NamedTuple):
     """One record as the engine holds it; positions ascend by one."""
 

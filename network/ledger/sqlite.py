@@ -106,6 +106,7 @@ class SQLiteLedger:
     ``new_epoch`` gives the string that marks a new history: on creation; when the file is found to be an older copy of
     what was stored here (`files`); and after an unclean stop when ``durability`` is not ``full`` and the machine was
     started since (acknowledged rows may then be gone). ``boot`` names the machine's start; empty when it is not known.
+    Without ``is_index`` a file that is one node's index of a shared log is refused: a history of its own would begin.
     """
 
     def __init__(
@@ -116,8 +117,10 @@ class SQLiteLedger:
         name: str = "roundelay",
         durability: Durability = "full",
         boot: str | None = None,
+        is_index: bool = False,
     ) -> None:
         self.path = Path(path)
+        self._is_index = is_index
         self._new_epoch = new_epoch
         self._name = name
         self._durability = durability
@@ -259,6 +262,10 @@ class SQLiteLedger:
         if self._epoch:
             self._recognise(db)
         migrate(db)
+        if not self._is_index and db.execute("SELECT 1 FROM state WHERE tbl = 'followed'").fetchone():
+            raise LedgerError(
+                f"{self.path} is a node's index of a shared log, and holds nothing of its own; name the log with --log."
+            )
         meta = load_meta(db)
         self._damage.begin(int(meta[CHECKED_FROM]))
         puts = load_state(self._damage, db)
@@ -355,8 +362,13 @@ class SQLiteLedger:
 
     # --- writing
 
-    async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
-        await self._change(partial(store, encode_batch(rows, puts)), head=rows[-1].seq if rows else None)
+    async def append(
+        self, rows: Sequence[Row], puts: Sequence[Put], *, before_commit: Callable[[], None] = lambda: None
+    ) -> None:
+        """As `Ledger.append`. ``before_commit`` is called on the writer's thread when all is written but not stored:
+        what it raises takes it back."""
+        change = partial(store, encode_batch(rows, puts), before_commit)
+        await self._change(change, head=rows[-1].seq if rows else None)
 
     def check(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         bind(encode_batch(rows, puts))

@@ -49,7 +49,9 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     memory = MemoryLedger(epoch="e1")
 
     def index() -> SQLiteLedger:
-        return SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: next(epochs))
+        return SQLiteLedger(
+            tmp_path / "ledger.db", new_epoch=lambda: next(epochs), is_index=request.param == "replicated"
+        )
 
     if request.param != "replicated":
         yield index if request.param == "sqlite" else lambda: memory

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import nats
 import pytest
 
+from roundelay.network.core.tables import Put, Row
 from roundelay.network.errors import ConfigError, LedgerError
+from roundelay.network.ledger import KeyTaken, jetstream
 from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
 from roundelay.network.ledger.replicated import ReplicatedLedger
+from roundelay.network.ledger.shared_log import LogMoved
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.support.command import invoke, run
@@ -26,12 +32,14 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
         yield running
 
 
-def ledger(url: str, db: Path) -> ReplicatedLedger:
+def ledger(
+    url: str, db: Path, *, index: type[SQLiteLedger] = SQLiteLedger, say: Callable[[str], None] = lambda _: None
+) -> ReplicatedLedger:
     def new_id() -> str:
         return f"id-{next(_numbers)}"
 
     return ReplicatedLedger(
-        JetStreamLog(read_log_url(url)), SQLiteLedger(db, new_epoch=new_id), new_id=new_id, name="lab"
+        JetStreamLog(read_log_url(url)), index(db, new_epoch=new_id, is_index=True), new_id=new_id, name="lab", say=say
     )
 
 
@@ -131,9 +139,10 @@ async def test_a_log_that_is_full_refuses_and_says_so(server: NatsServer, tmp_pa
     stored: list[int] = []
 
     async def append_on() -> None:
-        for seq in range(1, 10_000):
-            await made.append([message(seq, "ann", "agent:bob")], [])
-            stored.append(seq)
+        for seq in range(1, 10_000, 50):
+            rows = [message(it, "ann", "agent:bob") for it in range(seq, seq + 50)]
+            await made.append(rows, [])
+            stored.extend(row.seq for row in rows)
 
     with pytest.raises(LedgerError, match="maximum bytes exceeded"):
         await append_on()
@@ -151,3 +160,104 @@ async def test_a_commit_that_is_larger_than_a_record_is_one_all_the_same(server:
     await other.open()
     assert await other.rows(0, 20_000) == rows
     await other.close()
+
+
+class SlowIndex(SQLiteLedger):
+    """Takes long over each record that it follows."""
+
+    async def append(self, rows: Sequence[Row], puts: Sequence[Put], **more: Any) -> None:
+        await asyncio.sleep(0.05)
+        await super().append(rows, puts, **more)
+
+
+async def test_who_takes_long_to_catch_up_does_not_claim_what_another_one_leads(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    leader = ledger(server.url("lab"), tmp_path / "a.db")
+    await leader.open()
+    for seq in range(1, 45):
+        await leader.append([message(seq, "ann", "agent:bob")], [])
+    has_caught_up = asyncio.Event()
+    follower = ledger(server.url("lab"), tmp_path / "b.db", index=SlowIndex, say=lambda _: has_caught_up.set())
+    following = asyncio.create_task(follower.open())
+    async with asyncio.timeout(20):
+        await has_caught_up.wait()
+    await leader.append([message(45, "ann", "agent:bob")], [])
+    await leader.close()
+    meta, _ = await following
+    assert meta.head == 45
+    await follower.close()
+
+
+async def test_a_leader_to_whom_nobody_writes_learns_that_another_one_leads(server: NatsServer, tmp_path: Path) -> None:
+    old = ledger(server.url("lab"), tmp_path / "a.db")
+    await old.open()
+    await old.verify()
+    assert old._telling is not None
+    old._telling.cancel()  # as of a node that slept
+    new = ledger(server.url("lab"), tmp_path / "b.db")
+    await new.open()
+    with pytest.raises(LogMoved):
+        await old.verify()
+    await new.verify()
+    await asyncio.gather(old.close(), new.close())
+
+
+async def test_a_log_without_its_oldest_records_is_refused(server: NatsServer, tmp_path: Path) -> None:
+    await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1, 2)
+    client = await nats.connect(f"nats://{server.hosts}")
+    await client.jetstream().delete_msg("lab", 3)
+    async with asyncio.timeout(10):
+        with pytest.raises(LedgerError, match="records are missing"):
+            await ledger(server.url("lab"), tmp_path / "b.db").open()
+        await client.jetstream().purge_stream("lab")
+        with pytest.raises(LedgerError, match="records are missing"):
+            await ledger(server.url("lab"), tmp_path / "b.db").open()
+    await client.close()
+
+
+async def test_what_the_index_refuses_does_not_come_into_the_log(server: NatsServer, tmp_path: Path) -> None:
+    made = ledger(server.url("lab"), tmp_path / "a.db")
+    await made.open()
+    twice = message(1, "ann", "agent:bob")
+    with pytest.raises(KeyTaken):
+        await made.append([twice, msgspec.structs.replace(message(2, "ann", "agent:bob"), key=twice.key)], [])
+    await made.append([twice], [])
+    with pytest.raises(LedgerError):  # a seq that is there already
+        await made.append([msgspec.structs.replace(twice, key="m:other")], [])
+    await made.close()
+    await fill(ledger(server.url("lab"), tmp_path / "b.db"), 2)
+
+
+@pytest.mark.full
+async def test_who_follows_waits_for_a_server_that_is_away(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jetstream, "RECONNECTS", 1)
+    monkeypatch.setattr(jetstream, "PATIENCE_S", 1.0)
+    leader = ledger(server.url("lab"), tmp_path / "a.db")
+    await leader.open()
+    await leader.append([message(1, "ann", "agent:bob")], [])
+    follows = asyncio.Event()
+    follower = ledger(server.url("lab"), tmp_path / "b.db", say=lambda _: follows.set())
+    following = asyncio.create_task(follower.open())
+    await follows.wait()
+    await server.kill9()
+    with pytest.raises(LedgerError):
+        async with asyncio.timeout(20):
+            await leader.append([message(2, "ann", "agent:bob")], [])
+    async with asyncio.timeout(8):  # it gives nothing away to a server that is gone, and does not wait for it
+        await leader.close()
+    await server.start()
+    async with asyncio.timeout(20):
+        await following
+    assert [row.seq for row in await follower.rows(0, 9)] == [1]
+    await follower.close()
+
+
+async def test_an_index_is_no_database_of_its_own(server: NatsServer, tmp_path: Path) -> None:
+    await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1)
+    for command in (("up", "--port", "0"), ("token", "revoke", "ann")):
+        done = await run(*command, "--db", tmp_path / "a.db", code=1)
+        assert "name the log with --log" in done.err
+    await fill(ledger(server.url("lab"), tmp_path / "a.db"), 2)
