@@ -8,7 +8,8 @@ How a message goes through::
       |---- came before, its reaction has ended ----------------------> HANDLED
       |---- came before, waits or is in work -------------------------> PENDING
       v
-    idle thread:    _waiting[thread]          the longest waiting thread is next, if at_work < max_parallel
+    idle thread:    _waiting[thread]          the longest waiting thread is next, if at_work < max_parallel (of one
+                        |                     pair's conversations one less)
                         | next_message
                         v
     thread at work: _working[thread] = _Line  reactions: 1; what comes meanwhile waits in the line
@@ -38,7 +39,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from roundelay.network.addresses import agent_address, answer_threads
+from roundelay.network.addresses import agent_address, answer_threads, conversation_of, thread_parties
 from roundelay.network.messages import BaseMessage
 
 from .values import Scope
@@ -239,14 +240,21 @@ class Inbox:
         if self._asked:
             thread_id, _ = self._asked.popitem(last=False)
             message = self._take_question(self._working[thread_id])
-        elif self._waiting:
-            thread_id, messages = self._waiting.popitem(last=False)
+        elif (found := self._find_next_thread()) is not None:
+            thread_id, messages = found, self._waiting.pop(found)
             message = messages.popleft()
             self._working[thread_id] = _BusyThread(message.seq, messages)
         else:
             return None
         self.at_work += 1
         return message
+
+    def _find_next_thread(self) -> str | None:
+        """The thread that waits the longest. A pair may have any number of conversations: one place is left for others,
+        so that nobody keeps an agent to itself by beginning many."""
+        at_work = Counter(_pair_of(it) for it, line in self._working.items() if line.paused < line.reactions)
+        most = max(1, self.max_parallel - 1)
+        return next((it for it in self._waiting if (pair := _pair_of(it)) is None or at_work[pair] < most), None)
 
     def withdraw(self, message: BaseMessage) -> list[BaseMessage]:
         """Take out what waits behind this message, which is in work; `note_handled` follows for each. A question
@@ -336,6 +344,11 @@ class Inbox:
             self._asked.setdefault(thread_id)
         else:
             self._asked.pop(thread_id, None)
+
+
+def _pair_of(thread_id: str) -> tuple[str, str] | None:
+    """Whose a named conversation is; None for other threads."""
+    return thread_parties(thread_id) if conversation_of(thread_id) else None
 
 
 ASK = "ask"

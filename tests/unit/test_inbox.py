@@ -199,6 +199,19 @@ def test_the_memory_of_handled_messages_is_bounded() -> None:
     assert inbox.offer(make_message(3)) is Arrival.HANDLED
 
 
+def test_of_one_pairs_conversations_a_place_is_left_for_others() -> None:
+    inbox = Inbox("bob", max_parallel=3)
+    for seq in range(1, 6):
+        inbox.offer(make_message(seq, thread_id=f"direct:bob~carl:c{seq}"))
+    first, second, nothing = (inbox.next_message() for _ in range(3))
+    assert (first, second, nothing) == (make_message(1, thread_id="direct:bob~carl:c1"), second, None)
+    inbox.offer(make_message(6, sender_id="mia", thread_id="direct:bob~mia:tea"))
+    assert [it and it.seq for it in (inbox.next_message(), inbox.next_message())] == [6, None]
+    assert first is not None
+    inbox.pause("r", first.thread_id)  # who only waits for others holds no place
+    assert [it and it.seq for it in (inbox.next_message(), inbox.next_message())] == [3, None]
+
+
 @given(st.lists(st.one_of(st.tuples(st.integers(1, 12), st.integers(0, 3)), st.none()), max_size=60), st.integers(1, 3))
 def test_every_message_reacts_once_in_its_threads_order(steps: list[tuple[int, int] | None], max_parallel: int) -> None:
     """A step offers message (seq, thread); None ends the oldest running reaction."""
