@@ -92,14 +92,15 @@ class Callers:
             yield conversations.client
 
     @asynccontextmanager
-    async def conversations(self, credentials: Credentials) -> AsyncIterator[Conversations]:
+    async def conversations(self, credentials: Credentials, *, is_rest: bool = False) -> AsyncIterator[Conversations]:
         """What the caller asks agents, on its session, for one call. Raises what refuses it: `NotAuthenticated`,
-        `Forbidden`, `ConnectError`; or `Overloaded` where too much is under way."""
+        `Forbidden`, `ConnectError`; or `Overloaded` where too much is under way. ``is_rest``: what is left to do of a
+        call that has had its place (to stop what it began) waits for no other."""
         key = credentials.key
         caller = self._callers.get(key)
         if caller is None or caller.client.failure is not None:
             caller = await self._prove(credentials)
-        if caller.calls >= MAX_CALLS:
+        if caller.calls >= MAX_CALLS and not is_rest:
             raise Overloaded(f"{credentials.agent_id} has {MAX_CALLS} calls under way here; wait for one.", 1000)
         caller.calls += 1
         try:

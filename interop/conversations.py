@@ -21,7 +21,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Container, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -39,6 +39,8 @@ LOOK_EVERY_S = 15.0
 RECEIVE_MS = 25_000
 STOP_WAIT_S = 30.0
 """How long `FollowedQuestion.stop` waits for a reaction that has yet to begin."""
+STOP_LOOK_S = 5.0
+"""So often it looks meanwhile whether that has: the signal that tells it may be lost."""
 MAX_STREAMED_CHARS = 1 << 20
 """Of one question; what streams beyond it is left out."""
 PAGE = 100
@@ -166,11 +168,11 @@ class FollowedQuestion:
         self._told = max([self._told, *(it.seq for it in answers)])
         return answers, self._judge(state, is_held=is_held)
 
-    async def stop(self) -> bool:
+    async def stop(self, wait_s: float = STOP_WAIT_S) -> bool:
         """End the reaction, and those that it has begun at other agents. Where it has not begun yet (its agent is away,
-        or busy with an earlier message of the thread) this waits for that, up to half a minute; False if in vain."""
+        or busy with other messages) this waits for that, up to ``wait_s``; False if in vain."""
         try:
-            async with asyncio.timeout(STOP_WAIT_S):
+            async with asyncio.timeout(wait_s):
                 while True:
                     self._bell.clear()
                     state = await self._read_state()
@@ -178,7 +180,9 @@ class FollowedQuestion:
                         await self._client.call("network.cancel", {"reaction": state["reaction"]})
                     if "reaction_status" in state or state["state"] in ("dead", "removed", "handled"):
                         return True
-                    await self._bell.wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(STOP_LOOK_S):
+                            await self._bell.wait()
         except TimeoutError:
             return False
 
@@ -374,6 +378,7 @@ class Conversations:
                 case _:
                     pass
         self._ring()  # each looks, and raises what ended the session
+        self._wanted.set()  # who waits for questions need not: it ends as well
 
     async def _receive(self) -> None:
         """Wait for messages to the caller as long as it has questions; those who look find them in their threads."""

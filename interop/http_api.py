@@ -48,6 +48,7 @@ from .callers import Callers, read_authorization
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 MAX_BODY_BYTES = 1 << 20
+BODY_TIMEOUT_S = 30.0
 MAX_WAIT_S = 25
 """Below the half minute after which many proxies give up."""
 PATIENCE_S = 29.0
@@ -312,10 +313,14 @@ async def _read_given(endpoint: Endpoint[Any], request: Request) -> BaseModel:
 async def read_json(request: Request) -> Any:
     """The body of a request, any JSON that can be stored. Raises `TooLarge`, `InvalidFrame`, `ClientDisconnect`."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise TooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):  # who sends a part and no more holds a connection that others need
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise TooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
+    except TimeoutError as error:
+        raise InvalidFrame(f"The body has not come within {BODY_TIMEOUT_S:g} s.") from error
     try:
         value = json.loads(bytes(body), parse_constant=_refuse_constant, parse_float=_read_float)
         msgspec.json.encode(value)  # half of a surrogate pair is a string to Python alone

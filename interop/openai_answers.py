@@ -69,6 +69,8 @@ class Showing:
 
     segments: list[Segment] = field(default_factory=list)
     _open: int | None = None
+    _space: str = ""
+    """White space at the end of what is open: it is shown with what follows, as messages end in none."""
 
     def take(self, event: TextPiece | AgentAnswer) -> Iterator[Change]:
         if isinstance(event, AgentAnswer):
@@ -85,9 +87,12 @@ class Showing:
     def _go_on(self, piece: TextPiece) -> Iterator[Change]:
         current = self.segments[self._open] if self._open is not None else None
         is_new = current is None or current.turn != piece.turn
-        text = piece.text.lstrip() if is_new or not (current and current.text) else piece.text
+        text = piece.text.lstrip() if is_new or not (current and current.text) else self._space + piece.text
+        space = text[len(text.rstrip()) :]
+        text = text.rstrip()
         if is_new and any(it.turn == piece.turn or (it.is_answer and it.text.startswith(text)) for it in self.segments):
             return  # it comes late: its message is there
+        self._space = space
         if not text:
             return
         if is_new:
@@ -97,9 +102,7 @@ class Showing:
 
     def _answer(self, text: str) -> Iterator[Change]:
         current = self.segments[self._open] if self._open is not None else None
-        if current is not None and current.text.rstrip() == text:
-            rest = ""
-        elif current is not None and text.startswith(current.text):
+        if current is not None and text.startswith(current.text):
             rest = text[len(current.text) :]
         else:
             yield from self.end()

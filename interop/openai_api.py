@@ -30,7 +30,15 @@ from starlette.types import Receive, Scope, Send
 from roundelay.network.addresses import conversation_of, direct_thread, name_of
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import ordered_id
-from roundelay.network.errors import ConnectError, RetryLater, RoundelayError, UnknownMessage, UnknownRecipient
+from roundelay.network.errors import (
+    ConnectError,
+    IdConflict,
+    InvalidArguments,
+    RetryLater,
+    RoundelayError,
+    UnknownMessage,
+    UnknownRecipient,
+)
 from roundelay.network.frames import is_id
 from roundelay.network.messages import message_from_wire
 
@@ -51,7 +59,7 @@ from .openai_answers import (
     make_response,
     sum_usage,
 )
-from .openai_requests import AgentRequest, ApiProblem, compose, conversation_id, read_chat, read_response
+from .openai_requests import AgentRequest, ApiProblem, compose, conversation_id, read_chat, read_echo, read_response
 
 _logger = logging.getLogger(__name__)
 
@@ -98,7 +106,8 @@ class _OpenAIApi:
         self._callers = callers
         self._answering: Counter[tuple[str, int]] = Counter()
         """How many connections wait for what comes of each message, by caller and seq."""
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        """What is left to do of connections that are done: answers to acknowledge, reactions to stop."""
 
     def make_routes(self) -> list[Route]:
         table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -163,8 +172,8 @@ class _OpenAIApi:
                 yield _data(chunk)
         except (RoundelayError, ApiProblem) as error:
             yield _data({"error": _problem(error).body})
+        self._spawn(self._acknowledge(exchange))  # before the last line: many a client closes when it has read that
         yield "data: [DONE]\n\n"
-        await self._acknowledge(exchange)
 
     # --- responses
 
@@ -196,8 +205,8 @@ class _OpenAIApi:
         except (RoundelayError, ApiProblem) as error:
             for event in stream.fail(_problem(error)):
                 yield _event(event)
+        self._spawn(self._acknowledge(exchange))  # before the last line: many a client closes when it has read that
         yield "data: [DONE]\n\n"
-        await self._acknowledge(exchange)
 
     async def _show_response(self, request: Request) -> Response:
         async with self._callers.conversations(_credentials(request)) as conversations:
@@ -254,26 +263,34 @@ class _OpenAIApi:
             place = await self._find_place(client, agent_id, asked, message_id, is_retry=is_retry)
             if is_retry and place.sent is not None and await _is_stopped(conversations, place.sent):
                 place = await self._find_place(client, agent_id, asked, message_id, is_retry=False)
-            if place.sent is not None:
-                if _read_own(place.sent).get("request") != asked.digest:
+            sent, question = place.sent, None
+            if sent is None:
+                try:
+                    question = await stack.enter_async_context(
+                        conversations.ask(
+                            agent_id,
+                            compose(
+                                asked,
+                                is_new=place.is_new,
+                                has_instructions=place.has_instructions,
+                                has_answer=place.has_answer,
+                            ),
+                            conversation=place.conversation,
+                            message_id=message_id,
+                            metadata={OWN: _describe(asked)},
+                        )
+                    )
+                except IdConflict:  # another request, or this one: its conversation has gone on since
+                    sent = await _find_sent(client, _list_places(client, agent_id, asked), message_id)
+                    if sent is None:
+                        raise
+            if question is None:
+                assert sent is not None
+                if _read_own(sent).get("request") != asked.digest:
                     raise ApiProblem(409, "Another request was made under this Idempotency-Key.", code="id_conflict")
-                stored = QuestionStored(place.sent.seq, place.sent.thread_id, True)
-                following = conversations.follow(agent_id, stored)
-            else:
-                following = conversations.ask(
-                    agent_id,
-                    compose(
-                        asked,
-                        is_new=place.is_new,
-                        has_instructions=place.has_instructions,
-                        has_answer=place.has_answer,
-                    ),
-                    conversation=place.conversation,
-                    message_id=message_id,
-                    metadata={OWN: _describe(asked)},
-                )
-            question = await stack.enter_async_context(following)
-            created_at = place.sent.sent_at // 1000 if place.sent is not None else int(time.time())
+                stored = QuestionStored(sent.seq, sent.thread_id, True)
+                question = await stack.enter_async_context(conversations.follow(agent_id, stored))
+            created_at = sent.sent_at // 1000 if sent is not None else int(time.time())
             about = Answering(question.stored.seq, asked.model, created_at, asked.echo)
             waiting = (client.agent_id, question.stored.seq)
             self._answering[waiting] += 1
@@ -285,7 +302,7 @@ class _OpenAIApi:
         self, client: NetworkClient, agent_id: str, asked: AgentRequest, message_id: str, *, is_retry: bool
     ) -> _Place:
         """The conversation in which a request goes on, or begins."""
-        own = client.agent_id
+        own, digest = client.agent_id, asked.digest
 
         def is_sent(message: AnyMessage) -> bool:
             if message.sender_id != own:
@@ -295,7 +312,7 @@ class _OpenAIApi:
             now = client.clock()
             return (
                 is_retry
-                and _read_own(message).get("request") == asked.digest
+                and _read_own(message).get("request") == digest
                 and now - message.sent_at < RETRIES_WITHIN_MS
                 and not self._answering[own, message.seq]
             )
@@ -314,19 +331,19 @@ class _OpenAIApi:
             sent = next((it for it in reversed(mine) if is_sent(it)), None)
             known = _read_own(mine[-1]).get("instructions") if mine else None
             return _Place(name, not mine, known == _digest_text(asked.instructions), sent=sent)
-        family = f"c-{asked.family}-"
-        new = f"{family}{hashlib.sha256(message_id.encode()).hexdigest()[:16]}"
-        if asked.asked_before is None and not is_retry:
+        new = f"c-{asked.family}-{hashlib.sha256(message_id.encode()).hexdigest()[:16]}"
+        asked_before = asked.asked_before
+        if asked_before is None and not is_retry:
             return _Place(new, True)  # under a key, the same request comes to the same place
         answer = asked.earlier[-1].text.strip() if asked.earlier else ""
-        async for thread_id in _list_threads(client, direct_thread(own, agent_id, family + "x").removesuffix("x")):
+        async for thread_id in _list_threads(client, _family_prefix(client, agent_id, asked)):
             messages = await _read_thread(client, thread_id)
             mine = [it for it in messages if it.sender_id == own]
             if not mine:
                 continue
             if is_sent(mine[-1]):
                 return _Place(conversation_of(thread_id), sent=mine[-1])
-            if _read_own(mine[-1]).get("request") != asked.asked_before:
+            if _read_own(mine[-1]).get("request") != asked_before:
                 continue
             told = BETWEEN.join(it.text for it in messages if mine[-1].seq in (it.reply_to, it.cause)).strip()
             if not told or told.startswith(answer) or answer.endswith(BETWEEN + told):
@@ -343,8 +360,8 @@ class _OpenAIApi:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="openai")
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _stop_later(self, exchange: _Exchange, waiting: tuple[str, int]) -> None:
         await asyncio.sleep(STOP_AFTER_S)
@@ -353,10 +370,10 @@ class _OpenAIApi:
         del self._answering[waiting]
         try:
             async with (
-                self._callers.conversations(exchange.credentials) as conversations,
+                self._callers.conversations(exchange.credentials, is_rest=True) as conversations,
                 conversations.follow(exchange.question.agent_id, exchange.question.stored) as question,
             ):
-                await question.stop()
+                await question.stop(ANSWER_S)
         except RoundelayError as error:
             _logger.info("a reaction could not be stopped", extra={"seq": waiting[1], "code": error.code})
 
@@ -366,8 +383,8 @@ class _OpenAIApi:
         if exchange.ended is None or not seqs:
             return
         try:
-            async with self._callers.session(exchange.credentials) as client:
-                await client.call("network.acknowledge", {"seqs": seqs})
+            async with self._callers.conversations(exchange.credentials, is_rest=True) as conversations:
+                await conversations.client.call("network.acknowledge", {"seqs": seqs})
         except RoundelayError as error:
             _logger.info("answers could not be acknowledged", extra={"seqs": seqs, "code": error.code})
 
@@ -569,7 +586,7 @@ async def _find_response(client: NetworkClient, response_id: str) -> AnyMessage:
     found = re.fullmatch(r"resp_([1-9][0-9]{0,15})", response_id)
     try:
         chain = (await client.call("network.why", {"seq": int(found[1])}))["chain"] if found else []
-    except UnknownMessage:
+    except (UnknownMessage, InvalidArguments):  # the latter: no seq is so high
         chain = []
     for it in chain:
         if found and it.get("seq") == int(found[1]) and it.get("sender_id") == client.agent_id:
@@ -584,6 +601,40 @@ async def _is_stopped(conversations: Conversations, message: AnyMessage) -> bool
     question = conversations.find(name_of(message.to), QuestionStored(message.seq, message.thread_id, True))
     _, ended = await question.look()
     return ended is not None and ended.status == "cancelled"
+
+
+def _family_prefix(client: NetworkClient, agent_id: str, asked: AgentRequest) -> str:
+    """How the ids of the threads begin in which a conversation without a name may stand."""
+    return direct_thread(client.agent_id, agent_id, f"c-{asked.family}-x").removesuffix("x")
+
+
+async def _list_places(client: NetworkClient, agent_id: str, asked: AgentRequest) -> AsyncIterator[str]:
+    """The threads in which a request may have been sent before."""
+    if asked.previous is not None:
+        yield (await _find_response(client, asked.previous)).thread_id
+    elif asked.conversation is not None:
+        yield direct_thread(client.agent_id, agent_id, conversation_id(asked.conversation))
+    else:
+        async for thread_id in _list_threads(client, _family_prefix(client, agent_id, asked)):
+            yield thread_id
+
+
+async def _find_sent(client: NetworkClient, threads: AsyncIterator[str], message_id: str) -> AnyMessage | None:
+    """The caller's message of this id, however much has been said behind it."""
+    async for thread_id in threads:
+        before: int | None = None
+        while True:
+            try:
+                page = await client.history(thread_id, before=before, limit=LOOKED_BACK)
+            except UnknownMessage:  # there is no such thread yet
+                break
+            for message in page.messages:
+                if (message.sender_id, message.message_id) == (client.agent_id, message_id):
+                    return message
+            if not (page.has_more and page.messages):
+                break
+            before = page.messages[0].seq
+    return None
 
 
 async def _read_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
@@ -628,8 +679,7 @@ def _read_own(message: AnyMessage) -> dict[str, Any]:
 
 
 def _read_echo(message: AnyMessage) -> dict[str, Any]:
-    echo = _read_own(message).get("echo")
-    return echo if isinstance(echo, dict) else {}
+    return read_echo(_read_own(message).get("echo"))
 
 
 def _digest_text(text: str) -> str:

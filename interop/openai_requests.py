@@ -181,6 +181,26 @@ class _ResponsesBody(_ReadPart):
     stream_options: dict[str, Any] | None = None
 
 
+class _Echo(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    instructions: str | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
+    previous_response_id: str | None = None
+    background: bool = False
+    user: str | None = None
+    conversation: dict[Literal["id"], str] | None = None
+
+
+def read_echo(kept: object) -> dict[str, Any]:
+    """What an answer repeats of a request (`AgentRequest.echo`), as it was kept in a message's metadata: which its caller
+    may have written by other ways."""
+    try:
+        return _Echo.model_validate(kept or {}).model_dump(exclude_unset=True)
+    except ValidationError:
+        return {}
+
+
 def read_chat(body: object) -> AgentRequest:
     """Read a request for a chat completion. Raises `ApiProblem`."""
     given = _read(_ChatBody, body)

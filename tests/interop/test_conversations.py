@@ -193,3 +193,11 @@ async def test_an_agent_that_keeps_no_records_has_answered_when_it_has() -> None
             assert asked["metadata"] == {"ask": {"watched": True}}
             await bob.send("agent:form", "40.", reply_to=asked["seq"], cause=asked["seq"])
             assert await ends_of(question) == ["40.", "answered"]
+
+
+async def test_what_listens_for_a_caller_ends_with_its_session() -> None:
+    async with asyncio.timeout(20), running_node() as node:
+        async with joined(node) as form, form.follow("bob", QuestionStored(1, "direct:bob~form:a", True)):
+            listeners = [it for it in asyncio.all_tasks() if it.get_name() == "conversations"]
+        assert len(listeners) == 2
+        await asyncio.gather(*listeners)

@@ -17,7 +17,7 @@ from roundelay.agents.models.model import Model, ModelDelta, ModelError, ModelRe
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import ScriptedModel, finish
 from roundelay.agents.simple import SimpleAgentRunner
-from roundelay.interop import openai_api
+from roundelay.interop import callers, http_api, openai_api
 from roundelay.interop.gateway import serve_gateway
 from roundelay.network.client import NetworkClient
 from tests.support.asked import invite, working
@@ -160,10 +160,10 @@ async def test_a_chat_streams_as_it_is_written_and_ends_with_what_was_sent() -> 
         tell = await model.asked.get()
         tell(ModelDelta(text="It is "))
         assert (await anext(chunks)).choices[0].delta.content == "\n\n"
-        assert (await anext(chunks)).choices[0].delta.content == "It is "
+        assert (await anext(chunks)).choices[0].delta.content == "It is"
         model.reply.put_nowait(ModelReply("It is 40."))
         rest = [chunk async for chunk in chunks]
-        assert [it.choices[0].delta.content for it in rest[:-2]] == ["40."]
+        assert [it.choices[0].delta.content for it in rest[:-2]] == [" 40."]
         assert rest[-2].choices[0].finish_reason == "stop"
         assert rest[-1].choices == []
         assert rest[-1].usage.total_tokens >= 0
@@ -200,7 +200,7 @@ async def test_responses_go_on_by_id_and_are_read_from_the_ledger() -> None:
         assert (read.output_text, read.status, read.metadata, read.previous_response_id, read.usage) == (
             "I hear two", "completed", {"a": "b"}, first.id, second.usage,
         )  # fmt: skip
-        for wrong in ("resp_1", "resp_999", "x"):
+        for wrong in ("resp_1", "resp_999", f"resp_{'9' * 16}", "x"):
             with pytest.raises(APIStatusError) as refused:
                 await it.client.responses.retrieve(wrong)
             assert refused.value.status_code == 404
@@ -383,10 +383,75 @@ async def test_an_official_client_that_comes_back_at_once_finds_its_reaction_goi
         assert await it.threads() == [["dig", "gold"]]
 
 
+async def test_a_key_finds_its_message_however_far_its_conversation_has_gone_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(openai_api, "LOOKED_BACK", 3)
+    headers = {"Idempotency-Key": "k"}
+    async with desk(hears) as it:
+        for named, key in (({}, "plain"), ({"user": "Mia"}, "named")):
+            headers = {"Idempotency-Key": key}
+            await it.chat("one", **named)
+            first = await it.chat("one", "I hear one", "two", extra_headers=headers, **named)
+            said = ["one", "I hear one", "two", "I hear two"]
+            for new in ("three", "four", "five"):
+                await it.chat(*said, new, **named)
+                said += [new, f"I hear {new}"]
+            again = await it.chat("one", "I hear one", "two", extra_headers=headers, **named)
+            assert (again.id, again.choices[0].message.content) == (first.id, "I hear two")
+            with pytest.raises(APIStatusError) as refused:
+                await it.chat("one", "I hear one", "other", extra_headers=headers, **named)
+            assert (refused.value.status_code, refused.value.code) == (409, "id_conflict")
+        assert await it.threads() == [said, said]
+
+
+async def test_who_has_as_many_calls_as_there_may_be_still_stops_and_acknowledges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(openai_api, "STOP_AFTER_S", 0.0)
+    monkeypatch.setattr(callers, "MAX_CALLS", 1)
+    model = Stepped()
+    async with desk(model) as it:
+        left = await it.chat("dig", stream=True)
+        await model.asked.get()
+        [thread] = (await it.ledger.call("network.list_threads"))["threads"]
+        await left.close()
+        stream = await it.chat("more", stream=True)  # the client comes at once, before the reaction is stopped
+        await model.asked.get()
+        await until_ended(it.ledger, thread["last_seq"], "cancelled")
+        model.reply.put_nowait(ModelReply("gold"))
+        assert [chunk async for chunk in stream]
+        page = await it.ledger.call("network.receive", {"peek": True})
+        while page["messages"]:
+            page = await it.ledger.call("network.receive", {"peek": True})
+
+
+async def test_what_a_caller_has_written_itself_into_its_metadata_is_no_part_of_a_response() -> None:
+    async with desk(hears) as it:
+        forged = {"openai": {"request": 5, "echo": {"status": 1, "id": "resp_1", "background": "x"}}}
+        sent = await it.ledger.send("agent:bob", "one", conversation="c", requires_response=True, metadata=forged)
+        await until_ended(it.ledger, sent.seq, "finished")
+        answer = await it.client.responses.create(model="bob", input="two", previous_response_id=f"resp_{sent.seq}")
+        assert answer.output_text == "I hear two"
+        read = await it.client.responses.retrieve(f"resp_{sent.seq}")
+        assert (read.id, read.status, read.output_text) == (f"resp_{sent.seq}", "completed", "I hear one")
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_api, "BODY_TIMEOUT_S", 0.05)
+
+    async with desk(hears) as it:
+        reading, writing = await asyncio.open_connection(*it.url.removeprefix("http://").split(":"))
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {it.client.api_key}\r\n"
+        writing.write(f"{head}Content-Length: 9\r\n\r\n{{".encode())
+        assert b" 400 " in await reading.readline()
+        writing.close()
+
+
 async def until_ended(client: NetworkClient, seq: int, status: str) -> None:
     while True:
         [fate] = (await client.call("network.message_status", {"seq": seq}))["recipients"]
-        if fate.get("reaction_status") != "open":
+        if fate.get("reaction_status", "open") != "open":  # it has begun, and ended
             assert fate["reaction_status"] == status
             return
         await client.call("network.receive", {"after": seq, "wait_ms": 50, "peek": True})
