@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import pytest
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError
 from tests.support.counts import Note
-from tests.support.nats import NatsServer, free_port, nats_server
+from tests.support.nats import Cable, NatsServer, free_port, nats_server, nats_servers
 
 OWNER = "an-owner-token-that-both-nodes-are-given-by-their-operator"
 SENDERS = 6
+SERVER_KILLS = 9
 
 
 class ClusterNode:
@@ -80,16 +81,24 @@ class ClusterNode:
 
 @contextlib.asynccontextmanager
 async def cluster(tmp_path: Path, *names: str) -> AsyncIterator[tuple[NatsServer, list[ClusterNode]]]:
-    async with nats_server(tmp_path / "nats") as server:
-        nodes = [ClusterNode(tmp_path / "nodes", name, server.url("lab")) for name in names]
-        try:
-            for node in nodes:
-                await node.start()
-            yield server, nodes
-        finally:
-            for node in nodes:
-                if node.process is not None and node.process.returncode is None:
-                    await node.end()
+    async with (
+        nats_server(tmp_path / "nats") as server,
+        running(ClusterNode(tmp_path / "nodes", name, server.url("lab")) for name in names) as nodes,
+    ):
+        yield server, nodes
+
+
+@contextlib.asynccontextmanager
+async def running(made: Iterable[ClusterNode]) -> AsyncIterator[list[ClusterNode]]:
+    nodes = list(made)
+    try:
+        for node in nodes:
+            await node.start()
+        yield nodes
+    finally:
+        for node in nodes:
+            if node.process is not None and node.process.returncode is None:
+                await node.end()
 
 
 async def find_leader(nodes: list[ClusterNode]) -> ClusterNode:
@@ -178,6 +187,27 @@ async def traffic(nodes: list[ClusterNode]) -> AsyncIterator[Traffic]:
             reading.cancel()
 
 
+async def compare(nodes: list[ClusterNode], it: Traffic, note: Note, **counts: int) -> None:
+    """What was acknowledged stands once in the log, was delivered, and is the same on the node that followed."""
+    leader = await find_leader(nodes)
+    async with join(nodes, "auditor") as auditor:
+        rows = await all_rows(auditor)
+    texts = Counter(text for text in it.stored for row in rows if f'"content":"{text}"' in row)
+    await leader.end(signal.SIGTERM)
+    other = await find_leader([it for it in nodes if it is not leader])
+    async with join(nodes, "auditor") as auditor:
+        follower_rows = await all_rows(auditor)
+    assert follower_rows[: len(rows)] == rows, "the index of the one that followed is the leader's"
+    assert other is not leader
+    note(
+        **counts, acknowledged=len(it.stored), lost=len(it.stored) - len(texts),
+        stored_twice=sum(count > 1 for count in texts.values()), delivered=len(it.delivered),
+    )  # fmt: skip
+    assert set(texts) == set(it.stored)
+    assert set(texts.values()) == {1}
+    assert set(it.stored.values()) <= set(it.delivered)
+
+
 @pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
 async def test_of_killed_leaders_nothing_acknowledged_is_lost_or_doubled(
     tmp_path: Path, rounds: int, note: Note
@@ -191,23 +221,68 @@ async def test_of_killed_leaders_nothing_acknowledged_is_lost_or_doubled(
                 await victim.end()
                 await victim.start()
             await it.wait_for(len(it.stored) + 30)
-        leader = await find_leader(nodes)
-        async with join(nodes, "auditor") as auditor:
-            rows = await all_rows(auditor)
-        texts = Counter(text for text in it.stored for row in rows if f'"content":"{text}"' in row)
-        await leader.end(signal.SIGTERM)
-        other = await find_leader([it for it in nodes if it is not leader])
-        async with join(nodes, "auditor") as auditor:
-            follower_rows = await all_rows(auditor)
-        assert follower_rows[: len(rows)] == rows, "the index of the one that followed is the leader's"
-        assert other is not leader
-        note(
-            rounds=rounds, acknowledged=len(it.stored), lost=len(it.stored) - len(texts),
-            stored_twice=sum(count > 1 for count in texts.values()), delivered=len(it.delivered),
-        )  # fmt: skip
-        assert set(texts) == set(it.stored)
-        assert set(texts.values()) == {1}
-        assert set(it.stored.values()) <= set(it.delivered)
+        await compare(nodes, it, note, rounds=rounds)
+
+
+@pytest.mark.full
+async def test_of_a_server_that_is_killed_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, note: Note) -> None:
+    async with cluster(tmp_path, "a", "b") as (server, nodes):
+        await find_leader(nodes)
+        async with traffic(nodes) as it:
+            for _ in range(SERVER_KILLS):
+                await it.wait_for(len(it.stored) + 30)
+                await server.kill9()
+                await server.start()
+            await it.wait_for(len(it.stored) + 30)
+        await compare(nodes, it, note, server_kills=SERVER_KILLS)
+
+
+@pytest.mark.full
+async def test_of_three_servers_one_may_be_killed(tmp_path: Path, note: Note) -> None:
+    async with nats_servers(tmp_path / "nats") as servers:
+        log = f"nats://{','.join(server.hosts for server in servers)}/lab?replicas=3"
+        async with running(ClusterNode(tmp_path / "nodes", name, log) for name in "ab") as nodes:
+            await find_leader(nodes)
+            async with traffic(nodes) as it:
+                for number in range(SERVER_KILLS):
+                    await it.wait_for(len(it.stored) + 30)
+                    victim = servers[number % 3]
+                    await victim.kill9()
+                    await it.wait_for(len(it.stored) + 30)
+                    await victim.start()
+            await compare(nodes, it, note, server_kills=SERVER_KILLS)
+
+
+@pytest.mark.full
+async def test_a_leader_that_was_cut_off_acknowledges_nothing_after_another_one_has_claimed(tmp_path: Path) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        cable = Cable(server.port)
+        async with cable.laid() as port:
+            old = ClusterNode(tmp_path / "nodes", "a", f"nats://127.0.0.1:{port}/lab")
+            new = ClusterNode(tmp_path / "nodes", "b", server.url("lab"))
+            async with running([old]), running([]) as later:
+                await find_leader([old])
+                await new.start()
+                later.append(new)
+                async with NetworkClient("mia", old.url, kind="human", token=OWNER) as mia:
+                    await mia.send_text("mia", "before")
+                    cable.cut()
+                    late = asyncio.create_task(mia.send_text("mia", "late", message_id="late"))
+                    await find_leader([new])
+                    async with NetworkClient("zoe", new.url, kind="human", token=OWNER) as zoe:
+                        stored = await zoe.send_text("mia", "from the new leader")
+                    async with asyncio.timeout(30):
+                        while await old.is_leading():  # noqa: ASYNC110 (a process tells nobody)
+                            await asyncio.sleep(0.05)
+                    cable.mend()
+                    done, _ = await asyncio.wait((late,), timeout=5)
+                    assert not done or late.exception() is not None
+                    assert not await old.is_leading()
+                    async with NetworkClient("mia", new.url, kind="human", token=OWNER) as elsewhere:
+                        again = await elsewhere.send_text("mia", "late", message_id="late")
+                    assert (again.duplicate, again.seq > stored.seq) == (False, True), "nothing of it was stored"
+                    late.cancel()
+                    await asyncio.gather(late, return_exceptions=True)
 
 
 async def test_a_leader_that_slept_acknowledges_nothing_after_another_one_has_claimed(tmp_path: Path) -> None:

@@ -11,6 +11,9 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nats
+import nats.errors
+
 SERVER = Path(sys.executable).with_name("nats-server")
 
 
@@ -24,9 +27,11 @@ def free_port() -> int:
 class NatsServer:
     """One server on a folder and a port of its own; killed and started again it finds what it had stored."""
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
+    def __init__(self, folder: Path, port: int | None = None, cluster: str = "", sync: str = "always") -> None:
         self.folder = folder
         self.port = port or free_port()
+        self._more = f'server_name: "{folder.name}"\n{cluster}'
+        self._sync = sync
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -40,7 +45,8 @@ class NatsServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.conf"
         config.write_text(
-            f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.folder}/store", sync_interval: always }}\n'
+            f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.folder}/store", sync_interval: {self._sync} }}\n'
+            f"{self._more}\n"
         )
         self._process = await asyncio.create_subprocess_exec(
             str(SERVER), "-c", str(config), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
@@ -78,3 +84,73 @@ async def nats_server(folder: Path) -> AsyncIterator[NatsServer]:
     finally:
         await server.kill9()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def nats_servers(folder: Path, count: int = 3) -> AsyncIterator[list[NatsServer]]:
+    """Several servers of one cluster, once they have chosen who of them decides."""
+    ports = [free_port() for _ in range(count)]
+    routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in ports)
+    servers = [
+        NatsServer(
+            folder / f"n{port}", cluster=f'cluster {{ name: c, listen: "127.0.0.1:{port}", routes: [{routes}] }}'
+        )
+        for port in ports
+    ]
+    try:
+        await asyncio.gather(*(server.start() for server in servers))
+        client = await nats.connect([f"nats://{server.hosts}" for server in servers])
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(nats.errors.Error):
+                    await client.jetstream(timeout=1).add_stream(name="probe", num_replicas=count)
+                    break
+                await asyncio.sleep(0.1)
+        await client.close()
+        yield servers
+    finally:
+        await asyncio.gather(*(server.kill9() for server in servers))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Cable:
+    """Between a node and its server; while it is cut nothing passes, and neither side hears of that."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._whole = asyncio.Event()
+        self._whole.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def cut(self) -> None:
+        self._whole.clear()
+
+    def mend(self) -> None:
+        self._whole.set()
+
+    @contextlib.asynccontextmanager
+    async def laid(self) -> AsyncIterator[int]:
+        """The port of its end."""
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        for ends in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._pass(*ends))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._whole.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
