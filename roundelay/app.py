@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roundelay.mods.channels import Channels
 from roundelay.mods.discovery import Discovery
@@ -40,6 +40,9 @@ from roundelay.network.operations import list_operations
 from roundelay.network.visibility import Visibility
 from roundelay.web.site import PageSite
 
+if TYPE_CHECKING:
+    from roundelay.network.ledger.replicated import ReplicatedLedger
+
 Card = Mapping[str, Any] | None
 OWN_MODS: dict[str, type[Mod]] = {it.id: it for it in (Channels, Discovery, NotifyWhen, Reservations)}
 
@@ -62,7 +65,7 @@ def make_ledger(
     return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability, is_index=is_read_only)
 
 
-def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Ledger:
+def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> ReplicatedLedger:
     """The ledger of a node that shares its log with others. Raises `ConfigError` for an address that is none, for what
     does not go with such a log, or where the client of its engine is not installed."""
     try:
@@ -141,7 +144,7 @@ async def serve(
 
     With ``is_read_only`` the hub takes no messages, no records and no changes. ``prepare`` is given the hub, and where it
     will listen, before anybody can connect; what it raises ends the node. A node that shares its log waits here until it
-    leads, says so with ``say``, and raises `StoppedWaiting` when ``stopping`` is set before.
+    leads (it listens, and refuses who comes), says so with ``say``, and raises `StoppedWaiting` when ``stopping`` is set before.
     Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be kept) or `ConnectError` (the address
     cannot be bound), and leaves nothing half open.
     """
@@ -151,8 +154,9 @@ async def serve(
     await _check_address(config.host, config.port)
     token = owner_token(config.db)
     ledger = make_ledger(config.db, config.name, config.durability, random_id, is_read_only=is_read_only)
-    if config.log is not None:
-        ledger = make_replicated_ledger(config, say)
+    shared = None if config.log is None else make_replicated_ledger(config, say)
+    if shared is not None:
+        ledger = shared
     hub = Hub(
         ledger,
         limits=config.limits,
@@ -168,26 +172,28 @@ async def serve(
         clock=system_clock,
         new_id=random_id,
     )
-    try:
-        await _start(hub, stopping)
-    except BaseException:
-        await ledger.close()  # it may have been opened, and may lead
-        raise
     server = WebSocketServer(
         hub,
         config.limits,
         behind_proxy=config.behind_proxy,
         doors=Doors(config.host, config.web_hosts, behind_proxy=config.behind_proxy),
         site=PageSite(is_reloaded=config.web_reload) if config.web else None,
+        standing=None if shared is None else lambda: shared.standing,
     )
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:
             port = await server.bind(config.host, config.port)
             url = f"{'wss' if tls else 'ws'}://{host}:{port}/"
+            if shared is not None:  # it says that it waits, to whom it would serve
+                server.is_letting_in = False
+                server.listen(tls=tls)
+            await _start(hub, stopping)
             if prepare is not None:
                 await prepare(hub, url)
-            server.listen(tls=tls)
+            if shared is None:
+                server.listen(tls=tls)
+            server.is_letting_in = True
         except OSError as error:
             raise _cannot_listen(config.host, config.port, error) from error
         yield Node(hub, server, url, token)

@@ -8,7 +8,7 @@ import logging
 import math
 import socket
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import cast
 
@@ -40,6 +40,7 @@ TOLD_AGAIN_S = 60.0
 class WebSocketServer:
     """Listens for one hub. Health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``, on the same port; with a
     ``site`` also a page at ``/``, and its files under ``/web/``. ``doors`` are the names by which browsers reach it.
+    ``standing`` says what a node is among others that share its log, where there are.
 
     It accepts by itself, since the event loops accept as many at once as come: then the ones that say nothing would be
     the only ones that are dealt with. It also knows those that are in the TLS handshake, and what to do when files are
@@ -53,6 +54,7 @@ class WebSocketServer:
         behind_proxy: bool = False,
         doors: Doors | None = None,
         site: Site | None = None,
+        standing: Callable[[], str] | None = None,
     ) -> None:
         self._hub = hub
         self._doors = doors or Doors("", (), behind_proxy=behind_proxy)
@@ -61,6 +63,10 @@ class WebSocketServer:
         self._limits = limits
         self._gate = Gate(limits.max_unauthenticated)
         self._at_once = min(ACCEPTED_AT_ONCE, max(1, limits.max_unauthenticated // ROUNDS))
+        self._standing = standing
+        self.is_letting_in = True
+        """Whether sessions are accepted once the hub is ready. One that waits for its turn to lead is not yet prepared
+        for them."""
         self._tls: ssl.SSLContext | None = None
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,6 +101,10 @@ class WebSocketServer:
         for sock in listening:
             loop.remove_reader(sock)
             sock.close()
+
+    @property
+    def _is_ready(self) -> bool:
+        return self.is_letting_in and self._hub.is_ready
 
     def is_serving(self) -> bool:
         """Whether connections may come; asked by the library at each handshake."""
@@ -186,9 +196,10 @@ class WebSocketServer:
         if path == "/healthz":
             return connection.respond(HTTPStatus.OK, "ok\n")
         if path == "/readyz":
-            if self._hub.is_ready:
+            if self._is_ready:
                 return connection.respond(HTTPStatus.OK, "ready\n")
-            reason = "the ledger does not answer" if self._hub.is_open else "recovering"
+            standing = self._standing() if self._standing is not None and not self._hub.is_open else "recovering"
+            reason = "the ledger does not answer" if self._hub.is_open else standing
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n")
         if path == "/metrics":
             response = connection.respond(HTTPStatus.OK, metrics_text(self._hub.list_figures()))
@@ -226,8 +237,13 @@ class WebSocketServer:
             return response
         if self._hub.switchboard.taken >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
-        if not self._hub.is_ready:
-            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "The hub is recovering; try again in a moment.\n")
+        if not self._is_ready:
+            what = self._standing() if self._standing is not None and not self._hub.is_open else ""
+            if what.startswith("following"):
+                sentence = f"This node does not serve: it is {what}, while another one leads. Connect to that one."
+            else:
+                sentence = "The hub is recovering; try again in a moment."
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
         return None
 
 

@@ -38,7 +38,7 @@ from .sqlite import SQLiteLedger
 
 ALIVE_S = 0.25
 """How often a leader says that it leads."""
-LEADERLESS_S = 1.5
+LEADERLESS_S = 1.0
 """So long nothing is heard of a leader before another one claims its place."""
 LISTENED_S = 2 * ALIVE_S
 """Of one look to the next so much counts as silence at most: who slept has not listened."""
@@ -78,6 +78,8 @@ class ReplicatedLedger:
         self._writer = ""
         """Our claim, while we lead."""
         self._telling: asyncio.Task[None] | None = None
+        self._behind: int | None = None
+        """How many records there were to follow when this node looked last."""
         self._is_appending = False
         self._reached_at = 0.0
         """When the engine answered last whether this node leads."""
@@ -105,6 +107,13 @@ class ReplicatedLedger:
     @property
     def damaged(self) -> int:
         return self._index.damaged
+
+    @property
+    def standing(self) -> str:
+        """What this node is to the log: ``starting``, ``following, N records behind`` or ``leading``."""
+        if self._writer:
+            return "leading"
+        return "starting" if self._behind is None else f"following, {self._behind} records behind"
 
     # --- lifetime
 
@@ -273,6 +282,7 @@ class ReplicatedLedger:
             try:
                 while True:
                     end = await self._shared.end()
+                    self._behind = max(0, end - self._reader.end)
                     quiet_s, looked = quiet_s + min(loop.time() - looked, LISTENED_S), loop.time()
                     if hearing.done():
                         if hearing.result() == self._reader.leader:

@@ -58,7 +58,8 @@ def read_readiness(url: str) -> bool | None:
         answer = get_from_hub(url, "/readyz")
     except ConnectError:
         return None
-    return {"ready": True, "recovering": False}.get(answer.body.strip())
+    said = answer.body.strip()
+    return {"ready": True, "recovering": False, "starting": False, "following": False}.get(said.partition(",")[0])
 
 
 def _read_date(header: str | None) -> float | None:

@@ -16,6 +16,7 @@ import pytest
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError
+from roundelay.nodes.hub_http import get_from_hub, read_readiness
 from tests.support.counts import Note
 from tests.support.nats import Cable, NatsServer, free_port, nats_server, nats_servers
 
@@ -318,6 +319,12 @@ async def test_who_waits_for_its_turn_can_be_stopped_and_says_what_it_waits_for(
         async with asyncio.timeout(30):
             while "this one follows" not in waiting.db.with_suffix(".out").read_text():  # noqa: ASYNC110 (a file tells nobody)
                 await asyncio.sleep(0.05)
+        answer = await asyncio.to_thread(get_from_hub, waiting.url, "/readyz")
+        assert (answer.status, answer.body.strip()) == (503, "following, 0 records behind")
+        assert await asyncio.to_thread(read_readiness, waiting.url) is False
+        with pytest.raises(ConnectError, match="another one leads"):
+            async with NetworkClient("mia", waiting.url, kind="human", token=OWNER, reconnect=False):
+                pass
         async with asyncio.timeout(10):
             assert await waiting.end(signal.SIGTERM) == 0
         async with join(nodes, "mia") as mia:

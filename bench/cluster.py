@@ -1,0 +1,200 @@
+"""What a shared log costs: a node that leads on one NATS server beside one durable node (FULL), and how soon another takes over.
+
+    ./dev bench cluster [--quick] [--rounds 5] [--json FILE]
+
+Each round measures each subject once, on processes of its own; a ratio is taken within its round. One sender keeps a window of
+messages under way, then sends one at a time (load.py, which verifies every message). A takeover begins with the `kill -9` of
+the leader and ends when the node that followed answers that it is ready. NATS syncs each record (`always`), or as it does by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from load import Fleet
+from machine import describe_machine, measure_fdatasync, read_process_cpu_s
+from report import Results, make_parser, pick_size, tell, tell_results
+from servers import DEFAULT_NODE, HUB_CONFIG, start_server
+from table import Line
+from wire import LoadError
+
+SIZE_BYTES, WINDOW = 200, 1024
+TO = "agent:receiver-000"
+SINGLE = "one node, FULL"
+SYNCS = {"leader, always": "always", "leader, default": "2m"}
+
+
+@dataclass(frozen=True)
+class Size:
+    rounds: int
+    messages: int
+    latency_messages: int
+
+
+SIZES = {"full": Size(5, 40_000, 1_000), "quick": Size(1, 4_000, 200), "tiny": Size(1, 300, 50)}
+
+
+@dataclass(frozen=True)
+class Sample:
+    messages_per_s: float
+    stored_p50_us: float
+    node_cpu_us: float
+    others_busy: float
+    """What else ran meanwhile, in cores; NATS is in it."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def nats_server(folder: Path, sync: str) -> Iterator[str]:
+    """The address of a log on a server that was started for it."""
+    port = free_port()
+    config = folder / "nats.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/nats", sync_interval: {sync} }}\n'
+    )
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("nats-server"), "-c", config], stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            deadline_s = time.monotonic() + 10
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline_s:
+                        raise LoadError("the NATS server did not start") from error
+                    time.sleep(0.05)
+            yield f"nats://127.0.0.1:{port}/bench"
+        finally:
+            server.kill()
+
+
+def node_command(folder: Path, name: str, log: str | None, port: int = 0) -> list[str]:
+    config = folder / f"{name}.yaml"
+    text = HUB_CONFIG.format(db=folder / f"{name}.db", durability="full").replace("port: 0", f"port: {port}")
+    config.write_text(text + (f"log: {log}\n" if log else ""))
+    return [*DEFAULT_NODE, str(config)]
+
+
+def measure(subject: str, size: Size, scratch: Path) -> Sample:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
+        sync = SYNCS.get(subject)
+        log = stack.enter_context(nats_server(folder, sync)) if sync else None
+        url, pid = stack.enter_context(start_server(node_command(folder, "a", log), home=folder))
+        fleet = stack.enter_context(Fleet(url, 1, names_stored=True))
+        fleet.send_pipelined(max(size.messages // 10, 20), to=TO, size_bytes=SIZE_BYTES, window=WINDOW)
+        cpu_s = read_process_cpu_s(pid)
+        done = fleet.send_pipelined(size.messages, to=TO, size_bytes=SIZE_BYTES, window=WINDOW)
+        cpu_s = read_process_cpu_s(pid) - cpu_s
+        latency = fleet.send_one_by_one(size.latency_messages, to=TO, size_bytes=SIZE_BYTES)
+    others_s = done.machine_cpu_s - cpu_s - done.generator_cpu_s
+    return Sample(
+        done.messages_per_s, latency.stored_p50_us, cpu_s / size.messages * 1e6, max(0.0, others_s / done.elapsed_s)
+    )
+
+
+def measure_takeover(scratch: Path) -> float:
+    """Seconds from the leader's death until the node that followed is ready."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
+        log, port = stack.enter_context(nats_server(folder, "always")), free_port()
+        leader = subprocess.Popen(node_command(folder, "a", log), stdout=subprocess.PIPE, text=True)
+        stack.callback(leader.wait)
+        stack.callback(leader.kill)
+        assert leader.stdout is not None
+        if "ready" not in leader.stdout.readline():
+            raise LoadError("the leader did not start")
+        other = subprocess.Popen(
+            node_command(folder, "b", log, port), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        stack.callback(other.wait)
+        stack.callback(other.kill)
+        assert other.stderr is not None
+        while "follows" not in (line := other.stderr.readline()):
+            if not line:
+                raise LoadError("the follower did not start")
+        leader.kill()
+        began = time.perf_counter()
+        while time.perf_counter() - began < 30:
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
+                return time.perf_counter() - began
+            time.sleep(0.01)
+    raise LoadError("nobody took over within 30 s")
+
+
+def run(size: Size, rounds: int) -> Results:
+    subjects = (SINGLE, *SYNCS)
+    samples: dict[str, list[Sample]] = {name: [] for name in subjects}
+    takeovers: list[float] = []
+    disk: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as made:
+        scratch = Path(made)
+        for number in range(rounds):
+            disk.append(measure_fdatasync(scratch)[0])
+            turn = number % len(subjects)
+            for subject in subjects[turn:] + subjects[:turn]:
+                sample = measure(subject, size, scratch)
+                samples[subject].append(sample)
+                tell(
+                    f"{subject:<16} {sample.messages_per_s:>8,.0f}/s  stored p50 {sample.stored_p50_us:6.0f} us  "
+                    f"node {sample.node_cpu_us:5.1f} us CPU  others {sample.others_busy:4.0%}"
+                )
+            takeovers.append(measure_takeover(scratch))
+            tell(f"takeover {takeovers[-1]:.2f} s; fdatasync p50 {disk[-1]:.0f} us")
+        machine = asdict(describe_machine(scratch))
+    return {
+        "machine": machine,
+        "fdatasync_p50_us": disk,
+        "takeover_s": takeovers,
+        "samples": {name: [asdict(it) for it in found] for name, found in samples.items()},
+        "table": [asdict(line) for line in list_lines(samples, takeovers)],
+    }
+
+
+def list_lines(samples: dict[str, list[Sample]], takeovers: Sequence[float]) -> list[Line]:
+    lines = []
+    single = samples[SINGLE]
+    for name in SYNCS:
+        rates = [a.messages_per_s / b.messages_per_s for a, b in zip(samples[name], single, strict=True)]
+        waits = [a.stored_p50_us / b.stored_p50_us for a, b in zip(samples[name], single, strict=True)]
+        is_held = name == "leader, always"
+        both = " / ".join(
+            f"{statistics.median(it.messages_per_s for it in side):,.0f}/s" for side in (samples[name], single)
+        )
+        lines.append(Line(f"rate {name}", f"{name} / one node", rates, 0.6 if is_held else None, None, beside=both))
+        both = " / ".join(
+            f"{statistics.median(it.stored_p50_us for it in side):.0f} us" for side in (samples[name], single)
+        )
+        lines.append(Line(f"p50 {name}", "  unpipelined p50", waits, 2.5 if is_held else None, None, True, beside=both))
+    lines.append(Line("takeover", "takeover after kill -9, s", list(takeovers), 1.5, None, True))
+    return lines
+
+
+def main() -> None:
+    parser = make_parser(__doc__, SIZES, quick="one short round", rounds="rounds of everything")
+    options = parser.parse_args()
+    size = pick_size(options, SIZES)
+    tell_results(options, lambda: run(size, options.rounds or size.rounds), lambda it: "", failure=LoadError)
+
+
+if __name__ == "__main__":
+    main()
