@@ -128,7 +128,10 @@ class Callers:
                     deliver=False,
                     connect_timeout_s=CONNECT_TIMEOUT_S,
                 )
-                await client.connect()
+                try:
+                    await client.connect()
+                except NotAuthenticated as error:  # in the words of whoever joins by the protocol itself
+                    raise NotAuthenticated(f"This token is none of {credentials.agent_id}'s. {HOW}") from error
                 try:
                     await self._make_room()
                 except Overloaded:

@@ -130,7 +130,10 @@ def make_app(callers: Callers, host: str = "127.0.0.1") -> Starlette:
 
     async def refuse_path(request: Request, error: Exception) -> Response:
         status: int = getattr(error, "status_code", 404)
-        problem = {"code": "unknown_operation", "message": f"There is no {request.method} here; see /openapi.json."}
+        told = (
+            f"There is no {request.method} {request.url.path[:80]} here; see /openapi.json. OpenAI's API is below /v1."
+        )
+        problem = {"code": "unknown_operation", "message": told}
         return JSONResponse({"error": problem}, status, getattr(error, "headers", None))
 
     async def refuse_call(_: Request, error: Exception) -> Response:

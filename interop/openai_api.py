@@ -209,6 +209,8 @@ class _OpenAIApi:
         yield "data: [DONE]\n\n"
 
     async def _show_response(self, request: Request) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise ApiProblem(400, "A response is read as it stands, and not streamed again.", param="stream")
         async with self._callers.conversations(_credentials(request)) as conversations:
             message = await _find_response(conversations.client, request.path_params["id"])
             return JSONResponse(await self._look(conversations, message))

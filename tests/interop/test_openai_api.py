@@ -204,6 +204,8 @@ async def test_responses_go_on_by_id_and_are_read_from_the_ledger() -> None:
             with pytest.raises(APIStatusError) as refused:
                 await it.client.responses.retrieve(wrong)
             assert refused.value.status_code == 404
+        with pytest.raises(APIStatusError, match="not streamed again"):
+            await it.client.responses.retrieve(second.id, stream=True)
         assert set(second.to_dict()) >= set(REQUIRED.split())
         silent = await create(model="bob", input="nothing to say")
         assert (silent.status, silent.output) == ("completed", [])
@@ -308,6 +310,16 @@ async def test_what_is_refused_is_refused_in_openais_words_once_and_leaves_nothi
                 requests += 1
         assert [thread[0] for thread in await it.threads()] == ["break"] * 2
     assert requests == 2 * len(REFUSED)
+
+
+async def test_a_wrong_token_and_a_wrong_address_are_told_in_words_that_help() -> None:
+    async with desk(hears) as it:
+        for client, told in (
+            (it.client.with_options(api_key="ui:wrong"), "none of ui's.*roundelay token create"),
+            (it.client.with_options(base_url=it.url), "POST /chat/completions.*below /v1"),
+        ):
+            with pytest.raises(APIStatusError, match=told):
+                await client.chat.completions.create(model="bob", messages=in_turns("hi"))
 
 
 async def test_who_closes_a_stream_ends_the_reaction_and_who_has_a_key_may_come_back(
