@@ -269,7 +269,8 @@ class JetStreamLog:
         return self._client().jetstream(timeout=CONNECT_S)
 
     def _failed(self, error: BaseException) -> LedgerError:
-        kind = LogAway if not isinstance(error, APIError) or _is_passing(error) else LedgerError
+        # while servers choose a new one to lead, a stream or a consumer may not even be found
+        kind = LedgerError if isinstance(error, APIError) and error.err_code in FULL else LogAway
         return kind(f"The shared log {self.name} failed: {_tell(error)}.")
 
 
