@@ -19,13 +19,15 @@ from typing import Unpack
 
 from pydantic import JsonValue
 
-from roundelay.agents.containment import uncounted
+from roundelay.agents.containment import describe_error, uncounted
 from roundelay.agents.events import Event, ToolCallEnd, ToolCallStart
 from roundelay.agents.history import say
 from roundelay.agents.models.model import (
     AssistantMessage,
     ChatMessage,
     ModelDelta,
+    ModelError,
+    ModelFailure,
     ModelReply,
     ModelRequest,
     OnDelta,
@@ -104,25 +106,29 @@ class IncomingTurn:
         stands in other threads comes before all.
         """
         elsewhere = [it for messages in self.others.values() for it in messages]
-        said: list[ChatMessage] = [UserMessage(GUIDE.format(agent_id=self.agent_id))]
+        said: list[ChatMessage] = [UserMessage(self.guide)]
         if elsewhere:
-            say(said, "\n".join([ELSEWHERE, *(_mark(it, thread=it.thread_id) for it in elsewhere)]))
+            say(said, "\n".join([ELSEWHERE, *(mark(it, thread=it.thread_id) for it in elsewhere)]))
         for message in self.conversation:
             if message.sender_id != self.agent_id:
-                say(said, _mark(message))
+                say(said, mark(message))
             elif isinstance(said[-1], AssistantMessage):
                 said[-1] = AssistantMessage(f"{said[-1].content}\n\n{strip_unseen(message.text)}")
             else:
                 said.append(AssistantMessage(strip_unseen(message.text)))
         return said
 
-    def news(self) -> str:
-        """Give what others wrote in the thread since the agent's last message there: for a framework that remembers
-        what came before. The same again when the work is repeated."""
+    @property
+    def guide(self) -> str:
+        """What the framework's model is told of the marks; the same in each turn."""
+        return GUIDE.format(agent_id=self.agent_id)
+
+    @property
+    def news(self) -> Sequence[BaseMessage]:
+        """What others wrote in the thread since the agent's last message there, for a framework that remembers what
+        came before: the same again when the work is done again. Pass them by `mark`."""
         own = [place for place, it in enumerate(self.conversation) if it.sender_id == self.agent_id]
-        since = self.conversation[own[-1] + 1 if own else 0 :]
-        guide = [] if own else [GUIDE.format(agent_id=self.agent_id)]
-        return "\n\n".join([*guide, *map(_mark, since)])
+        return self.conversation[own[-1] + 1 if own else 0 :]
 
     # --- what the adapter tells
 
@@ -214,7 +220,18 @@ class _OneRun:
         is_ok = False
         try:
             text = (await self._agent.answer(turn)).strip()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # Some frameworks end with words of their own when they are cancelled: nobody waits for these.
+                raise asyncio.CancelledError
             is_ok = True
+        except ModelError:
+            raise
+        except Exception as error:
+            failure = name_failure(error)
+            if failure is None:
+                raise
+            raise ModelError(describe_error(error), reason=failure) from error
         finally:
             turn.close(ok=is_ok)
         told = (turn.usage, "stop", turn.model or self.name)
@@ -236,5 +253,36 @@ class _OneRun:
         )
 
 
-def _mark(message: BaseMessage, **more: str) -> str:
+_BY_STATUS: Mapping[int, ModelFailure] = {
+    401: "unauthorized",
+    403: "unauthorized",
+    402: "quota",
+    404: "not_found",
+    408: "timeout",
+    429: "rate_limited",
+}
+_BY_NAME: Mapping[str, ModelFailure] = {
+    "ConnectionError": "unreachable",
+    "ConnectError": "unreachable",
+    "TimeoutError": "timeout",
+}
+
+
+def name_failure(error: BaseException) -> ModelFailure | None:
+    """Say what an error of a framework was at bottom, by the status or the class that providers' clients give theirs;
+    None for what cannot be told from a fault in the agent's own code."""
+    cause: BaseException | None = error
+    while cause is not None:
+        status = getattr(cause, "status_code", None)
+        if isinstance(status, int):
+            return _BY_STATUS.get(status, "server" if status >= 500 else "rejected")
+        for name, failure in _BY_NAME.items():
+            if type(cause).__name__.endswith(name):
+                return failure
+        cause = cause.__cause__
+    return None
+
+
+def mark(message: BaseMessage, **more: str) -> str:
+    """Give a message as text that no word in it can leave, with its sender."""
     return write_said("message", message.text, sender=message.sender_id, **more)

@@ -1,0 +1,65 @@
+"""Agents of Microsoft Agent Framework as participants: ``await AgentFrameworkAgent("helper", agent).run()``.
+
+The thread goes in as messages at each turn, without a session: what the agent knows of it is what the ledger shows it.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from agent_framework import AgentResponseUpdate, Message, SupportsAgentRun
+
+from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
+from roundelay.agents.runner import RunnerOptions
+
+from .participant import AdaptedAgent, IncomingTurn
+
+
+class AgentFrameworkAgent(AdaptedAgent):
+    """``agent`` as a participant."""
+
+    framework = "agent-framework"
+
+    def __init__(self, agent_id: str, agent: SupportsAgentRun, **options: Unpack[RunnerOptions]) -> None:
+        super().__init__(agent_id, **options)
+        self.adapted = agent
+
+    async def answer(self, turn: IncomingTurn) -> str:
+        messages = [
+            Message("assistant" if isinstance(it, AssistantMessage) else "user", [str(it.content)])
+            for it in turn.chat()
+        ]
+        calls: dict[str, int] = {}
+        stream = self.adapted.run(messages, stream=True)
+        async for update in stream:
+            _tell(turn, update, calls)
+        response = await stream.get_final_response()
+        if response.user_input_requests:
+            raise ModelError("The agent waits for a person, whom an adapter does not ask.", reason="misconfigured")
+        used = response.usage_details or {}
+        turn.count(
+            Usage(
+                used.get("input_token_count") or 0,
+                used.get("output_token_count") or 0,
+                used.get("cache_read_input_token_count") or 0,
+                used.get("reasoning_output_token_count") or 0,
+            )
+        )
+        return response.messages[-1].text if response.messages else ""
+
+
+def _tell(turn: IncomingTurn, update: AgentResponseUpdate, calls: dict[str, int]) -> None:
+    """Show what an update brings; ``calls`` are the tool calls so far, by the framework's ids."""
+    turn.model = getattr(update.raw_representation, "model", None) or turn.model
+    for content in update.contents:
+        match content.type:
+            case "text":
+                turn.stream(content.text or "")
+            case "text_reasoning":
+                turn.think(content.text or "")
+            case "function_call" if content.call_id and content.call_id not in calls:
+                calls[content.call_id] = turn.begin_call(content.name or "tool", content.arguments)
+            case "function_result" if content.call_id in calls:
+                turn.end_call(calls[content.call_id], content.result, ok=content.exception is None)
+            case _:
+                continue

@@ -1,0 +1,79 @@
+"""Agents and teams of AutoGen as participants: ``await AutoGenAgent("helper", make_agent).run()``.
+
+What runs in AutoGen remembers what it was told, in one memory for all conversations. So one is made anew for each
+message, and is given the conversation as one text: what was said in one thread enters no other that may not know it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Unpack
+
+from autogen_agentchat.base import TaskResult, TaskRunner
+from autogen_agentchat.messages import (
+    BaseAgentEvent,
+    BaseChatMessage,
+    ModelClientStreamingChunkEvent,
+    TextMessage,
+    ThoughtEvent,
+    ToolCallExecutionEvent,
+    ToolCallRequestEvent,
+)
+from autogen_core import CancellationToken
+
+from roundelay.agents.models.model import Usage
+from roundelay.agents.runner import RunnerOptions
+
+from .participant import AdaptedAgent, IncomingTurn
+
+
+class AutoGenAgent(AdaptedAgent):
+    """What ``make`` gives, an agent or a team, as a participant; ``model`` is the name under which its use is counted,
+    since AutoGen tells none."""
+
+    framework = "autogen"
+
+    def __init__(
+        self, agent_id: str, make: Callable[[], TaskRunner], *, model: str = "", **options: Unpack[RunnerOptions]
+    ) -> None:
+        super().__init__(agent_id, **options)
+        self.make = make
+        self.model_name = model
+
+    async def answer(self, turn: IncomingTurn) -> str:
+        token, calls, text = CancellationToken(), dict[str, int](), ""
+        task = TextMessage(content=f"{turn.guide}\n\n{turn.prompt}", source="user")
+        stream = self.make().run_stream(task=task, cancellation_token=token, output_task_messages=False)
+        try:
+            async with aclosing(stream):
+                async for event in stream:
+                    if isinstance(event, TaskResult):
+                        said = [it for it in event.messages if isinstance(it, BaseChatMessage)]
+                        text = said[-1].to_text() if said else ""
+                    else:
+                        self._tell(turn, event, calls)
+        except asyncio.CancelledError:
+            token.cancel()
+            raise
+        return text
+
+    def _tell(self, turn: IncomingTurn, event: BaseAgentEvent | BaseChatMessage, calls: dict[str, int]) -> None:
+        """Show what an event brings; ``calls`` are the tool calls so far, by the framework's ids."""
+        if event.models_usage is not None:
+            used = Usage(event.models_usage.prompt_tokens, event.models_usage.completion_tokens)
+            turn.count(used, self.model_name)
+        match event:
+            case ModelClientStreamingChunkEvent(content=text):
+                turn.stream(text)
+            case ThoughtEvent(content=text):
+                turn.think(text)
+            case ToolCallRequestEvent(content=requested):
+                calls.update({it.id: turn.begin_call(it.name, it.arguments) for it in requested})
+            case ToolCallExecutionEvent(content=results):
+                for it in results:
+                    if it.call_id in calls:
+                        turn.end_call(calls[it.call_id], it.content, ok=not it.is_error)
+            case _:
+                pass

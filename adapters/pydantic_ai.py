@@ -1,0 +1,92 @@
+"""Agents of Pydantic AI as participants: ``await PydanticAIAgent("helper", agent).run()``.
+
+The thread goes in as the message history and the last words as the prompt, whose last reply is the agent's own before.
+The agent's `system_prompt` is put before the history too (`instructions` always are). Outputs that are no text are
+written as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from functools import partial
+from typing import Any, Unpack
+
+from pydantic import TypeAdapter
+from pydantic_ai.agent import AbstractAgent
+from pydantic_ai.capabilities import ReinjectSystemPrompt
+from pydantic_ai.messages import (
+    AgentStreamEvent,
+    FunctionToolCallEvent,
+    FunctionToolResultEvent,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    UserPromptPart,
+)
+from pydantic_ai.tools import RunContext
+
+from roundelay.agents.models.model import AssistantMessage, Usage
+from roundelay.agents.runner import RunnerOptions
+
+from .participant import AdaptedAgent, IncomingTurn
+
+
+class PydanticAIAgent(AdaptedAgent):
+    """``agent`` as a participant; ``deps`` are given to each of its runs."""
+
+    framework = "pydantic-ai"
+
+    def __init__(
+        self, agent_id: str, agent: AbstractAgent[Any, Any], *, deps: Any = None, **options: Unpack[RunnerOptions]
+    ) -> None:
+        super().__init__(agent_id, **options)
+        self.adapted = agent
+        self.deps = deps
+
+    async def answer(self, turn: IncomingTurn) -> str:
+        *before, last = turn.chat()
+        history: list[ModelMessage] = [
+            ModelResponse([TextPart(it.content or "")])
+            if isinstance(it, AssistantMessage)
+            else ModelRequest([UserPromptPart(str(it.content))])
+            for it in before
+        ]
+        result = await self.adapted.run(
+            str(last.content),
+            message_history=history,
+            deps=self.deps,
+            capabilities=[ReinjectSystemPrompt()],
+            event_stream_handler=partial(_tell, turn),
+        )
+        used = result.usage
+        turn.count(
+            Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens), result.response.model_name or ""
+        )
+        output: object = result.output
+        return output if isinstance(output, str) else TypeAdapter(type(output)).dump_json(output).decode()
+
+
+async def _tell(turn: IncomingTurn, _: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
+    """Show what one step of the agent does: a reply as it streams, or its tool calls."""
+    calls: dict[str, int] = {}
+    async for event in events:
+        match event:
+            case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+                turn.stream(text)
+            case PartStartEvent(part=ThinkingPart(content=text)):
+                turn.think(text)
+            case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text))):
+                turn.think(text)
+            case FunctionToolCallEvent(part=part):
+                calls[part.tool_call_id] = turn.begin_call(part.tool_name, part.args)
+            case FunctionToolResultEvent(part=part) if part.tool_call_id in calls:
+                is_ok = part.outcome == "success"
+                turn.end_call(calls[part.tool_call_id], part.model_response_str(), ok=is_ok)
+            case _:
+                continue

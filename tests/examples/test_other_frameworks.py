@@ -1,0 +1,205 @@
+"""The examples of agents of other frameworks, each as a process of its own, with the framework's real client before a fake provider.
+
+What installs beside the project runs always; the others have an environment of their own (tests/suites) and run in `./dev test --full`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.agents.journal import reaction_id
+from roundelay.network.client import NetworkClient, Signal
+from roundelay.network.messages import BaseMessage
+from tests.suites.environment import python_of
+from tests.support.command import invoke
+from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
+from tests.support.node import Node, running_node
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "other_frameworks"
+TIMEOUT_S = 60.0
+APART = ("langgraph", "openai_agents", "autogen", "agent_framework", "agentscope")
+ANSWER = "It is 40, and there is nothing more to say about it."
+KILL_ROUNDS = 5
+
+
+class Provider(FakeOpenAI):
+    """Asks for the tool, and says what that gave; it does not come to the end of that while ``ends`` is clear."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self.ends = asyncio.Event()
+        self.ends.set()
+
+    def _answer(self, body: dict[str, Any]) -> Reply:
+        last = body["messages"][-1]
+        if last["role"] != "tool":
+            return calls([("add", {"a": 17, "b": 23})], usage=(30, 5))
+        return text(
+            f"It is {last['content']}, and there is nothing more to say about it.", usage=(50, 10), ends=self.ends
+        )
+
+
+class Asker:
+    """A person who asks the agent, and sees what it lets people see."""
+
+    def __init__(self, client: NetworkClient) -> None:
+        self.client = client
+        self.signals: list[Signal] = []
+        self._messages = client.__aiter__()
+        self._news = asyncio.Condition()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        async for event in self.client.events():
+            if isinstance(event, Signal):
+                async with self._news:
+                    self.signals.append(event)
+                    self._news.notify_all()
+
+    async def ask(self) -> str:
+        """Ask, and give the id of the reaction."""
+        self.signals.clear()
+        asked = await self.client.send_text("adder", "What is 17 and 23?")
+        return reaction_id("adder", asked.seq, self.client.welcome.network.epoch)
+
+    async def until(self, is_seen: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_S), self._news:
+                await self._news.wait_for(is_seen)
+        except TimeoutError:
+            raise AssertionError(f"not seen: {self.signals}") from None
+
+    def streamed(self) -> str:
+        pieces = [piece for it in self.signals if it.kind == "delta" for piece in it.body["pieces"]]
+        return "".join(it["text"] for it in pieces if it["kind"] == "text")
+
+    def is_streaming(self) -> bool:
+        return "It is 40" in self.streamed()
+
+    def has_ended(self) -> bool:
+        return any(it.kind == "thinking" and it.body["active"] is False for it in self.signals)
+
+    async def hear(self) -> BaseMessage:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await anext(self._messages)
+
+    async def answers(self) -> list[str]:
+        page = await self.client.history("direct:adder~mia")
+        return [it.text for it in page.messages if it.sender_id == "adder"]
+
+    async def records(self, reaction: str, last: str = "finished") -> list[dict[str, Any]]:
+        """The records of a reaction, once there is one of the kind ``last``."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                records = (await self.client.call("network.records", {"reaction": reaction}))["records"]
+                if any(it["kind"] == last for it in records):
+                    return list(records)
+
+    async def close(self) -> None:
+        self._watching.cancel()
+        await self.client.close()
+
+
+class Life:
+    """A process of the example, from its start to its end."""
+
+    def __init__(self, python: Path | str, example: Path, folder: Path, **environment: str) -> None:
+        self._command = [str(python), "-W", "ignore", str(example)]
+        self._folder = folder
+        self._environment = {**os.environ, **environment}
+        self._process: asyncio.subprocess.Process | None = None
+        self.log = folder / "agent.log"
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, cwd=self._folder, env=self._environment, stdout=log, stderr=log
+            )
+
+    async def kill(self) -> None:
+        """SIGKILL; it must have been there."""
+        assert self._process is not None
+        assert self._process.returncode is None, self.log.read_text()
+        self._process.kill()
+        await self._process.wait()
+
+    async def close(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            await self.kill()
+
+
+@asynccontextmanager
+async def stage(name: str, folder: Path) -> AsyncIterator[tuple[Node, Provider, Asker, Life]]:
+    """A node, the provider, a person, and the example of a framework, started."""
+    python = python_of(name, with_roundelay=True) if name in APART else sys.executable
+    async with running_node() as node, Provider() as provider:
+        client = NetworkClient("mia", node.url, kind="human", token=node.owner_token)
+        await client.connect()
+        await client.call("network.watch", {"signals": True})
+        mia = Asker(client)
+        places = {"ROUNDELAY_URL": node.url, "ROUNDELAY_HOME": str(folder), "OPENAI_BASE_URL": provider.base_url}
+        life = Life(python, EXAMPLES / f"{name}_agent.py", folder, OPENAI_API_KEY="key-of-the-tests", **places)
+        try:
+            await life.start()
+            yield node, provider, mia, life
+        except BaseException:
+            print(life.log.read_text() if life.log.exists() else "")
+            print([(it.status, it.path) for it in provider.received])
+            raise
+        finally:
+            await life.close()
+            await mia.close()
+
+
+@pytest.mark.parametrize("name", ["pydantic_ai", *(pytest.param(it, marks=pytest.mark.full) for it in APART)])
+async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_once_after_a_kill(
+    name: str, tmp_path: Path
+) -> None:
+    async with stage(name, tmp_path) as (node, provider, mia, life):
+        while "adder" not in {it["agent_id"] for it in (await mia.client.call("network.list_agents", {}))["agents"]}:
+            pass
+        # It answers in the thread, by its tool, and streams.
+        provider.ends.clear()
+        reaction = await mia.ask()
+        await mia.until(mia.is_streaming)
+        assert await mia.answers() == [], "it was shown before it was sent"
+        tools = [(it.body["tool"], it.body["active"]) for it in mia.signals if it.kind == "tool"]
+        assert tools == [("add", True), ("add", False)]
+        provider.ends.set()
+        answer = await mia.hear()
+        assert (answer.text, answer.sender_id, answer.thread_id) == (ANSWER, "adder", "direct:adder~mia")
+        # Its cost is counted.
+        await mia.records(reaction)
+        told = await invoke(
+            "cost", "--by", "model", "--json", ROUNDELAY_URL=node.url, ROUNDELAY_OWNER_TOKEN=node.owner_token
+        )
+        assert '"gpt-4o-mini"' in told.out
+        assert ('"prompt_tokens": 80' in told.out, '"completion_tokens": 15' in told.out) == (True, True), told.out
+        # A person stops it.
+        provider.ends.clear()
+        reaction = await mia.ask()
+        await mia.until(mia.is_streaming)
+        await mia.client.call("network.cancel", {"reaction": reaction})
+        await mia.until(mia.has_ended)
+        end = (await mia.records(reaction))[-1]["body"]
+        assert (end["status"], end["reason"]) == ("cancelled", "stopped by mia")
+        assert await mia.answers() == [ANSWER]
+        # Killed in the middle of the model's reply and started again it answers once.
+        reaction = await mia.ask()
+        await mia.until(mia.is_streaming)
+        await life.kill()
+        provider.ends.set()
+        await life.start()
+        assert (await mia.hear()).text == ANSWER
+        kinds = [it["kind"] for it in await mia.records(reaction)]
+        assert kinds == ["started", "model_reply", "finished"]
+        assert await mia.answers() == [ANSWER, ANSWER]
+        assert [it.status for it in provider.received if it.status not in (0, 200)] == []
