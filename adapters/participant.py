@@ -220,10 +220,6 @@ class _OneRun:
         is_ok = False
         try:
             text = (await self._agent.answer(turn)).strip()
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # Some frameworks end with words of their own when they are cancelled: nobody waits for these.
-                raise asyncio.CancelledError
             is_ok = True
         except ModelError:
             raise

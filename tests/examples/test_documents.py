@@ -19,7 +19,7 @@ from roundelay.cli import cli
 from roundelay.network.messages import DirectMessage, MessageThread
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/agents.md", "docs/costs.md", "docs/mods.md", "examples/README.md")
+PAGES = ("README.md", "docs/adapters.md", "docs/agents.md", "docs/costs.md", "docs/mods.md", "examples/README.md")
 COMMAND_PAGES = (
     *PAGES,
     "CONTRIBUTING.md",

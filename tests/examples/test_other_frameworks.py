@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "other_frameworks"
 TIMEOUT_S = 60.0
 APART = ("langgraph", "openai_agents", "autogen", "agent_framework", "agentscope")
 ANSWER = "It is 40, and there is nothing more to say about it."
-KILL_ROUNDS = 5
+KILL_ROUNDS = 2
 
 
 class Provider(FakeOpenAI):
@@ -80,6 +80,9 @@ class Asker:
     def streamed(self) -> str:
         pieces = [piece for it in self.signals if it.kind == "delta" for piece in it.body["pieces"]]
         return "".join(it["text"] for it in pieces if it["kind"] == "text")
+
+    def tools(self) -> list[tuple[str, bool]]:
+        return [(it.body["tool"], it.body["active"]) for it in self.signals if it.kind == "tool"]
 
     def is_streaming(self) -> bool:
         return "It is 40" in self.streamed()
@@ -171,8 +174,7 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
         reaction = await mia.ask()
         await mia.until(mia.is_streaming)
         assert await mia.answers() == [], "it was shown before it was sent"
-        tools = [(it.body["tool"], it.body["active"]) for it in mia.signals if it.kind == "tool"]
-        assert tools == [("add", True), ("add", False)]
+        assert mia.tools() == [("add", True), ("add", False)]
         provider.ends.set()
         answer = await mia.hear()
         assert (answer.text, answer.sender_id, answer.thread_id) == (ANSWER, "adder", "direct:adder~mia")
@@ -203,3 +205,28 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
         assert kinds == ["started", "model_reply", "finished"]
         assert await mia.answers() == [ANSWER, ANSWER]
         assert [it.status for it in provider.received if it.status not in (0, 200)] == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["pydantic_ai", *APART])
+async def test_killed_again_and_again_it_answers_each_question_once(name: str, tmp_path: Path) -> None:
+    async with stage(name, tmp_path) as (_, provider, mia, life):
+        while "adder" not in {it["agent_id"] for it in (await mia.client.call("network.list_agents", {}))["agents"]}:
+            pass
+        for number in range(KILL_ROUNDS):
+            places: list[Callable[[], bool]] = [lambda: bool(mia.signals), lambda: bool(mia.tools()), mia.is_streaming]
+            for is_there in places:
+                provider.ends.clear()
+                reaction = await mia.ask()
+                await mia.until(is_there)
+                await life.kill()
+                provider.ends.set()
+                await life.start()
+                assert (await mia.hear()).text == ANSWER
+                if number % 2:  # else it is killed, or not, between its answer and its last record, as it happens
+                    await mia.records(reaction)
+                await life.kill()
+                await life.start()
+                assert (await mia.records(reaction))[-1]["body"]["status"] == "finished"
+        assert await mia.answers() == [ANSWER] * KILL_ROUNDS * 3

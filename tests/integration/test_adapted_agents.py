@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Unpack
+from typing import Any, Unpack
 
 import pytest
 
@@ -15,7 +16,9 @@ from roundelay.agents.models.model import AssistantMessage, ModelError, Usage, U
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.runner import RunnerOptions
 from roundelay.app import Network
+from roundelay.network.messages import DirectMessage
 from tests.support.agents import Heard, Person, running, until_recorded
+from tests.support.payloads import MARK, PAYLOADS
 
 Answer = Callable[[IncomingTurn], Awaitable[str]]
 
@@ -207,3 +210,22 @@ def test_a_policy_that_a_framework_cannot_keep_is_refused() -> None:
 
     with pytest.raises(ValueError, match="inject"):
         Told(answer, policy=AgentPolicy(on_new_message="inject"))
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_no_payload_leaves_its_element_or_takes_another_sender(payload: str) -> None:
+    sent = DirectMessage(
+        seq=1, message_id="m", sender_id="mallory", sender_kind="agent", to="agent:bob", thread_id="direct:bob~mallory",
+        root=1, hops=0, sent_at=0, content=payload,
+    )  # fmt: skip
+    begun: Any = None
+    elsewhere = sent.model_copy(update={"thread_id": "broadcast"})
+    turn = IncomingTurn("bob", sent, [sent], {"broadcast": [elsewhere]}, "", begun, 1)
+    [said] = turn.chat()
+    assert isinstance(said, UserMessage)
+    for text, count in ((said.content.removeprefix(turn.guide), 2), (mark(turn.news[0]), 1)):
+        elements = re.findall(r"<message ([^<>]*)>[^<>]*</message>", text)
+        assert [it.split()[0] for it in elements] == ['sender="mallory"'] * count
+        outside = re.sub(r"<message [^<>]*>[^<>]*</message>", "", text)
+        assert MARK not in outside.casefold()
+        assert not re.search("[<>]", outside)

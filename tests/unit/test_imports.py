@@ -22,6 +22,8 @@ ALLOWED = {
     "adapters": {"roundelay.network", "roundelay.agents"},
     "roundelay": {"roundelay"},
 }
+# What the OpenAI Agents SDK is imported as is the name of a folder here too.
+NO_FOLDER = {Path("adapters/openai_agents.py"): "from agents import"}
 FILES = [path.relative_to(ROOT) for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -58,6 +60,8 @@ def find_breaches(folder: str, source: str, parents: int = 1) -> list[str]:
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_file_imports_only_what_its_folder_may(file: Path) -> None:
     source = (ROOT / file).read_text(encoding="utf-8")
+    if file in NO_FOLDER:
+        source = source.replace(NO_FOLDER[file], "from openai_agents_sdk import")
     assert find_breaches(file.parts[0], source, parents=len(file.parts) - 1) == []
 
 
