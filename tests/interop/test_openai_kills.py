@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
@@ -19,6 +16,7 @@ from tests.crash.agent_process import AgentProcess, AgentProcesses, agent_proces
 from tests.support.asked import invite
 from tests.support.counts import Note
 from tests.support.fake_openai import FakeOpenAI, Reply, text
+from tests.support.gateways import GatewayProcess, gateway_process
 from tests.support.node import ProcessNode, node_process
 from tests.support.openai_rules import Body
 
@@ -26,39 +24,6 @@ ROUNDS = 36
 AT_ONCE = 4
 VICTIMS = ("node", "gateway", "agent")
 AGENT = 'id: bob\ninstruction: Answer.\nmodel: {{openai: {{name: fake, base_url: "{base_url}"}}}}\n'
-
-
-class GatewayProcess:
-    """`roundelay gateway` as a process, which comes back where it was."""
-
-    def __init__(self, node_url: str) -> None:
-        self._node_url = node_url
-        self._process: asyncio.subprocess.Process | None = None
-        self.port = "0"
-
-    async def start(self) -> None:
-        command = (sys.executable, "-m", "roundelay", "gateway", "--node", self._node_url, "--port", self.port)
-        self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert self._process.stdout is not None
-        line = (await self._process.stdout.readline()).decode()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-        assert found is not None, line
-        self.port = found[1]
-
-    async def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        await self._process.wait()
-
-
-@asynccontextmanager
-async def gateway_process(node_url: str) -> AsyncIterator[GatewayProcess]:
-    gateway = GatewayProcess(node_url)
-    await gateway.start()
-    try:
-        yield gateway
-    finally:
-        await gateway.kill()
 
 
 async def ask(client: AsyncOpenAI, key: str, *, stream: bool) -> str:

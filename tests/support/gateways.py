@@ -1,0 +1,42 @@
+"""The gateway as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class GatewayProcess:
+    """`roundelay gateway` as a process, which comes back where it was."""
+
+    def __init__(self, node_url: str) -> None:
+        self._node_url = node_url
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = "0"
+
+    async def start(self) -> None:
+        command = (sys.executable, "-m", "roundelay", "gateway", "--node", self._node_url, "--port", self.port)
+        self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert found is not None, line
+        self.port = found[1]
+
+    async def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+
+
+@asynccontextmanager
+async def gateway_process(node_url: str) -> AsyncIterator[GatewayProcess]:
+    gateway = GatewayProcess(node_url)
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.kill()
