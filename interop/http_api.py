@@ -11,10 +11,10 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -43,7 +43,7 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.messages import BaseMessage
 
-from .callers import Callers, read_authorization
+from .callers import Callers, Credentials, read_authorization
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -88,6 +88,11 @@ class NewMessage(_Shape):
         description="Makes the request idempotent; the header Idempotency-Key does the same",
     )
     text_representation: str | None = None
+    conversation: str | None = Field(
+        None,
+        pattern="^[a-z0-9][a-z0-9._-]{0,63}$",
+        description="Of a message to `agent:ID`: which of the conversations with it; each is a thread of its own",
+    )
     reply_to: Seq | None = Field(None, description="The seq of the message that this one answers")
     cause: Seq | None = Field(None, description="The seq of the message that this one follows from")
     exclude_agent_ids: list[str] | None = None
@@ -157,14 +162,23 @@ class Refusal(BaseModel):
     error: Problem
 
 
-Perform = Callable[[NetworkClient, Any, Mapping[str, str]], Awaitable[tuple[int, Any]]]
+class Asked(NamedTuple):
+    """One request: the caller's session and what proves it, the body or query, and what path and headers name."""
+
+    client: NetworkClient
+    credentials: Credentials
+    given: Any
+    place: Mapping[str, str]
+
+
+Perform = Callable[[Asked], Awaitable[tuple[int, Any]]]
 
 
 @dataclass(frozen=True)
 class Endpoint(Generic[BodyT]):
-    """One thing that HTTP can ask for. ``takes`` is the body of a POST, and the query of a GET."""
+    """One thing that HTTP can ask for. ``takes`` is the body of a POST, and the query of another method."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     name: str
     summary: str
@@ -173,8 +187,8 @@ class Endpoint(Generic[BodyT]):
     perform: Perform
 
 
-async def _send(client: NetworkClient, body: NewMessage, place: Mapping[str, str]) -> tuple[int, Any]:
-    key = place.get("idempotency-key")
+async def _send(asked: Asked) -> tuple[int, Any]:
+    body, key = asked.given, asked.place.get("idempotency-key")
     if key is not None and not _MESSAGE_ID.fullmatch(key):
         raise InvalidFrame("The header Idempotency-Key is to be 1 to 128 visible ASCII characters.")
     if key is not None and body.message_id not in (None, key):
@@ -183,28 +197,30 @@ async def _send(client: NetworkClient, body: NewMessage, place: Mapping[str, str
     if given.get("requires_response") is False:
         del given["requires_response"]
     chosen = key or body.message_id or ordered_id()
-    stored = await client.send(body.to, body.content, message_id=chosen, **given)
+    stored = await asked.client.send(body.to, body.content, message_id=chosen, **given)
     value = {"seq": stored.seq, "thread_id": stored.thread_id, "message_id": chosen}
     return (200 if stored.duplicate else 201), value | {"duplicate": stored.duplicate}
 
 
-async def _receive(client: NetworkClient, query: AfterPlace, _: Mapping[str, str]) -> tuple[int, Any]:
+async def _receive(asked: Asked) -> tuple[int, Any]:
+    query = asked.given
     args = {"after": query.after, "limit": query.limit, "wait_ms": int(query.wait_s * 1000)}
-    return 200, await client.call("network.receive", args)
+    return 200, await asked.client.call("network.receive", args)
 
 
-async def _acknowledge(client: NetworkClient, body: HandledMessages, _: Mapping[str, str]) -> tuple[int, Any]:
-    return 200, await client.call("network.acknowledge", {"seqs": body.seqs})
+async def _acknowledge(asked: Asked) -> tuple[int, Any]:
+    return 200, await asked.client.call("network.acknowledge", {"seqs": asked.given.seqs})
 
 
-async def _read(op: str, client: NetworkClient, query: BaseModel, place: Mapping[str, str]) -> tuple[int, Any]:
+async def _read(op: str, asked: Asked) -> tuple[int, Any]:
     """Call a reading operation with the query and what the path names."""
-    args: dict[str, Any] = query.model_dump(exclude_none=True)
+    place = asked.place
+    args: dict[str, Any] = asked.given.model_dump(exclude_none=True)
     if "seq" in place:
         args["seq"] = TypeAdapter(Seq).validate_python(place["seq"])
     if "thread_id" in place:
         args["thread_id"] = place["thread_id"]
-    return 200, await client.call(op, args)
+    return 200, await asked.client.call(op, args)
 
 
 ENDPOINTS: tuple[Endpoint[Any], ...] = (
@@ -268,17 +284,21 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
 )
 
 
-def make_routes(callers: Callers) -> list[Route]:
-    """The routes of `ENDPOINTS`, and of the document that describes them."""
-    routes = [Route(it.path, partial(_answer, callers, it), methods=[it.method], name=it.name) for it in ENDPOINTS]
-    return [*routes, Route("/openapi.json", _show_document, methods=["GET"])]
+def make_routes(callers: Callers, endpoints: Sequence[Endpoint[Any]] = ENDPOINTS) -> list[Route]:
+    """The routes of these endpoints, and of the document that describes them."""
+
+    async def show_document(_: Request) -> Response:
+        return JSONResponse(describe_api(endpoints))
+
+    by_path: dict[str, dict[str, Endpoint[Any]]] = {}
+    for it in endpoints:
+        by_path.setdefault(it.path, {})[it.method] = it
+    routes = [Route(path, partial(_answer, callers, rows), methods=[*rows]) for path, rows in by_path.items()]
+    return [*routes, Route("/openapi.json", show_document, methods=["GET"])]
 
 
-async def _show_document(_: Request) -> Response:
-    return JSONResponse(describe_api())
-
-
-async def _answer(callers: Callers, endpoint: Endpoint[Any], request: Request) -> Response:
+async def _answer(callers: Callers, rows: Mapping[str, Endpoint[Any]], request: Request) -> Response:
+    endpoint = rows["GET" if request.method == "HEAD" else request.method]
     try:
         credentials = read_authorization(request.headers.get("authorization"))
         async with asyncio.timeout(PATIENCE_S):
@@ -287,7 +307,7 @@ async def _answer(callers: Callers, endpoint: Endpoint[Any], request: Request) -
             if "idempotency-key" in request.headers:
                 place["idempotency-key"] = request.headers["idempotency-key"]
             async with callers.session(credentials) as client:
-                status, value = await endpoint.perform(client, given, place)
+                status, value = await endpoint.perform(Asked(client, credentials, given, place))
     except ClientDisconnect:
         return Response(status_code=400)  # nobody reads it
     except TimeoutError:
@@ -302,7 +322,7 @@ async def _answer(callers: Callers, endpoint: Endpoint[Any], request: Request) -
 async def _read_given(endpoint: Endpoint[Any], request: Request) -> BaseModel:
     """The body or the query, as the endpoint takes it. Raises `ValidationError`, `TooLarge`, `InvalidFrame`."""
     shape: type[BaseModel] = endpoint.takes
-    if endpoint.method == "GET":
+    if endpoint.method != "POST":
         names = [name for name, _ in request.query_params.multi_items()]
         if len(set(names)) != len(names):
             raise InvalidFrame("A parameter stands twice in the query.")
@@ -364,13 +384,13 @@ def refuse(error: RoundelayError) -> JSONResponse:
 # --- what it is, for programs
 
 
-def describe_api() -> dict[str, Any]:
-    """The OpenAPI 3.1 document of `ENDPOINTS`."""
-    shapes = {it.takes for it in ENDPOINTS if it.method == "POST"} | {it.gives for it in ENDPOINTS if it.gives}
+def describe_api(endpoints: Sequence[Endpoint[Any]] = ENDPOINTS) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of these endpoints."""
+    shapes = {it.takes for it in endpoints if it.method == "POST"} | {it.gives for it in endpoints if it.gives}
     ordered = sorted(shapes | {Refusal}, key=lambda it: it.__name__)
     _, schemas = models_json_schema([(it, "validation") for it in ordered], ref_template="#/components/schemas/{model}")
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint in ENDPOINTS:
+    for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe_endpoint(endpoint)
     return {
         "openapi": "3.1.0",
@@ -400,7 +420,7 @@ def _describe_endpoint(endpoint: Endpoint[Any]) -> dict[str, Any]:
         for name in ("seq", "thread_id")
         if f"{{{name}}}" in endpoint.path
     ]
-    if endpoint.method == "GET":
+    if endpoint.method != "POST":
         schema = endpoint.takes.model_json_schema()
         needed = schema.get("required", [])
         for name, it in schema.get("properties", {}).items():

@@ -1,0 +1,191 @@
+"""One signed request to a webhook's address: which addresses may be called, how it is signed, and what the answer means.
+
+An address is looked up once for each request, everything that it leads to is judged, and the connection is made to what
+was judged: a name that changes its answer in between gains nothing. No redirect is followed, no proxy is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from functools import cached_property
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+from standardwebhooks import Webhook
+
+from roundelay.network.errors import InvalidArguments
+
+MAX_URL_CHARS = 2000
+TIMEOUT_S = 15.0
+"""From the look-up of the name to the end of the answer."""
+CONNECT_TIMEOUT_S = 5.0
+MAX_ANSWER_BYTES = 64 * 1024
+"""Of an answer's body so much is read, so that its connection can be used again; what it says is nothing to us."""
+ABOUT_THE_MESSAGE = frozenset({400, 409, 413, 415, 422, 500, 501})
+"""What a receiver answers to this one message; by every other answer but 2xx and 410 it takes none now."""
+_WITHIN_IPV6 = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48")
+"""Where a translator leads on to an address of IPv4 that is not seen here."""
+
+
+class Answer(Enum):
+    """What the answer to a post means for the message."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"
+    AWAY = "away"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Posted:
+    """How one post ended. ``told`` says it to people, without a word of the receiver's."""
+
+    answer: Answer
+    told: str
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class WebhookUrl:
+    """An address that may be called, as far as its text says."""
+
+    url: str
+    host: str
+    port: int
+    is_allowed: bool
+    """Whether the configuration names its host: then it may be anywhere, and need not be encrypted."""
+
+    @classmethod
+    def read(cls, url: str, allowed_hosts: frozenset[str]) -> Self:
+        """Raises `InvalidArguments`, which says what fits."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or {"https": 443, "http": 80}[parts.scheme]
+            host = host if ":" in host else host.encode("idna").decode()
+        except (ValueError, KeyError):
+            host, port = "", 0
+        if not (host and port and url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL_CHARS):
+            raise InvalidArguments("A webhook's url is to be one of https, https://HOST/PATH, in ASCII.")
+        if parts.username is not None or parts.password is not None or parts.fragment:
+            raise InvalidArguments("A webhook's url holds no user, no password and no #; its posts are signed instead.")
+        is_allowed = host in allowed_hosts
+        if parts.scheme != "https" and not is_allowed:
+            raise InvalidArguments(
+                f"A webhook's url begins with https://. Only hosts that webhook_hosts names are called without; {host} "
+                "is none of them."
+            )
+        return cls(url, host, port, is_allowed)
+
+    async def find_addresses(self) -> list[str]:
+        """Look its host up. Raises `InvalidArguments` where one of its addresses may not be called, `OSError`."""
+        found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(it[4][0]) for it in found))
+        if not self.is_allowed and not all(map(is_public, addresses)):
+            raise InvalidArguments(
+                f"{self.host} leads to an address that is not public; an operator may allow it by webhook_hosts."
+            )
+        return addresses
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is one of the open internet: none of this machine, a local network, or within another one."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if any(ip in network for network in _WITHIN_IPV6) or ip.sixtofour is not None or ip.teredo is not None:
+            return False
+        ip = ip.ipv4_mapped or ip
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+
+
+class WebhookPoster:
+    """Posts to one receiver, over connections of its own. Use as ``async with``."""
+
+    def __init__(self, target: WebhookUrl, secret: str) -> None:
+        self._target = target
+        self._signer = Webhook(secret)
+        self._http = httpx2.AsyncClient(
+            verify=_Trust.context,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            limits=httpx2.Limits(max_connections=2, max_keepalive_connections=1),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def post(self, webhook_id: str, value: Mapping[str, Any]) -> Posted:
+        """Post one value under its id, signed at this moment, and judge the answer. Raises nothing of the receiver's."""
+        body = msgspec.json.encode(value)
+        now = datetime.now(UTC)
+        headers = {
+            "content-type": "application/json",
+            "user-agent": "Roundelay-Webhooks/1",
+            "host": urlsplit(self._target.url).netloc.rpartition("@")[2],
+            "webhook-id": webhook_id,
+            "webhook-timestamp": str(math.floor(now.timestamp())),
+            "webhook-signature": self._signer.sign(webhook_id, now, body.decode()),
+        }
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._post_to_any(await self._target.find_addresses(), headers, body)
+        except InvalidArguments as error:
+            return Posted(Answer.AWAY, str(error))
+        except TimeoutError:
+            return Posted(Answer.AWAY, f"no answer within {TIMEOUT_S:g} s")
+        except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+            return Posted(Answer.AWAY, f"no answer ({type(error).__name__})")
+
+    async def _post_to_any(self, addresses: list[str], headers: dict[str, str], body: bytes) -> Posted:
+        for address in addresses[:-1]:
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):  # nothing was sent there
+                return await self._post_to(address, headers, body)
+        return await self._post_to(addresses[-1], headers, body)
+
+    async def _post_to(self, address: str, headers: dict[str, str], body: bytes) -> Posted:
+        url = httpx2.URL(self._target.url).copy_with(host=address.partition("%")[0], port=self._target.port)
+        extensions = {"sni_hostname": self._target.host}  # by this name its certificate is judged
+        async with self._http.stream("POST", url, headers=headers, content=body, extensions=extensions) as answer:
+            read = 0
+            async for part in answer.aiter_raw():
+                read += len(part)
+                if read > MAX_ANSWER_BYTES:
+                    break
+        return _judge(answer.status_code, answer.headers.get("retry-after", ""))
+
+
+def _judge(status: int, retry_after: str) -> Posted:
+    told = f"it answered {status}"
+    if 200 <= status < 300:
+        return Posted(Answer.TAKEN, told)
+    if status == 410:
+        return Posted(Answer.GONE, told)
+    if status in ABOUT_THE_MESSAGE:
+        return Posted(Answer.REFUSED, told)
+    is_number = retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 10
+    return Posted(Answer.AWAY, told, float(retry_after) if is_number else 0.0)
+
+
+class _TrustStore:
+    """The certificates that the machine trusts, read once for all receivers."""
+
+    @cached_property
+    def context(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+
+_Trust = _TrustStore()
