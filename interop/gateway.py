@@ -1,7 +1,7 @@
 """The gateway: one process beside a node that lets other protocols in, on a port of its own.
 
-Puts together what is asked for and serves it until it is stopped. It holds no state that outlives it: what is asked for
-twice is settled by the ledger.
+Puts together what is asked for and serves it until it is stopped. Of its own it keeps the registrations of webhooks,
+and nothing else: what is asked for twice is settled by the ledger.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, get_args
 
 import h11
 import uvicorn
@@ -26,13 +27,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roundelay.network.client import NetworkClient
+from roundelay.network.config import Served
 from roundelay.network.errors import ConnectError, Forbidden, RoundelayError, TooLarge
 
 from .a2a_server import make_a2a_app
 from .callers import Callers, read_authorization
-from .http_api import MAX_BODY_BYTES, make_routes, refuse
+from .http_api import ENDPOINTS, MAX_BODY_BYTES, make_routes, refuse
 from .mcp_server import make_mcp_server
 from .openai_api import make_openai_routes
+from .webhooks import WebhookPace, Webhooks
+from .webhooks_api import make_webhook_endpoints
 
 HEAD_TIMEOUT_S = 10.0
 """How long a connection may be open without a whole head of a request."""
@@ -138,7 +142,12 @@ class LimitedBody:
         await self._app(scope, give, send)
 
 
-def make_app(callers: Callers, host: str = "127.0.0.1") -> Starlette:
+def make_app(
+    callers: Callers,
+    host: str = "127.0.0.1",
+    served: Collection[Served] = get_args(Served),
+    webhooks: Webhooks | None = None,
+) -> Starlette:
     """The application of a gateway to one node, which listens on ``host``."""
 
     def find_session(context: Context[Any, Any]) -> AbstractAsyncContextManager[NetworkClient]:
@@ -168,13 +177,17 @@ def make_app(callers: Callers, host: str = "127.0.0.1") -> Starlette:
         assert isinstance(error, RoundelayError)
         return refuse(error)
 
+    endpoints = ENDPOINTS if "http" in served else ()
+    if webhooks is not None:
+        endpoints += make_webhook_endpoints(webhooks)
+    a2a_app = WithToken(LimitedBody(make_a2a_app(callers)), callers)
     return Starlette(
         routes=[
             Route("/healthz", health, methods=["GET"]),
-            *make_routes(callers),
-            *make_openai_routes(callers),
-            Route("/mcp", WithToken(mcp_route.app, callers)),
-            Mount("/a2a/{agent_id}", WithToken(LimitedBody(make_a2a_app(callers)), callers)),
+            *make_routes(callers, endpoints),
+            *(make_openai_routes(callers) if "openai" in served else ()),
+            *((Route("/mcp", WithToken(mcp_route.app, callers)),) if "mcp" in served else ()),
+            *((Mount("/a2a/{agent_id}", a2a_app),) if "a2a" in served else ()),
         ],
         lifespan=live,
         middleware=[Middleware(OwnPagesOnly)],
@@ -183,18 +196,34 @@ def make_app(callers: Callers, host: str = "127.0.0.1") -> Starlette:
 
 
 @asynccontextmanager
-async def serve_gateway(node_url: str, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Run a gateway to a node for the length of an ``async with``; gives its URL. Raises `ConnectError` where the
-    address cannot be bound."""
+async def serve_gateway(
+    node_url: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    served: Collection[Served] = get_args(Served),
+    webhooks_file: Path | None = None,
+    webhook_hosts: Collection[str] = (),
+    pace: WebhookPace | None = None,
+) -> AsyncIterator[str]:
+    """Run a gateway to a node for the length of an ``async with``; gives its URL. Webhooks need a file. Raises
+    `ConnectError` where the address cannot be bound, `ConfigError` where the file is no good."""
     try:
         listening = _bind(host, port)
     except OSError as error:
         raise ConnectError(
-            f"Cannot listen on {host}:{port}: {error.strerror or error}; choose another --port."
+            f"The gateway cannot listen on {host}:{port}: {error.strerror or error}. Choose another port for it (--port; "
+            "of roundelay up, --interop-port or port under interop in its file), or end what listens there."
         ) from error
-    async with Callers(node_url) as callers:
+    async with AsyncExitStack() as stack:
+        stack.callback(listening.close)
+        callers = await stack.enter_async_context(Callers(node_url))
+        webhooks = None
+        if webhooks_file is not None and "webhooks" in served:
+            kept = Webhooks(node_url, webhooks_file, frozenset(it.lower() for it in webhook_hosts), pace)
+            webhooks = await stack.enter_async_context(kept)
         config = uvicorn.Config(
-            make_app(callers, host),
+            make_app(callers, host, served, webhooks),
             http=HeadInTime,
             limit_concurrency=MAX_CONNECTIONS,
             log_config=None,
@@ -214,7 +243,6 @@ async def serve_gateway(node_url: str, host: str = "127.0.0.1", port: int = 0) -
         finally:
             server.should_exit = True
             await serving
-            listening.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -162,7 +162,7 @@ class Refusal(BaseModel):
     error: Problem
 
 
-class Asked(NamedTuple):
+class HttpCall(NamedTuple):
     """One request: the caller's session and what proves it, the body or query, and what path and headers name."""
 
     client: NetworkClient
@@ -171,7 +171,7 @@ class Asked(NamedTuple):
     place: Mapping[str, str]
 
 
-Perform = Callable[[Asked], Awaitable[tuple[int, Any]]]
+Perform = Callable[[HttpCall], Awaitable[tuple[int, Any]]]
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Endpoint(Generic[BodyT]):
     perform: Perform
 
 
-async def _send(asked: Asked) -> tuple[int, Any]:
+async def _send(asked: HttpCall) -> tuple[int, Any]:
     body, key = asked.given, asked.place.get("idempotency-key")
     if key is not None and not _MESSAGE_ID.fullmatch(key):
         raise InvalidFrame("The header Idempotency-Key is to be 1 to 128 visible ASCII characters.")
@@ -202,17 +202,17 @@ async def _send(asked: Asked) -> tuple[int, Any]:
     return (200 if stored.duplicate else 201), value | {"duplicate": stored.duplicate}
 
 
-async def _receive(asked: Asked) -> tuple[int, Any]:
+async def _receive(asked: HttpCall) -> tuple[int, Any]:
     query = asked.given
     args = {"after": query.after, "limit": query.limit, "wait_ms": int(query.wait_s * 1000)}
     return 200, await asked.client.call("network.receive", args)
 
 
-async def _acknowledge(asked: Asked) -> tuple[int, Any]:
+async def _acknowledge(asked: HttpCall) -> tuple[int, Any]:
     return 200, await asked.client.call("network.acknowledge", {"seqs": asked.given.seqs})
 
 
-async def _read(op: str, asked: Asked) -> tuple[int, Any]:
+async def _read(op: str, asked: HttpCall) -> tuple[int, Any]:
     """Call a reading operation with the query and what the path names."""
     place = asked.place
     args: dict[str, Any] = asked.given.model_dump(exclude_none=True)
@@ -307,7 +307,7 @@ async def _answer(callers: Callers, rows: Mapping[str, Endpoint[Any]], request: 
             if "idempotency-key" in request.headers:
                 place["idempotency-key"] = request.headers["idempotency-key"]
             async with callers.session(credentials) as client:
-                status, value = await endpoint.perform(Asked(client, credentials, given, place))
+                status, value = await endpoint.perform(HttpCall(client, credentials, given, place))
     except ClientDisconnect:
         return Response(status_code=400)  # nobody reads it
     except TimeoutError:

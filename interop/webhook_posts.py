@@ -38,7 +38,7 @@ _WITHIN_IPV6 = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:
 """Where a translator leads on to an address of IPv4 that is not seen here."""
 
 
-class Answer(Enum):
+class PostAnswer(Enum):
     """What the answer to a post means for the message."""
 
     TAKEN = "taken"
@@ -51,7 +51,7 @@ class Answer(Enum):
 class Posted:
     """How one post ended. ``told`` says it to people, without a word of the receiver's."""
 
-    answer: Answer
+    answer: PostAnswer
     told: str
     retry_after_s: float = 0.0
 
@@ -79,7 +79,8 @@ class WebhookUrl:
             raise InvalidArguments("A webhook's url is to be one of https, https://HOST/PATH, in ASCII.")
         if parts.username is not None or parts.password is not None or parts.fragment:
             raise InvalidArguments("A webhook's url holds no user, no password and no #; its posts are signed instead.")
-        is_allowed = host in allowed_hosts
+        shown = f"[{host}]" if ":" in host else host
+        is_allowed = not allowed_hosts.isdisjoint({shown, f"{shown}:{port}"})
         if parts.scheme != "https" and not is_allowed:
             raise InvalidArguments(
                 f"A webhook's url begins with https://. Only hosts that webhook_hosts names are called without; {host} "
@@ -144,11 +145,11 @@ class WebhookPoster:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._post_to_any(await self._target.find_addresses(), headers, body)
         except InvalidArguments as error:
-            return Posted(Answer.AWAY, str(error))
+            return Posted(PostAnswer.AWAY, str(error))
         except TimeoutError:
-            return Posted(Answer.AWAY, f"no answer within {TIMEOUT_S:g} s")
+            return Posted(PostAnswer.AWAY, f"no answer within {TIMEOUT_S:g} s")
         except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            return Posted(Answer.AWAY, f"no answer ({type(error).__name__})")
+            return Posted(PostAnswer.AWAY, f"no answer ({type(error).__name__})")
 
     async def _post_to_any(self, addresses: list[str], headers: dict[str, str], body: bytes) -> Posted:
         for address in addresses[:-1]:
@@ -171,13 +172,13 @@ class WebhookPoster:
 def _judge(status: int, retry_after: str) -> Posted:
     told = f"it answered {status}"
     if 200 <= status < 300:
-        return Posted(Answer.TAKEN, told)
+        return Posted(PostAnswer.TAKEN, told)
     if status == 410:
-        return Posted(Answer.GONE, told)
+        return Posted(PostAnswer.GONE, told)
     if status in ABOUT_THE_MESSAGE:
-        return Posted(Answer.REFUSED, told)
+        return Posted(PostAnswer.REFUSED, told)
     is_number = retry_after.isascii() and retry_after.isdecimal() and len(retry_after) < 10
-    return Posted(Answer.AWAY, told, float(retry_after) if is_number else 0.0)
+    return Posted(PostAnswer.AWAY, told, float(retry_after) if is_number else 0.0)
 
 
 class _TrustStore:

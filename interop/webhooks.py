@@ -40,7 +40,7 @@ from roundelay.network.errors import (
 )
 
 from .callers import Credentials
-from .webhook_posts import Answer, Posted, WebhookPoster, WebhookUrl
+from .webhook_posts import PostAnswer, Posted, WebhookPoster, WebhookUrl
 
 _logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ State = Literal["on", "paused", "gone"]
 
 
 @dataclass(frozen=True)
-class Pace:
+class WebhookPace:
     """How long a receiver is waited for. The n-th try after a failure comes ``first_s * factor ** (n - 1)`` later."""
 
     first_s: float = 5.0
@@ -96,12 +96,12 @@ class Webhooks:
     """
 
     def __init__(
-        self, node_url: str, file: Path, allowed_hosts: frozenset[str] = frozenset(), pace: Pace | None = None
+        self, node_url: str, file: Path, allowed_hosts: frozenset[str] = frozenset(), pace: WebhookPace | None = None
     ):
         self._url = node_url
         self._file = file
         self._allowed_hosts = allowed_hosts
-        self._pace = pace or Pace()
+        self._pace = pace or WebhookPace()
         self._known: dict[str, Registration] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lock = -1
@@ -259,11 +259,11 @@ class Webhooks:
         seq = message["seq"]
         posted = await poster.post(*make_event(hook.participant, client.welcome.network.name, message))
         match posted.answer:
-            case Answer.TAKEN:
+            case PostAnswer.TAKEN:
                 await client.call("network.acknowledge", {"seqs": [seq]})
                 self._note(hook, why="", failing_since=None, dead_in_row=0)
                 return None
-            case Answer.REFUSED:
+            case PostAnswer.REFUSED:
                 args = {"seq": seq, "reason": f"The webhook refused it: {posted.told}.", "retry_after_ms": 0}
                 failed = await client.call("network.nack", args)
                 dead = hook.dead_in_row + failed["is_dead"]
@@ -271,10 +271,10 @@ class Webhooks:
                 if dead >= MAX_DEAD_IN_ROW:
                     self._note(hook, state="paused", why=f"{dead} messages in a row were refused; {posted.told}")
                 return None if failed["is_dead"] else self._pace.find_delay_s(failed["attempts"])
-            case Answer.GONE:
+            case PostAnswer.GONE:
                 self._note(hook, state="gone", why=posted.told)
                 return None
-            case Answer.AWAY:
+            case PostAnswer.AWAY:
                 now = system_clock()
                 since = hook.failing_since if hook.failing_since is not None else now
                 self._note(hook, why=posted.told, failing_since=since)

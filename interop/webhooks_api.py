@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from roundelay.network.errors import Forbidden
 
-from .http_api import Asked, Empty, Endpoint
+from .http_api import Empty, Endpoint, HttpCall
 from .webhook_posts import MAX_URL_CHARS
 from .webhooks import Webhooks
 
@@ -70,33 +70,33 @@ class WebhookOf(WhoseWebhook):
 def make_webhook_endpoints(webhooks: Webhooks) -> tuple[Endpoint[Any], ...]:
     """The rows that work on these webhooks."""
 
-    def whose(asked: Asked) -> str:
+    def whose(asked: HttpCall) -> str:
         named: str = asked.given.participant or asked.credentials.agent_id
         if named != asked.credentials.agent_id and not asked.client.welcome.is_operator:
             raise Forbidden("Another participant's webhook is an operator's to look at.")
         return named
 
-    async def register(asked: Asked) -> tuple[int, Any]:
+    async def register(asked: HttpCall) -> tuple[int, Any]:
         secret = await webhooks.register(asked.credentials, asked.client, asked.given.url, asked.given.secret)
         return 201, {**webhooks.find(asked.credentials.agent_id).describe(), "secret": secret}
 
-    async def show(asked: Asked) -> tuple[int, Any]:
+    async def show(asked: HttpCall) -> tuple[int, Any]:
         return 200, webhooks.find(whose(asked)).describe()
 
-    async def list_all(asked: Asked) -> tuple[int, Any]:
+    async def list_all(asked: HttpCall) -> tuple[int, Any]:
         if not asked.client.welcome.is_operator:
             raise Forbidden("All webhooks are an operator's to look at; /v1/webhook is the caller's own.")
         return 200, {"webhooks": webhooks.list_all()}
 
-    async def remove(asked: Asked) -> tuple[int, Any]:
+    async def remove(asked: HttpCall) -> tuple[int, Any]:
         await webhooks.remove(whose(asked))
         return 200, {"removed": True}
 
-    async def test(asked: Asked) -> tuple[int, Any]:
+    async def test(asked: HttpCall) -> tuple[int, Any]:
         posted = await webhooks.test(whose(asked))
         return 200, {"answer": posted.answer.value, "told": posted.told}
 
-    async def resume(asked: Asked) -> tuple[int, Any]:
+    async def resume(asked: HttpCall) -> tuple[int, Any]:
         return 200, (await webhooks.resume(whose(asked))).describe()
 
     path = "/v1/webhook"

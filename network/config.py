@@ -2,8 +2,8 @@
 
 Read before anything starts: a command-line flag goes before the environment (`ROUNDELAY_*`), that before the node's
 file, that before the default, and `resolve_config` keeps which one it was. The environment is an argument; only the
-named file is opened. Every field is read by something: `host`, `port`, `tls_cert`, `tls_key` and `agents` by the
-command line, `behind_proxy` and `web_hosts` by the server, `web` and `web_reload` by what wires it, the rest by the
+named file is opened. Every field is read by something: `host`, `port`, `tls_cert`, `tls_key`, `interop` and `agents` by
+the command line, `behind_proxy` and `web_hosts` by the server, `web` and `web_reload` by what wires it, the rest by the
 hub.
 """
 
@@ -14,7 +14,7 @@ import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -31,9 +31,11 @@ from .errors import ConfigError
 from .yaml import Settings, YamlNode, bind, describe_problem, load_yaml, show_value
 
 __all__ = [
+    "Interop",
     "Limits",
     "NodeConfig",
     "Quota",
+    "Served",
     "WebHost",
     "YamlNode",
     "bind",
@@ -47,6 +49,7 @@ __all__ = [
 Durability = Literal["full", "normal", "memory"]
 Visibility = Literal["people", "strict", "all", "current"]
 Registration = Literal["open", "local", "closed"]
+Served = Literal["a2a", "http", "mcp", "openai", "webhooks"]
 
 _Bytes = Annotated[int, Field(ge=1024, le=1024 * 1024 * 1024)]
 _Milliseconds = Annotated[int, Field(ge=1, le=24 * 60 * 60 * 1000)]
@@ -210,6 +213,16 @@ def _check_log_url(text: str) -> str:
 _LogUrl = Annotated[str, AfterValidator(_check_log_url)]
 
 
+class Interop(Settings):
+    """The gateway that a node runs for programs of other protocols (docs/interop.md): none unless something is
+    served. That `interop` stands in a file means all of it."""
+
+    serve: tuple[Served, ...] = ()
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8701  # 0: any free one
+    webhook_hosts: tuple[_WebHostName, ...] = ()  # that may be called although they are not public, and without TLS
+
+
 class NodeConfig(Settings):
     """One node: where it listens, what it keeps, what it allows, and the agents that it starts."""
 
@@ -232,6 +245,7 @@ class NodeConfig(Settings):
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
     retain: Retain = Retain()
+    interop: Interop = Interop()
     quotas: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")], Quota] = Field(default_factory=dict)
     rights: Annotated[dict[_RoleName, Role], Field(min_length=1)] | None = None
     # As read: what an agent may say is for the package `roundelay.agents` to know. A text is the path of an agent file.
@@ -250,7 +264,7 @@ def resolve_config(
 ) -> tuple[NodeConfig, dict[str, str]]:
     """Lay flags over environment over file over defaults; give the result and each field's origin.
 
-    Fields of `limits` and `retain` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins, what a
+    Fields of `limits`, `retain` and `interop` are named with a dot (``limits.max_hops``), in ``flags`` and in the origins, what a
     participant has of its own with two (``quotas.ann.bytes_per_day``; the file alone says that). A flag of None and an
     empty variable were not given. A relative path in a file is relative to that file. Raises `ConfigError` for the
     first wrong value.
@@ -267,10 +281,13 @@ def resolve_config(
             is_path = field in _PATHS and node.value is not None
             values[field] = str(file.parent / str(node.value)) if is_path else node.plain()
             origins[field] = f"file {file}:{node.line}"
+        if isinstance(root.value, dict) and "interop" in root.value and "interop.serve" not in values:
+            values["interop.serve"] = list(get_args(Served))
+            origins["interop.serve"] = f"file {file}:{root.value['interop'].line}"
         if isinstance(root.value, dict) and "agents" in root.value:
             origins["agents"] = f"file {file}:{root.value['agents'].line}"
     for field, text in _env_values(env):
-        given = [part.strip() for part in text.split(",")] if field in ("mods", "web_hosts") else text
+        given = [part.strip() for part in text.split(",")] if field in _LISTS else text
         values[field] = _check(field, given, env_name(field))
         origins[field] = f"environment {env_name(field)}"
     for field, value in flags.items():
@@ -321,7 +338,8 @@ def env_name(field: str) -> str:
     return f"ROUNDELAY_{field.replace('.', '_').upper()}"
 
 
-_GROUPS = ("limits", "retain")
+_GROUPS = ("limits", "retain", "interop")
+_LISTS = ("mods", "web_hosts", "interop.serve", "interop.webhook_hosts")
 _PATHS = ("db", "tls_cert", "tls_key")
 _FIELDS = tuple(flat_values(NodeConfig()))
 _VARIABLES = {env_name(field): field for field in _FIELDS}

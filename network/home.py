@@ -31,6 +31,8 @@ class RunningNode(Struct, frozen=True):
     pid: int
     certificate: str = ""
     """PEM, of a node that encrypts: by it clients here know the node."""
+    gateway: str = ""
+    """Where its gateway is, if it runs one."""
 
     def is_alive(self) -> bool:
         try:
@@ -100,13 +102,13 @@ def _read_or_make(path: Path) -> str:
     return token
 
 
-def announce_node(url: str, owner_file: Path, *, certificate: str = "") -> Path:
+def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway: str = "") -> Path:
     """Leave a note that a node runs here; the caller deletes it when the node stops."""
     port = urlsplit(url).port
     path = home() / "nodes" / f"{port}.json"
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    node = RunningNode(url, str(owner_file.resolve()), os.getpid(), certificate)
+    node = RunningNode(url, str(owner_file.resolve()), os.getpid(), certificate, gateway)
     with open(draft, "wb", opener=open_private) as file:
         file.write(msgspec.json.encode(node))
     draft.replace(path)

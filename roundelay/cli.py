@@ -33,6 +33,7 @@ from roundelay.commands import (
     setup,
     tokens,
     web,
+    webhook,
 )
 from roundelay.commands.options import debug_option, node_options
 
@@ -95,6 +96,7 @@ for command in (
     setup.config,
     gateway.gateway,
     gateway.mcp,
+    webhook.webhook,
     bridge.bridge,
     docs.docs,
     setup.completion,

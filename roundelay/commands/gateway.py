@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from roundelay.commands.options import check_url, debug_option, find_target, identity_options
+from roundelay.commands.options import check_url, debug_option, find_target, identity_options, log_options
 
+if TYPE_CHECKING:
+    from roundelay.network.config import Served
+    from roundelay.nodes.logs import LogFormat
+
+SERVED: tuple[Served, ...] = ("a2a", "http", "mcp", "openai", "webhooks")
+"""As `network.config.Served`, which the command line does not load to show its help; a test holds the two together."""
 MISSING = "This needs the extra interop: pip install 'roundelay[interop]'."
 
 
@@ -14,18 +23,54 @@ MISSING = "This needs the extra interop: pip install 'roundelay[interop]'."
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8701, show_default=True, help="0 takes any free one.")
 @click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
+@click.option(
+    "--serve",
+    "served",
+    multiple=True,
+    type=click.Choice(SERVED),
+    help="What is let in; may be repeated (default: all; webhooks need --webhooks).",
+)
+@click.option(
+    "--webhooks",
+    "webhooks_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Post messages to webhooks, and keep their registrations here.",
+)
+@click.option(
+    "--webhook-host",
+    "webhook_hosts",
+    multiple=True,
+    metavar="HOST",
+    help="A webhook's host that may be called although it is not public, and without TLS; may be repeated.",
+)
+@click.option("--until-input-ends", is_flag=True, hidden=True)
+@log_options
 @debug_option
-def gateway(node_url: str | None, host: str, port: int, insecure: bool) -> None:
+def gateway(
+    node_url: str | None,
+    host: str,
+    port: int,
+    insecure: bool,
+    served: tuple[Served, ...],
+    webhooks_file: Path | None,
+    webhook_hosts: tuple[str, ...],
+    until_input_ends: bool,
+    log_level: str,
+    log_format: LogFormat,
+) -> None:
     """Let programs that know HTTP and JSON take part in a network, each by a participant's token.
 
-    It runs beside the node until it is stopped, and keeps nothing: what a program has sent and received is the ledger's.
-    The page `interop` of the documents tells the endpoints; /openapi.json describes them for programs.
+    It runs beside the node until it is stopped, and keeps nothing but webhooks: what a program has sent and received is
+    the ledger's. With `interop` in the node's file, `roundelay up` runs one. The page `interop` of the documents tells
+    the endpoints; /openapi.json describes them for programs.
     """
     import asyncio
 
-    from roundelay.network.errors import ConfigError
+    from roundelay.network.errors import ConfigError, ConnectError
     from roundelay.network.home import find_url, is_loopback
-    from roundelay.nodes.processes import stop_signals
+    from roundelay.nodes.logs import log_to_stderr
+    from roundelay.nodes.processes import stop_signals, wait_for_first, wait_for_input_end
 
     if not is_loopback(host) and not insecure:
         raise click.UsageError(
@@ -36,15 +81,27 @@ def gateway(node_url: str | None, host: str, port: int, insecure: bool) -> None:
         from roundelay.interop.gateway import serve_gateway
     except ImportError as error:
         raise ConfigError(MISSING) from error
+    log_to_stderr(log_level, log_format)
     url = check_url(node_url) if node_url is not None else find_url()
+
+    what = served or tuple(it for it in SERVED if it != "webhooks" or webhooks_file is not None)
+    if "webhooks" in what and webhooks_file is None:
+        raise click.UsageError("Webhooks need a file for their registrations: --webhooks FILE.")
 
     async def work() -> None:
         with stop_signals() as stopping:
-            async with serve_gateway(url, host, port) as own_url:
-                click.echo(f"Roundelay's gateway to {url} is ready on {own_url}/ (/openapi.json tells what it takes)")
-                await stopping.wait()
+            serving = serve_gateway(
+                url, host, port, served=what, webhooks_file=webhooks_file, webhook_hosts=webhook_hosts
+            )
+            async with serving as own_url:
+                told = "/openapi.json tells what it takes" if not until_input_ends else " ".join(what)
+                click.echo(f"Roundelay's gateway to {url} is ready on {own_url}/ ({told})")
+                await wait_for_first(stopping.wait(), *([wait_for_input_end()] if until_input_ends else []))
 
-    asyncio.run(work())
+    try:
+        asyncio.run(work())
+    except ConnectError as error:  # the address cannot be bound; nothing was to be connected to
+        raise ConfigError(str(error)) from error
 
 
 @click.command(short_help="Let the host that starts it take part, by MCP over stdio.")

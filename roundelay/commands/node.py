@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from roundelay.commands.gateway import MISSING, SERVED
 from roundelay.commands.options import debug_option, json_option, log_options, node_options
 from roundelay.commands.output import show
 from roundelay.terminal.connection import READER_ID, login_id
@@ -55,6 +57,14 @@ def pick_file(file: Path | None) -> Path | None:
 )
 @click.option("--web/--no-web", default=None, help="Show browsers the page (default), or not.")
 @click.option("--web-link", is_flag=True, help="Print a link that logs you in to the page, also where no terminal is.")
+@click.option(
+    "--interop/--no-interop",
+    default=None,
+    help="Run the gateway for programs of other protocols (default: where FILE has `interop`), or not.",
+)
+@click.option(
+    "--interop-port", type=int, metavar="PORT", help="The gateway's port; 0 takes any free one (default: 8701)."
+)
 @click.option("--no-agents", is_flag=True, help="Start none of the agents that FILE declares.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
 @click.option("--insecure", is_flag=True, help="Listen on an address that others reach, although nothing is encrypted.")
@@ -66,9 +76,11 @@ def up(
     no_agents: bool,
     until_input_ends: bool,
     insecure: bool,
+    interop: bool | None,
+    interop_port: int | None,
     log_level: str,
     log_format: LogFormat,
-    **flags: str | int | bool | None,
+    **flags: str | int | bool | tuple[str, ...] | None,
 ) -> None:
     """Run a node, and the agents that FILE declares, until it is stopped.
 
@@ -78,13 +90,23 @@ def up(
     import asyncio
 
     from roundelay.network.config import resolve_config
-    from roundelay.network.errors import ConnectError, ModError
+    from roundelay.network.errors import ConfigError, ConnectError, ModError
     from roundelay.network.home import is_loopback
     from roundelay.network.hub.memory import return_large_blocks
     from roundelay.nodes.logs import Voice, log_to_stderr
     from roundelay.nodes.up import place_mod_error, run_node
 
+    flags["interop.port"] = interop_port
+    if interop is not None or interop_port is not None:
+        flags["interop.serve"] = SERVED if interop in (True, None) else ()
     config, origins = resolve_config(pick_file(file), os.environ, flags)
+    if config.interop.serve and find_spec("uvicorn") is None:
+        raise ConfigError(f"{MISSING} Or start without the gateway: roundelay up --no-interop.")
+    if config.interop.serve and not is_loopback(config.interop.host) and not insecure:
+        raise click.UsageError(
+            f"The gateway encrypts nothing, and others can reach {config.interop.host}: tokens could be read on their "
+            "way. Let it listen on 127.0.0.1, behind a TLS proxy; or, on a network that you trust, add --insecure."
+        )
     if not is_loopback(config.host) and config.tls_cert is None and config.tls_key is None and not insecure:
         raise click.UsageError(
             f"Nothing is encrypted here, and others can reach {config.host}: tokens and messages could be read on "

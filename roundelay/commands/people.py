@@ -85,7 +85,7 @@ def tui(to: str | None) -> None:
 @click.option(
     "--conversation", metavar="ID", help="Which conversation with a participant: each is a thread of its own."
 )
-@click.option("--id", "message_id", metavar="ID", help="The same id again sends nothing twice.")
+@click.option("--id", "--message-id", "message_id", metavar="ID", help="The same id again sends nothing twice.")
 @json_option
 @identity_options
 def send(

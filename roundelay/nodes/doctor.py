@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -105,6 +106,8 @@ async def examine(
             checks += [await asyncio.to_thread(check_integrity, config.db), check_retention(config)]
         checks += [check_files(config), check_tls(config), check_page(config), check_secrets(config)]
         checks.append(await check_port(config))
+        if config.interop.serve:
+            checks.append(await check_gateway(config))
     checks.append(await check_clock(url or find_url(), config))
     if config is not None and config.agents:
         checks += [check async for check in check_agents(config.agents, timeout_s, url)]
@@ -301,14 +304,8 @@ def _measure_database(db: Path) -> int:
 async def check_port(config: NodeConfig) -> Checked:
     """Whether a node can listen there, or one does."""
     where = f"{config.host}:{config.port}"
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((config.host, config.port))
+    if (reason := _find_hindrance(config.host, config.port)) is None:
         return Checked("port", "ok", f"{where} is free.")
-    except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", None) or error)
     url = listening_url(config)
     is_ready = await asyncio.to_thread(read_readiness, url)
     if (node := node_at(url)) is not None:
@@ -325,6 +322,36 @@ async def check_port(config: NodeConfig) -> Checked:
     if is_ready:
         return Checked("port", "ok", f"{where} is used by a Roundelay node, which is ready.")
     return Checked("port", "note", f"{where} is used by a Roundelay node that is not ready.", "See its log.")
+
+
+async def check_gateway(config: NodeConfig) -> Checked:
+    """Whether the gateway that `interop` asks for can run, or does."""
+    interop = config.interop
+    where, served = f"{interop.host}:{interop.port}", " ".join(interop.serve)
+    if find_spec("uvicorn") is None:
+        return Checked("gateway", "failed", "The extra interop is missing.", "pip install 'roundelay[interop]'")
+    for node in running_nodes():
+        if node.gateway and node.owner_file == f"{config.db.resolve()}.owner":
+            try:
+                await asyncio.to_thread(get_from_hub, node.gateway, "/healthz")
+            except ConnectError:
+                return Checked("gateway", "note", f"{node.gateway} does not answer.", "See the node's log.")
+            return Checked("gateway", "ok", f"{node.gateway} answers ({served}).")
+    if (reason := _find_hindrance(interop.host, interop.port)) is not None:
+        detail = f"{where} cannot be used: {reason}."
+        return Checked("gateway", "failed", detail, "Stop what uses it, or choose another port under interop.")
+    return Checked("gateway", "ok", f"{where} is free ({served}).")
+
+
+def _find_hindrance(host: str, port: int) -> str | None:
+    """Why nothing can listen there; None if something can."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        return str(getattr(error, "strerror", None) or error)
+    return None
 
 
 async def check_clock(url: str, config: NodeConfig | None) -> Checked:

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import Forbidden, UnknownOperation
+from roundelay.network.errors import ConnectError, Forbidden, UnknownOperation
+from roundelay.network.home import node_at
 from roundelay.nodes.hub_http import get_from_hub
 from roundelay.runs.activity import sum_up
 from roundelay.runs.lists import list_participants
@@ -33,8 +36,10 @@ async def read_status(client: NetworkClient, over_s: float) -> dict[str, Any]:
     rates = compute_rates(before, figures, time.perf_counter() - began)
     quotas = await _ask(client, "network.quotas", {"quotas": []})
     agents = await list_participants(client)
+    gateway = await asyncio.to_thread(describe_gateway, client.url)
     return {
         "url": client.url,
+        **({"gateway": gateway} if gateway else {}),
         **info,
         "participants": len(agents),  # as `roundelay agents` lists them: the hub counts who asks, too
         "agents": agents,
@@ -53,6 +58,26 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
     parts |= {"agents": agents} if agents else {}
     shown = {**parts, **describe_figures(figures, rates), **describe_quotas(quotas), **describe_stopped(stopped)}
     return [f"{name:<14} {clean(', '.join(it) if isinstance(it, list) else str(it))}" for name, it in shown.items()]
+
+
+def describe_gateway(url: str) -> str:
+    """Where the gateway is that a node of this machine runs, whether it answers, and which of its webhooks stand still;
+    nothing of another node."""
+    node = node_at(url)
+    if node is None or not node.gateway:
+        return ""
+    try:
+        is_up = get_from_hub(node.gateway, "/healthz").status == 200
+    except ConnectError:
+        is_up = False
+    try:
+        saved = json.loads(Path(node.owner_file.removesuffix(".owner") + ".webhooks").read_text(encoding="utf-8"))
+        still = [f"{it['participant']} {it['state']} ({it['why']})" for it in saved if it["state"] != "on"]
+        waiting = [f"{it['participant']} waits ({it['why']})" for it in saved if it["failing_since"] is not None]
+        hooks = f"; {len(saved)} webhooks" + "".join(f", {it}" for it in dict.fromkeys(still or waiting))
+    except (OSError, ValueError, KeyError, TypeError):
+        hooks = ""
+    return f"{node.gateway}{'' if is_up else ', which does not answer'}{hooks}"
 
 
 async def _ask(client: NetworkClient, op: str, otherwise: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""``roundelay up``: a node, and a process of its own for each agent that its file declares.
+"""``roundelay up``: a node, and a process of its own for each agent that its file declares, and for the gateway.
 
-An agent's process is started again when it ends with an error, later each time, and ends with the node: at its stop by
+Such a process is started again when it ends with an error, later each time, and ends with the node: at its stop by
 SIGTERM, at a crash because its input ends. What a process prints goes to stderr, with the agent's id before it; stdout
 has the one line that says ready.
 """
@@ -11,6 +11,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -49,6 +50,8 @@ READY_TIMEOUT_S = 30.0
 WRONG_FILE = 2
 """Exit code of an agent whose file is wrong; starting it again would not help."""
 FEW_FILES = 1024
+GATEWAY_READY = "Roundelay's gateway to "
+"""How the line begins by which a gateway says that it is ready."""
 NEEDED = ("network.window", "network.records", "network.history")
 """What an agent calls to see what it works on, and to go on with it after a crash."""
 
@@ -92,12 +95,23 @@ async def run_node(
             keep_what_is_there()
             place = {"url": url, "network": node.hub.name, "database": str(config.db), "agents": len(agents)}
             _logger.info("the node listens", extra=place)
-            with _announced(url, config, certificate, say):
-                processes = [AgentProcess(spec, url, log_level=log_level, voice=voice) for spec in agents]
+            with _announced(url, config, certificate, say) as tell_gateway:
+                processes: list[KeptProcess] = [
+                    AgentProcess(spec, url, log_level=log_level, voice=voice) for spec in agents
+                ]
+                gateway = None
+                if config.interop.serve:
+                    gateway = GatewayProcess(config, url, log_level=log_level, voice=voice)
+                    processes.append(gateway)
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(process.keep()) for process in processes]
 
                     async def announce(line: str) -> None:
+                        if gateway is not None and gateway.is_ready:
+                            tell_gateway(gateway.url)
+                            line += (
+                                f"\n{GATEWAY_READY}{url} is ready on {gateway.url} ({' '.join(config.interop.serve)})"
+                            )
                         link = None if person_id is None else await _make_link(node.hub, url, person_id, say)
                         announce_ready(line, link)
 
@@ -155,7 +169,7 @@ async def _name_node(url: str, operator_id: str) -> str:
 async def _announce_when_settled(
     node: Node,
     config: NodeConfig,
-    processes: Sequence[AgentProcess],
+    processes: Sequence[KeptProcess],
     announce: Callable[[str], Awaitable[None]],
     say: Say,
 ) -> None:
@@ -165,7 +179,9 @@ async def _announce_when_settled(
                 await process.settled.wait()
     except TimeoutError:
         say(f"Not ready yet: {', '.join(it.name for it in processes if not it.settled.is_set())}.")
-    await announce(describe_node(node, config, [process.name for process in processes if process.is_ready]))
+    await announce(
+        describe_node(node, config, [it.name for it in processes if it.is_ready and isinstance(it, AgentProcess)])
+    )
 
 
 async def _make_link(hub: Hub, url: str, person_id: str, say: Say) -> str | None:
@@ -221,8 +237,8 @@ def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
 
 def find_exposed(config: NodeConfig) -> list[Path]:
     """Of the files that hold a node's secrets, those that others on this machine may read: key, owner's token,
-    database."""
-    files = [config.tls_key, Path(f"{config.db}.owner"), config.db]
+    database, webhooks."""
+    files = [config.tls_key, Path(f"{config.db}.owner"), config.db, webhooks_file(config)]
     return [path for path in files if path is not None and _mode_of(path) & 0o044]
 
 
@@ -282,15 +298,17 @@ def reachable_url(url: str) -> str:
     return {"0.0.0.0": url.replace("0.0.0.0", "127.0.0.1"), "::": url.replace("[::]", "[::1]")}.get(host or "", url)
 
 
-class AgentProcess(Process):
-    """The process of one agent, started again when it fails."""
+class KeptProcess(Process):
+    """A process beside the node, started again when it fails. ``what`` names it in sentences, ``path`` the file that
+    may be wrong."""
 
-    def __init__(self, spec: AgentSpec, url: str, *, log_level: str, voice: Voice) -> None:
-        command = ["-m", "roundelay", "agent", "run", str(spec.path), "--only", spec.id, "--url", url]
-        command += ["--log-level", log_level, "--log-format", voice.format, "--until-input-ends"]
-        super().__init__(spec.id, command, ready=ready_line(spec.id, ""), take_line=self._hear_line)
+    starting = "the gateway's process starts"
+
+    def __init__(self, name: str, what: str, command: Sequence[str], *, ready: str, path: str, voice: Voice) -> None:
+        super().__init__(name, command, ready=ready, take_line=self._hear_line)
+        self._what = what
+        self._path = clean(path)
         self._voice = voice
-        self._path = clean(str(spec.path))
         self._error = ""
 
     async def keep(self) -> None:
@@ -303,24 +321,24 @@ class AgentProcess(Process):
         while True:
             started_at = time.monotonic()
             self._error = ""
-            _logger.info("an agent's process starts", extra={"agent_id": self.name})
+            _logger.info(self.starting, extra={"agent_id": self.name})
             code = await self.run()
             if code == WRONG_FILE and not self.settled.is_set():
-                raise ConfigError(self._error or f"Agent {self.name} cannot start.")
+                raise ConfigError(self._error or f"{self._what} cannot start.")
             self.settled.set()
             if code == WRONG_FILE:  # as only its run finds, or since it was changed
                 why = f"{self._path}: {self._error or 'it cannot start'}"
-                _logger.error("Agent %s has ended with exit code %d and is not started again: %s", self.name, code, why)
+                _logger.error("%s has ended with exit code %d and is not started again: %s", self._what, code, why)
                 return
             if code == 0:
-                _logger.warning("Agent %s has ended.", self.name)
+                _logger.warning("%s has ended.", self._what)
                 return
             if time.monotonic() - started_at > STEADY_S:
                 delay_s = FIRST_DELAY_S
             if self._error:
                 self._voice.pass_on(self.name, f"Error: {self._error}")
             ending = f"exit code {code}" if code > 0 else f"signal {-code}"
-            _logger.error("Agent %s has ended with %s; it starts again in %g s.", self.name, ending, delay_s)
+            _logger.error("%s has ended with %s; it starts again in %g s.", self._what, ending, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, MAX_DELAY_S)
 
@@ -329,6 +347,48 @@ class AgentProcess(Process):
             self._error = clean(line.removeprefix("Error: "))
         else:
             self._voice.pass_on(self.name, line)
+
+
+class AgentProcess(KeptProcess):
+    """The process of one agent."""
+
+    starting = "an agent's process starts"
+
+    def __init__(self, spec: AgentSpec, url: str, *, log_level: str, voice: Voice) -> None:
+        command = ["-m", "roundelay", "agent", "run", str(spec.path), "--only", spec.id, "--url", url]
+        command += ["--log-level", log_level, "--log-format", voice.format, "--until-input-ends"]
+        ready = ready_line(spec.id, "")
+        super().__init__(spec.id, f"Agent {spec.id}", command, ready=ready, path=str(spec.path), voice=voice)
+
+
+class GatewayProcess(KeptProcess):
+    """The process by which programs of other protocols come in. Webhooks are kept beside the database."""
+
+    def __init__(self, config: NodeConfig, url: str, *, log_level: str, voice: Voice) -> None:
+        interop = config.interop
+        command = ["-m", "roundelay", "gateway", "--node", url, "--host", interop.host, "--port", str(interop.port)]
+        command += [part for name in interop.serve for part in ("--serve", name)]
+        command += [part for host in interop.webhook_hosts for part in ("--webhook-host", host)]
+        command += ["--webhooks", str(webhooks_file(config))] if "webhooks" in interop.serve else []
+        command += ["--log-level", log_level, "--log-format", voice.format, "--insecure", "--until-input-ends"]
+        super().__init__("gateway", "The gateway", command, ready=f"{GATEWAY_READY}{url} ", path="interop", voice=voice)
+
+    async def run(self) -> int:
+        """As `Process.run`; where it took any free port it comes back on the same one."""
+        if self.url:
+            self._command[self._command.index("--port") + 1] = str(urlsplit(self.url).port)
+        return await super().run()
+
+    @property
+    def url(self) -> str:
+        """Where it is; nothing before it is ready."""
+        found = re.search(r"https?://\S+", self._place)
+        return found[0] if found else ""
+
+
+def webhooks_file(config: NodeConfig) -> Path:
+    """Where a node's gateway keeps the registrations of webhooks."""
+    return Path(f"{config.db}.webhooks")
 
 
 async def _let_in(hub: Hub, url: str, agent_ids: Sequence[str], db: Path, say: Say) -> None:
@@ -370,15 +430,21 @@ def _check_ours(hub: Hub, agent_id: str, db: Path) -> None:
 
 
 @contextmanager
-def _announced(url: str, config: NodeConfig, certificate: str, say: Say) -> Iterator[None]:
-    """Leave the note by which commands on this machine find the node, as long as it runs."""
+def _announced(url: str, config: NodeConfig, certificate: str, say: Say) -> Iterator[Callable[[str], None]]:
+    """Leave the note by which commands on this machine find the node, as long as it runs; gives what adds the gateway's
+    address to it."""
     note = None
+
+    def leave(gateway: str) -> None:
+        nonlocal note
+        try:
+            note = announce_node(url, Path(f"{config.db}.owner"), certificate=certificate, gateway=gateway)
+        except OSError as error:
+            say(f"No note of this node could be left ({error.strerror}: {error.filename}); commands need --url {url}")
+
+    leave("")
     try:
-        note = announce_node(url, Path(f"{config.db}.owner"), certificate=certificate)
-    except OSError as error:
-        say(f"No note of this node could be left ({error.strerror}: {error.filename}); commands need --url {url}")
-    try:
-        yield
+        yield leave
     finally:
         if note is not None:
             note.unlink(missing_ok=True)

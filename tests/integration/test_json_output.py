@@ -9,6 +9,7 @@ import pty
 import sys
 import unicodedata
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from roundelay.cli import cli
+from roundelay.interop.gateway import serve_gateway
 from roundelay.network.home import announce_node
 from roundelay.terminal.text import clean, clean_json
 from tests.support.node import Node, running_node
@@ -67,6 +69,8 @@ COMMANDS: dict[str, str] = {
     "inbox": "--as mia",
     "tail": "--last 9 --count 9",
     "threads": "",
+    "webhook add": "http://127.0.0.1:1/ --as hooked",
+    "webhook list": "",
     "why": "{said}",
     "reactions cancel": "r1",
     "dead-letters retry": "{second} --of slow",
@@ -79,7 +83,7 @@ COMMANDS: dict[str, str] = {
 """Every command that takes --json, in an order in which each has what it needs: with it the first test fails for one that is not here."""
 SILENT = frozenset({
     "approvals approve", "approvals deny", "approvals edit", "backup", "bridge install", "bridge remove", "bridge status", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
-    "threads", "token create", "token list", "token revoke", "web",
+    "threads", "token create", "token list", "token revoke", "web", "webhook add", "webhook list",
 })  # fmt: skip
 """Those that tell nothing of what anybody wrote; or `threads` a line of it, without what makes several."""
 
@@ -89,7 +93,7 @@ IN_WORDS = {
     "export ": "--format mermaid",
 }
 CHANGING = frozenset({
-    "approvals approve", "approvals deny", "approvals edit", "backup", "reactions cancel", "dead-letters retry", "dead-letters drop", "token create", "token revoke",
+    "approvals approve", "approvals deny", "approvals edit", "backup", "reactions cancel", "dead-letters retry", "dead-letters drop", "token create", "token revoke", "webhook add",
 })  # fmt: skip
 
 
@@ -177,8 +181,10 @@ def files(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("files")
 async def test_no_command_prints_what_drives_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    async with running_node(db=tmp_path / "team.db", durability="full") as node:
-        note = announce_node(node.url, tmp_path / "team.db.owner")
+    async with running_node(db=tmp_path / "team.db", durability="full") as node, AsyncExitStack() as stack:
+        serving = serve_gateway(node.url, webhooks_file=tmp_path / "hooks", webhook_hosts=["127.0.0.1"])
+        gateway = await stack.enter_async_context(serving)
+        note = announce_node(node.url, tmp_path / "team.db.owner", gateway=gateway)
         evil = await node.agent("evil", role="reactor", card={"description": EVIL, "tags": [EVIL]})
         mia = await node.person("mia")
         await node.agent("slow")

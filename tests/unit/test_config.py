@@ -301,10 +301,19 @@ def test_flag_goes_before_environment_before_file_before_default(write) -> None:
 @pytest.mark.parametrize("field", flat_values(NodeConfig()))
 def test_every_field_can_come_from_the_environment(field: str) -> None:
     words = {"durability": "normal", "visibility": "strict", "registration": "closed", "behind_proxy": "true"}
+    words |= {
+        "log": "nats://127.0.0.1:4222/shared",
+        "interop.serve": "http, mcp",
+        "interop.webhook_hosts": "hooks:9000",
+    }
     words |= {"web": "false", "web_reload": "true", "web_hosts": "hub.example.org, hub:8443"}
     given = (words | {"mods": "channels, tasks"}).get(field, "1024")
     read = {"mods": ["channels", "tasks"], "behind_proxy": True, "web": False, "web_reload": True}
-    expected: object = (read | {"web_hosts": ["hub.example.org", "hub:8443"]}).get(field, given)
+    expected: object = (
+        read
+        | {"web_hosts": ["hub.example.org", "hub:8443"]}
+        | {"interop.serve": ["http", "mcp"], "interop.webhook_hosts": ["hooks:9000"]}
+    ).get(field, given)
     if field == "limits.max_depth":
         given = expected = "128"
     config, origins = resolve(env={env_name(field): given})
@@ -433,3 +442,19 @@ def test_a_wrong_quota_is_refused_by_line(write, text: str, sentence: str) -> No
 
 def test_a_quota_is_for_an_id(write) -> None:
     assert refusal(write("quotas:\n  Ann: {}\n"), NodeConfig).startswith('team.yaml:2: "quotas.Ann" ')
+
+
+def test_that_interop_stands_in_a_file_means_all_of_it_unless_it_says_what(tmp_path: Path) -> None:
+    served = {
+        "interop:": ("a2a", "http", "mcp", "openai", "webhooks"),
+        "interop: {port: 9000}": ("a2a", "http", "mcp", "openai", "webhooks"),
+        "interop: {serve: [mcp]}": ("mcp",),
+        "interop: {serve: []}": (),
+        "port: 0": (),
+    }
+    for text, expected in served.items():
+        file = tmp_path / "node.yaml"
+        file.write_text(text)
+        assert resolve(file)[0].interop.serve == expected, text
+        assert resolve(file, flags={"interop.serve": ()})[0].interop.serve == ()
+        assert resolve(file, env={"ROUNDELAY_INTEROP_SERVE": "http"})[0].interop.serve == ("http",)

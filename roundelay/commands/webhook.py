@@ -1,0 +1,207 @@
+"""Webhooks of the gateway: registered, listed, tried, resumed and removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundelay.commands.options import Function, ask, check_id, find_target, identity_options, json_option
+from roundelay.commands.output import format_day, print_json, show_list
+from roundelay.terminal.connection import READER_ID
+
+if TYPE_CHECKING:
+    from roundelay.network.client import NetworkClient
+
+TIMEOUT_S = 30.0
+
+
+@click.group(short_help="Have a participant's messages posted to an address.")
+def webhook() -> None:
+    """Have each message that is delivered to a participant posted, signed, to an address of https.
+
+    The gateway does it (`interop` in the node's file, or roundelay gateway --webhooks FILE). The page `interop` of the
+    documents says what is promised.
+    """
+
+
+def _gateway_option(function: Function) -> Function:
+    function = click.option(
+        "--gateway", metavar="URL", help="The gateway (default: that of the node of this machine)."
+    )(function)
+    return identity_options(function)
+
+
+def _of_option(function: Function) -> Function:
+    return click.option("--of", metavar="ID", callback=check_id, help="Whose webhook, for operators.")(function)
+
+
+@webhook.command(short_help="Register a participant's webhook.")
+@click.argument("address", metavar="URL")
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Sign with the secret in this file, whsec_... (default: a new one).",
+)
+@json_option
+@_gateway_option
+def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bool) -> None:
+    """Post to URL from now on what is delivered to --as ID, and print the secret that signs it; it cannot be shown
+    again.
+
+    With --token it is that participant's own doing. An operator on the node's machine needs none: the webhook gets a
+    token of its own.
+    """
+    target = find_target()
+    agent_id = target.agent_id
+    if agent_id is None:
+        raise click.UsageError("Say whose messages: roundelay webhook add URL --as ID.")
+    body = {"url": address}
+    if secret_file is not None:
+        body["secret"] = secret_file.read_text(encoding="utf-8").strip()
+    token = target.token or _make_token(agent_id)
+    made = _ask_gateway("POST", "/v1/webhook", gateway, (agent_id, token), body)
+    if as_json:
+        print_json(made)
+        return
+    click.echo(made["secret"])
+    click.echo(f"What is delivered to {made['participant']} is posted to {made['url']}, signed with this.", err=True)
+
+
+@webhook.command("list", short_help="List webhooks, and how they do.")
+@json_option
+@_gateway_option
+def list_webhooks(gateway: str | None, as_json: bool) -> None:
+    """List webhooks, and how they do: an operator's command. With --token it is that participant's own."""
+    who = _find_caller()
+    found = (
+        {"webhooks": [_ask_gateway("GET", "/v1/webhook", gateway, who)]}
+        if find_target().token is not None
+        else _ask_gateway("GET", "/v1/webhooks", gateway, who)
+    )
+    show_list(
+        found,
+        {
+            "ID": lambda it: it["participant"],
+            "STATE": lambda it: it["state"],
+            "URL": lambda it: it["url"],
+            "SINCE": lambda it: format_day(it["created_at"]),
+            "FAILING SINCE": lambda it: format_day(it["failing_since"]) if it["failing_since"] else "",
+            "WHY": lambda it: it["why"],
+        },
+        empty="There are no webhooks.",
+        as_json=as_json,
+    )
+
+
+@webhook.command()
+@_of_option
+@_gateway_option
+def remove(of: str | None, gateway: str | None) -> None:
+    """Post nothing more. What was not taken stays unhandled in the ledger."""
+    _ask_gateway("DELETE", "/v1/webhook", gateway, _find_caller(), _whose(of))
+    click.echo("Removed.")
+
+
+@webhook.command()
+@_of_option
+@_gateway_option
+def test(of: str | None, gateway: str | None) -> None:
+    """Post something that is no message, and say what came of it."""
+    tried = _ask_gateway("POST", "/v1/webhook/test", gateway, _find_caller(), _whose(of))
+    click.echo(f"{tried['answer']}: {tried['told']}")
+    if tried["answer"] != "taken":
+        click.get_current_context().exit(1)
+
+
+@webhook.command()
+@_of_option
+@_gateway_option
+def resume(of: str | None, gateway: str | None) -> None:
+    """Go on at once with a webhook that is paused or waits for its receiver."""
+    resumed = _ask_gateway("POST", "/v1/webhook/resume", gateway, _find_caller(), _whose(of))
+    click.echo(f"The webhook of {resumed['participant']} goes on.")
+
+
+def _whose(of: str | None) -> dict[str, str]:
+    return {"participant": of} if of is not None else {}
+
+
+def _find_caller() -> tuple[str, str]:
+    """Who calls: the participant of --as and --token, else the owner of the node of this machine. Raises
+    `ConfigError`."""
+    from roundelay.network.errors import ConfigError
+    from roundelay.network.home import find_owner_token, find_url
+
+    target = find_target()
+    if target.token is not None:
+        if target.agent_id is None:
+            raise click.UsageError("Say whose the token is: --as ID.")
+        return target.agent_id, target.token
+    token = find_owner_token(target.url or find_url())
+    if token is None:
+        raise ConfigError("Away from the node's machine give --as ID and --token TOKEN.")
+    target.agent_id = target.kind = None
+
+    async def join(client: NetworkClient) -> None:  # so that the gateway finds the reader registered
+        await client.call("network.info")
+
+    ask(join)
+    return READER_ID, token
+
+
+def _make_token(agent_id: str) -> str:
+    """A token of its own for a participant's webhook, made as an operator."""
+    from roundelay.network.clock import make_token
+    from roundelay.network.core.joining import hash_token
+    from roundelay.runs.lists import list_participants
+
+    target, made = find_target(), make_token()
+    chosen, target.agent_id, target.kind = target.kind, None, None
+
+    async def create(client: NetworkClient) -> None:
+        known = {it["agent_id"]: it["kind"] for it in await list_participants(client)}
+        kind = chosen or known.get(agent_id, "service")
+        await client.call("network.create_token", {"agent_id": agent_id, "kind": kind, "token_hash": hash_token(made)})
+
+    ask(create)
+    return made
+
+
+def _ask_gateway(
+    method: str, path: str, gateway: str | None, who: tuple[str, str], given: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Raises `ConnectError`, `ConfigError`, and what the gateway refuses as a `ClickException`."""
+    import httpx2
+
+    from roundelay.network.errors import ConfigError, ConnectError
+    from roundelay.network.home import find_url, node_at
+
+    node = node_at(find_target().url or find_url())
+    url = gateway or (node.gateway if node is not None else "")
+    if not url:
+        raise ConfigError(
+            "No gateway is known here. Put `interop` into the node's file, or start roundelay gateway --webhooks FILE "
+            "and name it with --gateway URL."
+        )
+    sent: dict[str, Any] = {"json": given or {}} if method == "POST" else {"params": given or {}}
+    try:
+        answer = httpx2.request(
+            method,
+            url.rstrip("/") + path,
+            headers={"Authorization": f"Bearer {who[0]}:{who[1]}"},
+            timeout=TIMEOUT_S,
+            trust_env=False,
+            **sent,
+        )
+        value: dict[str, Any] = answer.json()
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+        raise ConnectError(f"No gateway answers at {url} ({type(error).__name__}).") from error
+    if answer.is_success:
+        return value
+    problem = value.get("error", {})
+    if problem.get("code") == "unknown_operation":
+        raise ConfigError(f"The gateway at {url} serves no webhooks: start it with --webhooks FILE.")
+    raise click.ClickException(str(problem.get("message", f"The gateway answered {answer.status_code}.")))

@@ -1,0 +1,103 @@
+"""Whoever takes webhooks, as an outsider writes it: the official library judges every request, then it is kept and answered.
+
+In a test it is a `Receiver`; run as a program (PORT FILE SECRET) it appends what it has taken to a file, and can be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from standardwebhooks import Webhook
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+Take = Callable[[str, dict[str, Any]], int | None]
+"""Given the id and the body: the status to answer, None for no answer at all."""
+
+
+class Receiver:
+    """Takes posts on one port. What it has got stands in `got`, (webhook-id, body), whatever it answered."""
+
+    def __init__(self, secret: str = SECRET) -> None:
+        self.got: list[tuple[str, dict[str, Any]]] = []
+        self.heads: list[dict[str, str]] = []
+        self.answers: Take = lambda *_: 204
+        self.port = 0
+        self._webhook = Webhook(secret)
+        self._came = asyncio.Condition()
+        self._writers: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook"
+
+    def contents(self) -> list[Any]:
+        return [body["data"]["content"] for _, body in self.got if body["type"] == "message"]
+
+    async def wait_for(self, count: int) -> None:
+        async with asyncio.timeout(30), self._came:
+            await self._came.wait_for(lambda: len(self.got) >= count)
+
+    @asynccontextmanager
+    async def listening(self, port: int = 0) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            server.close()
+            serving = [it for it in self._writers.values() if it is not None]
+            for writer in [*self._writers]:
+                writer.close()
+            await asyncio.gather(*serving)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers[writer] = asyncio.current_task()
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                first, *lines = head.decode().split("\r\n")[:-2]
+                headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+                body = await reader.readexactly(int(headers["content-length"]))
+                self._webhook.verify(body, headers)  # raises for what is not signed, or too old
+                assert first.startswith("POST /hook")
+                status = await self._take(headers, json.loads(body))
+                if status is None:
+                    return
+                extra = f"location: {self.url}\r\n" if 300 <= status < 400 else ""
+                writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\n{extra}\r\n".encode())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.pop(writer, None)
+            writer.close()
+
+    async def _take(self, headers: dict[str, str], body: dict[str, Any]) -> int | None:
+        status = self.answers(headers["webhook-id"], body)
+        async with self._came:
+            self.got.append((headers["webhook-id"], body))
+            self.heads.append(headers)
+            self._came.notify_all()
+        return status
+
+
+async def main(port: int, file: str, secret: str) -> None:
+    receiver = Receiver(secret)
+    kept = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def keep(webhook_id: str, body: dict[str, Any]) -> int:
+        os.write(kept, f"{webhook_id} {body['data']['seq']}\n".encode())
+        return 200
+
+    receiver.answers = keep
+    async with receiver.listening(port):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2], sys.argv[3]))
