@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import subprocess
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.client import Presence, Signal
+from roundelay.network.client.acks import Acks
 from roundelay.network.messages import message_from_wire, write_content
 from roundelay.network.operations.marking import write_line
 from roundelay.under_way import UnderWay
@@ -154,3 +157,72 @@ async def test_what_is_under_way_is_the_same_as_elsewhere(seed: int) -> None:
             ),
         }
         assert {name: sorted(it) for name, it in told.items()} == known, event
+
+
+class _Said:
+    """A wire that keeps what is said on it."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self.frames: list[dict[str, Any]] = []
+
+    def send(self, data: bytes) -> None:
+        self.frames.append(json.loads(data))
+
+
+async def test_what_is_acknowledged_is_what_pythons_client_acknowledges() -> None:
+    """Over random sessions: deliveries, also of what came before, handled, refused and dropped in any order."""
+    runs = [_make_session(random.Random(seed)) for seed in range(400)]
+    given = await run_module(
+        'import { Acks } from "#core/acks.js";',
+        """(runs) => runs.map((steps) => {
+          const acks = new Acks();
+          return steps.map(([name, seq]) => {
+            if (name !== "due") return [acks[name](seq) ?? null, acks.prefix];
+            const { prefix, single } = acks.takeDue();
+            return [[prefix, single.sort((a, b) => a - b)], acks.prefix];
+          });
+        })""",
+        runs,
+    )
+    for steps, told in zip(runs, given, strict=True):
+        acks, wire = Acks(), _Said()
+        for (name, seq), (gave, prefix) in zip(steps, told, strict=True):
+            match name:
+                case "beginSession":
+                    acks.begin_session(wire, seq)  # type: ignore[arg-type]  # it has what is used of a wire
+                case "take":
+                    assert acks.take(seq) == gave, steps
+                case "handle":
+                    acks.handle(seq, only=True)
+                case "drop":
+                    acks.drop(seq)
+                case _:
+                    wire.frames.clear()
+                    acks.send_due()
+                    upto = [it["seq"] for it in wire.frames if not it["only"]]
+                    alone = sorted({it["seq"] for it in wire.frames if it["only"]})
+                    assert [upto[0] if upto else None, alone] == gave, steps
+            assert acks.prefix == prefix, steps
+        await asyncio.sleep(0)
+
+
+def _make_session(chance: random.Random) -> list[tuple[str, int]]:
+    steps, top = [("beginSession", 0)], 0
+    for _ in range(40):
+        match chance.randrange(12):
+            case 0:
+                steps.append(("beginSession", chance.randrange(top + 1)))
+            case 1 | 2 | 3 | 4:
+                top += chance.randrange(1, 3)
+                steps.append(("take", top))
+            case 5:
+                steps.append(("take", chance.randrange(top + 1)))
+            case 6 | 7 | 8:
+                steps.append(("handle", chance.randrange(max(0, top - 5), top + 1)))
+            case 9:
+                steps.append(("drop", chance.randrange(max(0, top - 5), top + 1)))
+            case _:
+                steps.append(("due", 0))
+    return steps

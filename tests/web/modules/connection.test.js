@@ -4,9 +4,17 @@ import test from "node:test";
 import { Connection } from "../../../web/page/core/connection.js";
 
 const WELCOME = {
-  type: "welcome", agent_id: "mia", kind: "human", network: { name: "n", epoch: "e1" }, session_id: "s", cursor: 4, head: 4,
-  resume: "full", limits: { max_reads: 2, max_frame_bytes: 400 },
+  type: "welcome", protocol: 1, server: "roundelay", agent_id: "mia", kind: "human", role: "observer", network: { name: "n", epoch: "e1" },
+  session_id: "s", cursor: 4, head: 4, resume: "full", mods: [], limits: { max_reads: 2, max_frame_bytes: 400 },
 };
+
+const deliver = (seq, attempt = 1) => ({
+  type: "deliver", attempt,
+  message: {
+    seq, message_id: `m-${seq}`, kind: "direct", sender_id: "bob", sender_kind: "agent", to: "agent:mia", thread_id: "direct:bob~mia",
+    root: seq, hops: 0, sent_at: 1, content: "x",
+  },
+});
 
 /** Timers that go off when the test says how much time has passed. */
 class Time {
@@ -96,8 +104,8 @@ test("it joins with its subprotocol, and comes back where it was", () => {
   const first = join();
   assert.equal(first.protocol, "roundelay.v1");
   assert.deepEqual(first.sent[0], { type: "hello", protocol: 1, agent_id: "mia", kind: "human", role: "observer", client: "roundelay-web", token: "t" });
-  first.tell({ type: "deliver", message: { seq: 7 }, attempt: 1 });
-  first.tell({ type: "stored", message_id: "elsewhere", seq: 99 });
+  first.tell(deliver(7));
+  first.tell({ type: "stored", message_id: "elsewhere", seq: 99, duplicate: false });
   first.end(1006);
   time.pass(10_000);
   assert.deepEqual(sockets.length, 2);
@@ -120,7 +128,7 @@ test("a one-time login is used up by the welcome, and goes with its new token un
 test("what was taken in is acknowledged together; another attempt alone", () => {
   const { time, join } = begin();
   const socket = join();
-  for (const [seq, attempt] of [[5, 1], [8, 1], [6, 2], [9, 1]]) socket.tell({ type: "deliver", message: { seq }, attempt });
+  for (const [seq, attempt] of [[5, 1], [8, 1], [6, 2], [9, 1]]) socket.tell(deliver(seq, attempt));
   time.pass(100);
   assert.deepEqual(socket.list("ack"), [{ type: "ack", seq: 9 }, { type: "ack", seq: 6, only: true }]);
 });

@@ -1,15 +1,21 @@
 /**
  * One participant's connection to a hub: roundelay.v1 (docs/protocol.md) over a WebSocket, kept up. It joins, comes
  * back after a loss, sends each message exactly once (under an id of its own, repeated until it is `stored`),
- * repeats calls that were not answered, and acknowledges what was taken in. Frames go to `onEvent` as they are, each with
- * `at` (ms).
+ * repeats calls and records that were not answered, and acknowledges what was taken in, or what it is told was handled. Frames go to
+ * `onEvent` as they are, each with `at` (ms).
  *
  * No DOM and no page: a WebSocket, a clock, chance, timers and a storage are given. It is a `source` of
- * `#ui/store.js`: {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry, discard, wake, close}.
+ * `#ui/store.js`: {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry, discard, wake, close},
+ * and the core of the client in clients/typescript, which is built of it.
  */
 
+import { Acks } from "#core/acks.js";
+import { readFrame } from "#core/frames.js";
+import { makeIds } from "#core/ids.js";
+import { Outbox } from "#core/outbox.js";
 import { Refused } from "#core/refused.js";
-import { makeIds } from "#core/text.js";
+
+/** @import { Entry, Outgoing, OutboxStore } from "#core/outbox.js" */
 
 const SUBPROTOCOL = "roundelay.v1";
 const FIRST_DELAY_MS = 100;
@@ -18,94 +24,185 @@ const STEADY_MS = 2_000; // a session that lived so long is no sign of trouble
 const WELCOME_TIMEOUT_MS = 20_000;
 const QUIET_MS = 25_000; // after so long without a frame the hub is asked whether it is there
 const ANSWER_TIMEOUT_MS = 15_000;
+const BYE_TIMEOUT_MS = 2_000;
 const MAX_LOSSES = 3; // connections that may end at a request before it is given up
 const BLAMING_CODES = [1002, 1003, 1007, 1009, 1011, 4400, 4413];
 const MAX_READS = 32; // calls under way, if the hub does not say less
 const MAX_CALLS = 1000; // that wait
 const MAX_OUTBOX = 200;
 const MAX_OUTBOX_CHARS = 2 ** 20;
+const MAX_FRAME_CHARS = 2 ** 24; // of one frame from the hub
+const MAX_REASON_CHARS = 2000; // what the hub keeps of a reason
 const ACK_DELAY_MS = 20;
 const MAX_BUFFERED = 2 ** 18; // with more on its way signals are dropped
 const LATER = ["rate_limited", "overloaded"];
 
+/**
+ * What of a WebSocket is used: the browser's, node's own, and that of the package ws have it.
+ * @typedef {{
+ *   readonly readyState: number, readonly bufferedAmount: number, send(text: string): void, close(): void,
+ *   onopen: any, onmessage: any, onclose: any, onerror: any,
+ * }} Socket
+ * @typedef {new (url: string, protocol: string) => Socket} SocketConstructor
+ * @typedef {{setTimeout(run: () => void, ms: number): any, clearTimeout(timer: any): void}} Timers
+ * @typedef {{
+ *   url: string, agentId: string, kind?: string, token?: string, newToken?: string, WebSocketCtor?: SocketConstructor, now?: () => number,
+ *   random?: () => number, storage?: OutboxStore, timers?: Timers, client?: string, newId?: () => string, maxDelay?: number,
+ *   hello?: Record<string, unknown>, resume?: {epoch: string, cursor: number}, staysInPlace?: boolean, handlesAtOnce?: boolean,
+ *   maxUnanswered?: number, outbox?: {maxMessages: number, maxChars: number, isKept: boolean},
+ * }} ConnectionOptions
+ * @typedef {{
+ *   id: string, type: string, frame: string, resolve: (value: any) => void, reject: (error: Error) => void, losses: number, isSent: boolean,
+ * }} Request
+ */
+
 export class Connection {
   /**
    * `newToken`: `token` is a one-time login, which the hub binds this one by. `storage` (localStorage's methods) keeps
-   * what is not yet sent over a restart. `random` gives numbers from 0 to 1, `now` milliseconds.
+   * what is not yet sent over a restart. `random` gives numbers from 0 to 1, `now` milliseconds. `hello` has further fields of that frame.
+   * `resume` is where delivery starts; without it, and without `staysInPlace`, the hub says where, each time that this comes back.
+   * `handlesAtOnce`: what `onEvent` has taken is handled; without it `ack` and `nack` say. `maxUnanswered` messages are under way
+   * at a time; with more than one, a message that is put off may be overtaken by the next ones.
+   * @param {ConnectionOptions} options
    */
   constructor({
-    url, agentId, kind = "human", token, newToken, WebSocketCtor = globalThis.WebSocket, now = Date.now,
+    url, agentId, kind = "human", token, newToken, WebSocketCtor = /** @type {any} */ (globalThis).WebSocket, now = Date.now,
     random = Math.random, storage, timers = globalThis, client = "roundelay-web", newId = makeIds(now),
-    maxDelay = MAX_DELAY_MS,
+    maxDelay = MAX_DELAY_MS, hello = {}, resume, staysInPlace = true, handlesAtOnce = true, maxUnanswered = 1,
+    outbox = { maxMessages: MAX_OUTBOX, maxChars: MAX_OUTBOX_CHARS, isKept: false },
   }) {
-    Object.assign(this, { agentId, now, random, newId, maxDelay });
+    this.agentId = agentId;
+    this.now = now;
+    this.random = random;
+    this.newId = newId;
+    this.maxDelay = maxDelay;
+    /** @type {any} the last one */
     this.welcome = null;
     this.isOver = false;
     this._url = url;
-    this._hello = { type: "hello", protocol: 1, agent_id: agentId, kind, role: "observer", client };
+    /** @type {Record<string, unknown>} */
+    this._hello = { type: "hello", protocol: 1, agent_id: agentId, kind, role: "observer", client, ...hello };
     this._token = token;
     this._newToken = newToken;
+    this._fence = /** @type {number | undefined} */ (hello.fence);
+    this._resume = resume;
+    this._staysInPlace = staysInPlace || resume !== undefined;
+    this._handlesAtOnce = handlesAtOnce;
     this._WebSocket = WebSocketCtor;
     this._timers = timers;
-    this._outbox = new Outbox(storage, `roundelay.outbox.${agentId}.`);
-    this._calls = new Map(); // call_id -> {frame, op, resolve, reject, losses, isSent}, in the order of asking
+    this._outbox = new Outbox(storage, `roundelay.outbox.${agentId}.`, outbox);
+    this._maxUnanswered = maxUnanswered;
+    /** @type {Set<string>} messages that wait for their answer */
+    this._sent = new Set();
+    /** @type {Map<string, number>} connections that ended at a message */
+    this._losses = new Map();
+    /** @type {Map<string, Request>} calls and records by their ids, in the order of asking */
+    this._calls = new Map();
+    /** @type {Socket | null} */
     this._socket = null;
     this._isWelcome = false;
+    this._joinedAt = 0;
     this._delay = FIRST_DELAY_MS;
-    this._top = 0; // up to here everything was taken in
-    this._due = null; // what to acknowledge: {upto, only: [seqs]}
-    this._sending = null; // the message that waits for its answer
-    this._marks = new Map(); // timers by what they are for
+    this._acks = new Acks();
+    /** @type {Refused | null} what the hub said before its welcome */
+    this._error = null;
+    /** @type {Refused | null} */
+    this._refusal = null;
+    /** @type {Map<string, any>} timers by what they are for */
+    this._marks = new Map();
+    /** @type {(event: any) => void} */
+    this._onEvent = () => {};
   }
 
-  /** Begin; every event goes to `onEvent` from now on. What waited in the storage is told first. */
+  /** Begin; every event goes to `onEvent` from now on. What waited in the storage is told first.
+   * @param {(event: any) => void} onEvent */
   connect(onEvent) {
     this._onEvent = onEvent;
     for (const entry of this._outbox.entries.values()) this._tell({ type: "outbox", entry });
     this._open();
   }
 
-  /** Call an operation; gives its value. A call that the connection does not survive is repeated under its id.
-   * Rejects with `Refused`. */
-  call(op, args = {}) {
-    return new Promise((resolve, reject) => {
-      if (this.isOver) return reject(this._over());
-      if (this._calls.size >= MAX_CALLS) return reject(new Refused("overloaded", "Too many requests wait for an answer."));
-      const id = this.newId();
-      const frame = JSON.stringify({ type: "call", call_id: id, op, args });
-      if (this._isTooLarge(frame)) return reject(new Refused("too_large", "This is more than the hub takes at once."));
-      this._calls.set(id, { id, frame, resolve, reject, losses: 0, isSent: false });
-      this._pump();
-    });
+  /** What was delivered and not handled, in this history. It is another one once the hub has lost or replaced its ledger. */
+  get acks() {
+    return this._acks;
   }
 
-  /** Send a message ({to, content, reply_to?, cause?, conversation?, requires_response?, metadata?, text_representation?}); gives its
-   * id. It goes out in its order, once, also after a restart. Throws `Refused` where too much waits already. */
+  /** Call an operation; gives its value. A call that the connection does not survive is repeated under its id.
+   * Rejects with `Refused`. @param {string} op @param {Record<string, any>} [args] @param {string} [callId] @returns {Promise<any>} */
+  call(op, args = {}, callId = this.newId()) {
+    return this._request("call", callId, { type: "call", call_id: callId, op, args });
+  }
+
+  /** Keep a turn record; gives its `stored`. Repeated as a call is. @param {string} recordId @param {string} reaction
+   * @param {string} kind @param {any} body @returns {Promise<any>} */
+  record(recordId, reaction, kind, body) {
+    return this._request("record", recordId, { type: "record", record_id: recordId, reaction, kind, body });
+  }
+
+  /** Nobody waits for this call or record any more: it is not said again, nor at all if it has not been.
+   * @param {"call" | "record"} type @param {string} id */
+  abandon(type, id) {
+    this._calls.delete(`${type} ${id}`);
+    this._pump();
+  }
+
+  /** Send a message ({to, content, reply_to?, cause?, requires_response?, metadata?, text_representation?, conversation?,
+   * exclude_agent_ids?, message_id?}); gives its id. It goes out in its order, once, also after a restart. Throws `Refused` where too much
+   * waits already. @param {Outgoing} message */
   send(message) {
-    const entry = { ...message, message_id: this.newId(), state: "waiting", at: this.now() };
+    const order = this.newId();
+    const given = message.message_id;
+    /** @type {Entry} */
+    const entry = { ...message, message_id: given ?? order, ...(given !== undefined && { order }), state: "waiting", at: this.now() };
+    if (this._outbox.entries.has(entry.message_id)) return this._sendAgain(entry);
     this._outbox.add(entry);
     this._tell({ type: "outbox", entry });
     this._pump();
     return entry.message_id;
   }
 
-  /** Send a refused message again. */
+  /** What is on its way already is sent once; another message under its id is none. @param {Entry} entry */
+  _sendAgain(entry) {
+    if (!this._outbox.isSame(entry)) throw new Refused("id_conflict", "Another message with this id is on its way already.");
+    this.retry(entry.message_id);
+    return entry.message_id;
+  }
+
+  /** Send a refused message again. @param {string} messageId */
   retry(messageId) {
     const entry = this._outbox.entries.get(messageId);
     if (entry?.state === "refused") this._change({ ...entry, state: "waiting", error: undefined });
     this._pump();
   }
 
-  /** Give up a message that was refused, or is not sent yet. */
+  /** Give up a message that was refused, or is not sent yet. False: it is on its way, or not there.
+   * @param {string} messageId */
   discard(messageId) {
-    if (this._sending === messageId) return;
+    if (this._sent.has(messageId) || !this._outbox.entries.has(messageId)) return false;
     this._outbox.remove(messageId);
     this._tell({ type: "outbox", message_id: messageId });
+    return true;
   }
 
-  /** Tell who watches; lost while there is no connection. `where`: {to} or {thread_id, trigger?}. */
+  /** Tell who watches; lost while there is no connection. `where`: {to} or {thread_id, trigger?}.
+   * @param {string} kind @param {any} body @param {{to?: string, thread_id?: string, trigger?: number}} where */
   signal(kind, body, where) {
-    if (this._isWelcome && !(this._socket.bufferedAmount > MAX_BUFFERED)) this._write({ type: "signal", kind, body, ...where });
+    if (!this._isWelcome || this._socket === null || this._socket.bufferedAmount > MAX_BUFFERED) return;
+    const text = JSON.stringify({ type: "signal", kind, body, ...where });
+    if (!this._isTooLarge(text)) this._writeText(text);
+  }
+
+  /** A delivery is handled. @param {number} seq */
+  ack(seq) {
+    if (this._acks.handle(seq)) this._acknowledgeSoon();
+  }
+
+  /** A delivery has failed: it comes again. @param {number} seq @param {string} reason @param {number} [retryAfterMs] */
+  nack(seq, reason, retryAfterMs) {
+    this._acknowledge();
+    if (!this._acks.drop(seq)) return;
+    const frame = { type: "nack", seq, reason: reason.slice(0, MAX_REASON_CHARS), retry_after_ms: retryAfterMs };
+    if (this._isWelcome) this._write(frame);
   }
 
   /** The network may be there again, or somebody looks: try at once, and see whether the connection still lives. */
@@ -115,14 +212,24 @@ export class Connection {
     else if (this._isWelcome) this._ask();
   }
 
-  /** Say goodbye. What was not answered is rejected; messages stay in the storage. */
-  close() {
+  /** Say goodbye. What was not answered is rejected; messages stay in the storage. The promise is kept when the connection has closed.
+   * @returns {Promise<void>} */
+  async close() {
     if (this.isOver) return;
     if (this._isWelcome) {
       this._acknowledge();
       this._write({ type: "bye" });
     }
+    const socket = this._socket;
     this._end("offline", new Refused("closed", "This connection was closed."));
+    if (socket === null) return;
+    await /** @type {Promise<void>} */ (new Promise((resolve) => {
+      const late = this._timers.setTimeout(resolve, BYE_TIMEOUT_MS);
+      socket.onclose = () => {
+        this._timers.clearTimeout(late);
+        resolve();
+      };
+    }));
   }
 
   // --- joining and staying
@@ -135,46 +242,48 @@ export class Connection {
     this._error = null;
     const isMine = () => this._socket === socket;
     socket.onopen = () => isMine() && this._write(this._makeHello());
-    socket.onmessage = ({ data }) => isMine() && this._take(JSON.parse(data));
-    socket.onclose = ({ code, reason }) => isMine() && this._lose(code, reason);
+    socket.onmessage = (/** @type {{data: unknown}} */ { data }) => isMine() && this._read(data);
+    socket.onclose = (/** @type {{code: number, reason: string}} */ { code, reason }) => isMine() && this._lose(code, reason);
     socket.onerror = () => {}; // its close follows
     this._after("welcome", WELCOME_TIMEOUT_MS, () => this._cut(socket));
   }
 
   _makeHello() {
-    const hello = { ...this._hello, token: this._token };
-    if (this._newToken !== undefined) hello.new_token = this._newToken;
-    if (this.welcome !== null) hello.resume = { epoch: this.welcome.network.epoch, cursor: this._top };
+    const hello = { ...this._hello, token: this._token, new_token: this._newToken, fence: this._fence, resume: this._resume };
+    if (this.welcome !== null && this._staysInPlace) {
+      hello.resume = { epoch: this.welcome.network.epoch, cursor: this._acks.prefix };
+    }
     return hello;
   }
 
-  /** End a connection that no longer answers: its close may come late, or never. */
+  /** End a connection that no longer answers: its close may come late, or never. @param {Socket} socket */
   _cut(socket) {
     if (this._socket !== socket) return;
     this._lose(1006, "The hub does not answer.");
     socket.close();
   }
 
+  /** @param {number} code @param {string} reason */
   _lose(code, reason) {
     const { _isWelcome: wasWelcome, _error: error } = this;
     this._socket = null;
     this._isWelcome = false;
-    this._sending = null;
-    this._due = null;
-    for (const name of ["welcome", "quiet", "answer", "ack", "send"]) this._stop(name);
+    for (const name of [...this._marks.keys()]) this._stop(name);
     this._blame(code);
     const refusal = this._finalRefusal(code, reason, wasWelcome ? null : error);
-    if (refusal !== null) return this._end("refused", refusal);
+    if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined) {
+      this._fence = undefined; // a hub whose ledger was lost or replaced never gave it out; an overtaken one ends with 4409
+    } else if (refusal !== null) return this._end("refused", refusal);
     if (wasWelcome && this.now() - this._joinedAt >= STEADY_MS) this._delay = FIRST_DELAY_MS;
     // apart from each other, so that a restarted hub is not met by all at once
     let wait = this._delay * (0.5 + this.random() / 2);
     if (error?.retry_after_ms) wait = Math.max(wait, error.retry_after_ms * (1 + this.random() / 2));
     this._delay = Math.min(this._delay * 2, this.maxDelay);
     this._tellConnection("offline", { code: String(code), message: error?.message ?? reason });
-    this._after("retry", wait, () => this._open());
+    if (!this.isOver) this._after("retry", wait, () => this._open());
   }
 
-  /** Why no further try helps, or null. */
+  /** Why no further try helps, or null. @param {number} code @param {string} reason @param {Refused | null} error */
   _finalRefusal(code, reason, error) {
     if (code === 4409) return new Refused("superseded", "Another session has taken this one's place.");
     if (code === 4401 || code === 4403 || code === 4400) {
@@ -184,26 +293,40 @@ export class Connection {
     return null;
   }
 
-  /** Give up the request at which connections end again and again: behind it nothing would ever be answered. */
+  /** Give up the request at which connections end again and again: behind it nothing would ever be answered.
+   * @param {number} code */
   _blame(code) {
+    const why = "The connection ended with this request, again and again; whether the hub took it is unknown.";
     if (BLAMING_CODES.includes(code)) {
       const oldest = [...this._calls.values()].find((it) => it.isSent);
-      if (oldest !== undefined && ++oldest.losses >= MAX_LOSSES) {
-        this._calls.delete(oldest.id);
-        oldest.reject(new Refused("internal", "The connection ended with this request, again and again."));
+      const [message] = this._sent;
+      if (oldest !== undefined) {
+        oldest.losses += 1;
+        if (oldest.losses >= MAX_LOSSES) this._settle(oldest.type, oldest.id, (it) => it.reject(new Refused("internal", why)));
+      } else if (message !== undefined) {
+        const losses = (this._losses.get(message) ?? 0) + 1;
+        this._losses.set(message, losses);
+        if (losses >= MAX_LOSSES) this._refuse(message, { code: "internal", message: why });
       }
     }
     for (const call of this._calls.values()) call.isSent = false;
-    for (const entry of this._outbox.entries.values()) if (entry.state === "sent") this._change({ ...entry, state: "waiting" });
+    const unanswered = [...this._sent];
+    this._sent.clear();
+    for (const messageId of unanswered) {
+      const entry = this._outbox.entries.get(messageId);
+      if (entry !== undefined) this._change({ ...entry, state: "waiting" });
+    }
   }
 
+  /** @param {string} state @param {Refused} error */
   _end(state, error) {
     this.isOver = true;
     this._refusal = error;
     for (const name of [...this._marks.keys()]) this._stop(name);
-    this._socket?.close();
+    const socket = this._socket;
     this._socket = null;
     this._isWelcome = false;
+    socket?.close();
     const calls = [...this._calls.values()];
     this._calls.clear();
     this._tellConnection(state, { code: error.code, message: error.message });
@@ -211,55 +334,99 @@ export class Connection {
   }
 
   _over() {
-    return new Refused("closed", this._refusal.message);
+    return new Refused("closed", this._refusal?.message ?? "This connection was closed.");
   }
 
   // --- what arrives
 
-  _take(frame) {
+  /** @param {unknown} data */
+  _read(data) {
+    if (typeof data === "string" && data.length > MAX_FRAME_CHARS) return this._dropAnswer();
+    let frame;
+    try {
+      frame = readFrame(data);
+    } catch (error) {
+      return this._end("refused", /** @type {Refused} */ (error));
+    }
     this._heard();
+    if (frame !== null) this._take(frame);
+  }
+
+  /** What came is more than one frame may be: it answers one of the calls under way, and would come again. */
+  _dropAnswer() {
+    const error = new Refused("too_large", "The hub's answer to a call under way is too large; ask for less at a time.");
+    for (const call of [...this._calls.values()]) {
+      if (call.isSent && call.type === "call") this._settle(call.type, call.id, (it) => it.reject(error));
+    }
+    const socket = this._socket;
+    this._lose(1009, error.message);
+    socket?.close();
+  }
+
+  /** @param {any} frame */
+  _take(frame) {
     switch (frame.type) {
       case "welcome":
         return this._takeWelcome(frame);
       case "deliver":
-        this._tell(frame);
-        return this._handle(frame.message.seq, frame.attempt);
+        return this._takeDelivery(frame);
       case "stored":
         return this._takeStored(frame);
       case "result":
-        return this._settle(frame.call_id, (call) => call.resolve(frame.value));
+        return this._settle("call", frame.call_id, (call) => call.resolve(frame.value));
       case "error":
         return this._takeError(frame);
+      case "notice":
+        if (frame.kind === "dead_letter" && frame.body?.agent_id === this.agentId) this._acks.drop(frame.body.seq);
+        return this._tell(frame);
       default:
         this._tell(frame);
     }
   }
 
+  /** @param {any} frame */
   _takeWelcome(frame) {
-    const isSame = this.welcome?.network.epoch === frame.network.epoch && frame.resume !== "limited";
+    if (this.welcome !== null && this.welcome.network.epoch !== frame.network.epoch) {
+      this._acks.isStale = true;
+      this._acks = new Acks(); // another history: its seqs are others
+    }
     this.welcome = frame;
     this._isWelcome = true;
     this._joinedAt = this.now();
-    this._top = isSame ? Math.max(this._top, frame.cursor) : frame.cursor;
+    this._acks.beginSession(frame.cursor);
+    this._fence = frame.fence;
+    this._resume = undefined;
     if (this._newToken !== undefined) [this._token, this._newToken] = [this._newToken, undefined];
     this._stop("welcome");
     this._tell(frame);
     this._pump();
   }
 
+  /** @param {any} frame */
+  _takeDelivery(frame) {
+    if (!this._acks.take(frame.message.seq)) return this._acknowledgeSoon();
+    this._tell(frame);
+    if (this._handlesAtOnce) this.ack(frame.message.seq);
+  }
+
+  /** @param {any} frame */
   _takeStored(frame) {
-    if (this._sending === frame.message_id) this._sending = null;
+    if (frame.record_id !== undefined) return this._settle("record", frame.record_id, (it) => it.resolve(frame));
+    this._forget(frame.message_id);
     this._tell(frame);
     this._outbox.remove(frame.message_id);
     this._pump();
   }
 
+  /** @param {any} frame */
   _takeError(frame) {
     const { code, message, retry_after_ms: after } = frame;
-    if (frame.call_id !== undefined) {
-      if (!LATER.includes(code)) return this._settle(frame.call_id, (call) => call.reject(new Refused(code, message, after)));
-      return this._after(`call ${frame.call_id}`, (after ?? 1000) * (1 + this.random() / 4), () => {
-        const call = this._calls.get(frame.call_id);
+    const wait = (after ?? 1000) * (1 + this.random() / 4);
+    const [type, id] = frame.call_id !== undefined ? ["call", frame.call_id] : ["record", frame.record_id];
+    if (id !== undefined) {
+      if (!LATER.includes(code)) return this._settle(type, id, (it) => it.reject(new Refused(code, message, after)));
+      return this._after(`${type} ${id}`, wait, () => {
+        const call = this._calls.get(`${type} ${id}`);
         if (call !== undefined) call.isSent = false;
         this._pump();
       });
@@ -268,88 +435,113 @@ export class Connection {
     if (entry === undefined) {
       this._error = new Refused(code, message, after);
     } else if (LATER.includes(code)) {
+      this._sent.delete(entry.message_id);
       this._change({ ...entry, state: "waiting" });
-      this._after("send", (after ?? 1000) * (1 + this.random() / 4), () => {
-        this._sending = null;
-        this._pump();
-      });
+      this._after("send", wait, () => this._pump());
     } else {
-      this._sending = null;
-      this._change({ ...entry, state: "refused", error: { code, message } });
+      this._refuse(entry.message_id, { code, message, ...(after !== undefined && { retry_after_ms: after }) });
       this._pump();
     }
   }
 
-  _settle(id, answer) {
-    const call = this._calls.get(id);
+  /** @param {string} messageId @param {{code: string, message: string, retry_after_ms?: number}} error */
+  _refuse(messageId, error) {
+    this._forget(messageId);
+    const entry = this._outbox.entries.get(messageId);
+    if (entry !== undefined) this._change({ ...entry, state: "refused", error });
+  }
+
+  /** @param {string} messageId */
+  _forget(messageId) {
+    this._sent.delete(messageId);
+    this._losses.delete(messageId);
+  }
+
+  /** @param {string} type @param {string} id @param {(call: Request) => void} answer */
+  _settle(type, id, answer) {
+    const call = this._calls.get(`${type} ${id}`);
     if (call === undefined) return;
-    this._calls.delete(id);
+    this._calls.delete(`${type} ${id}`);
     answer(call);
     this._pump();
   }
 
-  // --- acknowledging: what `onEvent` has taken is handled
+  // --- acknowledging
 
-  _handle(seq, attempt) {
-    this._due ??= { upto: 0, only: [] };
-    if (attempt > 1 || seq <= this._top) this._due.only.push(seq);
-    else this._due.upto = seq;
-    this._top = Math.max(this._top, seq);
+  _acknowledgeSoon() {
     this._after("ack", ACK_DELAY_MS, () => this._acknowledge(), { isKept: true });
-    if (this._due.only.length >= 64) this._acknowledge();
   }
 
   _acknowledge() {
     this._stop("ack");
-    const due = this._due;
-    this._due = null;
-    if (due === null || !this._isWelcome) return;
-    if (due.upto) this._write({ type: "ack", seq: due.upto });
-    for (const seq of due.only) this._write({ type: "ack", seq, only: true });
+    if (!this._isWelcome) return; // the next session delivers it again, and it is answered then
+    const { prefix, single } = this._acks.takeDue();
+    if (prefix !== null) this._write({ type: "ack", seq: prefix });
+    for (const seq of single) this._write({ type: "ack", seq, only: true });
   }
 
   // --- what goes out
+
+  /** @param {"call" | "record"} type @param {string} id @param {Record<string, unknown>} given @returns {Promise<any>} */
+  _request(type, id, given) {
+    return new Promise((resolve, reject) => {
+      if (this.isOver) return reject(this._over());
+      if (this._calls.size >= MAX_CALLS) return reject(new Refused("overloaded", "Too many requests wait for an answer."));
+      if (this._calls.has(`${type} ${id}`)) return reject(new Refused("id_conflict", "A request with this id is under way already."));
+      const frame = JSON.stringify(given);
+      if (this._isTooLarge(frame)) return reject(tooLarge());
+      this._calls.set(`${type} ${id}`, { id, type, frame, resolve, reject, losses: 0, isSent: false });
+      this._pump();
+    });
+  }
 
   _pump() {
     if (!this._isWelcome) return;
     let room = Math.min(MAX_READS, this.welcome.limits.max_reads ?? MAX_READS);
     for (const call of this._calls.values()) {
       if (room <= 0) break;
+      if (!call.isSent && this._isTooLarge(call.frame)) {
+        this._calls.delete(`${call.type} ${call.id}`);
+        call.reject(tooLarge());
+        continue;
+      }
       if (!call.isSent) this._writeText(call.frame);
       call.isSent = true;
       room -= 1;
     }
-    if (this._sending !== null || this._marks.has("send")) return;
-    // one at a time: what is put off stays before what was said after it
-    const entry = [...this._outbox.entries.values()].find((it) => it.state === "waiting");
-    if (entry === undefined) return;
-    const { message_id, to, content, reply_to, cause, conversation, requires_response, metadata, text_representation } = entry;
-    const frame = { type: "send", message_id, to, content, reply_to, cause, conversation, requires_response, metadata, text_representation };
-    const text = JSON.stringify(frame);
-    if (this._isTooLarge(text)) {
-      const error = { code: "too_large", message: "This message is larger than the hub takes; send it in parts." };
-      this._change({ ...entry, state: "refused", error });
-      return this._pump();
+    for (const entry of this._outbox.entries.values()) {
+      // what is put off stays before what was said after it
+      if (this._sent.size >= this._maxUnanswered || this._marks.has("send")) return;
+      if (entry.state !== "waiting") continue;
+      const text = this._outbox.frameOf(entry.message_id);
+      if (this._isTooLarge(text)) {
+        this._change({ ...entry, state: "refused", error: { code: "too_large", message: tooLarge().message } });
+        continue;
+      }
+      this._sent.add(entry.message_id);
+      this._writeText(text); // before it is told: who is told may send more
+      this._change({ ...entry, state: "sent" });
     }
-    this._sending = message_id;
-    this._change({ ...entry, state: "sent" });
-    this._writeText(text);
   }
 
+  /** @param {string} text */
   _isTooLarge(text) {
     const most = this.welcome?.limits.max_frame_bytes;
     return most !== undefined && text.length * 3 > most && new TextEncoder().encode(text).length > most;
   }
 
+  /** @param {Entry} entry */
   _change(entry) {
     this._outbox.change(entry);
     this._tell({ type: "outbox", entry });
   }
 
+  /** @param {Record<string, unknown>} frame */
   _write(frame) {
     this._writeText(JSON.stringify(frame));
   }
 
+  /** @param {string} text */
   _writeText(text) {
     if (this._socket?.readyState === 1) this._socket.send(text);
   }
@@ -364,21 +556,24 @@ export class Connection {
   /** Ask the hub for a sign: a connection may be gone without a word. */
   _ask() {
     const socket = this._socket;
-    if (!this._isWelcome || this._marks.has("answer")) return;
+    if (!this._isWelcome || socket === null || this._marks.has("answer")) return;
     this._write({ type: "call", call_id: this.newId(), op: "network.info", args: {} });
     this._after("answer", ANSWER_TIMEOUT_MS, () => this._cut(socket));
   }
 
   // --- telling and time
 
+  /** @param {Record<string, unknown>} event */
   _tell(event) {
     this._onEvent({ ...event, at: this.now() });
   }
 
+  /** @param {string} state @param {{code: string, message: string}} [error] */
   _tellConnection(state, error) {
     this._tell({ type: "connection", state, error });
   }
 
+  /** @param {string} name @param {number} ms @param {() => void} run */
   _after(name, ms, run, { isKept = false } = {}) {
     if (this._marks.has(name)) {
       if (isKept) return;
@@ -391,57 +586,13 @@ export class Connection {
     this._marks.set(name, timer);
   }
 
+  /** @param {string} name */
   _stop(name) {
     this._timers.clearTimeout(this._marks.get(name));
     this._marks.delete(name);
   }
 }
 
-/** The messages that are not stored yet, in their order, here and in the storage: each under a key of its own, so that
- * two pages of one person do not write over each other. Bounded. */
-class Outbox {
-  constructor(storage, prefix) {
-    this._storage = storage;
-    this._prefix = prefix;
-    this.entries = new Map();
-    for (const entry of this._load()) this.entries.set(entry.message_id, entry);
-  }
-
-  add(entry) {
-    const sizes = [...this.entries.values(), entry].map((it) => JSON.stringify(it).length);
-    if (sizes.length > MAX_OUTBOX || sizes.reduce((sum, it) => sum + it, 0) > MAX_OUTBOX_CHARS) {
-      throw new Refused("overloaded", "Too much waits to be sent already; wait until the hub is there again.");
-    }
-    this.change(entry);
-  }
-
-  change(entry) {
-    this.entries.set(entry.message_id, entry);
-    try {
-      this._storage?.setItem(this._prefix + entry.message_id, JSON.stringify(entry));
-    } catch {
-      // the storage is full or shut: the message is sent all the same, and lost only with the page
-    }
-  }
-
-  remove(messageId) {
-    this.entries.delete(messageId);
-    this._storage?.removeItem(this._prefix + messageId);
-  }
-
-  _load() {
-    const keys = [];
-    for (let place = 0; place < (this._storage?.length ?? 0); place += 1) keys.push(this._storage.key(place));
-    const found = keys.filter((it) => it.startsWith(this._prefix)).sort().map((it) => readEntry(this._storage.getItem(it)));
-    return found.filter((it) => it !== null).map((it) => (it.state === "sent" ? { ...it, state: "waiting" } : it));
-  }
-}
-
-function readEntry(text) {
-  try {
-    const entry = JSON.parse(text);
-    return typeof entry.message_id === "string" && typeof entry.to === "string" ? entry : null;
-  } catch {
-    return null;
-  }
+function tooLarge() {
+  return new Refused("too_large", "This is larger than the hub takes at once; send it in parts, or a reference to it.");
 }

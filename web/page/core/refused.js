@@ -7,6 +7,7 @@ export class Refused extends Error {
     super(message);
     this.name = "Refused";
     this.code = code;
+    /** @type {number | undefined} */
     this.retry_after_ms = retryAfterMs;
   }
 }

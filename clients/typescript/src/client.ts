@@ -1,0 +1,513 @@
+/**
+ * `Client`: one participant's session with a hub, kept alive, for programs.
+ *
+ * It sends and waits for durable answers, gives what is delivered in order, acknowledges what was handled, and comes back after a loss:
+ * what was not answered is sent again under the same id, so that nothing is lost and nothing doubled. What is on the wire is decided in
+ * `core/connection.js`, which it shares with the page that a node shows.
+ */
+
+import { Connection } from "./core/connection.js";
+import type { Acks } from "./core/acks.js";
+import { makeIds } from "./core/ids.js";
+import { Refused } from "./core/refused.js";
+import { ConnectError, InvalidArguments, makeError, type RoundelayError } from "./errors.ts";
+import type { Json, NoticeFrame, PresenceFrame, SignalOutFrame, WelcomeFrame, WireMessage } from "./protocol.ts";
+import type { ArgsOf, CallOptions, Operation, OperationValue } from "./values.ts";
+
+const CONNECT_TIMEOUT_MS = 20_000;
+const MAX_DELAY_MS = 5_000;
+const OUTBOX = { maxMessages: 4096, maxChars: 16 * 2 ** 20, isKept: true };
+
+export type Kind = "agent" | "human" | "service";
+
+/** A place in the log: everything up to `cursor` was handled. */
+export interface Cursor {
+  epoch: string;
+  cursor: number;
+}
+
+/** Where messages are kept until they are stored: `localStorage`, `fileStore` (in `roundelay-client/node`), or what has these methods. */
+export interface OutboxStore {
+  readonly length: number;
+  key(place: number): string | null;
+  getItem(key: string): string | null;
+  /** What it throws is what `send` rejects with: a message that would not survive is not sent. */
+  setItem(key: string, value: string): void;
+  removeItem(key: string): void;
+}
+
+/** The parts of a WebSocket that are used; the browser's, node's own and that of the package ws have them. */
+export type WebSocketConstructor = new (url: string, protocol: string) => {
+  readonly readyState: number;
+  readonly bufferedAmount: number;
+  send(text: string): void;
+  close(): void;
+};
+
+export interface ConnectOptions {
+  /** `ws://HOST:PORT/` or `wss://`. Nothing secret belongs into it: the token goes in the first frame. */
+  url: string;
+  agentId: string;
+  /** An agent makes its own (`makeToken`) and keeps it; a person's or a service's comes from an operator. */
+  token?: string;
+  /** With the code of a login as `token`: the token that it is to be tied to, already kept. */
+  newToken?: string;
+  /** Without it, that of the token. */
+  kind?: Kind;
+  /** `reactor`: the one session that reacts for an agent. */
+  role?: "observer" | "reactor";
+  /** Of an earlier reactor session, possibly of another process. */
+  fence?: number;
+  /** What this process calls itself, of a reactor: the same whenever it comes back. Without it a random text. */
+  instance?: string;
+  card?: Record<string, unknown>;
+  /** The client's own place in the log, to which it comes back. Without it delivery starts at what the hub knows to be handled. */
+  resume?: Cursor;
+  /** False: this session is delivered nothing; ask by `network.receive`. */
+  deliver?: boolean;
+  /** Keeps what is not stored yet over the end of this process. */
+  outbox?: OutboxStore;
+  /** How many messages are under way at a time (1). With more, one that the hub puts off may be overtaken by the next ones. */
+  maxUnanswered?: number;
+  /** How long to try for the first welcome. */
+  connectTimeoutMs?: number;
+  /** Ends the wait for the first welcome. */
+  signal?: AbortSignal;
+  /** Without it the global one: browsers and node from 22 on have it. */
+  WebSocket?: WebSocketConstructor;
+}
+
+export interface SendOptions {
+  /** Makes the send idempotent across processes. */
+  messageId?: string;
+  replyTo?: number;
+  cause?: number;
+  /** A thread of its own with this participant; for `agent:ID` alone. */
+  conversation?: string;
+  excludeAgentIds?: string[];
+  requiresResponse?: true | string[];
+  metadata?: Record<string, unknown>;
+  textRepresentation?: string;
+  /** Ends the wait. A message that was not sent yet is taken back; another one may be stored all the same. */
+  signal?: AbortSignal;
+}
+
+/** A message or record is durable under `seq`. `duplicate`: it was before this send. */
+export interface Stored {
+  id: string;
+  seq: number;
+  duplicate: boolean;
+  threadId?: string;
+}
+
+/** How the connection is. `ended`: for good, for `error` or because it was closed. */
+export interface ConnectionState {
+  state: "connecting" | "online" | "offline" | "ended";
+  welcome?: WelcomeFrame;
+  error?: RoundelayError;
+}
+
+export interface Events {
+  state: ConnectionState;
+  notice: NoticeFrame;
+  signal: SignalOutFrame;
+  presence: PresenceFrame;
+  /** A message was stored; also one that an earlier process left in the outbox. */
+  stored: Stored;
+  /** A message was refused, and is no longer in the outbox. */
+  refused: { id: string; to: string; error: RoundelayError };
+}
+
+/** One message, to be acknowledged by `ack` or given back by `nack`. */
+export class Delivery {
+  readonly message: WireMessage;
+  /** Of how many tries this is. */
+  readonly attempt: number;
+  readonly #connection: Connection;
+  readonly #acks: Acks;
+
+  constructor(message: WireMessage, attempt: number, connection: Connection) {
+    this.message = message;
+    this.attempt = attempt;
+    this.#connection = connection;
+    this.#acks = connection.acks;
+  }
+
+  /** Whether it is from another history than the hub has now (its ledger was lost or replaced): then `ack` and `nack` say nothing. */
+  get isStale(): boolean {
+    return this.#acks.isStale;
+  }
+
+  /** It is handled, and will not be delivered again. Others may still be open: order does not matter. */
+  ack(): void {
+    if (!this.isStale) this.#connection.ack(this.message.seq);
+  }
+
+  /** It failed; it is delivered again, and at the fifth failure becomes a dead letter. */
+  nack(reason: string, retryAfterMs?: number): void {
+    if (!this.isStale) this.#connection.nack(this.message.seq, reason, retryAfterMs);
+  }
+}
+
+/** Join a network. Rejects with what the hub said, or with `ConnectError` when it was not reached in time. */
+export async function connect(options: ConnectOptions): Promise<Client> {
+  options.signal?.throwIfAborted();
+  const client = new Client(options);
+  try {
+    await client.joined;
+  } catch (error) {
+    await client.close();
+    throw error;
+  }
+  return client;
+}
+
+/** Made by `connect`. */
+export class Client {
+  readonly agentId: string;
+  /** Settled with the first welcome, or with what stands against it. */
+  readonly joined: Promise<void>;
+  readonly #connection: Connection;
+  readonly #listeners = new Map<keyof Events, Set<(event: never) => void>>();
+  readonly #sends = new Map<string, Set<Waiting<Stored>>>();
+  readonly #deliveries: Delivery[] = [];
+  readonly #readers = new Set<() => void>();
+  #failure: RoundelayError | undefined;
+  #isClosed = false;
+
+  constructor(options: ConnectOptions) {
+    this.agentId = options.agentId;
+    const newId = makeIds(Date.now);
+    const isReactor = options.role === "reactor";
+    const instance = options.instance ?? (isReactor ? newId() : undefined);
+    const { kind, role = "observer", fence, card, deliver } = options;
+    this.#connection = new Connection({
+      url: options.url,
+      agentId: options.agentId,
+      ...given("token", options.token),
+      ...given("newToken", options.newToken),
+      ...given("WebSocketCtor", options.WebSocket as never),
+      ...given("storage", options.outbox),
+      ...given("resume", options.resume),
+      ...given("maxUnanswered", options.maxUnanswered),
+      client: "roundelay-typescript",
+      hello: { kind, role, fence, card, deliver, instance },
+      newId,
+      maxDelay: MAX_DELAY_MS,
+      staysInPlace: false,
+      handlesAtOnce: false,
+      outbox: OUTBOX,
+    });
+    this.joined = this.#join(options);
+  }
+
+  /** What the hub said when it last welcomed this client. */
+  get welcome(): WelcomeFrame {
+    return this.#connection.welcome;
+  }
+
+  /** Everything up to here was handled: to be kept together with what came of it, and given as `resume` later. */
+  get cursor(): Cursor {
+    return { epoch: this.welcome.network.epoch, cursor: this.#connection.acks.prefix };
+  }
+
+  /** What ended this client for good. */
+  get failure(): RoundelayError | undefined {
+    return this.#failure;
+  }
+
+  /** Say goodbye, and wait until the connection is closed. What was not answered is rejected; what is in the outbox stays there. */
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    await this.#connection.close();
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
+  }
+
+  /** Be told; gives what ends that. */
+  on<Name extends keyof Events>(name: Name, listener: (event: Events[Name]) => void): () => void {
+    const listeners = this.#listeners.get(name) ?? new Set();
+    this.#listeners.set(name, listeners.add(listener));
+    return () => void listeners.delete(listener);
+  }
+
+  /** Send any JSON to an address (`agent:ID`, `channel:NAME`, `broadcast`, `mod:ID`); resolves when it is durable. Messages keep the order
+   * in which they were said. While there is no connection they wait. */
+  send(to: string, content: unknown, options: SendOptions = {}): Promise<Stored> {
+    const { signal } = options;
+    return wait(signal, (waiting) => {
+      if (this.#failure !== undefined) throw this.#failure;
+      if (JSON.stringify(content) === undefined) throw new InvalidArguments("invalid_arguments", "The content is no JSON value.");
+      const id = options.messageId ?? this.#connection.newId();
+      const waiters = this.#sends.get(id) ?? new Set();
+      this.#sends.set(id, waiters.add(waiting));
+      try {
+        this.#connection.send({ message_id: id, to, content, ...toFields(options) });
+      } catch (error) {
+        this.#leave(id, waiting);
+        throw error;
+      }
+      return () => this.#leave(id, waiting) && this.#connection.discard(id);
+    });
+  }
+
+  /** Answer a message where it is. */
+  reply(message: WireMessage, content: unknown, options: SendOptions = {}): Promise<Stored> {
+    return this.send(this.replyAddress(message), content, { replyTo: message.seq, cause: message.seq, ...options });
+  }
+
+  /** Where an answer to this message goes. */
+  replyAddress(message: WireMessage): string {
+    if (message.kind === "direct") return message.sender_id === this.agentId ? message.to : `agent:${message.sender_id}`;
+    if (message.kind === "mod") return `mod:${message.thread_id.slice("mod:".length).split("~")[0]}`;
+    return message.to;
+  }
+
+  /** Call an operation of the hub or of a mod; gives its value. It is performed once, however often the connection is lost meanwhile. */
+  call<Op extends Operation | (string & {})>(op: Op, ...[args, options]: ArgsOf<Op>): Promise<OperationValue<Op>> {
+    const { callId = this.#connection.newId(), signal } = (options ?? {}) as CallOptions;
+    return wait(signal, (waiting) => {
+      if (this.#failure !== undefined) throw this.#failure;
+      this.#connection.call(op, args ?? {}, callId).then(waiting.resolve, waiting.reject);
+      return () => this.#connection.abandon("call", callId);
+    });
+  }
+
+  /** Keep a turn record; resolves when it is durable. */
+  record(
+    reaction: string, kind: string, body: Record<string, unknown>, options: { recordId: string; signal?: AbortSignal },
+  ): Promise<Stored> {
+    const { recordId, signal } = options;
+    return wait(signal, (waiting) => {
+      if (this.#failure !== undefined) throw this.#failure;
+      this.#connection.record(recordId, reaction, kind, body).then((frame) => waiting.resolve(toStored(frame)), waiting.reject);
+      return () => this.#connection.abandon("record", recordId);
+    });
+  }
+
+  /** Tell who watches what goes on. Never stored; dropped while there is no connection, or it takes nothing. */
+  signal(
+    kind: "typing" | "viewing" | "thinking" | "delta" | "tool", body: unknown, where: { to: string } | { threadId: string; trigger?: number },
+  ): void {
+    const { to, threadId, trigger } = where as { to?: string; threadId?: string; trigger?: number };
+    this.#connection.signal(kind, body, { ...given("to", to), ...given("thread_id", threadId), ...given("trigger", trigger) });
+  }
+
+  /** What is delivered, in order, each to be acknowledged. Ends when this client is closed; throws what ended it otherwise. A delivery that is
+   * not acknowledged comes again in a later session of the participant. */
+  async *deliveries(options: { signal?: AbortSignal } = {}): AsyncGenerator<Delivery, void, undefined> {
+    for (;;) {
+      const delivery = await this.#nextDelivery(options.signal);
+      if (delivery === undefined) return;
+      yield delivery;
+    }
+  }
+
+  /** Handle each message, one after the other: it is acknowledged when `handler` is done, and given back when that throws. */
+  async handle(handler: (message: WireMessage) => Promise<void> | void, options: { signal?: AbortSignal } = {}): Promise<void> {
+    for await (const delivery of this.deliveries(options)) {
+      try {
+        await handler(delivery.message);
+      } catch (error) {
+        delivery.nack(String(error));
+        continue;
+      }
+      delivery.ack();
+    }
+  }
+
+  /** The network may be there again: try at once. For a page that is looked at again, say. */
+  wake(): void {
+    this.#connection.wake();
+  }
+
+  // --- what the connection tells
+
+  #join({ url, signal, connectTimeoutMs = CONNECT_TIMEOUT_MS }: ConnectOptions): Promise<void> {
+    return new Promise((resolve, reject) => {
+      let last = "";
+      const late = setTimeout(() => {
+        const why = last && ` (${last})`;
+        end(new ConnectError("closed", `No hub has welcomed ${this.agentId} at ${url} within ${connectTimeoutMs / 1000} s${why}.`));
+      }, connectTimeoutMs);
+      const onAbort = () => end(signal?.reason);
+      const end = (error?: unknown) => {
+        clearTimeout(late);
+        signal?.removeEventListener("abort", onAbort);
+        stop();
+        if (error === undefined) resolve();
+        else reject(error);
+      };
+      const stop = this.on("state", ({ state, error }) => {
+        last = error?.message ?? last;
+        if (state === "online") end();
+        if (state === "ended") end(error);
+      });
+      signal?.addEventListener("abort", onAbort);
+      try {
+        this.#connection.connect((event) => this.#take(event));
+      } catch (error) {
+        end(new ConnectError("closed", `${url} is no URL of a hub: write ws://HOST:PORT/ (${error}).`));
+      }
+    });
+  }
+
+  #take(event: any): void {
+    switch (event.type) {
+      case "welcome":
+        return this.#emit("state", { state: "online", welcome: event });
+      case "deliver":
+        this.#deliveries.push(new Delivery(event.message, event.attempt, this.#connection));
+        return this.#wakeReaders();
+      case "stored":
+        return this.#takeStored(toStored(event));
+      case "outbox":
+        return event.entry?.state === "refused" ? this.#takeRefused(event.entry) : undefined;
+      case "connection":
+        return this.#takeState(event.state, event.error);
+      case "notice":
+      case "signal":
+      case "presence":
+        return this.#emit(event.type, event);
+    }
+  }
+
+  #takeState(state: string, told?: { code: string; message: string }): void {
+    if (state === "connecting") return this.#emit("state", { state });
+    if (!this.#connection.isOver) {
+      return this.#emit("state", { state: "offline", error: new ConnectError("closed", told?.message || `The connection was lost (${told?.code}).`) });
+    }
+    this.#failure = makeError(told ?? { code: "closed", message: "This client was closed." });
+    for (const [id, waiters] of [...this.#sends]) {
+      this.#sends.delete(id);
+      for (const waiting of waiters) waiting.reject(this.#failure);
+    }
+    this.#emit("state", { state: "ended", error: this.#failure });
+    this.#wakeReaders();
+  }
+
+  #takeStored(stored: Stored): void {
+    const waiters = this.#sends.get(stored.id) ?? [];
+    this.#sends.delete(stored.id);
+    for (const waiting of waiters) waiting.resolve(stored);
+    this.#emit("stored", stored);
+  }
+
+  #takeRefused(entry: { message_id: string; to: string; error: { code: string; message: string } }): void {
+    const error = makeError(entry.error);
+    const waiters = this.#sends.get(entry.message_id) ?? [];
+    this.#sends.delete(entry.message_id);
+    this.#connection.discard(entry.message_id);
+    for (const waiting of waiters) waiting.reject(error);
+    this.#emit("refused", { id: entry.message_id, to: entry.to, error });
+  }
+
+  /** Whether nobody else waits for this message. */
+  #leave(id: string, waiting: Waiting<Stored>): boolean {
+    const waiters = this.#sends.get(id);
+    waiters?.delete(waiting);
+    if (waiters === undefined || waiters.size) return false;
+    return this.#sends.delete(id);
+  }
+
+  #emit<Name extends keyof Events>(name: Name, event: Events[Name]): void {
+    for (const listener of [...(this.#listeners.get(name) ?? [])]) {
+      try {
+        listener(event as never);
+      } catch (error) {
+        queueMicrotask(() => {
+          throw error; // a listener's failure is its program's, and changes nothing of the connection
+        });
+      }
+    }
+  }
+
+  // --- who waits for deliveries
+
+  async #nextDelivery(signal?: AbortSignal): Promise<Delivery | undefined> {
+    for (;;) {
+      signal?.throwIfAborted();
+      const delivery = this.#deliveries.shift();
+      if (delivery !== undefined) return delivery;
+      if (this.#isClosed) return undefined;
+      if (this.#failure !== undefined) throw this.#failure;
+      await new Promise<void>((resolve) => {
+        const wake = () => {
+          this.#readers.delete(wake);
+          signal?.removeEventListener("abort", wake);
+          resolve();
+        };
+        this.#readers.add(wake);
+        signal?.addEventListener("abort", wake);
+      });
+    }
+  }
+
+  #wakeReaders(): void {
+    for (const wake of [...this.#readers]) wake();
+  }
+}
+
+/** A new token: 32 random bytes, base64url. Keep it before it is used: the first use of an agent's id ties it to that. */
+export function makeToken(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(32));
+  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+interface Waiting<Value> {
+  resolve(value: Value): void;
+  reject(error: unknown): void;
+}
+
+/** A promise that `begin` settles, and whose wait ends with the signal. `begin` gives what is to be done then. */
+function wait<Value>(signal: AbortSignal | undefined, begin: (waiting: Waiting<Value>) => () => void): Promise<Value> {
+  return new Promise((resolve, reject) => {
+    let leave = () => {};
+    const onAbort = () => {
+      leave();
+      reject(signal?.reason);
+    };
+    const end = () => signal?.removeEventListener("abort", onAbort);
+    signal?.throwIfAborted();
+    signal?.addEventListener("abort", onAbort);
+    const refuse = (error: unknown) => {
+      end();
+      reject(error instanceof Refused ? makeError(error) : error);
+    };
+    try {
+      leave = begin({
+        resolve: (value) => {
+          end();
+          resolve(value);
+        },
+        reject: refuse,
+      });
+    } catch (error) {
+      refuse(error);
+    }
+  });
+}
+
+function toStored(frame: { message_id?: string; record_id?: string; seq: number; duplicate: boolean; thread_id?: string }): Stored {
+  const id = frame.message_id ?? frame.record_id ?? "";
+  return { id, seq: frame.seq, duplicate: frame.duplicate, ...given("threadId", frame.thread_id) };
+}
+
+function toFields(options: SendOptions) {
+  return {
+    ...given("reply_to", options.replyTo),
+    ...given("cause", options.cause),
+    ...given("conversation", options.conversation),
+    ...given("exclude_agent_ids", options.excludeAgentIds),
+    ...given("requires_response", options.requiresResponse),
+    ...given("metadata", options.metadata as Record<string, Json> | undefined),
+    ...given("text_representation", options.textRepresentation),
+  };
+}
+
+/** A field, unless it has no value. */
+function given<Name extends string, Value>(name: Name, value: Value | undefined): { [key in Name]?: Value } {
+  return (value === undefined ? {} : { [name]: value }) as { [key in Name]?: Value };
+}

@@ -1,0 +1,9 @@
+/** A client of Roundelay's networks, for browsers and for node: no dependency. `roundelay-client/node` adds the store in files. */
+
+export { Client, Delivery, connect, makeToken } from "./client.ts";
+export type {
+  ConnectOptions, ConnectionState, Cursor, Events, Kind, OutboxStore, SendOptions, Stored, WebSocketConstructor,
+} from "./client.ts";
+export * from "./errors.ts";
+export type * from "./protocol.ts";
+export type { ArgsOf, CallOptions, Channel, Hold, Mark, Operation, OperationValue, Page, Participant, Receipt, ThreadRow } from "./values.ts";

@@ -1,0 +1,74 @@
+/** What node alone can do: an outbox in files. */
+
+import { createHash } from "node:crypto";
+import { closeSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, renameSync, rmSync, writeSync } from "node:fs";
+import { join } from "node:path";
+
+import type { OutboxStore } from "./client.ts";
+
+/** An outbox in a folder of its own: each message a file, which is on the disk before the message is sent. A message that cannot be written is
+ * not sent, and `send` rejects with the reason. */
+export function fileStore(folder: string): OutboxStore {
+  return new FileStore(folder);
+}
+
+class FileStore implements OutboxStore {
+  readonly #folder: string;
+  readonly #items = new Map<string, string>();
+
+  constructor(folder: string) {
+    this.#folder = folder;
+    mkdirSync(folder, { recursive: true, mode: 0o700 });
+    for (const name of readdirSync(folder).filter((it) => it.endsWith(".json"))) {
+      const { key, value } = JSON.parse(readFileSync(join(folder, name), "utf8"));
+      this.#items.set(key, value);
+    }
+  }
+
+  get length(): number {
+    return this.#items.size;
+  }
+
+  key(place: number): string | null {
+    return [...this.#items.keys()][place] ?? null;
+  }
+
+  getItem(key: string): string | null {
+    return this.#items.get(key) ?? null;
+  }
+
+  setItem(key: string, value: string): void {
+    const path = this.#pathOf(key);
+    const file = openSync(`${path}.new`, "w", 0o600);
+    try {
+      writeSync(file, JSON.stringify({ key, value }));
+      fsyncSync(file);
+    } finally {
+      closeSync(file);
+    }
+    renameSync(`${path}.new`, path);
+    this.#syncFolder();
+    this.#items.set(key, value);
+  }
+
+  /** Not forced to the disk: a message that comes back by that is sent under its id once more, which the hub recognises. */
+  removeItem(key: string): void {
+    this.#items.delete(key);
+    rmSync(this.#pathOf(key), { force: true });
+  }
+
+  #pathOf(key: string): string {
+    return join(this.#folder, `${createHash("sha256").update(key).digest("hex")}.json`);
+  }
+
+  /** So that the file's name is on the disk too; Windows has no such thing. */
+  #syncFolder(): void {
+    if (process.platform === "win32") return;
+    const folder = openSync(this.#folder, "r");
+    try {
+      fsyncSync(folder);
+    } finally {
+      closeSync(folder);
+    }
+  }
+}

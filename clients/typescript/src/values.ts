@@ -1,0 +1,124 @@
+/** What operations give, as docs/protocol.md tells; of those that stand here. The value of any other is `Json`. */
+
+import type { Json, OperationArgs, WireMessage } from "./protocol.ts";
+
+export interface Page {
+  messages: WireMessage[];
+  has_more: boolean;
+  /** Seqs that the hub's storage has damaged; they are left out. */
+  damaged?: number[];
+}
+
+export interface Mark {
+  read_upto: number;
+  is_pinned: boolean;
+  is_muted: boolean;
+  is_archived: boolean;
+  title?: string;
+}
+
+export interface Hold {
+  by: string;
+  seq: number;
+  at: number;
+}
+
+export interface ThreadRow {
+  thread_id: string;
+  last_seq: number;
+  messages: number;
+  readers: string[];
+  last: { seq: number; sender_id: string; sender_kind: string; sent_at: number; text: string };
+  unread: number;
+  mark?: Mark;
+  held?: Hold;
+}
+
+export interface Participant {
+  agent_id: string;
+  kind: "agent" | "human" | "service";
+  state: "online" | "offline";
+  card?: Record<string, Json>;
+  activity?: string;
+  open_reactions?: number;
+  work?: Json[];
+}
+
+export interface Receipt {
+  agent_id: string;
+  state: "queued" | "delivered" | "handled" | "in_prompt" | "dead" | "removed";
+  attempts: number;
+  reaction?: string;
+  reaction_status?: "open" | "finished" | "stopped" | "cancelled" | "failed";
+}
+
+export interface Channel {
+  name: string;
+  topic: string;
+  history: "since_join" | "members";
+  access: "open" | "invite" | "closed";
+  owner?: string;
+  members: number;
+  is_member: boolean;
+  is_invited?: boolean;
+}
+
+interface KnownValues {
+  "network.info": { name: string; epoch: string; server: string; head: number; participants: number; mods: Json };
+  "network.list_agents": { agents: Participant[]; has_more: boolean };
+  "network.list_threads": { threads: ThreadRow[]; has_more: boolean };
+  "network.history": Page & { held?: Hold };
+  "network.search": Page & { next?: number };
+  "network.window": {
+    threads: { thread_id: string; messages: WireMessage[]; omitted: number; damaged?: number[] }[];
+    omitted_threads?: number;
+    as_of: number;
+  };
+  "network.message_status": { seq: number; recipients: Receipt[]; has_more: boolean };
+  "network.why": { chain: Json[]; has_more: boolean };
+  "network.impact": { messages: WireMessage[]; reactions: Json[]; next: number; has_more: boolean };
+  "network.receive": Page & { next: number };
+  "network.acknowledge": { acknowledged: number };
+  "network.records": {
+    records: { seq: number; agent_id: string; record_id: string; kind: string; body: Json; at: number }[];
+    has_more: boolean;
+  };
+  "network.watch": {};
+  "network.cancel": { reactions: string[] };
+  "network.mark": Mark & { thread_id: string };
+  "network.take": { thread_id: string; seq: number };
+  "network.give": { thread_id: string; seq: number; taken: number; by: string };
+  "network.inbox": { items: Record<string, Json>[]; has_more: boolean; next?: string };
+  "network.dismiss": {};
+  "network.resume_root": { was_stopped: boolean };
+  "network.create_login": { expires_at: number; warning?: string };
+  "network.create_token": { warning?: string };
+  "network.revoke_token": { revoked: number };
+  "channels.create": { channel: string };
+  "channels.join": { channel: string };
+  "channels.leave": { channel: string };
+  "channels.list": { channels: Channel[]; has_more: boolean };
+  "channels.members": { channel: string; members: string[]; has_more: boolean };
+  "channels.post": { seq: number; thread_id: string };
+  "channels.reply": { seq: number; thread_id: string };
+}
+
+/** The operations of every hub and of the mods that come along. */
+export type Operation = keyof OperationArgs;
+
+/** What an operation gives. */
+export type OperationValue<Op extends string> = Op extends keyof KnownValues ? KnownValues[Op] : Json;
+
+/** What `call` takes beside the operation's name: arguments may be left out where none is required. */
+export type ArgsOf<Op extends string> = Op extends Operation
+  ? {} extends OperationArgs[Op]
+    ? [args?: OperationArgs[Op], options?: CallOptions]
+    : [args: OperationArgs[Op], options?: CallOptions]
+  : [args?: Record<string, unknown>, options?: CallOptions];
+
+export interface CallOptions {
+  /** Makes a change idempotent across processes. */
+  callId?: string;
+  /** Ends the wait. A call that was sent may be performed all the same. */
+  signal?: AbortSignal;
+}

@@ -1,0 +1,341 @@
+"""The TypeScript client with real nodes: its own tests under node's test runner, and what holds when a node, a connection or a program is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.network.asyncapi import asyncapi_document
+from tests.suites.environment import node_modules_of
+from tests.support.counts import Note
+from tests.support.node import ProcessNode, node_process
+from tests.support.page_modules import NODE, run_module
+from tests.support.proxy import Fault, chaos_proxy
+from tests.support.typescript import CLIENT, Program, copy_programs, running_program, start_program, use_client
+from tests.support.typescript_types import write_types
+
+TIMEOUT_S = 60.0
+TESTS_TIMEOUT_S = 120.0
+STORED_BETWEEN = 20
+"""Messages that are stored before the next kill, so that sends and deliveries are under way at it."""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return use_client(tmp_path_factory)
+
+
+async def run_tests(client: Path, db: Path, **environment: str) -> None:
+    tests = find(client, "*.test.ts")
+    async with node_process(db) as node:
+        process = await asyncio.create_subprocess_exec(
+            NODE, "--test", "--test-isolation=none", "--test-timeout=30000", *tests, cwd=client,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | {"NODE_URL": node.url, "OWNER_TOKEN": node.owner_token} | environment,
+        )  # fmt: skip
+        async with asyncio.timeout(TESTS_TIMEOUT_S):
+            said, _ = await process.communicate()
+        assert process.returncode == 0, said.decode()[-8000:]
+
+
+async def test_the_clients_own_tests_pass(client: Path, tmp_path: Path) -> None:
+    await run_tests(client, tmp_path / "node.db")
+
+
+@pytest.mark.full
+async def test_they_pass_with_the_sockets_of_another_package(client: Path, tmp_path: Path) -> None:
+    await run_tests(client, tmp_path / "node.db", WS_MODULE=str(node_modules_of("typescript") / "ws" / "wrapper.mjs"))
+
+
+async def test_the_example_echoes_also_when_it_is_started_again(client: Path, tmp_path: Path) -> None:
+    async with node_process(tmp_path / "node.db") as node:
+        host = await node.person("host")
+        for text in ("one", "two"):
+            settings = {"NODE_URL": node.url, "TOKEN_FILE": str(tmp_path / "echo.token")}
+            async with running_program(client, "echo.ts", **settings) as echo:
+                if text == "one":
+                    await echo.heard("text")
+                sent = await host.send("agent:echo", text)
+                answer = (await host.expect("deliver"))["message"]
+                assert (answer["content"], answer["reply_to"]) == (text, sent["seq"])
+
+
+# --- what is stored, delivered and told, when something is lost
+
+
+@dataclass
+class Story:
+    """Numbers go from one program to another; what they say is compared with the node's log."""
+
+    folder: Path
+    scratch: Path
+    node: ProcessNode
+    tokens: dict[str, str] = field(default_factory=dict)
+    said: list[int] = field(default_factory=list)
+    stored: dict[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+
+    def environment(self, agent: str, url: str) -> dict[str, str]:
+        return {"NODE_URL": url, "AGENT": agent, "TOKEN": self.tokens[agent]}
+
+    async def begin(self) -> None:
+        """Both take part; the sender's token is made by an operator, as a first use is nobody's but an agent's."""
+        host = await self.node.person("host")
+        sender = await self.node.invite(host, "ann", kind="service")
+        await sender.close()
+        receiver = await self.node.agent("ben")
+        await receiver.close()
+        self.tokens = self.node.tokens
+
+    async def start_sender(self, url: str, last: int | None = None) -> Program:
+        first = self.said[-1] + 1 if self.said else 0
+        limits = {"FIRST": str(first)} | ({} if last is None else {"LAST": str(last)})
+        told = {"TO": "agent:ben", "OUTBOX": str(self.scratch / "outbox"), **limits}
+        return await start_program(self.folder, "sender.ts", **self.environment("ann", url), **told)
+
+    def note(self, sender: Program) -> None:
+        """Take in what a sender has told, which is over."""
+        assert not sender.named("refused"), sender.lines
+        self.said += sender.named("said")
+        for stored in sender.named("stored"):
+            assert self.stored.setdefault(stored["id"], stored["seq"]) == stored["seq"]
+            self.duplicates += stored["duplicate"]
+
+    async def check(self, receiver: Program, note: Note, **counts: object) -> None:
+        host = await self.node.person("host")
+        await host.send("agent:ben", {"n": "the end"})
+        assert await receiver.wait() == 0, receiver.errors
+        log = await read_log(host, "ann")
+        numbers = [it["content"]["n"] for it in log]
+        got = [it for it in receiver.named("got") if it["sender"] == "ann"]
+        twice = len(got) - len({it["seq"] for it in got})
+        lost = set(self.stored.items()) - {(it["message_id"], it["seq"]) for it in log}
+        doubled = len(numbers) - len(set(numbers))
+        note(
+            **counts, said=len(self.said), stored=len(self.stored), answered_again=self.duplicates,
+            acknowledged_lost=len(lost), sent_twice=doubled, delivered_twice=twice,
+        )  # fmt: skip
+        assert (lost, doubled, twice) == (set(), 0, 0)
+        assert numbers == sorted(numbers)
+        assert set(self.said) <= set(numbers)  # what was said is kept before it is sent, and goes out in the end
+        assert [it["n"] for it in got] == numbers
+        assert [it["seq"] for it in got] == [it["seq"] for it in log]
+
+
+async def read_log(host: Any, sender: str) -> list[dict[str, Any]]:
+    """What somebody has sent, as the ledger has it."""
+    found: list[dict[str, Any]] = []
+    after = 0
+    while (page := await host.call("network.log", {"after": after, "limit": 500}))["messages"]:
+        found += [it for it in page["messages"] if it["sender_id"] == sender]
+        after = page["next"]
+    return found
+
+
+@asynccontextmanager
+async def running_story(client: Path, scratch: Path, **options: Any) -> AsyncIterator[Story]:
+    async with node_process(scratch / "node.db", **options) as node:
+        node.keeps_port = True
+        story = Story(client, scratch, node)
+        await story.begin()
+        yield story
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.timeout(900)
+async def test_no_kill_of_a_node_or_of_a_sender_loses_or_doubles_a_message(
+    client: Path, tmp_path: Path, note: Note, rounds: int
+) -> None:
+    async with running_story(client, tmp_path) as story:
+        node = story.node
+        sender = await story.start_sender(node.url)
+        async with running_program(client, "receiver.ts", **story.environment("ben", node.url)) as receiver:
+            killed_senders = 0
+            for number in range(rounds):
+                await sender.heard("stored", len(sender.named("stored")) + STORED_BETWEEN)
+                await receiver.heard("got", len(receiver.named("got")) + 1)
+                await node.kill9()
+                if number % 3 == 2:  # while nobody answers, so that something is left in its outbox
+                    await sender.kill9()
+                    story.note(sender)
+                    sender = await story.start_sender(node.url)
+                    killed_senders += 1
+                await node.restart()
+                if number % 4:  # else they come back when it is time
+                    for program in (sender, receiver):
+                        program.tell(wake=True)
+            await sender.heard("stored", len(sender.named("stored")) + STORED_BETWEEN)
+            sender.tell(stop=True)
+            assert await sender.wait() == 0, sender.errors
+            story.note(sender)
+            left = sender.named("began")[0]
+            await story.check(receiver, note, kills=rounds, killed_senders=killed_senders, left_by_the_last=left)
+
+
+async def test_what_is_said_again_after_a_lost_answer_is_there_once(client: Path, tmp_path: Path, note: Note) -> None:
+    """Each connection passes so much of the hub's answers, and is cut then: in the middle of one, mostly."""
+    scripts = [(Fault("cut" if n % 2 else "reset", "down", 16_000 + 37 * n),) for n in range(5)]
+    async with (
+        running_story(client, tmp_path) as story,
+        chaos_proxy(story.node.url, scripts) as proxy,
+        running_program(client, "receiver.ts", **story.environment("ben", story.node.url)) as receiver,
+    ):
+        sender = await story.start_sender(proxy.url)
+        async with asyncio.timeout(TIMEOUT_S):
+            await proxy.is_exhausted.wait()
+        sender.tell(stop=True)
+        assert await sender.wait() == 0, sender.errors
+        story.note(sender)
+        assert story.duplicates
+        await story.check(receiver, note, cuts=len(proxy.log))
+
+
+async def test_a_reader_that_stands_still_is_behind_and_misses_nothing(
+    client: Path, tmp_path: Path, note: Note
+) -> None:
+    body = "x" * 100_000
+    async with running_story(client, tmp_path, durability="memory", limits={"session_queue_bytes": 65_536}) as story:
+        host = await story.node.person("host")
+        async with running_program(client, "receiver.ts", **story.environment("ben", story.node.url)) as receiver:
+            await receiver.heard("began")
+            receiver.process.send_signal(signal.SIGSTOP)
+            sent = [(await host.send("agent:ben", {"n": n, "body": body}))["seq"] for n in range(150)]
+            receiver.process.send_signal(signal.SIGCONT)
+            await receiver.heard("got", len(sent))
+            assert [it["seq"] for it in receiver.named("got")] == sent
+            behind = [it for it in receiver.named("notice") if it["kind"] == "behind"]
+            assert behind
+            note(behind=len(behind), delivered=len(sent))
+            await host.send("agent:ben", {"n": "the end"})
+            assert await receiver.wait() == 0
+            assert set(receiver.named("state")) <= {"ended"}  # never offline
+
+
+async def test_in_another_ledger_a_reactor_begins_anew(client: Path, tmp_path: Path) -> None:
+    """Its fence and what it holds are of the one that was lost: neither keeps it out, nor is said to the new one."""
+    async with running_story(client, tmp_path) as story:
+        node = story.node
+        host = await node.person("host")
+        await host.send("agent:ben", "held")
+        async with running_program(client, "reactor.ts", **story.environment("ben", node.url)) as reactor:
+            [held] = await reactor.heard("got")
+            await node.kill9()
+            for path in find(tmp_path, "node.db*"):
+                path.unlink()
+            await node.restart()
+            before, after = await reactor.heard("online", 2)
+            assert before["epoch"] != after["epoch"]
+            assert (before["fence"], after["fence"]) == (1, 1)
+            assert after["cursor"]["epoch"] == after["epoch"]
+            host = await node.person("host")
+            sent = [(await host.send("agent:ben", text))["seq"] for text in ("anew", "the end")]
+            assert await reactor.wait() == 0, reactor.errors
+            got = reactor.named("got")
+            assert [(it["seq"], it["was_stale"]) for it in got] == [
+                (held["seq"], None),
+                (sent[0], True),
+                (sent[1], False),
+            ]
+            status = await host.call("network.message_status", {"seq": sent[1]})
+            assert [it["state"] for it in status["recipients"]] == ["handled"]
+
+
+def find(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.glob(pattern))
+
+
+# --- what its types and its package say
+
+
+def test_the_types_are_those_of_the_hub() -> None:
+    written = (CLIENT / "src" / "protocol.ts").read_text(encoding="utf-8")
+    assert written == write_types(), (
+        "run: python -m tests.support.typescript_types > clients/typescript/src/protocol.ts"
+    )
+
+
+async def test_a_frame_is_read_by_what_the_hub_always_gives() -> None:
+    """`core/frames.js` requires of each frame what asyncapi.json does, and knows each kind that there is."""
+    shapes = await run_module('import { SHAPES } from "#core/frames.js";', "() => SHAPES")
+    schemas = asyncapi_document()["components"]["schemas"]
+    of_frames = {
+        "welcome": "WelcomeFrame", "stored": "StoredFrame", "deliver": "DeliverFrame", "result": "ResultFrame",
+        "error": "ErrorFrame", "signal": "SignalOutFrame", "presence": "PresenceFrame", "notice": "NoticeFrame",
+        "deliver.message": "WireMessage", "welcome.network": "NetworkInfo",
+    }  # fmt: skip
+    assert set(shapes) == set(of_frames)
+    for name, schema in of_frames.items():
+        properties = schemas[schema]["properties"]
+        required = {it: properties[it] for it in schemas[schema]["required"] if it != "type"}
+        assert set(shapes[name]) == set(required), name
+        for given, kind in shapes[name].items():
+            types = required[given].get("type") or ("object" if "$ref" in required[given] else None)
+            expected = types or ("string" if "enum" in required[given] else "any")
+            assert kind == expected, f"{name}.{given}"
+
+
+def test_the_readme_shows_the_examples_as_they_are() -> None:
+    shown = re.findall(r"```(?:ts|js)\n(.*?)```", (CLIENT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    page = (CLIENT / "examples" / "page.html").read_text(encoding="utf-8")
+    script = textwrap.dedent(page.partition('<script type="module">\n')[2].partition("</script>")[0])
+    assert shown == [(CLIENT / "examples" / "echo.ts").read_text(encoding="utf-8"), script]
+
+
+def test_nothing_is_needed_beside_it() -> None:
+    told = json.loads((CLIENT / "package.json").read_text(encoding="utf-8"))
+    assert "dependencies" not in told
+    assert told["private"] is True
+    assert "registry" not in json.dumps(told)
+
+
+@pytest.mark.full
+def test_the_package_is_typed_and_packed_as_its_users_have_it(client: Path, tmp_path: Path) -> None:
+    """Strict TypeScript on the sources; `npm pack`; the tests' programs and the examples, checked and run on what was packed."""
+    modules = node_modules_of("typescript")
+    tree = tmp_path / "client"
+    shutil.copytree(CLIENT, tree, ignore=shutil.ignore_patterns("dist", "node_modules"))
+    (tree / "node_modules").symlink_to(modules)
+    tsc = [NODE, modules / "typescript" / "bin" / "tsc"]
+    run(*tsc, "--project", tree)
+    npm = [NODE, Path(NODE).parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"]
+    run(*npm, "pack", "--silent", "--pack-destination", tmp_path, cwd=tree)
+    [archive] = tmp_path.glob("*.tgz")
+    user = tmp_path / "user"
+    user.mkdir()
+    copy_programs(user)
+    run(*npm, "install", "--silent", "--offline", "--no-audit", "--no-fund", "--no-package-lock", archive, cwd=user)
+    installed = user / "node_modules" / "roundelay-client"
+    assert not (installed / "src").exists()
+    assert not [
+        it for it in user.glob("node_modules/*") if it.name != "roundelay-client" and not it.name.startswith(".")
+    ]
+    (user / "node_modules" / "@types").symlink_to(modules / "@types")
+    (user / "node_modules" / "undici-types").symlink_to(modules / "undici-types")
+    options = "--noEmit --strict --module nodenext --target es2023 --lib es2024,esnext.disposable,dom --types node --noUncheckedIndexedAccess"
+    run(*tsc, *options.split(), "--allowImportingTsExtensions", *find(user, "*.ts"), cwd=user)
+
+
+def run(*command: Any, cwd: Path | None = None) -> None:
+    path = f"{Path(NODE).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [str(it) for it in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PATH": path},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,180 @@
+/** Whatever answers at a hub's address, the program goes on, and hears what is wrong. */
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { createServer, type Socket } from "node:net";
+import test from "node:test";
+import { connect, Forbidden, RoundelayError, type Client } from "roundelay-client";
+import { once, URL } from "./setting.ts";
+
+const WELCOME = {
+  type: "welcome", protocol: 1, server: "s", network: { name: "n", epoch: "e" }, agent_id: "ann", kind: "agent", role: "observer",
+  session_id: "s", cursor: 0, head: 0, resume: "full", mods: [], limits: {},
+};
+const message = (seq: number) => ({
+  seq, message_id: `m-${seq}`, kind: "direct", sender_id: "bob", sender_kind: "agent", to: "agent:ann", thread_id: "direct:ann~bob",
+  root: seq, hops: 0, sent_at: 1, content: "x",
+});
+const deliver = (seq: number) => JSON.stringify({ type: "deliver", attempt: 1, message: message(seq) });
+
+function encode(text: string, opcode = 1): Buffer {
+  const body = Buffer.from(text);
+  const head = Buffer.alloc(10);
+  head[0] = 0x80 | opcode;
+  if (body.length < 126) head[1] = body.length;
+  else if (body.length < 2 ** 16) head[1] = 126, head.writeUInt16BE(body.length, 2);
+  else head[1] = 127, head.writeBigUInt64BE(BigInt(body.length), 2);
+  return Buffer.concat([head.subarray(0, body.length < 126 ? 2 : body.length < 2 ** 16 ? 4 : 10), body]);
+}
+
+/** A WebSocket server that says what it is told to, to each connection; gives its address. */
+async function serve(t: test.TestContext, tell: (say: (text: string, opcode?: number) => void, socket: Socket, count: number) => void) {
+  let count = 0;
+  const sockets = new Set<Socket>();
+  const server = createServer((socket) => {
+    sockets.add(socket);
+    socket.on("error", () => {});
+    socket.on("data", (data) => {
+      if (data.includes(Buffer.from([0x88, 0x80])) || data.includes(Buffer.from([0x88, 0x82]))) socket.destroy(); // the client closes
+    });
+    socket.once("data", (data) => {
+      const key = /sec-websocket-key: (\S+)/i.exec(data.toString())![1];
+      const accept = createHash("sha1").update(`${key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11`).digest("base64");
+      socket.write(`HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: ${accept}\r\nSec-WebSocket-Protocol: roundelay.v1\r\n\r\n`);
+      tell((text, opcode) => void socket.write(encode(text, opcode)), socket, ++count);
+    });
+  });
+  t.after(() => {
+    for (const socket of sockets) socket.destroy();
+    server.close();
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return `ws://127.0.0.1:${(server.address() as { port: number }).port}/`;
+}
+
+const welcomed = (change: object) => JSON.stringify({ ...WELCOME, ...change });
+const NO_FRAMES: Record<string, string> = {
+  "no JSON": "{", "an empty text": "", "a number": "17", "null": "null", "an array": "[]", "no type": "{}", "a type that is no text": '{"type": 1}',
+  "a deep text": "[".repeat(1_000_000), "a welcome without anything": '{"type": "welcome"}', "a network without an epoch": welcomed({ network: {} }),
+  "a cursor that is no number": welcomed({ cursor: "x" }), "a negative cursor": welcomed({ cursor: -1 }), "a broken seq": welcomed({ cursor: 1.5 }),
+  "limits that are no numbers": welcomed({ limits: { max_frame_bytes: "no" } }), "no limits": welcomed({ limits: null }),
+};
+
+for (const [name, text] of Object.entries(NO_FRAMES)) {
+  test(`a server that answers with ${name} is no hub`, async (t) => {
+    const url = await serve(t, (say) => say(text));
+    await assert.rejects(connect({ url, agentId: "ann", token: "t" }), (error) => error instanceof RoundelayError && error.code === "invalid_frame");
+  });
+}
+
+test("a binary frame is none either", async (t) => {
+  const url = await serve(t, (say) => say(JSON.stringify(WELCOME), 2));
+  await assert.rejects(connect({ url, agentId: "ann", token: "t" }), (error) => error instanceof RoundelayError && error.code === "invalid_frame");
+});
+
+const AFTER_WELCOME: Record<string, string> = {
+  "a delivery without a message": '{"type": "deliver", "attempt": 1}',
+  "a delivery of nobody": JSON.stringify({ type: "deliver", attempt: 1, message: { ...message(1), sender_id: null } }),
+  "an answer to nothing": '{"type": "result", "value": 1}', "an error without words": '{"type": "error", "code": 17}',
+};
+
+for (const [name, text] of Object.entries(AFTER_WELCOME)) {
+  test(`${name} ends a session, and everything that waits`, async (t) => {
+    let say: (text: string) => void = () => {};
+    const url = await serve(t, (it) => (say = it)(JSON.stringify(WELCOME)));
+    const client = await connect({ url, agentId: "ann", token: "t" });
+    const [waiting, sending] = [client.deliveries().next(), client.send("agent:bob", "x")];
+    say(text);
+    for (const it of [waiting, sending]) await assert.rejects(it, (error) => error instanceof RoundelayError && error.code === "invalid_frame");
+    await client.close();
+  });
+}
+
+test("what is not asked for, said twice, or unknown here, changes nothing", async (t) => {
+  const url = await serve(t, (say) => {
+    say(JSON.stringify(WELCOME));
+    say('{"type": "stored", "message_id": "never", "seq": 7, "duplicate": false}');
+    say('{"type": "stored", "record_id": "never", "seq": 7, "duplicate": false}');
+    say('{"type": "result", "call_id": "never", "value": 1}');
+    say('{"type": "error", "code": "__proto__", "message": "x", "call_id": "never"}');
+    say('{"type": "error", "code": "constructor", "message": "x"}');
+    say('{"type": "__proto__"}');
+    say('{"type": "constructor", "__proto__": {"polluted": true}}');
+    say('{"type": "notice", "kind": "dead_letter", "body": null}');
+    say('{"type": "notice", "kind": "of a newer hub", "body": {"__proto__": {"polluted": true}}}');
+    for (const seq of [3, 3, 2, 3]) say(deliver(seq));
+    say(deliver(9));
+  });
+  const client = await connect({ url, agentId: "ann", token: "t" });
+  const seqs: number[] = [];
+  for await (const delivery of client.deliveries()) {
+    seqs.push(delivery.message.seq);
+    delivery.ack();
+    if (delivery.message.seq === 9) break;
+  }
+  assert.deepEqual(seqs, [3, 2, 9]);
+  assert.equal((Object.prototype as { polluted?: true }).polluted, undefined);
+  await client.close();
+});
+
+test("an answer larger than any may be is not read, and the call that asked for it ends", async (t) => {
+  let say: (text: string) => void = () => {};
+  const url = await serve(t, (it) => (say = it)(JSON.stringify(WELCOME)));
+  const client = await connect({ url, agentId: "ann", token: "t" });
+  const asked = client.call("network.history", { thread_id: "broadcast" });
+  const isBack = once(client, "state", (it) => it.state === "online");
+  say(JSON.stringify({ type: "result", call_id: "x", value: "x".repeat(2 ** 24) }));
+  await assert.rejects(asked, { code: "too_large" });
+  await isBack;
+  await client.close();
+});
+
+test("a server that ends each connection is come back to, later and later", async (t) => {
+  const at: number[] = [];
+  const url = await serve(t, (_, socket) => {
+    at.push(Date.now());
+    socket.destroy();
+  });
+  await assert.rejects(connect({ url, agentId: "ann", token: "t", connectTimeoutMs: 1500 }), { code: "closed" });
+  assert.ok(at.length >= 3 && at.length <= 6, `${at.length} tries`);
+});
+
+test("a hub that puts everybody off is asked again when it said, and a revoked token ends it", async (t) => {
+  const at: number[] = [];
+  const closing = (code: number) => String.fromCharCode(code >> 8, code & 255);
+  const url = await serve(t, (say, socket, count) => {
+    at.push(Date.now());
+    if (count > 1) return say(JSON.stringify(WELCOME));
+    say('{"type": "error", "code": "rate_limited", "message": "Later.", "retry_after_ms": 400}');
+    socket.write(Buffer.concat([Buffer.from([0x88, 2]), Buffer.from(closing(4503), "latin1")]));
+  });
+  const client: Client = await connect({ url, agentId: "ann", token: "t" });
+  assert.ok(at[1]! - at[0]! >= 399, `${at[1]! - at[0]!} ms`);
+  await client.close();
+  const refusing = await serve(t, (say, socket) => {
+    say('{"type": "error", "code": "forbidden", "message": "You were removed."}');
+    socket.write(Buffer.concat([Buffer.from([0x88, 2]), Buffer.from(closing(4403), "latin1")]));
+  });
+  await assert.rejects(connect({ url: refusing, agentId: "ann", token: "t" }), Forbidden);
+});
+
+test("a listener that throws changes nothing of the connection", async (t) => {
+  const thrown: unknown[] = [];
+  const take = (error: unknown) => thrown.push(error);
+  process.setUncaughtExceptionCaptureCallback(take);
+  t.after(() => process.setUncaughtExceptionCaptureCallback(null));
+  const url = await serve(t, (say) => {
+    say(JSON.stringify(WELCOME));
+    say('{"type": "notice", "kind": "inbox", "body": {}}');
+    say(deliver(5));
+  });
+  const connecting = connect({ url, agentId: "ann", token: "t" });
+  const client = await connecting;
+  client.on("notice", () => {
+    throw new Error("of the program");
+  });
+  const { value } = await client.deliveries().next();
+  assert.equal(value!.message.seq, 5);
+  await client.close();
+  assert.ok(thrown.length <= 1);
+  assert.notEqual(URL, url);
+});

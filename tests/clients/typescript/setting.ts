@@ -1,0 +1,90 @@
+/** What the tests share: people and agents of a node whose owner's token is known. */
+import { createHash } from "node:crypto";
+import { connect, makeToken, type Client, type ConnectOptions, type Delivery } from "roundelay-client";
+
+export const URL = process.env.NODE_URL ?? "";
+const OWNER = process.env.OWNER_TOKEN ?? "";
+/** The WebSocket of this run: node's own, or that of another package. */
+const Socket: typeof WebSocket = process.env.WS_MODULE ? (await import(process.env.WS_MODULE)).WebSocket : WebSocket;
+let made = 0;
+
+/** An id that no other test has. */
+export const newName = (name: string) => `${name}-${++made}-${process.pid}`;
+
+export const hash = (token: string) => createHash("sha256").update(token).digest("hex");
+
+export type Asked = Partial<ConnectOptions>;
+
+/** An agent, whose first use of its id ties its token to it. */
+export const joinAgent = (agentId: string, token: string, options: Asked = {}) =>
+  connect({ url: URL, agentId, token, kind: "agent", WebSocket: Socket, ...options });
+
+/** The owner, as an operator. */
+export const joinOwner = (options: Asked = {}) => connect({ url: URL, agentId: newName("owner"), token: OWNER, kind: "human", WebSocket: Socket, ...options });
+
+/** A token that an operator has made. */
+export async function makeTokenOf(agentId: string, kind: "human" | "service" = "human"): Promise<string> {
+  await using owner = await joinOwner();
+  const token = makeToken();
+  await owner.call("network.create_token", { agent_id: agentId, kind, token_hash: hash(token) });
+  return token;
+}
+
+export async function joinPerson(agentId: string, options: Asked = {}): Promise<Client> {
+  return await connect({ url: URL, agentId, token: await makeTokenOf(agentId), WebSocket: Socket, ...options });
+}
+
+/** The next so many deliveries, acknowledged or not. */
+export async function take(client: Client, count: number, { isAcked = true } = {}): Promise<Delivery[]> {
+  const taken: Delivery[] = [];
+  if (count === 0) return taken;
+  for await (const delivery of client.deliveries()) {
+    taken.push(delivery);
+    if (isAcked) delivery.ack();
+    if (taken.length === count) break;
+  }
+  return taken;
+}
+
+/** The next event of this name for which the test holds. */
+export const once = <Name extends Parameters<Client["on"]>[0]>(client: Client, name: Name, isIt: (event: any) => boolean = () => true) =>
+  new Promise<any>((resolve) => {
+    const stop = client.on(name, (event) => {
+      if (!isIt(event)) return;
+      stop();
+      resolve(event);
+    });
+  });
+
+/** Sockets whose ends are the test's. */
+export class Sockets {
+  readonly open = new Set<WebSocket>();
+  readonly urls: string[] = [];
+  readonly said: string[] = [];
+  readonly Constructor: typeof WebSocket;
+
+  constructor() {
+    const sockets = this;
+    this.Constructor = class extends Socket {
+      constructor(url: string | URL, protocol?: string | string[]) {
+        super(url, protocol);
+        sockets.open.add(this);
+        sockets.urls.push(String(url));
+        this.addEventListener("close", () => sockets.open.delete(this));
+      }
+
+      override send(data: string): void {
+        sockets.said.push(data);
+        super.send(data);
+      }
+    };
+  }
+
+  cut(): void {
+    for (const socket of this.open) socket.close();
+  }
+
+  list(type: string): any[] {
+    return this.said.map((it) => JSON.parse(it)).filter((it) => it.type === type);
+  }
+}
