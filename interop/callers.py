@@ -27,6 +27,8 @@ MAX_PROVING = 32
 """Callers at a time whose token the hub has yet to take: they take nobody's place."""
 MAX_CALLS = 32
 """Calls of one participant at a time: half of the reads that the hub takes of a session."""
+REFUSAL_S = 0.5
+"""How long whoever has too many calls under way waits for the answer that says so."""
 IDLE_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 HOW = "Send `Authorization: Bearer ID:TOKEN`; roundelay token create ID makes a token."
@@ -101,6 +103,7 @@ class Callers:
         if caller is None or caller.client.failure is not None:
             caller = await self._prove(credentials)
         if caller.calls >= MAX_CALLS and not is_rest:
+            await asyncio.sleep(REFUSAL_S)  # whoever comes again at once is slowed down, and nobody else is
             raise Overloaded(f"{credentials.agent_id} has {MAX_CALLS} calls under way here; wait for one.", 1000)
         caller.calls += 1
         try:

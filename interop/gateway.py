@@ -167,9 +167,8 @@ def make_app(
 
     async def refuse_path(request: Request, error: Exception) -> Response:
         status: int = getattr(error, "status_code", 404)
-        told = (
-            f"There is no {request.method} {request.url.path[:80]} here; see /openapi.json. OpenAI's API is below /v1."
-        )
+        told = f"There is no {request.method} {request.url.path[:80]} here; see /openapi.json."
+        told += " OpenAI's API is below /v1." if "openai" in served else ""
         problem = {"code": "unknown_operation", "message": told}
         return JSONResponse({"error": problem}, status, getattr(error, "headers", None))
 

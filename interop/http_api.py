@@ -17,7 +17,7 @@ from functools import partial
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -69,7 +69,15 @@ STATUS: tuple[tuple[type[RoundelayError], int], ...] = (
 )
 """The first that fits; what else refuses is 409: it needs a person (`GiveUp`)."""
 
-Seq = Annotated[int, Field(ge=0, lt=SEQ_LIMIT)]
+
+def _read_whole(value: object) -> object:
+    """To JSON 8.0 is a whole number too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Seq = Annotated[int, Field(ge=0, lt=SEQ_LIMIT), BeforeValidator(_read_whole)]
+_ID = "[a-z0-9][a-z0-9._-]{0,63}"
+AgentId = Annotated[str, Field(pattern=f"^{_ID}$")]
 _MESSAGE_ID = re.compile("[!-~]{1,128}")
 
 
@@ -80,7 +88,11 @@ class _Shape(BaseModel):
 class NewMessage(_Shape):
     """A message to send."""
 
-    to: str = Field(description="`agent:ID`, `channel:NAME`, `broadcast` or `mod:ID`", examples=["agent:bob"])
+    to: str = Field(
+        pattern=f"^(broadcast|(agent|channel|mod):{_ID})$",
+        description="`agent:ID`, `channel:NAME`, `broadcast` or `mod:ID`",
+        examples=["agent:bob"],
+    )
     content: Any = Field(description="Any JSON; text as a string", examples=["17 and 23?"])
     message_id: str | None = Field(
         None,
@@ -90,13 +102,13 @@ class NewMessage(_Shape):
     text_representation: str | None = None
     conversation: str | None = Field(
         None,
-        pattern="^[a-z0-9][a-z0-9._-]{0,63}$",
+        pattern=f"^{_ID}$",
         description="Of a message to `agent:ID`: which of the conversations with it; each is a thread of its own",
     )
     reply_to: Seq | None = Field(None, description="The seq of the message that this one answers")
     cause: Seq | None = Field(None, description="The seq of the message that this one follows from")
-    exclude_agent_ids: list[str] | None = None
-    requires_response: bool | list[str] | None = None
+    exclude_agent_ids: list[AgentId] | None = None
+    requires_response: bool | list[AgentId] | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -327,7 +339,7 @@ async def _read_given(endpoint: Endpoint[Any], request: Request) -> BaseModel:
         if len(set(names)) != len(names):
             raise InvalidFrame("A parameter stands twice in the query.")
         return shape.model_validate(dict(request.query_params))
-    return shape.model_validate(await read_json(request))
+    return shape.model_validate(await read_json(request), strict=True)
 
 
 async def read_json(request: Request) -> Any:
@@ -408,16 +420,22 @@ def describe_api(endpoints: Sequence[Endpoint[Any]] = ENDPOINTS) -> dict[str, An
 
 def _describe_endpoint(endpoint: Endpoint[Any]) -> dict[str, Any]:
     refusal = {"description": "Refused", "content": _json_of(Refusal)}
-    good = {"description": "Done", "content": _json_of(endpoint.gives)}
+    good: dict[str, Any] = {"description": "Done", "content": _json_of(endpoint.gives)}
+    if endpoint.gives is StoredMessage:
+        good["links"] = {
+            name: {"operationId": name, "parameters": {parameter: f"$response.body#/{parameter}"}}
+            for name, parameter in (("status", "seq"), ("why", "seq"), ("history", "thread_id"))
+        }
     statuses = ("200", "201") if endpoint.gives is StoredMessage else ("200",)
     described: dict[str, Any] = {
         "operationId": endpoint.name,
         "summary": endpoint.summary,
         "responses": {**dict.fromkeys(statuses, good), "default": refusal},
     }
+    in_path = {"seq": TypeAdapter(Seq).json_schema(), "thread_id": {"type": "string", "minLength": 1}}
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "integer" if name == "seq" else "string"}}
-        for name in ("seq", "thread_id")
+        {"name": name, "in": "path", "required": True, "schema": schema}
+        for name, schema in in_path.items()
         if f"{{{name}}}" in endpoint.path
     ]
     if endpoint.method != "POST":
