@@ -93,6 +93,17 @@ class IncomingTurn:
         return recorded.notes.get(self._turn, {}) if recorded is not None else {}
 
     @property
+    def epoch(self) -> str:
+        """Of the network's ledger: what is derived from it is of this network alone."""
+        return self._begun.client.welcome.network.epoch
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the work. Where it is cancelled and this is not so, its process ends, and the
+        work is done again, or goes on, in the next one."""
+        return self._begun.stopped_by is not None
+
+    @property
     def max_chars(self) -> int:
         """How long an answer may be; a longer one is cut there, and says so."""
         return self._begun.journal.max_body_bytes // 12

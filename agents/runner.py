@@ -131,6 +131,9 @@ class AgentRunner(ABC):
         """Give the card by which others find the agent."""
         return {"description": self.description, "tags": list(self.tags), "visibility": self.visibility}
 
+    async def prepare(self) -> None:  # noqa: B027  # most need nothing
+        """Find out what the agent's card says, where that is not known before it runs."""
+
     async def run(self, client: NetworkClient | None = None) -> None:
         """Connect as the agent's reactor and react until cancelled or stopped. A client that is given is used as it is
         and left open.
@@ -151,6 +154,7 @@ class AgentRunner(ABC):
                 self._check(client)
                 await self._serve(client)
                 return
+            await self.prepare()
             connection = NetworkClient(
                 self.agent_id, self._url, kind="agent", token=self._token, role="reactor", card=self.describe_card()
             )

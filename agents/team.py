@@ -21,17 +21,20 @@ connects to anything.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, create_model, model_validator
+from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, create_model, field_validator, model_validator
 
 from roundelay.network.config import YamlNode, bind, load_yaml
 from roundelay.network.errors import ConfigError
 from roundelay.network.frames import is_id
+from roundelay.network.home import is_loopback
 from roundelay.network.yaml import show_value
 
 from .agent import check_needs
@@ -218,12 +221,40 @@ class ModelChoice(Strict):
         return self
 
 
+class ElsewhereChoice(Strict):
+    """An agent elsewhere: the address below which its card of A2A is. Its token is in an environment variable or a file
+    (relative to the agent's), never here; it goes as ``header``, `Authorization` as a bearer's."""
+
+    url: Text
+    token_env: Text | None = None
+    token_file: Path | None = None
+    header: Text = "Authorization"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise ValueError("url must be http://HOST or https://HOST, without a name or a password")
+        if self.token_env is not None and self.token_file is not None:
+            raise ValueError("must be one of token_env and token_file")
+        if parts.scheme == "http" and (self.token_env or self.token_file) and not is_loopback(parts.hostname):
+            raise ValueError("url must be https://, or its token could be read on the way")
+        return self
+
+
+NOTHING = ModelChoice(rules=[])
+"""The model of an agent elsewhere: it has its own."""
+
+
 class AgentSpec(Strict):
     """One agent as its file says. ``template`` and files of ``model`` are relative to that file."""
 
     id: _Id
-    instruction: Text
-    model: ModelChoice
+    instruction: Text = ""
+    model: ModelChoice = NOTHING
+    a2a: ElsewhereChoice | None = None
+    """Instead of an instruction and a model."""
+
     description: str = ""
     tags: tuple[str, ...] = ()
     tools: tuple[Text, ...] = ()
@@ -240,6 +271,21 @@ class AgentSpec(Strict):
     keep: KeptRecords = KeptRecords()
     limits: AgentLimits = AgentLimits()
     middleware: tuple[MiddlewareChoice, ...] = ()
+
+    @field_validator("a2a", mode="before")
+    @classmethod
+    def _read_address(cls, given: object) -> object:
+        return {"url": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        own = {"instruction", "model"}
+        if self.a2a is None and (missing := sorted(own - self.model_fields_set)):
+            raise ValueError(f"needs {' and '.join(missing)}, or a2a: the address of an agent elsewhere")
+        own |= {"tools", "network_tools", "template", "middleware"}
+        if self.a2a is not None and (extra := sorted(own & self.model_fields_set)):
+            raise ValueError(f"has a2a, and so no {', '.join(extra)}: these are that agent's own matter")
+        return self
 
     _node: YamlNode = PrivateAttr(default_factory=lambda: YamlNode(None, Path(), 1))
 
@@ -306,6 +352,8 @@ def build_runner(
             ConversationPrompt(template)
         except (ConfigError, OSError, ValueError) as error:
             raise spec.find_node("template").error(f"agent {spec.id}: {error}") from error
+    if spec.a2a is not None and model is None:
+        return _build_elsewhere(spec, spec.a2a, url=url, token=token, on_event=on_event)
     try:
         return SimpleAgentRunner(
             spec.id,
@@ -336,6 +384,45 @@ def build_runner(
         raise spec.find_node("tools").error(f"agent {spec.id}: {error}") from error
     except ValueError as error:  # what no key says by itself: without finish there is nothing to nudge to
         raise spec.find_node("network_tools").error(str(error)) from error
+
+
+def _build_elsewhere(spec: AgentSpec, choice: ElsewhereChoice, **more: Any) -> SimpleAgentRunner:
+    """The runner of an agent elsewhere, which needs the extra ``interop``."""
+    try:
+        make = import_callable("roundelay.adapters.a2a:A2AAgent", "adapter")
+        token = _read_token(spec, choice)
+        policy = AgentPolicy(
+            on_text=spec.on_text,
+            on_new_message=spec.on_new_message,
+            message_filter=spec.message_filter,
+            keep=spec.keep,
+            **{name: value for name, value in read_form(spec.limits).items() if value is not None},
+        )
+        told = f"Bearer {token}" if choice.header.lower() == "authorization" else token
+        made: SimpleAgentRunner = make(
+            spec.id,
+            choice.url,
+            headers={choice.header: told} if token else {},
+            description=spec.description,
+            tags=spec.tags,
+            channels=spec.channels,
+            react_to=spec.react_to,
+            visibility=spec.visibility,
+            policy=policy,
+            **more,
+        )
+        return made
+    except (ConfigError, OSError, ValueError) as error:
+        raise spec.find_node("a2a").error(f"agent {spec.id}: {error}") from error
+
+
+def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:
+    if choice.token_env is not None:
+        token = os.environ.get(choice.token_env, "")
+        if not token:
+            raise ConfigError(f"the environment has no {choice.token_env}")
+        return token.strip()
+    return (spec.path.parent / choice.token_file).read_text("utf-8").strip() if choice.token_file is not None else ""
 
 
 def _read_file(path: Path, outer: tuple[Path, ...]) -> list[AgentSpec]:
@@ -408,7 +495,7 @@ def name_model(spec: AgentSpec) -> NamedModel:
     choices = _list_choices(spec)
     names = [_name_choice(spec, choice) for choice in choices]
     settings = spec.model.openai.settings if spec.model.openai is not None and len(choices) == 1 else {}
-    return NamedModel(" or ".join(names), settings)
+    return NamedModel(" or ".join(names) if spec.a2a is None else "a2a", settings)
 
 
 def _list_choices(spec: AgentSpec) -> list[ModelChoice]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from a2a.types import Part
 from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
 from google.protobuf.struct_pb2 import Value  # type: ignore[import-untyped]
 
+_LINE_ENDS = re.compile("\x85|\u2028|\u2029".encode())
 _FORM = {"text", "files", "images"}
 _LARGEST = 1 << 53
 """Above it, a number of A2A is not exact."""
@@ -57,6 +59,12 @@ def read_parts(parts: Iterable[Part]) -> Any:
         return data[0]
     given = {"text": text, "data": data, "files": files, "images": images}
     return {name: value for name, value in given.items() if value}
+
+
+def escape_line_ends(data: bytes) -> bytes:
+    """Events of a stream with what clients cut lines at, beside the ends of lines, written as JSON has it: those of the
+    official SDK do (NEL, U+2028, U+2029)."""
+    return _LINE_ENDS.sub(lambda it: b"\\u%04x" % ord(it[0].decode()), data)
 
 
 def read_json(message: Any) -> Any:

@@ -80,7 +80,7 @@ from roundelay.network.errors import (
 )
 from roundelay.network.frames import is_id
 
-from .a2a_parts import make_parts, read_json, read_parts
+from .a2a_parts import escape_line_ends, make_parts, read_json, read_parts
 from .a2a_tasks import (
     INPUT_REQUIRED,
     INTERRUPTED,
@@ -160,6 +160,8 @@ class _AgentServer:
                 headers = MutableHeaders(scope=event)
                 if headers.get("content-type") == A2A_JSON_MEDIA_TYPE:
                     headers["content-type"] = "application/json"
+            elif event.get("more_body"):  # of a stream
+                event["body"] = escape_line_ends(event["body"])
             await send(event)
 
         await self._app(scope, receive, give)

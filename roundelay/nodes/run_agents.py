@@ -62,6 +62,7 @@ async def run_agents(
     """
 
     async def run_one(runner: SimpleAgentRunner) -> None:
+        await runner.prepare()
         card = runner.describe_card()
         async with make_client(runner.agent_id, url, kind="agent", token=token, role="reactor", card=card) as client:
             await runner.join_channels(client)  # before it says ready, so that it misses nothing that is said after

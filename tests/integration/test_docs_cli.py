@@ -40,7 +40,7 @@ async def test_path_says_where_the_pages_are() -> None:
 
 @pytest.mark.parametrize(
     ("page", "told"),
-    [("operation", "did you mean operations?"), ("zzz", "there are a2a, agents,"), ("../README", "no page")],
+    [("operation", "did you mean operations?"), ("zzz", "there are a2a, adapters,"), ("../README", "no page")],
 )
 async def test_a_page_that_is_not_there_is_refused_with_those_that_are(page: str, told: str) -> None:
     done = await invoke("docs", page, code=2)
