@@ -180,6 +180,7 @@ def test_a_wrong_file_is_refused_with_its_line(name: str, tmp_path: Path) -> Non
     assert refused.value.line is not None
 
 
+@pytest.mark.full
 async def test_killed_in_the_middle_it_asks_for_the_task_that_it_has_begun(tmp_path: Path) -> None:
     """The agent's process, then the gateway on the other side: one message there, one answer here."""
     model = Stepped()
