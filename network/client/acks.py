@@ -27,8 +27,9 @@ from .values import AnyMessage
 # goes back. A prefix above what this session was delivered (`_session_top`) says nothing to the hub: it waits until the
 # session is that far.
 
-MAX_REMEMBERED = 4096
-"""How many handled seqs are remembered, to recognise what a new session delivers again."""
+MAX_REMEMBERED = 65_536
+"""How many handled seqs are remembered, to recognise what a new session delivers again: all that a hub may not have on
+its disk when it is killed, which is a second's worth, or more where it is killed again within the second."""
 MAX_REASON_CHARS = 2000
 """What the hub keeps of a reason; a longer one could make a frame that it does not take."""
 

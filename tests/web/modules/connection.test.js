@@ -276,3 +276,22 @@ test("a request at which the connection ends again and again is given up", async
   }
   await assert.rejects(value, { code: "internal" });
 });
+
+test("what a killed hub had not kept of many acknowledgements is handed out once", () => {
+  const { events, connection, sockets, time, join } = begin({ staysInPlace: false, handlesAtOnce: false });
+  const many = Array.from({ length: 20_000 }, (_, place) => place + 5);
+  for (const _ of [1, 2]) {
+    const socket = join();
+    for (const seq of many) {
+      socket.tell(deliver(seq));
+      connection.ack(seq);
+    }
+    time.pass(100);
+    const acks = socket.list("ack");
+    assert.ok(Math.max(...acks.map((it) => it.seq)) === many.at(-1), "each session is told what it was given");
+    socket.end(1006);
+    time.pass(10_000);
+  }
+  assert.equal(sockets.length, 3);
+  assert.equal(events.filter((it) => it.type === "deliver").length, many.length);
+});

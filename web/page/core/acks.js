@@ -6,7 +6,9 @@
  * What comes again at or below it is late: it is acknowledged alone, and while it is open the prefix, which would cover it, is not said.
  */
 
-const MAX_REMEMBERED = 4096; // handled seqs, to recognise what a new session delivers again
+// Handled seqs, to recognise what a new session delivers again: all that a hub may not have on its disk yet when it is killed, which is a second's
+// worth (docs/protocol.md, Delivery), or more where it is killed again and again within the second.
+const MAX_REMEMBERED = 65_536;
 
 export class Acks {
   constructor() {
