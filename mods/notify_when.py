@@ -58,8 +58,10 @@ class NotifyWhen(Mod):
     def cancel(self, change: Change, *, seq: Seq) -> dict[str, Any]:
         """Be told no more of answers to a message (of an end one is told once at most)."""
         asked = change.get(str(seq)) or []
-        _keep(change, seq, [it for it in asked if it[0] != change.origin.agent_id])
-        return {"seq": seq}
+        rest = [it for it in asked if it[0] != change.origin.agent_id]
+        if rest != asked:
+            _keep(change, seq, rest)
+        return {"is_cancelled": rest != asked}
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
         key, trigger = f"end/{reaction.agent_id}/{reaction.trigger}", reaction.trigger_head

@@ -57,7 +57,7 @@ class Scene(NamedTuple):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     db: Path = tmp_path_factory.mktemp("rights") / "team.db"
-    async with running_node(db=db, durability="normal") as node:
+    async with running_node(db=db, durability="normal", mods=[*OWN_MODS]) as node:
         ann = await node.agent("ann")
         sessions = {who: await node.agent("-".join(who)) for who in WHO}
         await ann.call("channels.create", {"name": "room", "access": "closed"})
@@ -82,7 +82,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
         tokens = node.tokens
     page = PAGE | {"host": {"ids": ["ann"], **EVERYTHING}}
     limits = {"root_messages_per_s": 100_000}
-    async with running_node(db=db, durability="normal", rights=page, limits=limits) as node:
+    async with running_node(db=db, durability="normal", mods=[*OWN_MODS], rights=page, limits=limits) as node:
         node.tokens = tokens
         ann = await node.agent("ann")
         sessions = {who: await node.agent("-".join(who)) for who in WHO}
@@ -202,6 +202,12 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "channels.list": (always("ok"), lambda seq: {}),
     "channels.members": (for_members(verb="read"), lambda seq: {"name": "room"}),
     "discovery.find": (always("ok"), lambda seq: {"query": "canary"}),
+    "reservations.reserve": (always("ok"), lambda seq: {"paths": ["a.py"]}),
+    "reservations.list": (always("ok"), lambda seq: {}),
+    "reservations.release": (always("ok"), lambda seq: {}),
+    "notify_when.answered": (for_readers(), lambda seq: {"seq": seq}),
+    "notify_when.finished": (for_readers(), lambda seq: {"seq": seq, "agent_id": "ann"}),
+    "notify_when.cancel": (always("ok"), lambda seq: {"seq": seq}),
     "channels.leave": (for_members(), lambda seq: {"name": "room"}),  # the last: it changes who is in
 }  # fmt: skip
 Ask = Callable[[int], dict[str, Any]]
@@ -335,7 +341,7 @@ async def test_people_whose_role_administers_are_operators_and_agents_are_not(tm
 
 async def test_what_was_stored_before_a_right_was_taken_is_answered_and_delivered(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
-    async with running_node(db=db, durability="normal") as node:
+    async with running_node(db=db, durability="normal", mods=[*OWN_MODS]) as node:
         ann, bob = await node.agent("ann"), await node.agent("bob")
         first = await ann.send("agent:bob", "as long as I may", message_id="m1")
         made = await ann.call("channels.create", {"name": "dev"}, call_id="c1")
@@ -428,7 +434,7 @@ async def test_a_person_who_may_not_read_a_channel_is_in_no_audience_of_it() -> 
 
 async def test_another_attempt_of_what_one_may_no_longer_read_does_not_come(tmp_path: Path) -> None:
     db = tmp_path / "a.db"
-    async with running_node(db=db, durability="normal") as node:
+    async with running_node(db=db, durability="normal", mods=[*OWN_MODS]) as node:
         ann, bob = await node.agent("ann"), await node.agent("bob")
         await ann.call("channels.create", {"name": "dev"})
         await bob.call("channels.join", {"name": "dev"})
