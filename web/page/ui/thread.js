@@ -157,9 +157,9 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   useRead(id, seen.current, isReadOnly);
   const {has_before: isMore, is_loading: isLoading, error, damaged} = thread.loaded ?? {};
   const hasBefore = isMore && !isLoading && !error;
-  useEffect(() => { // also where the top was reached while a page was still being fetched
+  useEffect(() => { // also where the top was reached while a page was still being fetched, or as soon as one had come
     if (view.isNearTop && hasBefore) quietly(actions.loadEarlier(id));
-  }, [view.isNearTop, hasBefore, id]);
+  }, [view.isNearTop, view.first, hasBefore, id]);
   const draw = (row) => {
     if (row.kind === "work") return html`<${Work} work=${row.work} isWaiting=${isAsking(underWay, row.work)} mayStop=${mayWrite || me.is_operator} />`;
     if (row.kind === "outbox") return html`<${Outgoing} entry=${row.entry} me=${me.agent_id} />`;

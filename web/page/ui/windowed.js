@@ -31,7 +31,8 @@ function chooseRange(rows, heightOf, anchor, view) {
 
 /**
  * props: `rows` [{key, guess}], `draw(row)`, `begin` (the key to begin at, else the end), `onScroll({isAtEnd, isNearTop,
- * lastSeen})`, `head`, `label`, `api` (a ref that is given this component). Methods: `jumpTo(key)`, `toEnd()`, `move(step)`.
+ * first, lastSeen})` (`first`: the key of the first row there is), `head`, `label`, `api` (a ref that is given this
+ * component). Methods: `jumpTo(key)`, `toEnd()`, `move(step)`.
  */
 export class Windowed extends Component {
   constructor(props) {
@@ -196,7 +197,7 @@ export class Windowed extends Component {
     const news = JSON.stringify([this.anchor === null, isNearTop, lastSeen, rows[0]?.key]);
     if (news === this.told) return;
     this.told = news;
-    onScroll?.({isAtEnd: this.anchor === null, isNearTop, lastSeen});
+    onScroll?.({isAtEnd: this.anchor === null, isNearTop, first: rows[0]?.key, lastSeen});
   }
 
   render({rows, draw, head, label}) {
