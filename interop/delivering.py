@@ -25,30 +25,34 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.durable_files import make_folder
-from roundelay.network.errors import RoundelayError
-from roundelay.network.home import find_url, home
+from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated, RetryLater, RoundelayError
+from roundelay.network.home import find_url, home, token_path
 from roundelay.network.messages import message_from_wire
 
 from .hosts import HookCall, Host
 from .participants import HostProcess, claim_name, find_host_process, find_project, make_card, write_private
-from .rendering import THEIRS, plain, tell_message
+from .rendering import THEIRS, measure, plain, tell_message
 
 TIME_S = 2.0
 """For all that a hook asks of the node."""
 MAX_TOLD_CHARS = 8_000
-"""Of one telling: Claude Code puts what is longer than 10,000 into a file instead."""
+"""Of one telling as it is printed: Claude Code puts what is longer than 10,000 into a file instead."""
 MAX_TEXT_CHARS = 4_000
+"""Of one message in it, escaped."""
 MAX_FETCHED = 500
+ENOUGH = 100
+"""More messages than have room in one telling."""
+_MARK = "\n(Roundelay's mark of this: {})"
 MAX_STOPS = 8
 """So often in a row a host is kept from stopping; then it waits for a person."""
 MAX_SHOWN = 1_000
@@ -82,7 +86,8 @@ class Notes(Struct):
     """By a tool, to the model: it says itself with `ack` what it has handled."""
     repeated: list[int] = []
     stops: int = 0
-    is_away_told: bool = False
+    problem: str = ""
+    """Why the node could not be asked the last time, as the person was told."""
 
     @property
     def told(self) -> set[int]:
@@ -144,29 +149,45 @@ def _read_from(path: str, offset: int) -> bytes | None:
 def deliver(host: Host, url: str | None = None) -> None:
     """Answer one call of a hook, and leave the process: with 0, whatever happens."""
     began_at = time.time() - time.process_time()  # loading took most of this process's life
-    said = host.quiet
-    try:
-        told = json.loads(sys.stdin.buffer.read() or b"{}")
-        call = host.read(told) if isinstance(told, dict) else None
-        if call is not None:
-            folder = os.environ.get("CLAUDE_PROJECT_DIR") or told.get("cwd") or os.getcwd()
-            project = find_project(host, Path(folder))
-            with _own_session(host, call) as path:
-                if path is not None:
-                    _deliver(host, project, call, path, url or find_url(), began_at)
-                    return
-    except Exception:
-        if os.environ.get("ROUNDELAY_DEBUG", "") not in ("", "0"):
-            raise
-    _say(said)
+    plan = None
+    with ExitStack() as session:
+        try:
+            told = json.loads(sys.stdin.buffer.read() or b"{}")
+            call = host.read(told) if isinstance(told, dict) else None
+            path = session.enter_context(_own_session(host, call)) if call is not None else None
+            if call is not None and path is not None:
+                project = find_project(host, find_folder(host, told.get("cwd")))
+                plan = _plan(host, project, call, path, url, began_at)
+        except Exception:
+            if os.environ.get("ROUNDELAY_DEBUG", "") not in ("", "0"):
+                raise
+        with suppress(OSError):  # the host is gone, or the disk is full: what is not noted is told again
+            sys.stdout.write(host.quiet if plan is None or plan.answer is None else json.dumps(plan.answer))
+            sys.stdout.flush()
+            if plan is not None and plan.telling is not None:
+                plan.telling.printed_at = time.time()
+                write_private(plan.path, plan.notes)
+        os._exit(0)  # between the note and the end there is nothing that could take time, or say something more
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def find_folder(host: Host, told: object = None) -> Path:
+    """Where a host works. What it tells of that is not always a folder: JSON holds no name that is not UTF-8."""
+    chosen = os.environ.get("CLAUDE_PROJECT_DIR") if host.name == "claude" else None
+    folder = chosen or (told if isinstance(told, str) else "")
+    return Path(folder) if folder and os.path.isdir(folder) else Path.cwd()
 
 
-def _deliver(host: Host, project: Path, call: HookCall, path: Path, url: str, began_at: float) -> None:
+class _Plan(NamedTuple):
+    """What a hook is about to print, on the disk already."""
+
+    answer: object
+    """None: nothing but what the host wants of a hook that has nothing to say."""
+    telling: Telling | None
+    notes: Notes
+    path: Path
+
+
+def _plan(host: Host, project: Path, call: HookCall, path: Path, url: str | None, began_at: float) -> _Plan:
     process = find_host_process()
     notes = _load(path, process)
     is_start = call.moment == "start" and call.source != "compact"
@@ -174,33 +195,48 @@ def _deliver(host: Host, project: Path, call: HookCall, path: Path, url: str, be
     settle(notes, call, host, began_at=began_at, is_anew=is_anew)
     notes.shown = [*([] if is_anew else notes.shown), *sorted(call.shown)][-MAX_SHOWN:]
     if is_start:
-        _drop_old(path.parent)
+        drop_old(path.parent)
     if call.moment != "stop":
         notes.stops = 0
     notes.pid, notes.started = process
-    text, seqs, notice = "", list[int](), ""
-    agent_id = claim_name(host, project, process)
+    text, seqs, problem = "", list[int](), ""
+    agent_id, hub = claim_name(host, project, process), url or find_url()
     try:
-        messages, network = asyncio.run(_ask_node(host, project, agent_id, url, notes))
-        notes.is_away_told = False
+        messages, network = asyncio.run(_ask_node(host, project, agent_id, hub, notes))
         if call.moment != "stop" or notes.stops < MAX_STOPS:
             text, seqs = compose(agent_id, network, messages, is_start=call.moment == "start")
-    except (RoundelayError, TimeoutError, OSError):
-        notice = "" if notes.is_away_told else "Roundelay: the node is away; what others write waits there."
-        notes.is_away_told = True
+    except (RoundelayError, TimeoutError, OSError) as error:
+        problem = f"Roundelay: {describe_problem(error, agent_id, hub)}"
+    notice = problem if host.shows_notices and problem != notes.problem else ""
+    notes.problem = problem
     telling = None
     if seqs:
         telling = Telling(seqs, secrets.token_hex(8), call.moment == "start", _size(call.transcript))
-        text = f"{text}\n(Roundelay's mark of this: {telling.mark})"
+        text += _MARK.format(telling.mark)
         notes.tellings.append(telling)
         notes.stops += call.moment == "stop"
     write_private(path, notes)
     answer = host.answer(call.event, call.moment, text) if text else {"systemMessage": notice} if notice else None
-    _say(host.quiet if answer is None else json.dumps(answer, ensure_ascii=False))
-    if telling is not None:
-        telling.printed_at = time.time()
-        write_private(path, notes)
-    os._exit(0)  # between the note and the end there is nothing that could take time
+    return _Plan(answer, telling, notes, path)
+
+
+def describe_problem(error: Exception, agent_id: str, url: str) -> str:
+    """Why a node was not reached or does not let somebody in, and what to do about it."""
+    match error:
+        case Forbidden():
+            return (
+                f"{agent_id} is not let in at {plain(url)}: {plain(error)} Ask its operator; `roundelay bridge remove` takes "
+                "the bridge out of a project."
+            )
+        case NotAuthenticated():
+            return (
+                f"{agent_id} is not let in at {plain(url)}: {plain(error)} `roundelay token create {agent_id}` makes it a "
+                f"token there; save that in {token_path(url, agent_id)}."
+            )
+        case ConnectError() | RetryLater() | TimeoutError() | OSError():
+            return f"the node at {plain(url)} is away; what others write waits there. `roundelay up` starts one here."
+        case _:
+            return plain(error)
 
 
 async def _ask_node(host: Host, project: Path, agent_id: str, url: str, notes: Notes) -> tuple[list[AnyMessage], str]:
@@ -219,59 +255,47 @@ async def _ask_node(host: Host, project: Path, agent_id: str, url: str, notes: N
         epoch = client.welcome.network.epoch
         if notes.epoch != epoch:  # another history: its numbers mean others
             notes.epoch, notes.tellings, notes.taken, notes.shown, notes.repeated = epoch, [], [], [], []
-        page = await client.call("network.receive", {"limit": MAX_FETCHED, "peek": True})
-        unhandled = {it["seq"]: it for it in page["messages"]}
-        if done := [it for it in notes.taken if it in unhandled]:
-            await client.call("network.acknowledge", {"seqs": done})
-        told, notes.taken = notes.told, []
-        return [message_from_wire(it) for seq, it in unhandled.items() if seq not in told], client.welcome.network.name
+        told, untold, asked = notes.told, list[AnyMessage](), {"limit": MAX_FETCHED, "peek": True}
+        while True:  # what was told and is not acknowledged may fill pages before what is new
+            page = await client.call("network.receive", asked)
+            seqs = [it["seq"] for it in page["messages"]]
+            if done := [it for it in seqs if it in notes.taken]:
+                await client.call("network.acknowledge", {"seqs": done})
+            untold += [message_from_wire(it) for it in page["messages"] if it["seq"] not in told]
+            if not page["has_more"] or (len(untold) >= ENOUGH and page["next"] >= max(notes.taken, default=0)):
+                break
+            asked = {**asked, "after": page["next"], "unhandled": True}
+        notes.taken = []
+        return untold, client.welcome.network.name
 
 
 def compose(
     agent_id: str, network: str, messages: list[AnyMessage], *, is_start: bool = False
 ) -> tuple[str, list[int]]:
-    """What the model is told, and of which messages; the rest waits for the next hook."""
-    lines, seqs, chars = [], list[int](), 0
+    """What the model is told, and of which messages; the rest waits for the next hook. With its mark it is no longer
+    than `MAX_TOLD_CHARS`."""
+    who = f"You are {agent_id} in the Roundelay network {plain(network)[:100]}, beside other agents and people"
+    if not messages:
+        return (f"{who} (MCP server roundelay)." if is_start else ""), []
+
+    def begin(told: int, has_more: bool) -> str:
+        count = "A message has" if told == 1 else f"{told} messages have"
+        more = " More wait: the next hooks tell them, and check shows them." if has_more else ""
+        return f"{who}. {count} come for you.{more} {THEIRS} Answer with the tool reply where one asks for it."
+
+    lines, seqs = list[str](), list[int]()
+    room = MAX_TOLD_CHARS - measure(begin(len(messages), True)) - len(_MARK.format("0" * 16))
     for message in messages:
-        line = tell_message(message, MAX_TEXT_CHARS)
-        if seqs and chars + len(line) > MAX_TOLD_CHARS:
+        line = tell_message(message, MAX_TEXT_CHARS, hint="; history shows them")
+        room -= measure(line) + 1
+        if seqs and room < 0:
             break
         lines.append(line)
         seqs.append(message.seq)
-        chars += len(line)
-    who = f"You are {agent_id} in the Roundelay network {plain(network)}, beside other agents and people"
-    if not seqs:
-        return (f"{who} (MCP server roundelay)." if is_start else ""), []
-    count = "A message has" if len(seqs) == 1 else f"{len(seqs)} messages have"
-    rest = len(messages) - len(seqs)
-    more = f" {rest} more will follow." if rest else ""
-    head = f"{who}. {count} come for you.{more} {THEIRS} Answer with the tool reply where one asks for it."
-    return "\n".join([head, *lines]), seqs
+    return "\n".join([begin(len(seqs), len(seqs) < len(messages)), *lines]), seqs
 
 
-class BridgedClient(NetworkClient):
-    """The session of a host's MCP server. What its hooks have told and not acknowledged yet is not shown again."""
-
-    host_process: HostProcess
-
-    async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        answer = await super().call(op, args, call_id=call_id)
-        if op == "network.receive" and not (args or {}).get("peek"):
-            told = _told_to(self.host_process)
-            answer["messages"] = [it for it in answer["messages"] if it["seq"] not in told]
-        return answer
-
-
-def make_bridged_client(host: Host, url: str | None = None) -> BridgedClient:
-    """The session of the MCP server that a host has started here."""
-    project = find_project(host, Path(os.environ.get("CLAUDE_PROJECT_DIR") or os.getcwd()))
-    process = find_host_process()
-    client = BridgedClient(claim_name(host, project, process), url, card=make_card(host, project), deliver=False)
-    client.host_process = process
-    return client
-
-
-def _told_to(process: HostProcess) -> set[int]:
+def told_to(process: HostProcess) -> set[int]:
     """What the hooks of a host's process have told, in whichever of its sessions."""
     told = set()
     for path in (home() / "bridge" / "sessions").glob("*.json"):
@@ -287,13 +311,21 @@ def _own_session(host: Host, call: HookCall) -> Iterator[Path | None]:
     name = hashlib.sha256(f"{host.name}/{call.session}".encode()).hexdigest()[:32]
     folder = home() / "bridge" / "sessions"
     make_folder(folder)
-    descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with _try_lock(folder / f"{name}.lock") as is_locked:
+        yield folder / f"{name}.json" if is_locked else None
+
+
+@contextmanager
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Whether a lock was free, and is held now."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield None
-    else:
-        yield folder / f"{name}.json"
+        is_free = False
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # one that was unlinked after it was opened locks nothing: who comes next makes another
+            is_free = os.path.samestat(os.fstat(descriptor), path.stat())
+        yield is_free
     finally:
         os.close(descriptor)
 
@@ -312,8 +344,14 @@ def _size(path: str) -> int:
         return 0
 
 
-def _drop_old(folder: Path) -> None:
+def drop_old(folder: Path) -> None:
+    """Delete the notes of sessions that have ended long ago, and their locks, which nobody holds then."""
     oldest = time.time() - KEPT_DAYS * 86_400
-    for path in folder.iterdir():
-        if path.stat().st_mtime < oldest:
-            path.unlink(missing_ok=True)
+    for lock in folder.glob("*.lock"):
+        notes = lock.with_suffix(".json")
+        used = notes if notes.exists() else lock
+        if used.stat().st_mtime < oldest:
+            with _try_lock(lock) as is_free:
+                if is_free:
+                    notes.unlink(missing_ok=True)
+                    lock.unlink()

@@ -24,6 +24,8 @@ TIMEOUT_S = 5
 NAME = "roundelay"
 _OURS = " bridge deliver "
 """Stands in every hook that is ours, and in no other."""
+_ANY_OF_OURS = re.compile(r"\bbridge\W+(deliver|mcp)\b")
+"""Stands in every text that holds something of ours, be it a list of words in JSON or TOML."""
 
 
 class HookCall(NamedTuple):
@@ -50,7 +52,8 @@ class HostFile(Protocol):
         """The file with what is ours in it. Raises `ConfigError` for one that cannot be changed without loss."""
 
     def take_out(self, text: str) -> str | None:
-        """The file without what is ours; None where nothing else is in it."""
+        """The file without what is ours: the same text where nothing is, None where nothing else is in it. Raises
+        `ConfigError` as `add` does."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,12 @@ class JsonFile:
     """What a new file has besides."""
 
     def add(self, before: str | None) -> str:
-        root = self._read(before) if before is not None and before.strip() else dict(self.frame)
+        root = self._read(before, "add") if before is not None and before.strip() else dict(self.frame)
         old = json.dumps(root)
         self._drop(root, keeps=self.items)
         for path, value in self.members.items():
-            self._reach(root, path[:-1], {})[path[-1]] = value
+            place = self._reach(root, path[:-1], {})
+            place[path[-1]] = self._renew(place.get(path[-1]), value, ".".join(path))
         for path, item in self.items.items():
             listed = self._reach(root, path, [])
             if item not in listed:
@@ -76,28 +80,47 @@ class JsonFile:
         return before if before is not None and json.dumps(root) == old else _write_json(root, before)
 
     def take_out(self, text: str) -> str | None:
-        root = self._read(text)
+        if not _ANY_OF_OURS.search(text):
+            return text
+        root = self._read(text, "take out")
         old = json.dumps(root)
-        for path in self.members:
-            _prune(root, path, removes=True)
+        for path, value in self.members.items():
+            if _is_our_entry(_find(root, path), value):
+                _prune(root, path, removes=True)
         for path in self._drop(root, keeps={}):
             _prune(root, path, removes=False)
-        if not root or root == dict(self.frame):
-            return None
-        return text if json.dumps(root) == old else _write_json(root, text)
+        if json.dumps(root) == old:
+            return text
+        return None if not root or root == dict(self.frame) else _write_json(root, text)
 
-    def _read(self, text: str) -> dict[str, Any]:
+    def _read(self, text: str, purpose: Literal["add", "take out"]) -> dict[str, Any]:
         try:
             root = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_no_doubles)
         except ValueError as error:
-            wanted = self.add(None)
+            ours = f"this into it yourself:\n{self.add(None).rstrip()}"
             raise ConfigError(
-                f"{self.path} is not plain JSON ({error}), and comments would be lost. Write this into it yourself:\n"
-                f"{wanted.rstrip()}"
+                f"{self.path} is not plain JSON ({error}), and comments would be lost. "
+                + (
+                    f"Write {ours}"
+                    if purpose == "add"
+                    else f"Take out yourself what has `bridge deliver` or `bridge mcp` in "
+                    f"it; install had written {ours}"
+                )
             ) from error
         if not isinstance(root, dict):
             raise ConfigError(f"{self.path} holds no object; move it away, or correct it.")
         return root
+
+    def _renew(self, found: object, value: object, name: str) -> object:
+        """What is to stand where something is found: of an entry of ours, what others have added to it stays."""
+        if not (isinstance(found, dict) and isinstance(value, dict)) or not _is_our_entry(found, value):
+            if found is None:
+                return value
+            raise ConfigError(
+                f"{self.path} has a {name} that {NAME} did not write. Give it another name, or take it out; then install "
+                "again."
+            )
+        return {**{key: it for key, it in found.items() if key in value or key not in _ENTRY_KEYS}, **value}
 
     def _reach(self, root: dict[str, Any], path: tuple[str, ...], last: Any) -> Any:
         """What stands at a path; made where nothing does."""
@@ -114,11 +137,11 @@ class JsonFile:
         """Take hooks of ours out of their lists, but for those that are as they should be; gives where some went."""
         dropped = []
         for path in self.items:
-            place: Any = root
-            for key in path:
-                place = place.get(key) if isinstance(place, dict) else None
+            place = _find(root, path)
             if isinstance(place, list):
-                rest = [it for it in place if not (_is_ours(it) and it != keeps.get(path))]
+                rest = [
+                    left for it in place if (left := it if it == keeps.get(path) else _without_ours(it)) is not None
+                ]
                 dropped += [path] if rest != place else []
                 place[:] = rest
         return dropped
@@ -134,8 +157,9 @@ class TomlFile:
 
     def add(self, before: str | None) -> str:
         rest = self._without(before or "")
-        block = "\n".join([self._begin, f"[{self.table}]", *_toml_lines(self.values), self._end, ""])
-        gap = "" if not rest or rest.endswith("\n\n") else "\n" if rest.endswith("\n") else "\n\n"
+        end = "\r\n" if "\r\n" in rest else "\n"
+        block = end.join([self._begin, f"[{self.table}]", *_toml_lines(self.values), self._end, ""])
+        gap = "" if not rest or rest.endswith(end * 2) else end if rest.endswith("\n") else end * 2
         text = f"{rest}{gap}{block}"
         try:
             tomllib.loads(rest)
@@ -160,7 +184,16 @@ class TomlFile:
         return f"# {NAME} bridge: end"
 
     def _without(self, text: str) -> str:
-        return re.sub(rf"\n?{re.escape(self._begin)}\n.*?{re.escape(self._end)}\n", "", text, flags=re.S)
+        """The text without what stands between our marks. A table of somebody else's that has got between them (a program
+        that writes TOML adds its own before the last comment) stays."""
+        block = rf"(?:\r?\n)?{re.escape(self._begin)}[ \t]*\r?\n(.*?){re.escape(self._end)}[ \t]*(?:\r?\n|\Z)"
+        theirs = re.compile(rf"^\[(?!{re.escape(self.table)}[.\]])", flags=re.M)
+
+        def find_theirs(found: re.Match[str]) -> str:
+            first = theirs.search(found[1])
+            return found[1][first.start() :] if first is not None else ""
+
+        return re.sub(block, find_theirs, text, flags=re.S)
 
 
 @dataclass(frozen=True)
@@ -200,6 +233,8 @@ class Host:
     make_files: Callable[[Commands], list[HostFile]]
     keeps_transcript: bool = False
     """Its transcript shows at the end of a turn what its hooks have said in it."""
+    shows_notices: bool = True
+    """It has a place for what its person is to know, and its model is not told."""
     quiet: str = ""
     """What a hook prints that has nothing to say."""
     needs: str = ""
@@ -400,8 +435,18 @@ HOSTS: dict[str, Host] = {
             {"chat.message": "prompt", "tool.execute.after": "tool", "session.idle": "stop"},
             _answer_plain,
             _opencode_files,
+            shows_notices=False,
         ),
-        Host("cursor", "Cursor", ".cursor", _CURSOR_EVENTS, _answer_cursor, _cursor_files, quiet="{}"),
+        Host(
+            "cursor",
+            "Cursor",
+            ".cursor",
+            _CURSOR_EVENTS,
+            _answer_cursor,
+            _cursor_files,
+            shows_notices=False,
+            quiet="{}",
+        ),
     )
 }
 
@@ -416,20 +461,38 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _is_ours(item: object) -> bool:
-    return any(_OURS in f"{text} " for text in _texts(item))
+def _find(root: object, path: tuple[str, ...]) -> object:
+    """What stands at a path; None where nothing does."""
+    for key in path:
+        root = root.get(key) if isinstance(root, dict) else None
+    return root
 
 
-def _texts(value: object) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case list():
-            for it in value:
-                yield from _texts(it)
-        case dict():
-            for it in value.values():
-                yield from _texts(it)
+_ENTRY_KEYS = frozenset({"type", "command", "args", "env", "environment", "enabled"})
+"""What an entry of a server of ours is made of."""
+
+
+def _is_our_entry(found: object, value: object) -> bool:
+    """Whether an entry starts this program for the host for which ``value`` would."""
+    return _last_words(found) is not None and _last_words(found) == _last_words(value)
+
+
+def _last_words(entry: object) -> list[str] | None:
+    """`bridge mcp HOST`, of an entry that has it."""
+    for words in entry.values() if isinstance(entry, dict) else ():
+        if isinstance(words, list) and "mcp" in words[1:]:
+            at = words.index("mcp", 1) - 1
+            return [str(it) for it in words[at : at + 3]] if words[at] == "bridge" else None
+    return None
+
+
+def _without_ours(item: object) -> object:
+    """A hook, or a group of hooks, without those that are ours; None where there is no other."""
+    if isinstance(item, dict) and isinstance(item.get("hooks"), list):
+        rest = [it for it in item["hooks"] if _without_ours(it) is not None]
+        return item if rest == item["hooks"] else {**item, "hooks": rest} if rest else None
+    command = item.get("command") if isinstance(item, dict) else None
+    return None if isinstance(command, str) and _OURS in f"{command} " else item
 
 
 def _prune(root: dict[str, Any], path: tuple[str, ...], *, removes: bool) -> None:

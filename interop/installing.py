@@ -23,11 +23,12 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from roundelay.network.durable_files import describe_os_error, give_name, make_folder, sync
+from roundelay.network.durable_files import describe_os_error, give_name
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import home
 
-from .hosts import HOSTS, Commands, Host, HostFile
+from .hosts import Commands, Host, HostFile
+from .participants import show_path, write_private
 
 State = Literal["installed", "changed", "partly", "absent"]
 """As it was written; there, in files that were changed since; not in all of its files; not there."""
@@ -55,13 +56,23 @@ class FileChange:
     path: str
     before: bytes | None
     after: bytes | None
+    problem: str = ""
+    """Why a file stays as it is although something of ours may be in it, and what to do."""
 
     @property
     def is_one(self) -> bool:
         return self.before != self.after
 
-    def describe(self) -> Literal["written", "removed", "unchanged"]:
-        return "unchanged" if not self.is_one else "removed" if self.after is None else "written"
+    def describe(self) -> Literal["written", "removed", "unchanged", "left"]:
+        return (
+            "left"
+            if self.problem
+            else "unchanged"
+            if not self.is_one
+            else "removed"
+            if self.after is None
+            else "written"
+        )
 
     def diff(self) -> Iterator[str]:
         """The change as `diff -u` shows it, line by line."""
@@ -92,7 +103,13 @@ def plan_install(host: Host, project: Path, *, url: str | None = None, command: 
     for file in host.make_files(Commands(words, environment)):
         before = _read(project / file.path)
         text = None if before is None else _decode(before, file.path)
-        changes.append(FileChange(file.path, before, file.add(text).encode()))
+        try:
+            after = file.add(text).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{file.path} cannot hold a path that is not UTF-8: rename the folder of ROUNDELAY_HOME, or of this program."
+            ) from error
+        changes.append(FileChange(file.path, before, after))
     return changes
 
 
@@ -106,37 +123,43 @@ def install(host: Host, project: Path, changes: list[FileChange]) -> None:
         for folder in reversed(Path(change.path).parents):
             if not (project / folder).exists() and str(folder) not in folders:
                 folders.append(str(folder))
-    _save(_Record(str(project), host.name, files, tuple(folders)))
+    write_private(_place(host, project), _Record(show_path(project), host.name, files, tuple(folders)))
     for change in changes:
         _apply(project, change)
 
 
 def plan_remove(host: Host, project: Path) -> list[FileChange]:
-    """What removing changes: each file as it was, or, where it was changed since, without what is ours."""
+    """What removing changes: each file as it was, or, where it was changed since, without what is ours. One of which that
+    cannot be taken stays as it is, with its ``problem``."""
     kept = _load(host, project)
     changes = []
     for file in host.make_files(Commands(["roundelay"], {})):
-        content = _read(project / file.path)
         known = kept.files.get(file.path) if kept is not None else None
-        after = content
-        if content is not None and known is not None and _hash(content) == known.written:
-            after = base64.b64decode(known.before) if known.before is not None else None
-        elif content is not None:
-            rest = file.take_out(_decode(content, file.path))
-            after = None if rest is None else rest.encode()
-        changes.append(FileChange(file.path, content, after))
+        content = None
+        try:
+            after = content = _read(project / file.path)
+            if content is not None and known is not None and _hash(content) == known.written:
+                after = base64.b64decode(known.before) if known.before is not None else None
+            elif content is not None:
+                rest = file.take_out(_decode(content, file.path))
+                after = None if rest is None else rest.encode()
+            changes.append(FileChange(file.path, content, after))
+        except ConfigError as error:
+            changes.append(FileChange(file.path, content, content, str(error)))
     return changes
 
 
 def remove(host: Host, project: Path, changes: list[FileChange]) -> None:
-    """Do what was planned; folders that installing made go if they are empty."""
+    """Do what was planned; folders that installing made go if they are empty. How a file was is kept as long as one is
+    left."""
     kept = _load(host, project)
     for change in changes:
         _apply(project, change)
     for folder in reversed(kept.folders if kept is not None else ()):
         with suppress(OSError):
             (project / folder).rmdir()
-    _place(host, project).unlink(missing_ok=True)
+    if not any(it.problem for it in changes):
+        _place(host, project).unlink(missing_ok=True)
 
 
 def find_state(host: Host, project: Path) -> State:
@@ -153,11 +176,11 @@ def find_state(host: Host, project: Path) -> State:
 
 
 def _has_ours(file: HostFile, content: bytes) -> bool:
+    text = content.decode(errors="replace")
     try:
-        text = content.decode()
-        return bool(file.take_out(text) != text)
-    except (ConfigError, UnicodeDecodeError):
-        return b"bridge mcp" in content or b"bridge deliver" in content
+        return file.take_out(text) != text
+    except ConfigError:
+        return True  # in what has nothing of ours it finds nothing wrong
 
 
 def _keep_before(host: Host, change: FileChange, known: _InstalledFile | None) -> str | None:
@@ -179,7 +202,7 @@ def _apply(project: Path, change: FileChange) -> None:
         if not change.is_one:
             return
         if change.after is None:
-            path.unlink(missing_ok=True)
+            path.resolve().unlink(missing_ok=True)
         else:
             _write(path, change.after)
     except OSError as error:
@@ -187,15 +210,19 @@ def _apply(project: Path, change: FileChange) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file of the project's: a link stays one, and the file keeps its rights."""
+    """Write a file of the project's: a link stays one, and the file keeps its mode, which its draft never exceeds. A new
+    one has the mode that the user's new files have."""
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
+    mode = target.stat().st_mode & 0o777 if target.exists() else None
     try:
-        with open(draft, "xb") as file:
+        with open(
+            draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else mode)
+        ) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(content)
-        if target.exists():
-            draft.chmod(target.stat().st_mode & 0o777)
         give_name(draft, target, replaces=True)
     finally:
         draft.unlink(missing_ok=True)
@@ -226,7 +253,7 @@ def _hash(content: bytes | None) -> str:
 
 
 def _place(host: Host, project: Path) -> Path:
-    return home() / "bridge" / "installed" / f"{host.name}-{_hash(str(project).encode())[:16]}.json"
+    return home() / "bridge" / "installed" / f"{host.name}-{_hash(os.fsencode(project))[:16]}.json"
 
 
 def _load(host: Host, project: Path) -> _Record | None:
@@ -236,14 +263,3 @@ def _load(host: Host, project: Path) -> _Record | None:
         return None
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise ConfigError(f"Cannot read {_place(host, project)}; delete it, and edit the files by hand.") from error
-
-
-def _save(record: _Record) -> None:
-    path = _place(HOSTS[record.host], Path(record.project))
-    make_folder(path.parent)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(draft, "wb") as file:
-        file.write(msgspec.json.encode(record))
-    draft.chmod(0o600)
-    sync(draft)
-    give_name(draft, path, replaces=True)

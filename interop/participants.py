@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from roundelay.network.durable_files import give_name, make_folder
-from roundelay.network.errors import ConnectError
+from roundelay.network.durable_files import describe_os_error, give_name, make_folder
+from roundelay.network.errors import ConfigError, ConnectError
 from roundelay.network.home import home
 
 from .hosts import Host
@@ -79,41 +79,60 @@ def find_host_process() -> HostProcess:
 
 
 def find_project(host: Host, start: Path) -> Path:
-    """The project in which something runs: the nearest folder that has the host's own, or else where it runs."""
-    here = start.resolve()
+    """The project in which something runs: the nearest folder that has the host's own, or else where it runs. The user's
+    home and what is above it is no project, nor is the root of the file system: what a host has there is for all of
+    them."""
+    here, above = start.resolve(), Path.home().resolve()
+    shared = {above, *above.parents, Path(here.anchor)}
     for folder in (here, *here.parents):
-        if folder != Path.home() and (folder / host.folder).is_dir():
+        if folder in shared:
+            break
+        if (folder / host.folder).is_dir():
             return folder
     return here
 
 
 def claim_name(host: Host, project: Path, process: HostProcess) -> str:
-    """The participant's id of a host's process in a project: the same one each time."""
+    """The participant's id of a host's process in a project: the same one each time. Raises as `list_names`; then nothing
+    has changed."""
     with _locked(home() / "bridge" / "names.lock"):
-        names = list_names()
-        own = [(name, it) for name, it in names.items() if (it.host, it.project) == (host.name, str(project))]
+        names, place = list_names(), show_path(project)
+        own = [(name, it) for name, it in names.items() if (it.host, it.project) == (host.name, place)]
         for name, it in own:
             if (it.pid, it.started) == process:
                 return name
         free = [name for name, it in own if not it.is_running]
         name = min(free, key=lambda it: (len(it), it)) if free else _make_name(host, project, names)
-        names[name] = NameHolder(host.name, str(project), *process)
+        names[name] = NameHolder(host.name, place, *process)
         write_private(home() / "bridge" / "names.json", names)
         return name
 
 
 def list_names() -> dict[str, NameHolder]:
-    """All names that this user's hosts have had."""
+    """All names that this user's hosts have had. Raises `ConfigError` where that cannot be read: without it a project
+    could be given another one's name, and what waits for it."""
+    path = home() / "bridge" / "names.json"
     try:
-        content = (home() / "bridge" / "names.json").read_bytes()
-        return msgspec.json.decode(content, type=dict[str, NameHolder])
-    except (OSError, ValueError, msgspec.MsgspecError):
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, NameHolder])
+    except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"{path}, which keeps who is whom, is broken ({error}). Give it back from a backup. Or move it away: then "
+            "names are given anew, and a project may get one under which another one was known."
+        ) from error
 
 
 def make_card(host: Host, project: Path) -> dict[str, object]:
     """What a bridged host shows of itself. `reads` tells a sender that nothing wakes it."""
-    return {"description": f"{host.title} in the project {project.name}", "reads": "at its next turn"}
+    return {"description": f"{host.title} in the project {show_path(Path(project.name))}", "reads": "at its next turn"}
+
+
+def show_path(path: Path) -> str:
+    """A path as text, also one that is not UTF-8: what is none of it stands as its codes."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def write_private(path: Path, value: Any) -> None:

@@ -52,11 +52,16 @@ def home() -> Path:
 
 def agent_token(url: str, agent_id: str) -> str:
     """The token of an agent at one hub: read, or made and saved before it is first used. Raises `ConfigError`."""
+    return _read_or_make(token_path(url, agent_id))
+
+
+def token_path(url: str, agent_id: str) -> Path:
+    """Where the token of an agent at one hub is kept."""
     parts = urlsplit(url)
     host = parts.hostname or "local"
     if host in ("localhost", "::1"):
         host = "127.0.0.1"  # this machine has one name here
-    return _read_or_make(home() / "tokens" / f"{host}_{parts.port or 0}" / agent_id)
+    return home() / "tokens" / f"{host}_{parts.port or 0}" / agent_id
 
 
 def saved_tokens(agent_id: str) -> list[str]:

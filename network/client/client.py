@@ -149,6 +149,11 @@ class NetworkClient:
         return self._link.failure
 
     @property
+    def is_connected(self) -> bool:
+        """Whether the hub is there now; while it is not, what is sent and asked waits."""
+        return self._link.is_connected
+
+    @property
     def cursor(self) -> Cursor:
         """Everything up to here was handled: to be saved, and given as ``resume`` later."""
         return Cursor(self._epoch, self._acks.prefix)

@@ -173,6 +173,11 @@ class Link:
             await self._wire.drop()
         self._end(ConnectError("The client was closed."))
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a wire on which it was welcomed."""
+        return self._wire is not None
+
     async def ask(self, key: str, frame: bytes) -> Any:
         """Send a frame until it is answered under ``key``; gives the answer. Waits for room first where too much is
         unanswered. Raises what the hub answered, or what ended the link.

@@ -36,16 +36,17 @@ async def receive(
     limit: Limit = 100,
     wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0,
     peek: bool = False,
+    unhandled: bool = False,
 ) -> dict[str, Any]:
-    """The messages that are delivered to the caller, ascending: those above `after`, or, without it, the oldest that
-    are not handled yet. If there is none, the answer waits for up to `wait_ms`.
+    """The messages that are delivered to the caller, ascending: those above `after` (with `unhandled`, of these what is
+    not handled yet), or, without it, the oldest that are not handled yet. If there is none, the answer waits for up to `wait_ms`.
 
     `next` is the `after` to go on with. What is given counts as delivered, unless the caller only looks (`peek`).
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_ms / 1000
     hub, agent_id = reading.hub, reading.origin.agent_id
-    given = _Given(reading, after, limit)
+    given = _Given(reading, after, limit, is_open=unhandled or after is None)
     await given.read_on()
     while not given.has_any and (left_s := until - loop.time()) > 0:
         await reading.wait_for_message(given.position, left_s)
@@ -59,7 +60,7 @@ async def receive(
 class _Given:
     """What one call gives, and the ``position`` in the log up to which it gives all that there is."""
 
-    def __init__(self, reading: Reading, after: int | None, limit: int) -> None:
+    def __init__(self, reading: Reading, after: int | None, limit: int, *, is_open: bool) -> None:
         agent_id = reading.origin.agent_id
         self.page = ListPage(limit, reading.hub.limits.max_result_bytes)
         self.seqs: list[int] = []
@@ -71,7 +72,8 @@ class _Given:
         self._floor = floor
         self._hub = reading.hub
         self._agent_id = agent_id
-        self._is_from_floor = after is None
+        self._is_open = is_open
+        """Only what is not handled is given."""
 
     @property
     def has_any(self) -> bool:
@@ -111,7 +113,7 @@ class _Given:
     def _take(self, row: Row) -> bool:
         """Take one row, unless it is not for the caller; False where the page has no room for it."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
-        if self._is_from_floor and (hub.is_handled(agent_id, seq) or hub.is_put_off(agent_id, seq)):
+        if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_put_off(agent_id, seq)):
             return True
         if row.is_damaged:
             self.damaged.append(seq)

@@ -65,7 +65,11 @@ def install(host: str, project: Path, url: str | None, command: str | None, dry_
 @json_option
 @debug_option
 def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
-    """Take it out again: each file is as it was before, or, if it was changed since, as it is without what is ours."""
+    """Take it out again: each file is as it was before, or, if it was changed since, as it is without what is ours.
+
+    A file of which it cannot be taken (one with comments, say) stays, and is told of with what to do; the exit status is
+    1 then.
+    """
     from roundelay.interop import installing
 
     chosen = _find(host)
@@ -84,14 +88,14 @@ def status(host: str | None, project: Path, as_json: bool) -> None:
     """Show for which agents the bridge is installed in a project, and as whom they take part."""
     from roundelay.commands.output import show_list
     from roundelay.interop.installing import find_state
-    from roundelay.interop.participants import list_names
+    from roundelay.interop.participants import list_names, show_path
 
     listed = []
     for name in (host,) if host is not None else NAMES:
         participants = [
             {"agent_id": agent_id, "is_running": it.is_running}
             for agent_id, it in list_names().items()
-            if (it.host, it.project) == (name, str(project))
+            if (it.host, it.project) == (name, show_path(project))
         ]
         listed.append({"host": name, "state": find_state(_find(name), project), "participants": participants})
     show_list(
@@ -126,14 +130,19 @@ def mcp(host: str, url: str | None) -> None:
     """Serve MCP on stdin and stdout for the HOST that starts this, as its participant."""
     import asyncio
 
-    from roundelay.interop.delivering import make_bridged_client
+    from roundelay.interop.bridged import BridgedSession
     from roundelay.network.errors import ConfigError
 
     try:
-        from roundelay.interop.mcp_server import serve_stdio
+        from roundelay.interop.mcp_server import make_mcp_server
     except ImportError as error:
         raise ConfigError(MISSING) from error
-    asyncio.run(serve_stdio(make_bridged_client(_find(host), url)))
+
+    async def serve() -> None:
+        async with BridgedSession(_find(host), url) as session:
+            await make_mcp_server(session.take).run_stdio_async()
+
+    asyncio.run(serve())
 
 
 def _find(name: str) -> Host:
@@ -146,18 +155,32 @@ def _tell(
     host: Host, project: Path, changes: list[FileChange], *, dry_run: bool, as_json: bool, needs: str = ""
 ) -> None:
     from roundelay.commands.output import show
+    from roundelay.interop.participants import show_path
     from roundelay.terminal.text import clean
 
-    listed: list[dict[str, Any]] = [{"path": it.path, "change": it.describe()} for it in changes]
+    listed: list[dict[str, Any]] = [
+        {"path": it.path, "change": it.describe(), **({"problem": it.problem} if it.problem else {})} for it in changes
+    ]
     if dry_run:
         for told, change in zip(listed, changes, strict=True):
             told["diff"] = "\n".join(change.diff())
-    value = {"host": host.name, "project": str(project), "is_dry_run": dry_run, "files": listed, "needs": needs or None}
+    value = {
+        "host": host.name,
+        "project": show_path(project),
+        "is_dry_run": dry_run,
+        "files": listed,
+        "needs": needs or None,
+    }
 
     def describe(_: object) -> list[str]:
+        problems = [f"{it['path']} is left as it is. {it['problem']}" for it in listed if "problem" in it]
         if dry_run:
-            return [clean(line) for it in listed for line in it["diff"].splitlines()] or ["Nothing would change."]
-        lines = [f"{it['path']}: {it['change']}" for it in listed]
-        return [*lines, *([needs] if needs else [])]
+            lines = [line for it in listed for line in it["diff"].splitlines()] or ["Nothing would change."]
+        else:
+            lines = [f"{it['path']}: {it['change']}" for it in listed]
+        told = [*lines, *problems, *([needs] if needs else [])]
+        return [clean(line) for it in told for line in it.splitlines()]
 
     show(value, describe, as_json=as_json)
+    if any(it.problem for it in changes):
+        raise SystemExit(1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -95,13 +98,133 @@ def test_a_file_that_would_lose_something_is_refused_with_what_to_write(tmp_path
         ("codex", ".codex/config.toml", '[mcp_servers.roundelay]\ncommand = "mine"\n'),
         ("codex", ".codex/config.toml", 'mcp_servers = { other = { command = "x" } }\n'),
         ("opencode", ".opencode/plugins/roundelay.js", "export const Mine = 1\n"),
+        ("claude", ".mcp.json", '{"mcpServers": {"roundelay": {"command": "mine", "args": ["serve"]}}}'),
+        ("cursor", ".cursor/mcp.json", '{"mcpServers": {"roundelay": {"url": "https://example.org/mcp"}}}'),
+        ("opencode", "opencode.json", '{"mcp": {"roundelay": {"command": ["x", "bridge", "mcp", "claude"]}}}'),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
         with pytest.raises(ConfigError, match=re.escape(path)):
             plan_install(HOSTS[name], tmp_path)
         assert (tmp_path / path).read_text() == text
+        remove(HOSTS[name], tmp_path, plan_remove(HOSTS[name], tmp_path))
+        assert (tmp_path / path).read_text() == text
         (tmp_path / path).unlink()
+
+
+def test_an_entry_of_ours_is_renewed_with_what_others_have_added_to_it(tmp_path: Path) -> None:
+    host, path = HOSTS["gemini"], tmp_path / ".gemini" / "settings.json"
+    install(host, tmp_path, plan_install(host, tmp_path, url="ws://old:1/", command="old"))
+    settings = json.loads(path.read_text())
+    settings["mcpServers"]["roundelay"]["trust"] = True
+    theirs = {"type": "command", "command": "beep"}
+    settings["hooks"]["AfterAgent"][0]["hooks"].append(theirs)  # in our group
+    path.write_text(json.dumps(settings))
+    install(host, tmp_path, plan_install(host, tmp_path, command="new"))
+    renewed = json.loads(path.read_text())
+    entry = {"command": "new", "args": ["bridge", "mcp", "gemini"], "trust": True}
+    assert {key: it for key, it in renewed["mcpServers"]["roundelay"].items() if key != "env"} == entry
+    assert "ROUNDELAY_URL" not in renewed["mcpServers"]["roundelay"]["env"]
+    commands = [it["command"] for group in renewed["hooks"]["AfterAgent"] for it in group["hooks"]]
+    assert (len(commands), "old" in path.read_text()) == (2, False)
+    remove(host, tmp_path, plan_remove(host, tmp_path))
+    assert json.loads(path.read_text()) == {"hooks": {"AfterAgent": [{"hooks": [theirs]}]}}
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664, None])
+def test_a_settings_file_keeps_its_mode_and_its_link_and_no_draft_shows_more(
+    mode: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, project = HOSTS["claude"], tmp_path / "shop"
+    path, target = project / ".mcp.json", tmp_path / "dotfiles" / "mcp.json"
+    target.parent.mkdir()
+    project.mkdir()
+    path.symlink_to(target)
+    if mode is not None:
+        target.write_text('{"mcpServers": {"a": {"env": {"KEY": "secret"}}}}')
+        target.chmod(mode)
+    modes: set[int] = set()
+
+    real_open = os.open
+
+    def opening(name: Any, flags: int, *args: Any, **more: Any) -> int:
+        descriptor = real_open(name, flags, *args, **more)
+        if flags & os.O_CREAT and "dotfiles" in str(name):
+            modes.add(os.fstat(descriptor).st_mode & 0o777)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opening)
+    old_umask = os.umask(0o022)
+    try:
+        install(host, project, plan_install(host, project))
+        kept = 0o644 if mode is None else mode
+        assert path.is_symlink()
+        assert target.stat().st_mode & 0o777 == kept
+        assert modes
+        assert all(it & ~kept == 0 for it in modes)
+        for it in (tmp_path / "home").rglob("*"):
+            assert it.stat().st_mode & 0o077 == 0, it
+        remove(host, project, plan_remove(host, project))
+    finally:
+        os.umask(old_umask)
+    assert path.is_symlink()
+    assert (target.stat().st_mode & 0o777 if target.exists() else None) == mode
+
+
+@pytest.mark.parametrize("left", ["", "// mine\n", '{\n  // mine\n  "mcpServers": %s\n}', None])
+def test_removing_goes_on_where_one_file_cannot_be_taken_from(left: str | None, tmp_path: Path) -> None:
+    host, path = HOSTS["claude"], tmp_path / ".mcp.json"
+    install(host, tmp_path, plan_install(host, tmp_path))
+    if left is None:
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text(left.replace("%s", json.dumps(json.loads(path.read_text())["mcpServers"])))
+    before = path.read_text() if left is not None else ""
+    changes = plan_remove(host, tmp_path)
+    remove(host, tmp_path, changes)
+    assert not (tmp_path / ".claude").exists()
+    problem = changes[0].problem
+    if left is None:
+        assert "folder" in problem
+        return
+    assert path.read_text() == before
+    if "mcpServers" in left:
+        assert "Take out yourself" in problem
+        assert "Write this into it" not in problem
+        assert find_state(host, tmp_path) == "partly"
+    else:
+        assert (problem, find_state(host, tmp_path)) == ("", "absent")
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (lambda it: it.replace("\n", "\r\n"), '# mine\r\nmodel = "m"\r\n'),
+        (lambda it: it.rstrip("\n"), '# mine\nmodel = "m"\n'),
+        (lambda it: it.replace("begin\n", "begin \n"), '# mine\nmodel = "m"\n'),
+        (
+            lambda it: it.replace("# roundelay bridge: end", '[projects."/x"]\ntrust = 1\n# roundelay bridge: end'),
+            '# mine\nmodel = "m"\n[projects."/x"]\ntrust = 1\n',
+        ),
+    ],
+)
+def test_our_table_is_found_in_a_toml_file_that_an_editor_has_written_anew(
+    change: Callable[[str], str], left: str, tmp_path: Path
+) -> None:
+    host, path = HOSTS["codex"], tmp_path / ".codex" / "config.toml"
+    path.parent.mkdir()
+    path.write_text('# mine\nmodel = "m"\n')
+    install(host, tmp_path, plan_install(host, tmp_path))
+    path.write_bytes(change(path.read_text()).encode())
+    install(host, tmp_path, plan_install(host, tmp_path, command="again"))  # a second time
+    written = path.read_bytes().decode()
+    assert (written.count("[mcp_servers.roundelay]"), tomllib.loads(written)["model"]) == (1, "m")
+    assert ("\r\n" in written) == ("\r\n" in left)
+    assert written.count("\r\n") in (0, written.count("\n"))
+    path.write_bytes(written.replace("again", "changed").encode())
+    remove(host, tmp_path, plan_remove(host, tmp_path))
+    assert path.read_bytes().decode() == left
 
 
 def test_each_process_of_a_host_has_a_name_of_its_own_that_the_next_one_takes_over(tmp_path: Path) -> None:

@@ -309,12 +309,13 @@ export interface OperationArgs {
     agent_id?: string | null;
     limit?: number;
   };
-  /** The messages that are delivered to the caller, ascending: those above `after`, or, without it, the oldest that are not handled yet. If there is none, the answer waits for up to `wait_ms`. */
+  /** The messages that are delivered to the caller, ascending: those above `after` (with `unhandled`, of these what is not handled yet), or, without it, the oldest that are not handled yet. If there is none, the answer waits for up to `wait_ms`. */
   "network.receive": {
     after?: number | null;
     limit?: number;
     wait_ms?: number;
     peek?: boolean;
+    unhandled?: boolean;
   };
   /** The turn records of a reaction above `after`, oldest first; its agent's and operators' to read, who may name the agent. */
   "network.records": {
