@@ -30,7 +30,7 @@ from roundelay.network.errors import InvalidFrame
 from roundelay.network.frames import SUBPROTOCOL
 
 from .admission import Gate, count_unsent, crowd_of, describe_peer, forwarded_for
-from .frame_splitter import REFUSED, WAITING, FrameSplitter, join_text_frames
+from .frame_splitter import REFUSED, WAITING, FrameJoiner, FrameSplitter
 from .hub import Hub
 from .session import Pause, Session, SessionState
 from .stall import Look, StallWatch
@@ -52,6 +52,7 @@ frames, and libuv reads up to 32 times at once while there is something to read.
 HELLO_BYTES = 8 * 1024
 """What a `hello` may have beside its card: who has not said who it is makes the hub keep no more than that."""
 MAX_METHOD = 16
+_joiner = FrameJoiner()
 _OPEN = WireState.OPEN
 """Asked for each message; to look it up in its enum costs as much as a call."""
 
@@ -148,7 +149,7 @@ class HubConnection(ServerConnection):
     def write(self, payloads: list[bytes]) -> None:
         if self.protocol.state is not _OPEN:
             return
-        for data in join_text_frames(payloads):
+        for data in _joiner.join(payloads):
             self._written += len(data)
             self.transport.write(data)
         self._watch_stall()

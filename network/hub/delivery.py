@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from roundelay.network.core.tables import Floor
 
@@ -52,6 +53,9 @@ MAX_ABOVE = 4096
 """How many acknowledgements one by one a floor keeps above it while it cannot follow: for a client that resumes from a
 cursor of its own."""
 
+Delivery: TypeAlias = tuple[int, bytes, bool]
+"""A message's seq, its frame, and whether it is to be acknowledged. Those who are given the same share it."""
+
 
 class Outbox:
     """The deliveries of one session, in order, at most ``max_unacked`` of them unacknowledged, its queue at most
@@ -76,7 +80,7 @@ class Outbox:
         self._max_unacked = max_unacked
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
-        self._queue: deque[tuple[int, bytes, bool]] = deque()
+        self._queue: deque[Delivery] = deque()
         self._late: dict[int, int] = {}
         """Redeliveries: in the window or the queue, and not in the order of the rest; with the highest seq handed over
         before each."""
@@ -95,12 +99,12 @@ class Outbox:
             return
         self.position = self.delivered = self._done = cursor
 
-    def push(self, seq: int, frame: bytes, needs_ack: bool) -> bool:
+    def push(self, delivery: Delivery) -> bool:
         """Queue one published message. False when the queue overflowed: it is dropped, and this outbox is now
         behind."""
-        self._queue.append((seq, frame, needs_ack))
-        self.queued_bytes += len(frame)
-        self.position = seq
+        self._queue.append(delivery)
+        self.queued_bytes += len(delivery[1])
+        self.position = delivery[0]
         if self.queued_bytes <= self._max_bytes or len(self._queue) == 1:
             return True
         # redeliveries below that are not in the pages to come: they stay
@@ -204,8 +208,12 @@ class Outbox:
     def settle_up_to(self, seq: int) -> None:
         """Everything up to ``seq`` that was handed over, and that it `covers`, is handled."""
         unacked = self._unacked
-        for late in [other for other in self._late if self.covers(seq, other)]:
-            self.settle(late)
+        if self._late:
+            for late in [other for other in self._late if self.covers(seq, other)]:
+                self.settle(late)
+        elif seq >= self.delivered:  # nearly always: nothing above it was handed over
+            unacked.clear()
+            return
         for handled in list(itertools.takewhile(lambda other: other <= seq, unacked)):
             if handled not in self._late:
                 del unacked[handled]
@@ -294,6 +302,10 @@ class Mailbox:
     def settle_up_to(self, seq: int, outbox: Outbox) -> None:
         """Everything up to ``seq`` is handled, but what failed and has not come again to the session of ``outbox``, as
         far as it knew."""
+        if not self.tried and not self.open:  # nearly always
+            if seq > self.floor:
+                self._raise_floor(seq)
+            return
         exempt = {tried for tried in self.tried if tried <= seq and not outbox.covers(seq, tried)}
         for tried in [tried for tried in self.tried if tried <= seq and tried not in exempt]:
             self.settle(tried)
@@ -302,7 +314,12 @@ class Mailbox:
             return
         self.open = kept
         if seq > self.floor:
-            self.floor = seq
+            self._raise_floor(seq)
+        self.mark()
+
+    def _raise_floor(self, seq: int) -> None:
+        self.floor = seq
+        if self.above:
             self.above = {other for other in self.above if other > seq}
         self.mark()
 

@@ -156,16 +156,29 @@ def read_header(data: bytes, at: int) -> tuple[int, int]:
     return start, length
 
 
-def join_text_frames(payloads: Sequence[bytes]) -> list[bytes]:
+class FrameJoiner:
     """Text messages, unmasked and unfragmented, to be sent as one write.
 
-    A large one alone stays two parts, for to join it would copy it.
+    The readers of a broadcast are given the same messages one after the other: so what was joined last is kept, and
+    they share it.
     """
-    parts: list[bytes] = []
-    for payload in payloads:
-        parts.append(_text_header(len(payload)))
-        parts.append(payload)
-    return parts if len(payloads) == 1 and len(payloads[0]) > LARGE_BYTES else [b"".join(parts)]
+
+    def __init__(self) -> None:
+        self._newest: tuple[Sequence[bytes], list[bytes]] = ((), [])
+
+    def join(self, payloads: Sequence[bytes]) -> list[bytes]:
+        """The parts to be written; ``payloads`` is not changed afterwards. A large one alone stays two parts, for to
+        join it would copy it."""
+        known, joined = self._newest
+        if known == payloads:  # found by identity, where the readers are those of one message
+            return joined
+        parts: list[bytes] = []
+        for payload in payloads:
+            parts.append(_text_header(len(payload)))
+            parts.append(payload)
+        joined = parts if len(payloads) == 1 and len(payloads[0]) > LARGE_BYTES else [b"".join(parts)]
+        self._newest = (payloads, joined)
+        return joined
 
 
 @lru_cache(maxsize=4096)

@@ -113,7 +113,7 @@ class Pages:
             if outbox.queued_bytes and outbox.queued_bytes + len(frame) > self._limits.session_queue_bytes:
                 return True
             self._outlet.deliveries += 1
-            outbox.push(row.seq, frame, session.live_origin().agent_id != row.actor)
+            outbox.push((row.seq, frame, session.live_origin().agent_id != row.actor))
             outbox.is_behind = True
         self._outlet.flush_session(session)
         return outbox.queued > 0

@@ -60,7 +60,7 @@ from roundelay.network.frames import (
 )
 from roundelay.network.ledger import Ledger, Meta
 
-from .delivery import Outbox
+from .delivery import Delivery, Outbox
 from .inbox_changes import find_changes
 from .outage import Outage
 from .pages import Pages
@@ -266,9 +266,9 @@ class Switchboard:
             if head.sender_kind == "human":
                 note_person(self._limits, state, head)
             if name != sender and name in live:
-                self._push(live[name].sessions, seq, frame, sender_session, needs_ack=True)
+                self._push(live[name].sessions, (seq, frame, True), sender_session)
             if sender in live:
-                self._push(live[sender].sessions, seq, frame, sender_session, needs_ack=False)
+                self._push(live[sender].sessions, (seq, frame, False), sender_session)
             return
         note(self._limits, state, head)
         if kind == "broadcast":
@@ -283,8 +283,10 @@ class Switchboard:
             targets = [it for it in inside if is_recipient(state, it.agent_id, head)]
         else:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
-        for it in targets:
-            self._push(it.sessions, seq, frame, sender_session, needs_ack=it.agent_id != row.actor)
+        others = [session for it in targets if it.agent_id != row.actor for session in it.sessions]
+        self._push(others, (seq, frame, True), sender_session)
+        own = [session for it in targets if it.agent_id == row.actor for session in it.sessions]
+        self._push(own, (seq, frame, False), sender_session)
 
     def may_have_come(self, agent_id: str, after: int) -> bool:
         """Whether a message above ``after`` may be there that is delivered to a participant. Only memory is asked:
@@ -304,7 +306,9 @@ class Switchboard:
         while self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_ROWS:
             self._recent_bytes -= len(self._recent.popleft().data)
 
-    def _push(self, sessions: list[Session], seq: int, frame: bytes, sender_session: str, *, needs_ack: bool) -> None:
+    def _push(self, sessions: list[Session], delivery: Delivery, sender_session: str) -> None:
+        seq, _, needs_ack = delivery
+        dirty = self._dirty
         for session in sessions:
             outbox = session.outbox
             if needs_ack and session.arrivals:
@@ -313,9 +317,9 @@ class Switchboard:
                 outbox.pass_over(seq)
             elif not outbox.is_behind:
                 self.deliveries += 1
-                if not outbox.push(seq, frame, needs_ack):
+                if not outbox.push(delivery):
                     self._tell_behind(session)
-                if session not in self._dirty:
+                if session not in dirty:
                     self.touch(session)
 
     def _wake(self, session: Session) -> None:
@@ -373,13 +377,15 @@ class Switchboard:
             if session.is_inbox_changed:
                 session.is_inbox_changed = False
                 session.outgoing.append(INBOX_NOTICE)
-            frames, session.outgoing = session.outgoing, []
+            frames = session.outgoing
+            if frames:
+                session.outgoing = []
             if outbox.queued_bytes and session.state is LIVE:
-                frames += outbox.take(WRITE_BYTES)
+                frames = frames + outbox.take(WRITE_BYTES) if frames else outbox.take(WRITE_BYTES)
             if frames:
                 connection.write(frames)
-            elif not is_more:
-                break
+            if not is_more and not (outbox.queued_bytes and frames):
+                break  # what is to be written now is written: nothing waits, or the window is full
         if session.state is not LIVE:
             return
         if connection.is_paused and Pause.ANSWERS not in session.pauses:

@@ -18,6 +18,7 @@ from roundelay.network.core.visibility import VISIBILITIES, Visibility
 from roundelay.network.errors import InvalidFrame, RequestError
 from roundelay.network.frames import (
     CLIENT_FRAMES,
+    AckFrame,
     CallFrame,
     ClientFrame,
     HelloFrame,
@@ -86,6 +87,8 @@ def is_key(text: str) -> bool:
 def _check_keys(frame: ClientFrame, data: bytes) -> None:
     if isinstance(frame, SendFrame):  # before the match, whose class patterns cost: nearly every frame is one
         _check_send(frame, data)
+        return
+    if isinstance(frame, AckFrame):
         return
     match frame:
         case CallFrame():

@@ -30,17 +30,17 @@ def hub() -> Iterator[SteppedHub]:
 
 
 def test_a_redelivery_goes_before_what_is_queued(outbox: Outbox) -> None:
-    outbox.push(1, frame(1), needs_ack=True)
+    outbox.push((1, frame(1), True))
     outbox.take(1000)
     outbox.settle(1)
-    outbox.push(2, frame(2), needs_ack=True)
+    outbox.push((2, frame(2), True))
     outbox.push_again(1, frame(1))
     assert outbox.take(1000) == [frame(1), frame(2)]
 
 
 def test_a_redelivery_that_the_session_has_not_had_comes_in_its_order(outbox: Outbox) -> None:
     for seq in (1, 3):  # 2 waited for its next attempt
-        outbox.push(seq, frame(seq), needs_ack=True)
+        outbox.push((seq, frame(seq), True))
     outbox.push_again(2, frame(2))
     assert outbox.take(1000) == [frame(1), frame(2), frame(3)]
 
@@ -50,23 +50,23 @@ def test_an_overflow_loses_no_redelivery(outbox: Outbox, is_first: bool) -> None
     outbox.pass_over(1)
     outbox.pass_over(3)
     if not is_first:
-        outbox.push(4, frame(4), needs_ack=True)
+        outbox.push((4, frame(4), True))
     outbox.push_again(2, frame(2))
     seq = 4
     while not outbox.is_behind:
         seq += 1
-        outbox.push(seq, frame(seq), needs_ack=True)
+        outbox.push((seq, frame(seq), True))
     assert outbox.take(1000) == [frame(2)]
     assert outbox.position == 3, "pages begin where the queue began"
     assert outbox.is_own(3) is False, "nothing of its own is in those pages"
 
 
 def test_what_an_overflow_drops_is_left_to_the_pages(outbox: Outbox) -> None:
-    outbox.push(1, frame(1), needs_ack=True)
-    outbox.push(3, frame(3), needs_ack=True)
+    outbox.push((1, frame(1), True))
+    outbox.push((3, frame(3), True))
     outbox.push_again(2, frame(2))
     for seq in (4, 5, 6):
-        outbox.push(seq, frame(seq), needs_ack=True)
+        outbox.push((seq, frame(seq), True))
     assert outbox.is_behind
     assert (outbox.position, outbox.queued) == (0, 0)
     assert not outbox.has(2), "a page brings it"

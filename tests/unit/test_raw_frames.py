@@ -17,8 +17,8 @@ from roundelay.network.hub.frame_splitter import (
     REFUSED,
     WAITING,
     ForParser,
+    FrameJoiner,
     FrameSplitter,
-    join_text_frames,
 )
 
 SIZES = (0, 1, 2, 3, 125, 126, 127, 300, 65535, 65536, 70000)
@@ -147,10 +147,12 @@ def read_all(chunks: list[bytes]) -> list[tuple[Opcode, bool, bytes]]:
 
 @pytest.mark.parametrize("payloads", [[b"y" * size for size in SIZES], [b"y" * (LARGE_BYTES + 1)]])
 def test_joined_frames_are_those_that_a_parser_reads(payloads: list[bytes]) -> None:
-    reader = Protocol(Side.CLIENT, max_size=None)
-    for data in join_text_frames(payloads):
-        reader.receive_data(data)
-    frames = [event for event in reader.events_received() if isinstance(event, Frame)]
-    assert [(frame.opcode, frame.fin, bytes(frame.data)) for frame in frames] == [
-        (Opcode.TEXT, True, payload) for payload in payloads
-    ]
+    joiner = FrameJoiner()
+    for told in (payloads, list(payloads), payloads[:1], payloads):  # two readers of the same, and others
+        reader = Protocol(Side.CLIENT, max_size=None)
+        for data in joiner.join(told):
+            reader.receive_data(data)
+        frames = [event for event in reader.events_received() if isinstance(event, Frame)]
+        assert [(frame.opcode, frame.fin, bytes(frame.data)) for frame in frames] == [
+            (Opcode.TEXT, True, payload) for payload in told
+        ]
