@@ -13,12 +13,16 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from roundelay.network.core.tables import OpenReaction, Row
 from roundelay.network.core.visibility import may_read
-from roundelay.network.errors import InvalidArguments
+from roundelay.network.errors import InvalidArguments, UnknownRecipient
 from roundelay.network.frames import Seq
 from roundelay.network.mod import Change, Mod, operation
 
-MAX_ASKERS = 50
-"""Of one message."""
+MAX_ASKED_BY_ONE, MAX_ASKED = 50, 500
+"""What is asked and not told yet, of one and in a network."""
+ASKED_MS = 7 * 86_400_000
+"""So long it is waited for: much never ends, and few take back what they asked."""
+
+AgentId = Annotated[str, Meta(max_length=64)]
 
 
 class _Said(Struct):
@@ -36,49 +40,52 @@ class NotifyWhen(Mod):
         change: Change,
         *,
         seq: Seq,
-        agent_id: Annotated[str, Meta(description="Whose answer; without it anybody's but yours.")] = "",
+        agent_id: Annotated[AgentId, Meta(description="Whose answer; without it anybody's but yours.")] = "",
     ) -> dict[str, Any]:
         """Be told once, by a message, when a message that you may read is answered (`reply_to`). Only of answers that
-        come from now on: look at the thread too."""
+        come from now on, for seven days: look at the thread too."""
         change.head(seq)
+        if agent_id:
+            _check_known(change, agent_id)
         _ask(change, str(seq), [change.origin.agent_id, agent_id])
         return {"seq": seq, "agent_id": agent_id or None}
 
     @operation("change")
     def finished(
-        self, change: Change, *, seq: Seq, agent_id: Annotated[str, Meta(description="Which agent's work on it.")]
+        self, change: Change, *, seq: Seq, agent_id: Annotated[AgentId, Meta(description="Which agent's work on it.")]
     ) -> dict[str, Any]:
         """Be told once, by a message, when an agent's work on a message that you may read has ended, with an answer or
-        without. Only of what ends from now on: network.message_status tells how it stands."""
+        without. Only of what ends from now on, for seven days: network.message_status tells how it stands."""
         change.head(seq)
+        _check_known(change, agent_id)
         _ask(change, f"end/{agent_id}/{seq}", [change.origin.agent_id])
         return {"seq": seq, "agent_id": agent_id}
 
     @operation("change")
     def cancel(self, change: Change, *, seq: Seq) -> dict[str, Any]:
-        """Be told no more of answers to a message (of an end one is told once at most)."""
-        asked = change.get(str(seq)) or []
-        rest = [it for it in asked if it[0] != change.origin.agent_id]
-        if rest != asked:
-            _keep(change, seq, rest)
-        return {"is_cancelled": rest != asked}
+        """Be told no more of answers to a message, nor of the end of anybody's work on it."""
+        caller, asked = change.origin.agent_id, _read(change)
+        mine = [it for it in asked if it.by == caller and it.seq == seq]
+        _drop(change, asked, mine)
+        return {"is_cancelled": bool(mine)}
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
         key, trigger = f"end/{reaction.agent_id}/{reaction.trigger}", reaction.trigger_head
-        if not (asked := change.get(key)):
+        if not (entries := change.get(key)):
             return
-        for [asker] in asked:
+        for [asker] in entries:
             if change.state.present(asker) is not None and may_read(change.state, asker, trigger):
                 change.answer(asker, f"{reaction.agent_id} has finished its work on #{reaction.trigger}.")
-        change.put(key, None)
+        asked = _read(change)
+        _drop(change, asked, [it for it in asked if it.key == key])
 
     def apply(self, change: Change, message: Row) -> None:
         said = msgspec.json.decode(message.data, type=_Said)
-        if not isinstance(said.reply_to, int) or not (asked := change.get(str(said.reply_to))):
+        if not isinstance(said.reply_to, int) or not (entries := change.get(key := str(said.reply_to))):
             return
         told = [
             it
-            for it in asked
+            for it in entries
             if it[0] != message.actor
             and it[1] in ("", message.actor)
             and message.head is not None
@@ -88,16 +95,58 @@ class NotifyWhen(Mod):
         for asker in dict.fromkeys(it[0] for it in told):
             change.answer(asker, f"{message.actor} has answered #{said.reply_to}: #{message.seq}.")
         if told:
-            _keep(change, said.reply_to, [it for it in asked if it not in told])
+            asked = _read(change)
+            _drop(change, asked, [it for it in asked if it.key == key and it.entry in told])
+
+
+class _Asked(Struct, array_like=True, frozen=True):
+    """One thing that was asked and not told: under ``key`` stands the ``entry`` too, where a message or an end finds
+    it."""
+
+    key: str
+    entry: list[str]
+    until: int
+
+    @property
+    def by(self) -> str:
+        return self.entry[0]
+
+    @property
+    def seq(self) -> int:
+        return int(self.key.rpartition("/")[2])
+
+
+def _read(change: Change) -> list[_Asked]:
+    """All that was asked, the oldest first."""
+    return msgspec.convert(change.get("asked") or [], list[_Asked])
+
+
+def _check_known(change: Change, agent_id: str) -> None:
+    if change.state.present(agent_id) is None:
+        raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
 
 
 def _ask(change: Change, key: str, entry: list[str]) -> None:
-    asked = change.get(key) or []
-    if len(asked) >= MAX_ASKERS:
-        raise InvalidArguments(f"{MAX_ASKERS} ask already to be told of this message.")
-    if entry not in asked:
-        change.put(key, [*asked, entry])
+    """Keep what is asked, once. Raises `InvalidArguments` where too much is."""
+    asked = _read(change)
+    over = [it for it in asked if it.until <= change.stamp or (it.key, it.entry) == (key, entry)]
+    asked = _drop(change, asked, over)
+    if sum(it.by == entry[0] for it in asked) >= MAX_ASKED_BY_ONE or len(asked) >= MAX_ASKED:
+        raise InvalidArguments(
+            f"At most {MAX_ASKED_BY_ONE} things are asked by one, and {MAX_ASKED} in all, until they are told; "
+            "notify_when.cancel takes them back."
+        )
+    change.put(key, [*(change.get(key) or []), entry])
+    change.put("asked", [*asked, _Asked(key, entry, change.stamp + ASKED_MS)])
 
 
-def _keep(change: Change, seq: int, asked: list[list[str]]) -> None:
-    change.put(str(seq), asked or None)
+def _drop(change: Change, asked: list[_Asked], over: list[_Asked]) -> list[_Asked]:
+    """Forget what was told, taken back or waited for long enough; gives the rest."""
+    if not over:
+        return asked
+    for key in dict.fromkeys(it.key for it in over):
+        gone = [it.entry for it in over if it.key == key]
+        change.put(key, [it for it in change.get(key) or [] if it not in gone] or None)
+    rest = [it for it in asked if it not in over]
+    change.put("asked", rest or None)
+    return rest

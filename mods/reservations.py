@@ -6,6 +6,8 @@ what it holds. It ends by itself, by the hub's stamps.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -16,11 +18,15 @@ from roundelay.network.mod import Change, Mod, operation
 MAX_HELD = 500
 """In a network."""
 MAX_HELD_BY_ONE = 50
+MAX_TOLD = 50
+"""Of so many who come for one reservation its holder is told."""
 
 FilePath = Annotated[
     str,
     Meta(
-        min_length=1, max_length=200, description="A path in the project: src/a.py, src/ or src/*.py (* is any text)."
+        min_length=1,
+        max_length=200,
+        description="A path from the project's root: src/a.py, src or src/*.py (* is any text).",
     ),
 ]
 Paths = Annotated[list[FilePath], Meta(min_length=1, max_length=10)]
@@ -50,7 +56,7 @@ class Reservations(Mod):
         ]
         if taken:
             for holder in dict.fromkeys(it["agent_id"] for _, it in taken):
-                theirs = [it for _, it in taken if it["agent_id"] == holder and caller not in it["told"]]
+                theirs = [it for _, it in taken if it["agent_id"] == holder and _is_news(it, caller)]
                 if theirs and change.state.present(holder) is not None:
                     change.answer(holder, f"{caller} wants what you have reserved: {', '.join(_names(theirs))}.")
                 for it in theirs:
@@ -59,7 +65,10 @@ class Reservations(Mod):
             return {"reserved": [], "taken": [_show(it) for it in {it["path"]: it for _, it in taken}.values()]}
         until = change.stamp + minutes * 60_000
         kept = [it for it in held if not (it["agent_id"] == caller and it["path"] in wanted)]
-        own = [{"path": it, "agent_id": caller, "until": until, "note": note, "told": []} for it in wanted]
+        told = {it["path"]: it["told"] for it in held if it["agent_id"] == caller}
+        own = [
+            {"path": it, "agent_id": caller, "until": until, "note": note, "told": told.get(it, [])} for it in wanted
+        ]
         if len(kept) + len(own) > MAX_HELD or len(own) + sum(it["agent_id"] == caller for it in kept) > MAX_HELD_BY_ONE:
             raise InvalidArguments(
                 f"At most {MAX_HELD_BY_ONE} paths are reserved by one, and {MAX_HELD} in all; release what is done."
@@ -86,8 +95,19 @@ class Reservations(Mod):
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Whether two patterns may meet in a file. It never misses one; of patterns with several stars it may see one too
-    many, since only what stands before the first and after the last is compared."""
+    """Whether two paths or patterns may meet in a file. A path without a star is a file, or a folder with all that is in it:
+    beside a pattern one whose name ends as files' do (``a.md``) is a file, unless the pattern leads into it. Of patterns
+    with several stars it may see one too many, since only what stands before the first and after the last is compared."""
+    return _may_meet(one, other) or _holds(one, other) or _holds(other, one)
+
+
+def _holds(folder: str, other: str) -> bool:
+    """Whether a path is a folder in which the other may be."""
+    is_file = "*" in other and re.search(r"[^/]\.[A-Za-z]\w*$", folder)
+    return "*" not in folder and (other.startswith(f"{folder}/") or (not is_file and _may_meet(f"{folder}/*", other)))
+
+
+def _may_meet(one: str, other: str) -> bool:
     if "*" not in one and "*" not in other:
         return one == other
     starts, ends = ([it.partition("*")[0] for it in (one, other)], [it.rpartition("*")[2] for it in (one, other)])
@@ -101,14 +121,33 @@ def overlaps(one: str, other: str) -> bool:
 
 
 def _clean(path: str) -> str:
-    """A path as it is compared: without ./ before it; a folder is all that is in it."""
-    path = path.strip().removeprefix("./")
-    return f"{path}*" if path.endswith("/") or not path else path
+    """A path as it is compared: from the project's root, in one spelling. Raises `InvalidArguments` for one that leads out
+    of the project."""
+    text = unicodedata.normalize("NFC", path.strip()).replace("\\", "/")
+    if re.match("/|~|[A-Za-z]:/", text):
+        raise InvalidArguments(f"{path!r} is no path in the project; name it from the project's root, as src/a.py.")
+    parts: list[str] = []
+    for part in text.split("/"):
+        if part == "..":
+            if not parts or "*" in parts[-1]:
+                raise InvalidArguments(
+                    f"{path!r} leads out of the project, or nobody knows where; name it without `..`."
+                )
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    is_folder = not parts or text.endswith(("/", "/.", "/.."))
+    return "/".join([*parts, "*"] if is_folder else parts)
 
 
 def _read(change: Change) -> list[dict[str, Any]]:
     """What is reserved still, by the hub's time."""
     return [it for it in change.get("held") or [] if it["until"] > change.stamp]
+
+
+def _is_news(held: dict[str, Any], caller: str) -> bool:
+    """Whether the holder is to be told of who came, once for each."""
+    return caller not in held["told"] and len(held["told"]) < MAX_TOLD
 
 
 def _show(held: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ step sees what those before it changed. It implements `mod.Change`, which is wha
 
 from __future__ import annotations
 
+import logging
 from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,8 @@ from .tables import (
     newest_first,
 )
 from .visibility import parties, thread_readers
+
+log = logging.getLogger(__name__)
 
 
 def _answered(cause: MessageHead) -> str:
@@ -145,13 +148,28 @@ class ChangeSet:
         self.mod_id = own
 
     def run_ended_hooks(self, reaction: OpenReaction) -> None:
-        """Let every mod see the end of a reaction."""
-        own = self.mod_id
+        """Let every mod see the end of a reaction. Each has a change of its own: of one that raises nothing is kept, and
+        what ends has ended all the same."""
         for mod in self.rules.ended_hooks:
-            self.mod_id = mod.id
-            mod.ended(self, reaction)
-        self.mod_id = own
+            own = ChangeSet(self.rules, self.state, self.facts, self.origin, mod_id=mod.id)
+            try:
+                mod.ended(own, reaction)
+                if own._refusal is not None:
+                    raise own._refusal
+            except Exception:
+                log.exception("a mod's ended hook failed", extra={"mod": mod.id})
+            else:
+                self._take_over(own)
         self.count_stored(is_bounded=False)  # what ends has to end
+
+    def _take_over(self, other: ChangeSet) -> None:
+        """Add all that a change on top of this one has gathered."""
+        for row in other._rows:
+            self.take(row, ())
+        self.keep(other._puts)
+        self.effects += other.effects
+        self._unpaid_bytes += other._unpaid_bytes
+        self._unpaid_messages += other._unpaid_messages
 
     def write_row(
         self, type_: RowType, *, key: str = "", stream: str = "", label: str = "", digest: str = "", data: bytes = b"{}"
@@ -210,7 +228,7 @@ class ChangeSet:
     def put(self, key: str, value: object) -> None:
         raw = Raw(encode(value)) if value is not None else None
         if raw is not None:
-            self._unpaid_bytes += len(bytes(raw)) + len(key) + ROW_BYTES
+            self._unpaid_bytes += len(bytes(raw)) + len(key.encode()) + ROW_BYTES
         self.put_row("mod", f"{self.mod_id}/{key}", raw)
 
     def head(self, seq: int) -> MessageHead:

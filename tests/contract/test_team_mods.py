@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from roundelay import Network
+from roundelay import InvalidArguments, Network
 from roundelay.mods.reservations import overlaps
+from roundelay.network.core.tables import OpenReaction
+from roundelay.network.errors import UnknownRecipient
+from roundelay.network.mod import Change, Mod
 from tests.support.node import node_process
 
 MODS = ["channels", "discovery", "reservations", "notify_when"]
@@ -23,12 +26,43 @@ MODS = ["channels", "discovery", "reservations", "notify_when"]
         ("src/*.py", "src/a.md", False),
         ("src/*.py", "src/a*", True),
         ("src/*.py", "test/*.py", False),
-        ("ab*ba", "aba", False),
+        ("ab*ba.c", "aba.c", False),
+        ("src", "src/a.py", True),
+        ("src", "srcs/a.py", False),
+        ("src", "src/*.py", True),
+        ("src/x.d", "src/x.d/*.py", True),
         ("*", "x", True),
     ],
 )
 def test_two_patterns_overlap_where_one_file_could_be_of_both(one: str, other: str, meet: bool) -> None:
     assert (overlaps(one, other), overlaps(other, one)) == (meet, meet)
+
+
+SPELLINGS = ("src//a", "./././src/a", "src/b/../a", "src/./a/", "src\\a", " src/a ")
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+async def test_however_a_path_is_spelled_it_is_the_same_one(spelling: str) -> None:
+    async with Network.open(mods=MODS) as network:
+        ann, bob = await network.join("ann"), await network.join("bob")
+        await ann.call("reservations.reserve", {"paths": [spelling]})
+        assert [it["agent_id"] for it in (await bob.call("reservations.reserve", {"paths": ["src/a"]}))["taken"]] == [
+            "ann"
+        ]
+        assert (await bob.call("reservations.reserve", {"paths": ["."]}))["reserved"] == []  # all of the project
+        for outside in ("/etc/passwd", "../a", "src/../../a", "~/a", "C:\\a", "s*/../a"):
+            with pytest.raises(InvalidArguments, match="project"):
+                await bob.call("reservations.reserve", {"paths": [outside]})
+        assert len((await ann.call("reservations.release", {"paths": ["src/a/.", "src/a"]}))["released"]) == 1
+
+
+async def test_who_prolongs_is_not_told_again_of_who_had_come() -> None:
+    async with Network.open(mods=MODS) as network:
+        ann, bob = await network.join("ann"), await network.join("bob")
+        for _ in range(3):
+            await ann.call("reservations.reserve", {"paths": ["a.py"]})
+            await bob.call("reservations.reserve", {"paths": ["a.py"]})
+        assert len((await ann.call("network.receive", {}))["messages"]) == 1
 
 
 async def test_what_is_reserved_is_refused_to_others_until_it_ends_and_its_holder_is_told_once() -> None:
@@ -89,3 +123,61 @@ async def test_the_end_of_an_agents_work_is_told_once_to_who_may_read_what_it_wo
         await bob.record("r1", "finished", {"status": "finished"}, record_id="end")
         page = await ann.call("network.receive", {"after": 0})
         assert [it["content"] for it in page["messages"]] == [f"bob has finished its work on #{seq}."]
+
+
+async def test_what_is_asked_to_be_told_has_bounds_ends_and_is_taken_back_as_a_whole() -> None:
+    now = [1_000_000]
+    async with Network.open(mods=MODS, clock=lambda: now[0]) as network:
+        ann, bob, _ = await network.join("ann"), await network.join("bob"), await network.join("eve")
+        seqs = [(await ann.send("agent:bob", f"{it}?")).seq for it in range(51)]
+        for op in ("answered", "finished"):
+            with pytest.raises(UnknownRecipient, match="nobody"):
+                await ann.call(f"notify_when.{op}", {"seq": seqs[0], "agent_id": "nobody"})
+            with pytest.raises(InvalidArguments):
+                await ann.call(f"notify_when.{op}", {"seq": seqs[0], "agent_id": "x" * 65})
+        for seq in [*seqs[:50], seqs[0]]:  # the same thing again is no second one
+            await ann.call("notify_when.finished", {"seq": seq, "agent_id": "bob"})
+        with pytest.raises(InvalidArguments, match="cancel"):
+            await ann.call("notify_when.answered", {"seq": seqs[50]})
+        await bob.call("notify_when.answered", {"seq": seqs[0]})  # another one's own
+        assert (await ann.call("notify_when.cancel", {"seq": seqs[0]}))["is_cancelled"]
+        assert not (await ann.call("notify_when.cancel", {"seq": seqs[0]}))["is_cancelled"]
+        await ann.call("notify_when.answered", {"seq": seqs[50], "agent_id": "bob"})
+        state = network.hub.state
+        kept = [key for key, _ in state.items("mod") if key.startswith("notify_when/")]
+        assert len(kept) == 52  # 49 ends, two answers, and the list of them
+        now[0] += 8 * 86_400_000
+        await ann.call("notify_when.answered", {"seq": seqs[0]})
+        kept = [key for key, _ in state.items("mod") if key.startswith("notify_when/")]
+        assert sorted(kept) == sorted([f"notify_when/{seqs[0]}", "notify_when/asked"])
+        await bob.send("agent:ann", "0!", reply_to=seqs[0])
+        told = [it["content"] for it in (await ann.call("network.receive", {}))["messages"] if it["kind"] == "mod"]
+        assert [it.partition(":")[0] for it in told] == [f"bob has answered #{seqs[0]}"]
+        assert not [key for key, _ in state.items("mod") if key.startswith("notify_when/")]
+
+
+class Careless(Mod):
+    """Fails at the end of each reaction, after it has written something."""
+
+    id = "careless"
+
+    def ended(self, change: Change, reaction: OpenReaction) -> None:
+        change.put("seen", reaction.trigger)
+        change.answer("ann", "half of it")
+        change.put("\ud800", 1) if reaction.trigger % 2 else change.post("agent:nobody", "?")
+
+
+async def test_a_mod_that_fails_at_the_end_of_a_reaction_keeps_nobody_from_ending_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Network.open(mods=[*MODS, Careless()]) as network:
+        ann, bob = await network.join("ann"), await network.join("bob", role="reactor")
+        for number in range(2):
+            seq = (await ann.send("agent:bob", "Sum it up.")).seq
+            await ann.call("notify_when.finished", {"seq": seq, "agent_id": "bob"})
+            await bob.record(f"r{number}", "started", {"trigger": seq, "manifest": [seq]}, record_id=f"{number}begin")
+            await bob.record(f"r{number}", "finished", {"status": "finished"}, record_id=f"{number}end")
+        told = [it["content"] for it in (await ann.call("network.receive", {}))["messages"]]
+        assert [it.partition(" its")[0] for it in told] == ["bob has finished"] * 2
+        assert not [key for key, _ in network.hub.state.items("mod") if key.startswith("careless/")]
+    assert caplog.text.count("a mod's ended hook failed") == 2
