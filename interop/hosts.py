@@ -396,10 +396,14 @@ export const Roundelay = async ({ client, directory }) => {
       output.parts.push({ id, sessionID: input.sessionID, messageID: output.message.id, type: "text", text, synthetic: true })
     },
     "tool.execute.after": async (input, output) => {
-      if (children.has(input.sessionID)) return
-      const more = { tool_name: input.tool, tool_response: input.tool.includes("roundelay") ? output.output : "" }
+      if (!output || children.has(input.sessionID)) return
+      const parts = Array.isArray(output.content) ? output.content : null // of a tool of an MCP server, which has no output yet
+      const said = parts ? parts.map((it) => it.text ?? "").join("\\n") : output.output
+      const more = { tool_name: input.tool, tool_response: input.tool.includes("roundelay") ? said : "" }
       const text = await ask("tool.execute.after", input.sessionID, directory, more)
-      if (text) output.output = `${output.output}\\n\\n${text}`
+      if (!text) return
+      if (parts) parts.unshift({ type: "text", text }) // first, since the end of a long result is cut
+      else output.output = `${output.output}\\n\\n${text}`
     },
     event: async ({ event }) => {
       if (event.type === "session.created" && event.properties.info?.parentID) children.add(event.properties.info.id)

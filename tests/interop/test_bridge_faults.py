@@ -340,14 +340,31 @@ async def test_an_mcp_server_without_its_node_has_its_tools_and_says_what_is_wro
             assert f"You are {agent_id}" in told
             # what a hook has told and its host may not have taken yet is not shown again: only what is new, and that is
             # waited for
-            await mia.send(f"agent:{agent_id}", "One.")
+            one = (await mia.send(f"agent:{agent_id}", "One."))["seq"]
             assert "One." in await hook("codex", tmp_path, "UserPromptSubmit")
+            assert await state(mia, one) == "queued"
             waiting = asyncio.create_task(use("wait", wait_s=25, limit=1))
-            await mia.send(f"agent:{agent_id}", "Two.")
+            two = (await mia.send(f"agent:{agent_id}", "Two."))["seq"]
             failed, told = await waiting
             assert ("One." in told, "Two.</message>" in told) == (False, True)
             failed, told = await use("check", limit=1)
             assert ("One." in told, "Two.</message>" in told) == (False, True)
+            # what becomes of it is told to its sender as of any participant
+            assert await state(mia, two) == "delivered"
+            thread_id = (await mia.call("network.why", {"seq": two}))["chain"][0]["thread_id"]
+            await mia.call("network.take", {"thread_id": thread_id})
+            failed, told = await use("reply", seq=two, text="Yes.")
+            assert (failed, "taken" in told) == (True, True), told
+            await mia.call("network.give", {"thread_id": thread_id})
+            three = (await mia.send(f"agent:{agent_id}", "Three."))["seq"]
+            failed, told = await use("reply", seq=three, text="Yes.")
+            assert not failed, told
+            answer = (await mia.call("network.history", {"thread_id": thread_id}))["messages"][-1]
+            assert (answer["reply_to"], answer["content"]) == (three, "Yes.")
+            await use("ack", seqs=[two])
+            assert await state(mia, two) == "handled"
+            failed, told = await use("send", to="agent:nobody", text="Hello.")
+            assert (failed, "nobody" in told) == (True, True)
             await node.kill9()
             for _ in range(2):
                 failed, told = await use("send", to="agent:mia", text="Hello.")
