@@ -30,9 +30,9 @@ class BridgedClient(NetworkClient):
     host_process: HostProcess
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        if op != "network.receive" or (args or {}).get("peek"):
-            return await super().call(op, args, call_id=call_id)
         asked, is_from_floor = dict(args or {}), (args or {}).get("after") is None
+        if op != "network.receive" or (asked.get("peek") and not is_from_floor):  # who looks for an answer finds it
+            return await super().call(op, args, call_id=call_id)
         loop = asyncio.get_running_loop()
         until = loop.time() + asked.get("wait_ms", 0) / 1000
         while True:

@@ -1,11 +1,12 @@
-"""A coding agent without a model: it starts its MCP server and its hooks as Claude Code and Codex do, by the files in a
-project, and does what it is told, line by line.
+"""A coding agent without a model: it starts its MCP server and its hooks as Claude Code, Codex and Gemini CLI do, by the
+files in a project, and does what it is told, line by line.
 
     python scripted_host.py claude PROJECT SESSION
 
 Each line on stdin is a JSON object: {"do": "start", "source": "startup"}, {"do": "prompt", "text": ...}, {"do": "tool"},
 {"do": "stop"} or {"do": "use", "tool": ..., "arguments": {...}}. Each is answered by a line: what its model has been told.
-What enters the model's context is written to SESSION.jsonl, as a host writes its transcript.
+What enters the model's context is written to SESSION.jsonl, as a host writes its transcript. Its hooks are told where that
+is, but for those of Gemini CLI.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 EVENTS = {"start": "SessionStart", "prompt": "UserPromptSubmit", "tool": "PostToolUse", "stop": "Stop"}
+TIMEOUT_S = 5
+GEMINI_EVENTS = {"start": "SessionStart", "prompt": "BeforeAgent", "tool": "AfterTool", "stop": "AfterAgent"}
 
 
 class ScriptedHost:
@@ -35,6 +38,9 @@ class ScriptedHost:
         if kind == "claude":
             self.hooks = json.loads((project / ".claude/settings.json").read_text())["hooks"]
             self.server = json.loads((project / ".mcp.json").read_text())["mcpServers"]["roundelay"]
+        elif kind == "gemini":
+            settings = json.loads((project / ".gemini/settings.json").read_text())
+            self.hooks, self.server = settings["hooks"], settings["mcpServers"]["roundelay"]
         else:
             self.hooks = json.loads((project / ".codex/hooks.json").read_text())["hooks"]
             self.server = tomllib.loads((project / ".codex/config.toml").read_text())["mcp_servers"]["roundelay"]
@@ -49,10 +55,10 @@ class ScriptedHost:
 
     async def run_hooks(self, moment: str, kill_after_s: float | None = None, **more: Any) -> str:
         """Run the hooks of an event one after the other, and take what they say."""
-        event = EVENTS[moment]
+        event = (GEMINI_EVENTS if self.kind == "gemini" else EVENTS)[moment]
         told = {
             "session_id": self.session,
-            "transcript_path": str(self.transcript),
+            "transcript_path": str(self.transcript) if self.kind != "gemini" else "",
             "cwd": str(self.project),
             "hook_event_name": event,
             **more,
@@ -73,14 +79,14 @@ class ScriptedHost:
                 process.stdin.write(json.dumps(told).encode())
                 process.stdin.close()
                 try:
-                    async with asyncio.timeout(hook["timeout"] if kill_after_s is None else kill_after_s):
+                    async with asyncio.timeout(TIMEOUT_S if kill_after_s is None else kill_after_s):
                         await process.wait()
                 except TimeoutError:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
                 said = await reading
-                if await process.wait() and self.kind != "claude":
-                    continue  # Claude Code takes what a killed hook has printed, Codex does not
+                if await process.wait() and self.kind == "codex":
+                    continue  # the others take what a killed hook has printed
                 with contextlib.suppress(ValueError):
                     answer = json.loads(said)
                     text = answer.get("hookSpecificOutput", {}).get("additionalContext") or answer.get("reason")

@@ -343,6 +343,7 @@ async def test_an_mcp_server_without_its_node_has_its_tools_and_says_what_is_wro
             one = (await mia.send(f"agent:{agent_id}", "One."))["seq"]
             assert "One." in await hook("codex", tmp_path, "UserPromptSubmit")
             assert await state(mia, one) == "queued"
+            assert "0 messages wait" in (await use("whoami"))[1]
             waiting = asyncio.create_task(use("wait", wait_s=25, limit=1))
             two = (await mia.send(f"agent:{agent_id}", "Two."))["seq"]
             failed, told = await waiting
