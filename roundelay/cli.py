@@ -105,7 +105,14 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave the process."""
+    """Run the command line and leave the process. A hook ends with 0 also where its very environment is wrong: coding agents
+    take a 2 for a veto."""
+    code = _run(arguments)
+    is_hook = list(sys.argv[1:] if arguments is None else arguments)[:2] == ["bridge", "deliver"]
+    sys.exit(0 if is_hook else code)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -119,20 +126,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
     except Exception as error:
         if isinstance(next(_leaves(error)), BrokenPipeError):
             # Whoever read our output has left, as `head` does. Nothing may be written at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(EXIT_FAILURE)
+            return EXIT_FAILURE
         if is_debugging():
             raise
         sentence, code = explain(error)
         click.echo(f"Error: {sentence}", err=True)
-        sys.exit(code)
-    sys.exit(code if isinstance(code, int) else 0)
+        return code
+    return code if isinstance(code, int) else 0
 
 
 def is_debugging() -> bool:

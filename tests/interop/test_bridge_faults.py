@@ -92,6 +92,17 @@ def run_hook(host: str, folder: Path, event: str, **more: Any) -> tuple[int, byt
     return ran.returncode, ran.stdout
 
 
+@pytest.mark.parametrize("told", [b"", b"[]", b"\xff{", b'{"hook_event_name": "Stop", "session_id": 7, "cwd": 3}'])
+def test_no_hook_vetoes_what_its_host_does_whatever_is_wrong(
+    told: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROUNDELAY_URL", "nowhere" if not told else "ws://127.0.0.1:9/")
+    command = [sys.executable, "-m", "roundelay", "bridge", "deliver", "claude"]
+    ran = subprocess.run(command, input=told, capture_output=True, cwd=tmp_path, timeout=60, check=False)
+    assert ran.returncode == 0
+    assert b"hookSpecificOutput" not in ran.stdout
+
+
 def test_a_project_is_the_nearest_folder_of_the_host_below_the_home_and_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
