@@ -159,6 +159,9 @@ async def test_a_real_host_starts_our_server_and_its_model_is_told_at_each_momen
                     await send("in-the-middle")
                     return Says(tool="whoami")
                 case 2:
+                    await send("by-a-tool")
+                    return Says(tool="check")
+                case 3:
                     await send("before-the-stop")
                     return Says("I am done.")
                 case _:
@@ -172,9 +175,9 @@ async def test_a_real_host_starts_our_server_and_its_model_is_told_at_each_momen
                 "HTTPS_PROXY": NOWHERE, "HTTP_PROXY": NOWHERE, "NO_PROXY": "127.0.0.1,localhost", "TERM": "dumb",
             }  # fmt: skip
             printed = await run(start(modules, project, url), project, environment, is_done)
-        assert len(requests) == 3, printed[-3000:]
+        assert len(requests) == 4, printed[-3000:]
         assert f"You are {name}-shop" in requests[1], "the tool's answer"
-        words = ("before-the-start", "in-the-middle", "before-the-stop")
+        words = ("before-the-start", "in-the-middle", "by-a-tool", "before-the-stop")
         for number, request in enumerate(requests):
             for word in words:
                 told = re.findall(
@@ -183,4 +186,4 @@ async def test_a_real_host_starts_our_server_and_its_model_is_told_at_each_momen
                 assert len(told) == (word in words[: number + 1]), (number, word)
         states = {word.replace("-", "_"): await state(word) for word in words}
         note(host=name, requests=len(requests), **states)
-        assert [*states.values()][:2] == ["handled"] * 2
+        assert [*states.values()][:3] == ["handled", "handled", "delivered"]  # the model has not said ack
