@@ -5,11 +5,13 @@
     broadcast  the same, with `websockets.broadcast()` towards the receivers
     bare       a connection subclass that routes in the protocol callback and writes once per connection and loop tick:
                the frame parser of `websockets` and the socket are all that is left
+    forward    `plain`, which answers its senders nothing: it only forwards
+    forward-all  the same with `websockets.broadcast()`
 
 Each is a process of its own that prints one ready line. The first frame of a connection is a `hello`, as with the hub;
 a participant whose id starts with `receiver` gets every message. So that the work compares with the hub's, each message
-is also answered to its sender with a frame of the size of `stored`, and acks are read and dropped. The messages are
-forwarded as they came: the relays never parse, store, order or check them.
+is also answered to its sender with a frame of the size of `stored` (by all but the last two), and acks are read and
+dropped. The messages are forwarded as they came: the relays never parse, store, order or check them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ STORED = (
 Handler = Callable[[ServerConnection], Awaitable[None]]
 
 
-def make_plain_handler(*, uses_broadcast: bool) -> Handler:
+def make_plain_handler(*, uses_broadcast: bool, answers: bool) -> Handler:
     """A handler that awaits `recv()` and `send()` for each message."""
     receivers: list[ServerConnection] = []
 
@@ -50,7 +52,8 @@ def make_plain_handler(*, uses_broadcast: bool) -> Handler:
                 for receiver in receivers:
                     await receiver.send(message)
             count += 1
-            await sender.send(STORED.format(count))
+            if answers:
+                await sender.send(STORED.format(count))
 
     async def handle(connection: ServerConnection) -> None:
         is_receiver = _is_receiver(await connection.recv())
@@ -143,7 +146,9 @@ async def run_floor(name: str, port: int) -> None:
             create_connection=BareConnection,
         )
     else:
-        handler = make_plain_handler(uses_broadcast=name == "broadcast")
+        handler = make_plain_handler(
+            uses_broadcast=name in ("broadcast", "forward-all"), answers=not name.startswith("forward")
+        )
         server = serve(handler, "127.0.0.1", port, compression=None, subprotocols=[SUBPROTOCOL])
     async with server as running:
         bound_port = next(iter(running.sockets)).getsockname()[1]
@@ -165,7 +170,7 @@ def _write_pending() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=["plain", "broadcast", "bare"])
+    parser.add_argument("name", choices=["plain", "broadcast", "bare", "forward", "forward-all"])
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--loop", choices=["uvloop", "asyncio"], default="uvloop")
     options = parser.parse_args()

@@ -16,7 +16,7 @@ import os
 import re
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from machine import read_machine_cpu_s
@@ -127,9 +127,9 @@ class Participant:
         self._split(self._tail + data if self._tail else data)
         return self.received > before
 
-    def ack_if_due(self) -> None:
-        """Acknowledge cumulatively once `ACK_EVERY` deliveries are waiting for it."""
-        if self.received - self._acked_at >= ACK_EVERY:
+    def ack_if_due(self, every: int = ACK_EVERY) -> None:
+        """Acknowledge cumulatively once so many deliveries are waiting for it."""
+        if self.received - self._acked_at >= every:
             self.ack()
 
     def ack(self) -> None:
@@ -216,9 +216,23 @@ class Participant:
 class Fleet:
     """One sender and its receivers, connected, and one selector over them."""
 
-    def __init__(self, url: str, receivers: int, *, names_stored: bool) -> None:
-        """`names_stored`: whether a `stored` names its message's id (the relays, which never parse, cannot)."""
+    def __init__(
+        self,
+        url: str,
+        receivers: int,
+        *,
+        names_stored: bool,
+        make_id: Callable[[], bytes] = make_message_id,
+        ack_every: int = ACK_EVERY,
+        is_answered: bool = True,
+    ) -> None:
+        """`names_stored`: whether a `stored` names its message's id (the relays, which never parse, cannot).
+        `ack_every`: after so many deliveries a receiver acknowledges; 1: once for each read that brought any, as the
+        network's client does for each turn of its loop. Without `is_answered` the server only forwards."""
         self._names_stored = names_stored
+        self._make_id = make_id
+        self._ack_every = ack_every
+        self._is_answered = is_answered
         self.receivers = [
             Participant.join(url, f"receiver-{number:03d}", counted=(b'{"type":"deliver"', b'{"type":"send"'))
             for number in range(receivers)
@@ -260,8 +274,8 @@ class Fleet:
             for key, _ in events:
                 participant = key.data
                 if participant.read() and participant is not self.sender:
-                    participant.ack_if_due()
-            completed = min(self.sender.received, *(receiver.received for receiver in self.receivers))
+                    participant.ack_if_due(self._ack_every)
+            completed = min(self._stored(), *(receiver.received for receiver in self.receivers))
         elapsed_s = time.perf_counter() - started_s
         machine_cpu_s, cpu_s = read_machine_cpu_s() - machine_cpu_s, time.process_time() - cpu_s
         for receiver in self.receivers:
@@ -282,7 +296,7 @@ class Fleet:
             frame = frames[number * frame_bytes : (number + 1) * frame_bytes]
             started_ns = time.perf_counter_ns()
             self.sender.socket.sendall(frame)
-            while receiver.received <= number or self.sender.received <= number:
+            while receiver.received <= number or self._stored() <= number:
                 events = self._selector.select(TIMEOUT_S)
                 if not events:
                     raise LoadError(f"stalled: {self._describe_progress(messages)}")
@@ -290,16 +304,21 @@ class Fleet:
                     if key.data.read():
                         elapsed_us = (time.perf_counter_ns() - started_ns) / 1000
                         (stored_us if key.data is self.sender else delivered_us).append(elapsed_us)
-            receiver.ack_if_due()
+            receiver.ack_if_due(self._ack_every)
         receiver.ack()
         self._verify(ids)
         delivered_us.sort()
         stored_us.sort()
-        return Latency(delivered_us[messages // 2], delivered_us[int(messages * 0.99)], stored_us[messages // 2])
+        stored_p50_us = stored_us[messages // 2] if stored_us else 0.0
+        return Latency(delivered_us[messages // 2], delivered_us[int(messages * 0.99)], stored_p50_us)
+
+    def _stored(self) -> int:
+        """How many are stored, as far as the server says so."""
+        return self.sender.received if self._is_answered else self.receivers[0].received
 
     def _encode_messages(self, messages: int, to: str, size_bytes: int) -> tuple[list[bytes], bytes]:
         """Ids never used before, and the frames that carry them, all of one length."""
-        ids = [make_message_id() for _ in range(messages)]
+        ids = [self._make_id() for _ in range(messages)]
         filler = os.urandom(size_bytes).hex().encode()
         frames = [encode_send(message_id, to, filler, size_bytes) for message_id in ids]
         mask = os.urandom(4)
@@ -308,7 +327,7 @@ class Fleet:
     def _verify(self, ids: list[bytes]) -> None:
         stored = self.sender.read_frames()
         stored_ids = [match[1] for frame in stored if (match := _MESSAGE_ID.search(frame))]
-        if len(stored) != len(ids) or (self._names_stored and stored_ids != ids):
+        if len(stored) != len(ids) * self._is_answered or (self._names_stored and stored_ids != ids):
             raise LoadError(f"{len(ids)} messages were sent, and {len(set(stored_ids))} of them stored")
         for receiver in self.receivers:
             frames = receiver.read_frames()

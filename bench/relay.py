@@ -9,14 +9,17 @@ section. The load generator (load.py) verifies every message: its id is its own,
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from load import Fleet
-from machine import measure_fdatasync, read_process_cpu_s
+from load import ACK_EVERY, Fleet
+from machine import measure_fdatasync, read_process_cpu_s, read_written_bytes
 from servers import Bench, Subject, read_figure
 from table import Line
+from wire import make_message_id
 
 SIZE_BYTES = 200
 
@@ -28,6 +31,9 @@ class Scenario:
     receivers: int
     to: str
     subjects: tuple[Subject, ...]
+    window: int | None = None  # messages under way; None: as the run says
+    make_id: Callable[[], bytes] = make_message_id
+    ack_every: int = ACK_EVERY
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,9 @@ class Sample:
     delivered_p99_us: float | None = None
     stored_p50_us: float | None = None
     commits_per_1000: float | None = None  # of a hub: its transactions, from its own figures
+    file_bytes: float | None = None  # of a hub that writes: its database when it has ended, per message
+    written_bytes: float | None = None  # the same: what it gave to the disk while it was timed
+    log_bytes: float | None = None  # its -wal file then: no part of a message
 
 
 @dataclass(frozen=True)
@@ -69,33 +78,33 @@ SCENARIOS = (
 BY_CPU = "  the same by server CPU"
 
 
-def _throughput(sample: Sample) -> float | None:
+def throughput(sample: Sample) -> float | None:
     return sample.messages_per_s
 
 
-def _inverse_cpu(sample: Sample) -> float | None:
+def inverse_cpu(sample: Sample) -> float | None:
     return 1 / sample.server_cpu_us if sample.server_cpu_us else None
 
 
-def _delivered_p50(sample: Sample) -> float | None:
+def delivered_p50(sample: Sample) -> float | None:
     return sample.delivered_p50_us
 
 
 RATIOS = (
-    Ratio("memory_plain", "in-memory hub / plain relay", "one_to_one", "hub memory", "plain", 2.0, 3.0, _throughput),
-    Ratio("memory_plain_cpu", BY_CPU, "one_to_one", "hub memory", "plain", None, None, _inverse_cpu),
-    Ratio("memory_bare", "in-memory hub / bare relay", "one_to_one", "hub memory", "bare", 0.55, 0.75, _throughput),
-    Ratio("memory_bare_cpu", BY_CPU, "one_to_one", "hub memory", "bare", None, None, _inverse_cpu),
-    Ratio("fan_out", "fan-out, in-memory / broadcast()", "one_to_100", "hub memory", "broadcast", 2.0, 2.8, _throughput),
-    Ratio("fan_out_cpu", BY_CPU, "one_to_100", "hub memory", "broadcast", None, None, _inverse_cpu),
-    Ratio("normal_memory", "NORMAL / in-memory", "one_to_one", "hub normal", "hub memory", 0.55, 0.7, _throughput),
-    Ratio("normal_memory_cpu", BY_CPU, "one_to_one", "hub normal", "hub memory", None, None, _inverse_cpu),
-    Ratio("full_memory", "FULL / in-memory", "one_to_one", "hub full", "hub memory", 0.45, 0.6, _throughput),
-    Ratio("full_memory_cpu", BY_CPU, "one_to_one", "hub full", "hub memory", None, None, _inverse_cpu),
-    Ratio("full_plain", "FULL / plain relay", "one_to_one", "hub full", "plain", 0.7, None, _throughput),
+    Ratio("memory_plain", "in-memory hub / plain relay", "one_to_one", "hub memory", "plain", 2.0, 3.0, throughput),
+    Ratio("memory_plain_cpu", BY_CPU, "one_to_one", "hub memory", "plain", None, None, inverse_cpu),
+    Ratio("memory_bare", "in-memory hub / bare relay", "one_to_one", "hub memory", "bare", 0.55, 0.75, throughput),
+    Ratio("memory_bare_cpu", BY_CPU, "one_to_one", "hub memory", "bare", None, None, inverse_cpu),
+    Ratio("fan_out", "fan-out, in-memory / broadcast()", "one_to_100", "hub memory", "broadcast", 2.0, 2.8, throughput),
+    Ratio("fan_out_cpu", BY_CPU, "one_to_100", "hub memory", "broadcast", None, None, inverse_cpu),
+    Ratio("normal_memory", "NORMAL / in-memory", "one_to_one", "hub normal", "hub memory", 0.55, 0.7, throughput),
+    Ratio("normal_memory_cpu", BY_CPU, "one_to_one", "hub normal", "hub memory", None, None, inverse_cpu),
+    Ratio("full_memory", "FULL / in-memory", "one_to_one", "hub full", "hub memory", 0.45, 0.6, throughput),
+    Ratio("full_memory_cpu", BY_CPU, "one_to_one", "hub full", "hub memory", None, None, inverse_cpu),
+    Ratio("full_plain", "FULL / plain relay", "one_to_one", "hub full", "plain", 0.7, None, throughput),
     Ratio(
         "unpipelined", "unpipelined p50, NORMAL / in-memory", "one_to_one", "hub normal", "hub memory", 2.0, 1.5,
-        _delivered_p50, True,
+        delivered_p50, True,
     ),
 )  # fmt: skip
 
@@ -104,6 +113,8 @@ class Relay:
     """Throughput, latency and CPU of the hub in its three durabilities, and of the relays."""
 
     name = "relay"
+    scenarios: Sequence[Scenario] = SCENARIOS
+    ratios: Sequence[Ratio] = RATIOS
 
     def __init__(
         self,
@@ -126,7 +137,7 @@ class Relay:
 
     def run_round(self, number: int) -> str:
         self.fdatasync_p50_us.append(measure_fdatasync(self._bench.scratch)[0])
-        for scenario in SCENARIOS:
+        for scenario in self.scenarios:
             subjects = [it for it in scenario.subjects if not self._subjects or it.name in self._subjects]
             # Each round begins with another subject: none always runs on the machine that the same one left behind.
             turn = number % len(subjects) if subjects else 0
@@ -143,38 +154,54 @@ class Relay:
 
     def _measure(self, subject: Subject, scenario: Scenario) -> Sample:
         """Start the subject, warm it up, measure it, end it."""
-        is_hub = subject.durability is not None
+        is_hub, is_kept = subject.durability is not None, subject.durability in ("normal", "full")
         messages = self._messages if scenario.receivers == 1 else self._fanout_messages
-        with (
-            self._bench.start(subject) as (url, pid),
-            Fleet(url, scenario.receivers, names_stored=is_hub) as fleet,
-        ):
-            fleet.send_pipelined(max(messages // 10, 20), to=scenario.to, size_bytes=SIZE_BYTES, window=self._window)
-            commits = read_figure(url, "commits_total") if is_hub else 0.0
-            cpu_s = read_process_cpu_s(pid)
-            throughput = fleet.send_pipelined(messages, to=scenario.to, size_bytes=SIZE_BYTES, window=self._window)
-            cpu_s = read_process_cpu_s(pid) - cpu_s
-            commits = read_figure(url, "commits_total") - commits if is_hub else 0.0
-            others_cpu_s = throughput.machine_cpu_s - cpu_s - throughput.generator_cpu_s
-            # One at a time says nothing more about 100 receivers: what it takes is the fan-out.
-            latency = None
-            if scenario.receivers == 1:
-                latency = fleet.send_one_by_one(max(messages // 40, 50), to=scenario.to, size_bytes=SIZE_BYTES)
+        window = scenario.window or self._window
+        with tempfile.TemporaryDirectory(dir=self._bench.scratch) as folder:
+            db = Path(folder) / "bench.db"
+            with (
+                self._bench.start(subject, db) as (url, pid),
+                Fleet(
+                    url,
+                    scenario.receivers,
+                    names_stored=is_hub,
+                    make_id=scenario.make_id,
+                    ack_every=scenario.ack_every,
+                    is_answered=not subject.name.startswith("forward"),
+                ) as fleet,
+            ):
+                warm_up = max(messages // 10, 20)
+                fleet.send_pipelined(warm_up, to=scenario.to, size_bytes=SIZE_BYTES, window=window)
+                commits = read_figure(url, "commits_total") if is_hub else 0.0
+                written, cpu_s = read_written_bytes(pid), read_process_cpu_s(pid)
+                sent = fleet.send_pipelined(messages, to=scenario.to, size_bytes=SIZE_BYTES, window=window)
+                cpu_s, written = read_process_cpu_s(pid) - cpu_s, read_written_bytes(pid) - written
+                commits = read_figure(url, "commits_total") - commits if is_hub else 0.0
+                others_cpu_s = sent.machine_cpu_s - cpu_s - sent.generator_cpu_s
+                log_bytes = Path(f"{db}-wal").stat().st_size if is_kept else None
+                # One at a time says nothing more about 100 receivers: what it takes is the fan-out.
+                latency, alone = None, max(messages // 40, 50) if scenario.receivers == 1 else 0
+                if alone:
+                    latency = fleet.send_one_by_one(alone, to=scenario.to, size_bytes=SIZE_BYTES)
+            file_bytes = db.stat().st_size if is_kept else None
         return Sample(
-            messages_per_s=throughput.messages_per_s,
+            messages_per_s=sent.messages_per_s,
             server_cpu_us=cpu_s / messages * 1e6,
-            server_busy=cpu_s / throughput.elapsed_s,
-            generator_busy=throughput.generator_busy,
-            others_busy=max(0.0, others_cpu_s / throughput.elapsed_s),
+            server_busy=cpu_s / sent.elapsed_s,
+            generator_busy=sent.generator_busy,
+            others_busy=max(0.0, others_cpu_s / sent.elapsed_s),
             delivered_p50_us=latency.delivered_p50_us if latency else None,
             delivered_p99_us=latency.delivered_p99_us if latency else None,
             stored_p50_us=latency.stored_p50_us if latency else None,
             commits_per_1000=commits / messages * 1000 if is_hub else None,
+            file_bytes=file_bytes / (warm_up + messages + alone) if file_bytes is not None else None,
+            written_bytes=written / messages if is_kept else None,
+            log_bytes=log_bytes,
         )
 
     def lines(self) -> list[Line]:
         lines: list[Line] = []
-        for ratio in RATIOS:
+        for ratio in self.ratios:
             values = self._compute(ratio)
             if values:
                 lines.append(
@@ -205,10 +232,10 @@ class Relay:
     def _describe(self, ratio: Ratio) -> str:
         """Both sides' medians: what was measured, and the CPU per message."""
         of, to = self._sides(ratio)
-        if ratio.measure is _delivered_p50:
+        if ratio.measure is delivered_p50:
             return " / ".join(f"{_median([it.delivered_p50_us for it in side]):.0f} us" for side in (of, to))
         cpu = " / ".join(f"{_median([it.server_cpu_us for it in side]):.1f} us" for side in (of, to))
-        if ratio.measure is _inverse_cpu:
+        if ratio.measure is inverse_cpu:
             return f"{cpu} CPU per message"
         return " / ".join(f"{_median([it.messages_per_s for it in side]):,.0f}/s" for side in (of, to)) + f", CPU {cpu}"
 
@@ -234,7 +261,7 @@ class Relay:
             f"{'':<12}{'subject':<12}{'messages/s':>12}{'CPU us/msg':>12}{'server':>8}{'generator':>11}{'others':>8}"
             f"{'p50 us':>9}{'p99 us':>9}{'stored p50':>12}{'commits/1000':>14}"
         ]
-        for scenario in SCENARIOS:
+        for scenario in self.scenarios:
             for name, samples in self._samples.get(scenario.name, {}).items():
                 optional = "".join(
                     f"{_median(values):>{width}.{digits}f}" if values[0] is not None else " " * width

@@ -21,6 +21,7 @@ from growth import LedgerGrowth
 from history import History, write_history
 from idle import IdleMemory, ManyIdle
 from machine import describe_machine, pin_process, split_cores
+from outside import Outside
 from relay import Relay
 from report import Results, make_parser, pick_size, tell, tell_results
 from resume import Resume
@@ -28,7 +29,7 @@ from servers import DEFAULT_NODE, Bench
 from table import Line
 from wire import LoadError
 
-MEASURES = (Relay.name, IdleMemory.name, ManyIdle.name, Resume.name, LedgerGrowth.name)
+MEASURES = (Relay.name, Outside.name, IdleMemory.name, ManyIdle.name, Resume.name, LedgerGrowth.name)
 
 
 class Measure(Protocol):
@@ -107,6 +108,8 @@ def _make_measures(
     measures: list[Measure] = []
     if Relay.name in names:
         measures.append(Relay(bench, messages=size.messages, window=window, subjects=size.subjects, report=tell))
+    if Outside.name in names:
+        measures.append(Outside(bench, messages=size.messages, subjects=size.subjects, report=tell))
     if IdleMemory.name in names:
         measures.append(IdleMemory(bench, size.memory_connections, own_cores))
     if ManyIdle.name in names:

@@ -27,6 +27,11 @@ def make_message_id() -> bytes:
     return b"%012x" % (time.time_ns() // 1_000_000) + os.urandom(10).hex().encode()
 
 
+def make_random_id() -> bytes:
+    """As other clients make them: of nothing but random bits, so that each stands somewhere else in an index."""
+    return os.urandom(16).hex().encode()
+
+
 def make_token(agent_id: str) -> str:
     """32 bytes in base64url, the same on each connection of one participant."""
     return base64.urlsafe_b64encode(hashlib.sha256(agent_id.encode()).digest()).rstrip(b"=").decode()

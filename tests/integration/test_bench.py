@@ -22,6 +22,13 @@ def _bench(folder: Path, *arguments: str, script: Path = RUN) -> subprocess.Comp
 
 LINES = {
     "relay": {"full_memory", "full_memory_cpu", "full_fsyncs", "fan_out", "fan_out_cpu"},
+    "outside": {
+        *(f"outside_full{end}" for end in ("", "_cpu")),
+        *(f"outside_few_full{end}" for end in ("", "_cpu")),
+        "outside_ids_full",
+        "outside_bytes_full_random",
+        "outside_bytes_full_ordered",
+    },
     "idle-memory": {"idle_memory"},
     "many-idle": {"many_idle_p50", "many_idle_p99", "participants_growth"},
     "resume": {"resume"},
