@@ -371,7 +371,7 @@ async def _prove(tmp_path: Path, note: Note, rounds: int, kind: str = "claude") 
             moment = random.choice(["prompt", "tool", "stop"])
             more = {"text": "go on"} if moment == "prompt" else {}
             after_s = random.uniform(0.0, 0.6)
-            if kind != "claude" and what != "node":
+            if kind == "gemini" and what != "node":
                 may_double |= set(sent[-40:]) - await _handled(mia, sent[-40:])
             if what == "hook":
                 await host.do(moment, kill_after_s=after_s, **more)
@@ -436,7 +436,8 @@ async def test_nothing_is_lost_or_told_twice_in_two_hundred_kills(tmp_path: Path
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_without_a_transcript_nothing_is_lost_and_only_what_was_not_acknowledged_at_a_kill_is_told_again(
-    tmp_path: Path, note: Note
+@pytest.mark.parametrize("kind", ["codex", "gemini"])
+async def test_a_transcript_keeps_from_telling_twice_and_without_one_only_what_a_kill_left_open_is_told_again(
+    kind: str, tmp_path: Path, note: Note
 ) -> None:
-    await _prove(tmp_path, note, 60, "gemini")
+    await _prove(tmp_path, note, 60, kind)
