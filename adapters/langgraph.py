@@ -2,7 +2,7 @@
 
 A graph is one whose state has ``messages``, its last one the answer. Without a checkpointer it is given the thread as
 it stands in the ledger. With one it remembers by itself, under the thread's id as ``thread_id``: it is given what came
-since its last answer, under the messages' own ids, and killed in the middle it goes on at its last checkpoint.
+since its last answer, under ids of the messages, and killed in the middle it goes on at its last checkpoint.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from langgraph.pregel import Pregel
 
 from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
+from roundelay.network import messages as ledger
 
 from .participant import AdaptedAgent, IncomingTurn, mark
 
@@ -73,7 +74,7 @@ class LangGraphAgent(AdaptedAgent):
         """Give what the graph does not know yet; None if it is to go on where it was; its answer if it has given it."""
         snapshot = await self.graph.aget_state(config)
         known: Sequence[BaseMessage] = snapshot.values.get("messages", [])
-        if any(it.id == turn.message.message_id for it in known):
+        if any(it.id == _name(turn.message) for it in known):
             return None if snapshot.next else _read_answer(known)
         answered = {it.tool_call_id for it in known if isinstance(it, ToolMessage)}
         calls = [call["id"] for it in known if isinstance(it, AIMessage) for call in it.tool_calls]
@@ -81,8 +82,14 @@ class LangGraphAgent(AdaptedAgent):
             *(ToolMessage(LEFT_OPEN, tool_call_id=it) for it in calls if it is not None and it not in answered),
             # Under one id each: what is there already is not added again.
             HumanMessage(turn.guide, id="roundelay"),
-            *(HumanMessage(mark(it), id=it.message_id) for it in turn.news),
+            *(HumanMessage(mark(it), id=_name(it)) for it in turn.news),
         ]
+
+
+def _name(message: ledger.BaseMessage) -> str:
+    """Under this a graph remembers a message. A message's own id is its sender's to choose: by another's, or by that of
+    the guide, one would write over what is remembered there."""
+    return f"{message.sender_id}/{message.message_id}"
 
 
 def _read_chat(turn: IncomingTurn) -> list[AnyMessage]:
@@ -121,7 +128,7 @@ class _Watch(AsyncCallbackHandler):
                 continue
             used = generation.message.usage_metadata
             if used is not None:
-                cached = used.get("input_token_details", {}).get("cache_read", 0)
-                thought = used.get("output_token_details", {}).get("reasoning", 0)
+                cached = used.get("input_token_details", {}).get("cache_read") or 0
+                thought = used.get("output_token_details", {}).get("reasoning") or 0
                 name = generation.message.response_metadata.get("model_name", "")
                 self._turn.count(Usage(used["input_tokens"], used["output_tokens"], cached, thought), name)

@@ -29,9 +29,9 @@ from pydantic_ai.messages import (
     ThinkingPartDelta,
     UserPromptPart,
 )
-from pydantic_ai.tools import RunContext
+from pydantic_ai.tools import DeferredToolRequests, RunContext
 
-from roundelay.agents.models.model import AssistantMessage, Usage
+from roundelay.agents.models.model import AssistantMessage, ModelError, Usage
 from roundelay.agents.runner import RunnerOptions
 
 from .participant import AdaptedAgent, IncomingTurn
@@ -69,6 +69,8 @@ class PydanticAIAgent(AdaptedAgent):
             Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens), result.response.model_name or ""
         )
         output: object = result.output
+        if isinstance(output, DeferredToolRequests):
+            raise ModelError("The agent waits for a person, whom an adapter does not ask.", reason="misconfigured")
         return output if isinstance(output, str) else TypeAdapter(type(output)).dump_json(output).decode()
 
 
