@@ -42,6 +42,7 @@ from roundelay.web.site import PageSite
 
 if TYPE_CHECKING:
     from roundelay.network.ledger.replicated import ReplicatedLedger
+    from roundelay.network.ledger.shared_log import SharedLog
 
 Card = Mapping[str, Any] | None
 OWN_MODS: dict[str, type[Mod]] = {it.id: it for it in (Channels, Discovery, NotifyWhen, Reservations)}
@@ -65,15 +66,23 @@ def make_ledger(
     return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability, is_index=is_read_only)
 
 
+def make_shared_log(url: str) -> SharedLog:
+    """The log with this address. Raises `ConfigError` for an address that is none, or where the client of its engine is
+    not installed."""
+    try:
+        from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
+    except ImportError as error:
+        raise ConfigError("A shared log needs the extra cluster: pip install 'roundelay[cluster]'.") from error
+    return JetStreamLog(read_log_url(url))
+
+
 def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> ReplicatedLedger:
     """The ledger of a node that shares its log with others. Raises `ConfigError` for an address that is none, for what
     does not go with such a log, or where the client of its engine is not installed."""
-    try:
-        from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
-        from roundelay.network.ledger.replicated import ReplicatedLedger
-    except ImportError as error:
-        raise ConfigError("A shared log needs the extra cluster: pip install 'roundelay[cluster]'.") from error
+    from roundelay.network.ledger.replicated import ReplicatedLedger
+
     assert config.log is not None
+    shared = make_shared_log(config.log)
     if config.retain != Retain():
         raise ConfigError(
             "retain does not go with a shared log: that is kept whole, so that each node can be made anew."
@@ -82,7 +91,7 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Re
         raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
     # the log holds the truth, so what a power loss takes of the index is followed again
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
-    return ReplicatedLedger(JetStreamLog(read_log_url(config.log)), index, new_id=random_id, name=config.name, say=say)
+    return ReplicatedLedger(shared, index, new_id=random_id, name=config.name, say=say)
 
 
 def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
@@ -186,6 +195,7 @@ async def serve(
             port = await server.bind(config.host, config.port)
             url = f"{'wss' if tls else 'ws'}://{host}:{port}/"
             if shared is not None:  # it says that it waits, to whom it would serve
+                shared.node = f"{socket.gethostname() if config.host in ('0.0.0.0', '::') else host}:{port}"
                 server.is_letting_in = False
                 server.listen(tls=tls)
             await _start(hub, stopping)

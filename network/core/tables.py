@@ -374,13 +374,14 @@ class SpentOut(Struct, frozen=True):
 
 class Followed(Struct, frozen=True):
     """How far the log that several nodes share is in this ledger: up to the record at ``position`` with this
-    ``digest``, and who led there."""
+    ``digest``, who led there, and whether the log was still being filled from a database."""
 
     position: int
     digest: str
     leader: str
     epoch: str
     name: str
+    is_filling: bool = False
 
 
 class RootBudget(Struct, frozen=True, omit_defaults=True):

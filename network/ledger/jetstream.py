@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from nats.aio.client import Client
@@ -98,7 +98,7 @@ class JetStreamLog:
         self._hearing = asyncio.Event()
         self._subject = f"roundelay.{address.stream}"
 
-    async def open(self) -> None:
+    async def open(self, *, is_made: bool = True) -> None:
         client = Client()
         try:
             await client.connect(
@@ -119,7 +119,7 @@ class JetStreamLog:
                     f"The server of {self.name} takes messages of at most {self.max_bytes} bytes; a shared log needs "
                     f"{MIN_RECORD_BYTES} (max_payload)."
                 )
-            await self._make_stream()
+            await self._make_stream(is_made=is_made)
             await client.subscribe(f"{self._subject}.said", cb=self._hear)
         except FAILURES as error:
             await self.close()
@@ -219,11 +219,30 @@ class JetStreamLog:
             await self._hearing.wait()
         return self._heard.popleft()
 
+    async def describe(self) -> dict[str, Any]:
+        try:
+            info = await self._context().stream_info(self._address.stream)
+        except FAILURES as error:
+            raise self._failed(error) from error
+        config, cluster = info.config, info.cluster
+        servers = [] if cluster is None else [{"name": cluster.leader or "", "leads": True, "is_current": True}]
+        for peer in (cluster.replicas if cluster is not None else None) or []:
+            lag = {"is_current": bool(peer.current) and not peer.offline, "records_behind": peer.lag or 0}
+            servers.append({"name": peer.name or "", "leads": False, **lag})
+        return {
+            "engine": "JetStream",
+            "records": info.state.messages,
+            "bytes": info.state.bytes,
+            "max_bytes": config.max_bytes,
+            "replicas": config.num_replicas or 1,
+            "servers": servers,
+        }
+
     async def _hear(self, message: Msg) -> None:
         self._heard.append(message.data.decode(errors="replace"))
         self._hearing.set()
 
-    async def _make_stream(self) -> None:
+    async def _make_stream(self, *, is_made: bool) -> None:
         """Find the stream, or make it. Raises `LedgerError` where it is another's or is not kept as a log has to be."""
         address = self._address
         wanted = StreamConfig(
@@ -238,6 +257,8 @@ class JetStreamLog:
         try:
             found = (await self._context().stream_info(address.stream)).config
         except NotFoundError:
+            if not is_made:
+                raise LedgerError(f"There is no log {self.name}: a node that is started with --log makes it.") from None
             found = (await self._context().add_stream(wanted)).config
         wrong = [
             name

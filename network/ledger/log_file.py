@@ -127,10 +127,21 @@ class Log(Protocol):
 
 
 @contextmanager
+def open_database(path: Path) -> Iterator[DatabaseLog]:
+    """Open a node's database, also while the node writes. Raises `LedgerError` for anything else."""
+    if not path.exists():
+        raise LedgerError(f"There is no database {path}.")
+    if not is_database(path):
+        raise LedgerError(f"{path} is no database of a node.")
+    with ExitStack() as stack:
+        yield DatabaseLog(path, stack)
+
+
+@contextmanager
 def open_log(path: Path) -> Iterator[Log]:
     """Open a node's database, or an export of one. Raises `LedgerError` for anything else."""
     with ExitStack() as stack:
-        log_type = _Database if is_database(path) else _Export
+        log_type = DatabaseLog if is_database(path) else _Export
         with _explaining(path):
             log = log_type(path, stack)
         yield log
@@ -208,7 +219,7 @@ class _Export:
             return decode_row(self._file.readline())
 
 
-class _Database:
+class DatabaseLog:
     """A node's database, in one view of it, whatever a node writes meanwhile."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
@@ -237,6 +248,11 @@ class _Database:
         with _explaining_database(self._path):
             row = find_row(self._damage, seq, self._db, self._columns)
             return row if row is not None and not row.is_damaged else None
+
+    def values(self) -> Iterator[tuple[str, str, str]]:
+        """Every value of its tables, as JSON: table, key, value."""
+        with _explaining_database(self._path):
+            yield from self._db.execute("SELECT tbl, key, value FROM state")
 
     def _tell(self, row: int | str) -> None:
         if isinstance(row, int):

@@ -27,17 +27,20 @@ from .shared_log import (
     LogMoved,
     LogRecord,
     Reader,
+    Heartbeat,
     SharedLog,
     digest,
     read_commit,
-    split,
     write_commit,
     write_record,
+    write_records,
 )
 from .sqlite import SQLiteLedger
 
 ALIVE_S = 0.25
 """How often a leader says that it leads."""
+PRESENT_S = 1.0
+"""How often a node that follows says that it is there."""
 LEADERLESS_S = 1.0
 """So long nothing is heard of a leader before another one claims its place."""
 LISTENED_S = 2 * ALIVE_S
@@ -47,8 +50,8 @@ AGAIN_S = 1.0
 RELEASE_S = 1.0
 UNREACHED_S = 5.0
 """So long a leader that nobody writes to goes on while its engine is away."""
-HEADER_ROOM = 1024
-"""Bytes of a record that its header may take."""
+TOGETHER = 256
+"""So many rows and values a follower that is behind takes into its index at once."""
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +59,9 @@ log = logging.getLogger(__name__)
 class ReplicatedLedger:
     """A `Ledger` over a shared log and an index. ``open`` returns when this node leads; until then it follows.
 
-    ``new_id`` gives a name for each claim, and the epoch of a new log; ``say`` is told who leads, in a sentence. The index is a file of its own, and holds nothing that the log does not:
-    one that is lost is made again by following.
+    ``new_id`` gives a name for each claim, and the epoch of a new log; ``say`` is told who leads, in a sentence. The
+    index is a file of its own, and holds nothing that the log does not: one that is lost is made again by following.
+    ``node`` is what this node calls itself to the others.
     """
 
     def __init__(
@@ -83,6 +87,11 @@ class ReplicatedLedger:
         self._is_appending = False
         self._reached_at = 0.0
         """When the engine answered last whether this node leads."""
+        self._unindexed = Commit([], [])
+        """What was read of the log and is to come into the index together with what follows it."""
+        self.node = ""
+        self.leader_node = ""
+        """What the leader calls itself, as far as it was heard."""
         self.path = index.path
         # what is read is read from the index
         self.inbox = index.inbox
@@ -113,7 +122,25 @@ class ReplicatedLedger:
         """What this node is to the log: ``starting``, ``following, N records behind`` or ``leading``."""
         if self._writer:
             return "leading"
-        return "starting" if self._behind is None else f"following, {self._behind} records behind"
+        whom = f" {self.leader_node}" if self.leader_node else ""
+        return "starting" if self._behind is None else f"following{whom}, {self._behind} records behind"
+
+    async def catch_up(self) -> Reader:
+        """Take in what the log holds now, leading nothing, and close. Gives how far that is."""
+        try:
+            await self._index.open()
+            await self._shared.open(is_made=False)
+            self._reader = await self._find_place()
+            end = await self._shared.end()
+            if self._reader.end < end:
+                async with self._follow(self._reader.end) as records:
+                    async for stored in records:
+                        await self._take(stored, end)
+                        if stored.position >= end:
+                            break
+            return self._reader
+        finally:
+            await self.close()
 
     # --- lifetime
 
@@ -204,19 +231,16 @@ class ReplicatedLedger:
 
     def _write(self, rows: Sequence[Row], puts: Sequence[Put]) -> tuple[list[bytes], Put]:
         """The records of a commit, and what the index then says of its place. Raises `Unstorable`."""
-        it, records, previous = self._reader, list[bytes](), self._reader.last
-        parts = split(write_commit(rows, puts), self._shared.max_bytes - HEADER_ROOM)
-        for number, part in enumerate(parts, 1):
-            header = Header(kind="commit", writer=self._writer, previous=previous, left=len(parts) - number)
-            records.append(write_record(header, part))
-            previous = digest(records[-1])
-        place = Followed(it.end + len(parts), previous, self._writer, it.epoch, it.name)
+        it = self._reader
+        records = write_records(write_commit(rows, puts), self._writer, it.last, self._shared.max_bytes)
+        place = Followed(it.end + len(records), digest(records[-1]), self._writer, it.epoch, it.name)
         return records, Put("followed", "log", place)
 
     # --- following
 
     async def _find_place(self) -> Reader:
         """Where the index is in the log. Raises `LedgerError` if it is not an index of this log."""
+        self._unindexed = Commit([], [])
         known: Followed | None = await self._index.lookup_cold("followed", "log")
         if known is None:
             if await self._index.rows(0, 1):
@@ -238,7 +262,7 @@ class ReplicatedLedger:
             raise LedgerError(
                 f"{self.path} was made from another log than {self._shared.name}; name a new file with --db, or that log."
             )
-        reader.leader = known.leader
+        reader.leader, reader.is_filling = known.leader, known.is_filling
         return reader
 
     def _follow(self, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
@@ -260,6 +284,11 @@ class ReplicatedLedger:
                     await self._append(Header(kind="begin", writer=writer, epoch=self._new_id(), name=self._name), b"")
                     continue
                 await self._follow_leader()
+                if self._reader.is_filling:
+                    raise LedgerError(
+                        f"The shared log {self._shared.name} is to be filled from a database, and is not whole yet: let "
+                        "`roundelay cluster migrate` go on with it, until it says that it is done."
+                    )
                 writer = self._new_id()
                 await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), b"")
                 self._writer, self._reached_at = writer, asyncio.get_running_loop().time()
@@ -274,7 +303,7 @@ class ReplicatedLedger:
     async def _follow_leader(self) -> None:
         """Take in the log, up to its end and until nobody leads."""
         loop = asyncio.get_running_loop()
-        looked, quiet_s = loop.time(), 0.0
+        looked, quiet_s, said_at = loop.time(), 0.0, -PRESENT_S
         is_told = False
         async with self._follow(self._reader.end) as records:
             upcoming = asyncio.ensure_future(anext(records))
@@ -285,8 +314,9 @@ class ReplicatedLedger:
                     self._behind = max(0, end - self._reader.end)
                     quiet_s, looked = quiet_s + min(loop.time() - looked, LISTENED_S), loop.time()
                     if hearing.done():
-                        if hearing.result() == self._reader.leader:
-                            quiet_s = 0.0
+                        said = Heartbeat.read(hearing.result())
+                        if said.leads and said.leads == self._reader.leader:
+                            quiet_s, self.leader_node = 0.0, said.node
                         hearing = asyncio.ensure_future(self._shared.listen())
                     if self._reader.end >= end and (not self._reader.leader or quiet_s > LEADERLESS_S):
                         return
@@ -296,25 +326,36 @@ class ReplicatedLedger:
                         self._say(
                             f"Another node leads the network of {self._shared.name}; this one follows, and waits."
                         )
+                    if loop.time() - said_at >= PRESENT_S:
+                        said_at = loop.time()
+                        with suppress(LedgerError):
+                            await self._shared.say(Heartbeat(self.node, self._reader.end).write())
                     await asyncio.wait((upcoming, hearing), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                     while upcoming.done():
-                        await self._take(upcoming.result())
+                        await self._take(upcoming.result(), end)
                         quiet_s, looked = 0.0, loop.time()  # whoever wrote it was there
                         upcoming = asyncio.ensure_future(anext(records))
                         await asyncio.sleep(0)
             finally:
                 await _end(upcoming, hearing)
 
-    async def _take(self, stored: LogRecord) -> None:
+    async def _take(self, stored: LogRecord, end: int) -> None:
+        """Read a record; what was read comes into the index where no more of it is known to be there, or enough is."""
         body = self._reader.take(stored)
-        commit = read_commit(body) if body is not None else Commit([], [])
-        if self._reader.position == stored.position:
-            await self._index.append(commit.rows, [*commit.puts, self._place()])
+        if body is not None:
+            commit = read_commit(body)
+            self._unindexed.rows.extend(commit.rows)
+            self._unindexed.puts.extend(commit.puts)
+        taken = self._unindexed
+        is_new = self._reader.position == stored.position or bool(taken.rows or taken.puts)  # else the rest is to come
+        if is_new and (stored.position >= end or len(taken.rows) + len(taken.puts) >= TOGETHER):
+            self._unindexed = Commit([], [])
+            await self._index.append(taken.rows, [*_last_of_each(taken.puts), self._place()])
 
     def _place(self) -> Put:
         """Where the index is, stored with what brought it there."""
         it = self._reader
-        return Put("followed", "log", Followed(it.position, it.digest, it.leader, it.epoch, it.name))
+        return Put("followed", "log", Followed(it.position, it.digest, it.leader, it.epoch, it.name, it.is_filling))
 
     # --- leading
 
@@ -329,8 +370,12 @@ class ReplicatedLedger:
         """Say that this node leads, as long as it does."""
         while self._writer:
             with suppress(LedgerError):
-                await self._shared.say(self._writer)
+                await self._shared.say(Heartbeat(self.node, self._reader.end, leads=self._writer).write())
             await asyncio.sleep(ALIVE_S)
+
+
+def _last_of_each(puts: Sequence[Put]) -> list[Put]:
+    return list({(put.table, put.key): put for put in puts}.values())
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> None:

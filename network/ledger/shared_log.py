@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -22,6 +22,8 @@ from .log_file import decode_row, encode_row
 from .queries import UNENCODABLE
 
 FORMAT = 1
+HEADER_ROOM = 1024
+"""Bytes of a record that its header may take."""
 
 
 class LogMoved(LedgerError):
@@ -45,8 +47,8 @@ class SharedLog(Protocol):
     name: str
     """What an operator calls it: its address without what is secret."""
 
-    async def open(self) -> None:
-        """Connect, and make the log where there is none."""
+    async def open(self, *, is_made: bool = True) -> None:
+        """Connect, and make the log where there is none, unless it has to be there."""
 
     async def close(self) -> None:
         """Idempotent."""
@@ -69,7 +71,10 @@ class SharedLog(Protocol):
         """Tell all who listen now; it may be lost."""
 
     async def listen(self) -> str:
-        """Wait for what somebody else says."""
+        """Wait for what somebody says, this one too."""
+
+    async def describe(self) -> dict[str, Any]:
+        """What an operator wants to know of the engine, as JSON: how much is in it and may be, on which servers."""
 
 
 class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -77,15 +82,37 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
     ``begin`` is the first record of a log, ``claim`` says that ``writer`` leads from here on, ``release`` that it does no
     more, ``commit`` has rows and puts; one that is too large for a record comes as several, of which ``left`` are to come.
+    A log that begins with ``is_filled_later`` gets what a database holds; nobody leads before it is ``filled``.
     """
 
     format: int = FORMAT
-    kind: Literal["begin", "claim", "release", "commit"]
+    kind: Literal["begin", "claim", "release", "commit", "filled"]
     writer: str
     previous: str = ""
     epoch: str = ""
     name: str = ""
     left: int = 0
+    is_filled_later: bool = False
+
+
+class Heartbeat(Struct, frozen=True, omit_defaults=True):
+    """What a node tells the others now and then, `SharedLog.say`: what it calls itself, how far it is, and its claim if
+    it leads."""
+
+    node: str = ""
+    position: int = 0
+    leads: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Heartbeat:
+        """What is nothing of the kind says nothing."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError:
+            return cls()
+
+    def write(self) -> str:
+        return msgspec.json.encode(self).decode()
 
 
 class Commit(NamedTuple):
@@ -157,6 +184,16 @@ def split(body: bytes, room: int) -> list[bytes]:
     return [body[start : start + room] for start in range(0, len(body), room)] or [b""]
 
 
+def write_records(body: bytes, writer: str, previous: str, room: int) -> list[bytes]:
+    """The records of one commit, each of at most ``room`` bytes; ``previous`` is the digest of the one before them."""
+    records, parts = list[bytes](), split(body, room - HEADER_ROOM)
+    for number, part in enumerate(parts, 1):
+        header = Header(kind="commit", writer=writer, previous=previous, left=len(parts) - number)
+        records.append(write_record(header, part))
+        previous = digest(records[-1])
+    return records
+
+
 class Reader:
     """Reads records one after the other, and says what each comes to. ``position`` and ``digest`` name the last whole
     commit or claim that was read."""
@@ -167,6 +204,8 @@ class Reader:
         self.epoch = self.name = ""
         self.leader = ""
         """Who claimed the log last, and has not released it."""
+        self.is_filling = False
+        """Whether it begins with what a database holds, and not all of that is there."""
         self._parts: list[bytes] = []
         self._end = position, last
         """Of the last record, whole or not."""
@@ -198,7 +237,9 @@ class Reader:
             )
         self._end = stored.position, digest(stored.data)
         if header.kind == "begin":
-            self.epoch, self.name = header.epoch, header.name
+            self.epoch, self.name, self.is_filling = header.epoch, header.name, header.is_filled_later
+        if header.kind == "filled":
+            self.is_filling = False
         if header.kind != "commit":  # what a writer left half done is nothing
             self._parts.clear()
             self.leader = header.writer if header.kind == "claim" else ""

@@ -17,6 +17,7 @@ import pytest
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError
 from roundelay.nodes.hub_http import get_from_hub, read_readiness
+from tests.support.command import run
 from tests.support.counts import Note
 from tests.support.nats import Cable, NatsServer, free_port, nats_server, nats_servers
 
@@ -30,7 +31,7 @@ class ClusterNode:
 
     def __init__(self, folder: Path, name: str, log: str) -> None:
         self.name, self.db, self.port = name, folder / f"{name}.db", free_port()
-        self._log = log
+        self.log = log
         self.process: asyncio.subprocess.Process | None = None
         folder.mkdir(exist_ok=True)
         owner = self.db.with_name(f"{self.db.name}.owner")
@@ -49,7 +50,7 @@ class ClusterNode:
             "--db",
             str(self.db),
             "--log",
-            self._log,
+            self.log,
             "--no-web",
             "--name",
             "lab",
@@ -200,6 +201,8 @@ async def compare(nodes: list[ClusterNode], it: Traffic, note: Note, **counts: i
         follower_rows = await all_rows(auditor)
     assert follower_rows[: len(rows)] == rows, "the index of the one that followed is the leader's"
     assert other is not leader
+    for node in nodes:  # also of the one that is stopped
+        await run("cluster", "verify", "--log", node.log, "--db", node.db)
     note(
         **counts, acknowledged=len(it.stored), lost=len(it.stored) - len(texts),
         stored_twice=sum(count > 1 for count in texts.values()), delivered=len(it.delivered),

@@ -21,6 +21,7 @@ from roundelay.cli import cli
 from roundelay.interop.gateway import serve_gateway
 from roundelay.network.home import announce_node
 from roundelay.terminal.text import clean, clean_json
+from tests.support.nats import nats_server
 from tests.support.node import Node, running_node
 from tests.support.wire import WireSession
 
@@ -47,10 +48,14 @@ COMMANDS: dict[str, str] = {
     "approvals approve": "--as mia {first_request}",
     "approvals deny": "--as mia {second_request}",
     "approvals edit": "--as mia {third_request} {{}}",
+    "backup": "--db {folder}/team.db {folder}/copy.db",
+    "cluster migrate": "--from {folder}/copy.db --to {log}",
+    "cluster rebuild": "--log {log} --db {folder}/index.db",
+    "cluster status": "--log {log}",
+    "cluster verify": "--log {log} --db {folder}/index.db",
     "bridge install": "claude --project {folder} --dry-run",
     "bridge remove": "claude --project {folder} --dry-run",
     "bridge status": "--project {folder}",
-    "backup": "--db {folder}/team.db {folder}/copy.db",
     "config show": "{folder}/roundelay.yaml",
     "cost": "",
     "dead-letters list": "",
@@ -82,7 +87,7 @@ COMMANDS: dict[str, str] = {
 }
 """Every command that takes --json, in an order in which each has what it needs: with it the first test fails for one that is not here."""
 SILENT = frozenset({
-    "approvals approve", "approvals deny", "approvals edit", "backup", "bridge install", "bridge remove", "bridge status", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
+    "approvals approve", "approvals deny", "approvals edit", "backup", "bridge install", "bridge remove", "bridge status", "cluster migrate", "cluster rebuild", "cluster status", "cluster verify", "cost", "dead-letters drop", "dead-letters retry", "doctor", "reactions cancel", "reactions list", "replay", "rights check", "rights show", "send",
     "threads", "token create", "token list", "token revoke", "web", "webhook add", "webhook list",
 })  # fmt: skip
 """Those that tell nothing of what anybody wrote; or `threads` a line of it, without what makes several."""
@@ -93,7 +98,7 @@ IN_WORDS = {
     "export ": "--format mermaid",
 }
 CHANGING = frozenset({
-    "approvals approve", "approvals deny", "approvals edit", "backup", "reactions cancel", "dead-letters retry", "dead-letters drop", "token create", "token revoke", "webhook add",
+    "approvals approve", "approvals deny", "approvals edit", "backup", "cluster migrate", "cluster rebuild", "cluster status", "cluster verify", "reactions cancel", "dead-letters retry", "dead-letters drop", "token create", "token revoke", "webhook add",
 })  # fmt: skip
 
 
@@ -198,7 +203,15 @@ async def test_no_command_prints_what_drives_a_terminal(tmp_path: Path, monkeypa
         requests = {
             f"{it}_request": await ask_to_decide(evil, number) for number, it in enumerate(("first", "second", "third"))
         }
-        places = {"folder": str(tmp_path), "said": said, "first": dead[0], "second": dead[1], **requests}
+        servers = await stack.enter_async_context(nats_server(tmp_path / "nats"))
+        places = {
+            "folder": str(tmp_path),
+            "log": servers.url("lab"),
+            "said": said,
+            "first": dead[0],
+            "second": dead[1],
+            **requests,
+        }
         for name, rest in {**COMMANDS, **IN_WORDS}.items():
             if name not in CHANGING:
                 out = await invoke(*name.split(), *(it.format(**places) for it in rest.split()))

@@ -166,7 +166,7 @@ class SlowIndex(SQLiteLedger):
     """Takes long over each record that it follows."""
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put], **more: Any) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05 * len(rows))
         await super().append(rows, puts, **more)
 
 

@@ -1,0 +1,328 @@
+"""Copies between a shared log and databases: whether an index is what its log says, a log that is filled from a database,
+and a database made of a log, each with the same seqs and the same epoch.
+
+A log that is being filled says so in its first record, and nobody leads before its last one says that it is whole; so a
+filling that was interrupted goes on where it was. A database made of a log is an index of it until all of it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import msgspec
+from msgspec import Struct
+
+from roundelay.network.clock import random_id
+from roundelay.network.core.tables import (
+    COLD_TABLES,
+    VOLATILE_TABLES,
+    Followed,
+    Put,
+    Row,
+    Table,
+    decode_value,
+    encode_value,
+)
+from roundelay.network.errors import LedgerError
+
+from .log_file import DatabaseLog, encode_row, open_database
+from .replicated import LEADERLESS_S, PRESENT_S, ReplicatedLedger
+from .shared_log import (
+    HEADER_ROOM,
+    Commit,
+    Header,
+    LogRecord,
+    Reader,
+    Heartbeat,
+    SharedLog,
+    read_commit,
+    write_commit,
+    write_record,
+    write_records,
+)
+from .sqlite import SQLiteLedger
+
+PAGE_ROWS = 1000
+ROW_ROOM = 2
+"""A row takes at most about so many times its data in a record."""
+PLACE = ("followed", "log")
+EXPIRING = "call"
+"""The one table of which each node drops by itself what is old."""
+
+Progress = Callable[[int, int], None]
+"""Is told how many rows are done, and of how many; 0 where that is not known."""
+
+
+class NodeSeen(Struct, frozen=True):
+    """A node that was heard of: what it calls itself, how many records it is behind, and whether it leads."""
+
+    node: str
+    behind: int
+    leads: bool
+
+
+class Copied(NamedTuple):
+    """What was compared or copied, and the first difference, if there is one."""
+
+    position: int
+    rows: int
+    values: int
+    difference: str = ""
+
+
+async def hear_nodes(shared: SharedLog) -> list[NodeSeen]:
+    """The nodes that say now that they are there; an open log. Who is silent is not heard."""
+    heard: dict[str, Heartbeat] = {}
+    try:
+        async with asyncio.timeout(PRESENT_S + LEADERLESS_S / 2):
+            while True:
+                said = Heartbeat.read(await shared.listen())
+                if said.node:
+                    heard[said.node] = said
+    except TimeoutError:
+        pass
+    end = await shared.end()
+    nodes = [NodeSeen(name, max(0, end - it.position), bool(it.leads)) for name, it in heard.items()]
+    return sorted(nodes, key=lambda it: (not it.leads, it.node))
+
+
+async def refuse_nodes(shared: SharedLog) -> None:
+    """Raises `LedgerError` where a node uses an open log."""
+    nodes = await hear_nodes(shared)
+    if nodes:
+        who = ", ".join(it.node for it in nodes)
+        raise LedgerError(
+            f"Nodes use the log {shared.name} ({who}): stop them first, or what they store meanwhile is lost."
+        )
+
+
+async def _read(shared: SharedLog, reader: Reader, until: int) -> AsyncGenerator[Commit, None]:
+    """The commits of an open log up to a position."""
+    if reader.end >= until:
+        return
+    async with aclosing(cast(AsyncGenerator[LogRecord, None], shared.follow(reader.end))) as records:
+        async for stored in records:
+            body = reader.take(stored)
+            if body is not None:
+                yield read_commit(body)
+            if stored.position >= until:
+                return
+
+
+# --- is an index what its log says?
+
+
+async def compare(shared: SharedLog, db: Path, progress: Progress = lambda done, of: None) -> Copied:
+    """Whether a database holds what the log says up to where it has followed it; one that was made of a log, or from which a
+    log was filled, what the whole log says. A node may be using it. Opens and closes the log. Raises `LedgerError`."""
+    await shared.open(is_made=False)
+    try:
+        with open_database(db) as kept:
+            return await _compare(shared, kept, db, progress)
+    finally:
+        await shared.close()
+
+
+async def _compare(shared: SharedLog, kept: DatabaseLog, db: Path, progress: Progress) -> Copied:
+    values = {(table, key): value for table, key, value in kept.values()}
+    place = values.pop(PLACE, None)
+    followed = msgspec.json.decode(place, type=Followed) if place is not None else None
+    end = await shared.end()
+    if followed is not None and followed.position > end:
+        return Copied(end, 0, 0, f"{db} has followed {followed.position} records, and the log has {end}")
+    until = end if followed is None else followed.position
+    reader, rows, known = Reader(), 0, dict[tuple[str, str], str]()
+    mine = kept.rows()
+    async for commit in _read(shared, reader, until):
+        for row in commit.rows:
+            found = next(mine, None)
+            if found is None or encode_row(found) != encode_row(row):
+                what = "lacks" if found is None or found.seq > row.seq else "has another"
+                return Copied(reader.position, rows, 0, f"{db} {what} row #{row.seq} of the log")
+            rows += 1
+            if rows % PAGE_ROWS == 0:
+                progress(rows, 0)
+        _note(known, commit.puts)
+    if followed is not None and followed.digest != reader.digest:
+        return Copied(reader.position, rows, 0, f"{db} was made from another log than {shared.name}")
+    if (more := next(mine, None)) is not None:
+        return Copied(
+            reader.position, rows, 0, f"{db} has row #{more.seq}, and the log has none behind #{more.seq - 1}"
+        )
+    for table, key in sorted(known.keys() | values.keys()):
+        one, other = known.get((table, key)), values.get((table, key))
+        if one != _written_now(table, other) and not (table == EXPIRING and other is None):
+            what = "lacks" if other is None else "has, and the log has not," if one is None else "has another value for"
+            return Copied(reader.position, rows, len(known), f"{db} {what} {key!r} of the table {table}")
+    return Copied(reader.position, rows, len(known))
+
+
+def _written_now(table: str, value: str | None) -> str | None:
+    """A value as this release writes it: an earlier one may have written it before it had all fields."""
+    if value is None:
+        return None
+    try:
+        return encode_value(decode_value(cast(Table, table), value)).decode()
+    except (msgspec.MsgspecError, KeyError):
+        return value
+
+
+def _note(known: dict[tuple[str, str], str], puts: list[Put]) -> None:
+    for put in puts:
+        if put.value is None:
+            known.pop((put.table, put.key), None)
+        else:
+            known[put.table, put.key] = encode_value(put.value).decode()
+
+
+# --- from a database into a log
+
+
+async def fill(db: Path, shared: SharedLog, progress: Progress = lambda done, of: None) -> Copied:
+    """Fill a new log from a database that no node uses, or go on with it; the database stays as it is. Opens and closes
+    the log. Raises `LedgerError`."""
+    with open_database(db):
+        pass  # it is there, and is one
+    ledger = SQLiteLedger(db, new_epoch=random_id)
+    try:
+        meta, puts = await ledger.open()
+        if meta.first_seq > 1:
+            raise LedgerError(
+                f"Retention has dropped rows of {db}: a shared log is kept whole, and cannot begin at #{meta.first_seq}."
+            )
+        await shared.open()
+        filling = _Filling(shared)
+        if await filling.go_on(ledger, meta.epoch, meta.name):
+            await filling.add_rows(ledger, meta.head, progress)
+            await filling.add_values([it async for it in _list_values(ledger, puts)])
+            await filling.append(Header(kind="filled", writer=filling.writer, previous=filling.reader.last))
+    finally:
+        await shared.close()
+        await ledger.close()
+    return await compare(shared, db, progress)
+
+
+async def _list_values(ledger: SQLiteLedger, loaded: list[Put]) -> AsyncIterator[Put]:
+    for put in loaded:
+        yield put
+    for table in sorted(COLD_TABLES - VOLATILE_TABLES):
+        after = ""
+        while page := await ledger.cold(cast(Table, table), "", PAGE_ROWS, after=after):
+            for key, value in page:
+                yield Put(cast(Table, table), key, value)
+            after = page[-1][0]
+
+
+class _Filling:
+    """Writes into a log what it lacks."""
+
+    def __init__(self, shared: SharedLog) -> None:
+        self.writer = random_id()
+        self.reader = Reader()
+        self._shared = shared
+        self._rows = 0
+        """How many are in the log."""
+        self._known: dict[tuple[str, str], str] = {}
+
+    async def append(self, header: Header) -> None:
+        await self._append(write_record(header))
+
+    async def _append(self, record: bytes) -> None:
+        position = await self._shared.append(record, self.reader.end)
+        self.reader.take(LogRecord(position, record))
+
+    async def go_on(self, ledger: SQLiteLedger, epoch: str, name: str) -> bool:
+        """Begin the log, or read what is in it; false where it is whole. Raises `LedgerError` for another's."""
+        end = await self._shared.end()
+        if end == 0:
+            begin = Header(kind="begin", writer=self.writer, epoch=epoch, name=name, is_filled_later=True)
+            await self.append(begin)
+        async for commit in _read(self._shared, self.reader, end):
+            if self.reader.epoch == epoch:
+                await self._refuse_others(ledger, commit.rows)
+            _note(self._known, commit.puts)
+        if self.reader.epoch != epoch:
+            raise LedgerError(
+                f"The log {self._shared.name} holds another network ({self.reader.name}); name a stream that is new."
+            )
+        if self.reader.is_filling:
+            await self.append(Header(kind="claim", writer=self.writer, previous=self.reader.last))
+        return self.reader.is_filling
+
+    async def _refuse_others(self, ledger: SQLiteLedger, rows: list[Row]) -> None:
+        if not rows:
+            return
+        mine = await ledger.rows(rows[0].seq - 1, len(rows))
+        if list(map(encode_row, mine)) != list(map(encode_row, rows)):
+            raise LedgerError(
+                f"The log {self._shared.name} has other rows from #{rows[0].seq} on than {ledger.path}; name a stream that "
+                "is new."
+            )
+        self._rows = rows[-1].seq
+
+    async def add_rows(self, ledger: SQLiteLedger, head: int, progress: Progress) -> None:
+        """Add the rows that the log lacks, in their order."""
+        most = (self._shared.max_bytes - HEADER_ROOM) // ROW_ROOM
+        while rows := await ledger.rows(self._rows, PAGE_ROWS, max_bytes=most):
+            for row in rows:
+                if row.seq != self._rows + 1 or row.is_damaged:
+                    raise LedgerError(
+                        f"{ledger.path} has no whole row #{self._rows + 1}: a shared log is kept whole. Go on from a "
+                        "backup that has it."
+                    )
+                self._rows = row.seq
+            await self._commit(rows, [])
+            progress(self._rows, head)
+        if self._rows != head:
+            raise LedgerError(f"{ledger.path} lacks the rows from #{self._rows + 1} to #{head}: it is not whole.")
+
+    async def add_values(self, values: list[Put]) -> None:
+        """Let the tables be these."""
+        wanted = {(it.table, it.key): it for it in values if it.table not in VOLATILE_TABLES}
+        news = [it for place, it in wanted.items() if self._known.get(place) != encode_value(it.value).decode()]
+        news += [Put(cast(Table, table), key, None) for table, key in self._known.keys() - wanted.keys()]
+        for start in range(0, len(news), PAGE_ROWS):
+            await self._commit([], news[start : start + PAGE_ROWS])
+
+    async def _commit(self, rows: list[Row], puts: list[Put]) -> None:
+        body = write_commit(rows, puts)
+        for record in write_records(body, self.writer, self.reader.last, self._shared.max_bytes):
+            await self._append(record)
+
+
+# --- from a log into a database
+
+
+async def rebuild(shared: SharedLog, db: Path) -> Reader:
+    """Bring an index up to the end of its log, or make it, without leading. Raises `LedgerError`."""
+    index = SQLiteLedger(db, new_epoch=random_id, durability="normal", is_index=True)
+    return await ReplicatedLedger(shared, index, new_id=random_id, name="").catch_up()
+
+
+async def take_out(shared: SharedLog, db: Path, progress: Progress = lambda done, of: None) -> Copied:
+    """Make a database of its own of a log that no node uses, or go on with it. Raises `LedgerError`."""
+    await shared.open(is_made=False)
+    try:
+        await refuse_nodes(shared)
+        first = Reader()
+        async for _ in _read(shared, first, min(1, await shared.end())):
+            pass
+    finally:
+        await shared.close()
+    if not first.epoch:
+        raise LedgerError(f"The log {shared.name} is empty.")
+    made = SQLiteLedger(db, new_epoch=lambda: first.epoch, name=first.name, durability="full", is_index=True)
+    reader = await ReplicatedLedger(shared, made, new_id=random_id, name=first.name).catch_up()
+    if reader.is_filling:
+        raise LedgerError(f"The log {shared.name} is not whole: what fills it was interrupted. Let that go on first.")
+    compared = await compare(shared, db, progress)
+    if not compared.difference:
+        made = SQLiteLedger(db, new_epoch=lambda: first.epoch, name=first.name, durability="full", is_index=True)
+        await made.open()
+        await made.append([], [Put("followed", "log", None)])  # from here on it has a history of its own
+        await made.close()
+    return compared

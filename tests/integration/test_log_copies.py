@@ -1,0 +1,194 @@
+"""A network moves from a database into a shared log and back; an index is compared with its log. docs/cluster.md."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+from roundelay.network.core.tables import DeadLetter, Put, Token
+from roundelay.network.ledger.sqlite import SQLiteLedger
+from tests.contract.test_ledger import message
+from tests.support.command import invoke, run
+from tests.support.nats import NatsServer, free_port, nats_server
+from tests.support.node import running_node
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with nats_server(tmp_path / "nats") as running:
+        yield running
+
+
+async def make_database(db: Path, rows: int, epoch: str = "e1") -> None:
+    made = SQLiteLedger(db, new_epoch=lambda: epoch, name="lab", durability="normal")
+    await made.open()
+    for start in range(1, rows + 1, 1000):
+        await made.append([message(seq, "ann", "agent:bob") for seq in range(start, min(start + 1000, rows + 1))], [])
+    letter = DeadLetter("bob", 1, "no", 5, 1)
+    await made.append([], [Put("token", "h", Token("ann", "agent", 1)), Put("dead", f"bob/{1:016d}", letter)])
+    await made.close()
+
+
+async def export(db: Path) -> str:
+    return (await invoke("export", "--db", db)).out
+
+
+async def test_a_network_moves_into_a_log_and_back_with_every_row_and_who_is_who(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    lab, back, log = tmp_path / "lab.db", tmp_path / "back.db", server.url("lab")
+    async with running_node(db=lab, durability="full") as node:
+        ann, bob = await node.agent("ann"), await node.agent("bob")
+        await ann.call("channels.create", {"name": "dev"})
+        await bob.call("channels.join", {"name": "dev"})
+        for number in range(20):
+            await ann.send("channel:dev", f"message {number} " + "é" * number)
+        tokens = node.tokens
+    before = await export(lab)
+    moved = json.loads((await invoke("cluster", "migrate", "--from", lab, "--to", log, "--json")).out)
+    assert moved["is_equal"]
+    assert moved["rows"] == len(before.splitlines()) - 1
+    assert await export(lab) == before
+    again = await invoke("cluster", "migrate", "--from", lab, "--to", log)
+    assert "lab.db is in the log" in again.out
+    await invoke("cluster", "rebuild", "--log", log, "--db", tmp_path / "a.db")
+    assert json.loads((await invoke("cluster", "verify", "--log", log, "--db", tmp_path / "a.db", "--json")).out)[
+        "is_equal"
+    ]
+    await invoke("cluster", "migrate", "--from", log, "--to", back)
+    assert await export(back) == before, "also the epoch"
+    done = await invoke("cluster", "migrate", "--from", log, "--to", back, code=1)
+    assert "has a history of its own" in done.err
+    async with running_node(db=back, durability="full") as node:
+        node.tokens = tokens
+        bob = await node.agent("bob")
+        assert (await bob.call("network.history", {"thread_id": "channel:dev"}))["messages"][-1]["content"].startswith(
+            "message 19"
+        )
+
+
+async def test_a_move_that_is_killed_goes_on_and_nobody_serves_what_is_not_whole(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    lab, log = tmp_path / "lab.db", server.url("lab")
+    await make_database(lab, 20_000)
+    client = await nats.connect(f"nats://{server.hosts}")
+    appended = await client.subscribe("roundelay.lab.log")
+    found = list[int]()
+    for kill_at in (3, 4):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "roundelay", "cluster", "migrate", "--from", str(lab), "--to", log),
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        for _ in range(kill_at):
+            await appended.next_msg(timeout=30)
+        process.kill()
+        await process.wait()
+        found.append((await client.jetstream().stream_info("lab")).state.last_seq)
+        while appended.pending_msgs:
+            await appended.next_msg()
+    assert found[0] < found[1] < 22, "each was killed in the middle, and the second went on"
+    refused = await run("up", "--port", "0", "--db", tmp_path / "a.db", "--log", log, code=1)
+    assert "let `roundelay cluster migrate` go on" in refused.err
+    out = await run("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
+    assert "is not whole" in out.err
+    other = tmp_path / "other.db"
+    await make_database(other, 3, epoch="e2")
+    assert "holds another network" in (await run("cluster", "migrate", "--from", other, "--to", log, code=1)).err
+    moved = json.loads((await run("cluster", "migrate", "--from", lab, "--to", log, "--json")).out)
+    assert (moved["is_equal"], moved["rows"], moved["values"]) == (True, 20_000, 2)
+    await client.close()
+
+
+def change(db: Path, sql: str) -> None:
+    with closing(sqlite3.connect(db)) as connection, connection:
+        connection.execute(sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("UPDATE log SET data = '{}' WHERE seq = 3", "lacks row #3"),
+        ("DELETE FROM log WHERE seq = 5", "lacks row #5"),
+        ("DELETE FROM state WHERE tbl = 'token'", "lacks 'h' of the table token"),
+        ("UPDATE state SET value = '{}' WHERE tbl = 'dead'", "another value for"),
+        (
+            "INSERT INTO state (tbl, key, value) VALUES ('hold', 'broadcast', '{}')",
+            "has, and the log has not, 'broadcast'",
+        ),
+    ],
+)
+async def test_what_differs_from_the_log_is_named(server: NatsServer, tmp_path: Path, sql: str, told: str) -> None:
+    lab, index, log = tmp_path / "lab.db", tmp_path / "a.db", server.url("lab")
+    await make_database(lab, 5)
+    await invoke("cluster", "migrate", "--from", lab, "--to", log)
+    await invoke("cluster", "rebuild", "--log", log, "--db", index)
+    change(index, sql)
+    assert told in (await invoke("cluster", "verify", "--log", log, "--db", index, code=1)).out
+
+
+async def test_what_cannot_be_moved_is_refused_and_nothing_is_made(server: NatsServer, tmp_path: Path) -> None:
+    lab, log = tmp_path / "lab.db", server.url("lab")
+    migrate = ("cluster", "migrate", "--from")
+    assert "There is no database" in (await invoke(*migrate, lab, "--to", log, code=1)).err
+    lab.write_text("some text that is no database")
+    assert "no database of a node" in (await invoke(*migrate, lab, "--to", log, code=1)).err
+    lab.unlink()
+    assert "There is no log" in (await invoke(*migrate, log, "--to", tmp_path / "b.db", code=1)).err
+    assert not (tmp_path / "b.db").exists()
+    assert "One of --from and --to" in (await invoke(*migrate, lab, "--to", tmp_path / "b.db", code=2)).err
+    await make_database(lab, 5)
+    change(lab, "DELETE FROM log WHERE seq = 2")
+    assert "has no whole row #2" in (await invoke(*migrate, lab, "--to", log, code=1)).err
+    assert "There is no log" in (await invoke("cluster", "status", "--log", server.url("new"), code=1)).err
+
+
+async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_there(tmp_path: Path) -> None:
+    port = free_port()
+    start = ("cluster", "start", "--nodes", "1", "--dir", str(tmp_path / "nats"), "--port", str(port))
+
+    async def started() -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "roundelay", *start), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert "ready" in (await process.stdout.readline()).decode()
+        assert f"--log 'nats://127.0.0.1:{port}/lab'" in (await process.stdout.readline()).decode()
+        return process
+
+    async def stop(process: asyncio.subprocess.Process) -> None:
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+    log, known = f"nats://127.0.0.1:{port}/lab", dict[str, Any]()
+    process = await started()
+    taken = await run(*start, code=2)
+    assert f"Port {port}" in taken.err
+    up = ("up", "--port", "0", "--no-web", "--db", str(tmp_path / "a.db"), "--log", log)
+    node = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "roundelay", *up), stdout=asyncio.subprocess.PIPE
+    )
+    assert node.stdout is not None
+    while b"ready" not in (await node.stdout.readline()):
+        pass
+    known = json.loads((await run("cluster", "status", "--log", log, "--json")).out)
+    assert [(it["leads"], it["behind"]) for it in known["nodes"]] == [(True, 0)]
+    refused = await run("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
+    assert f"Nodes use the log {log} ({known['nodes'][0]['node']})" in refused.err
+    await stop(node)
+    await stop(process)
+    process = await started()
+    told = await run("cluster", "status", "--log", log)
+    assert "no node says that it is there" in told.out
+    assert f"{known['records'] + 1} records" in told.out, "what they had, and that the node has gone"
+    await stop(process)
