@@ -23,11 +23,11 @@ from . import Meta
 from .shared_log import (
     Commit,
     Header,
+    Heartbeat,
     LogAway,
     LogMoved,
     LogRecord,
     Reader,
-    Heartbeat,
     SharedLog,
     digest,
     read_commit,
