@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.asyncapi import asyncapi_document
+from tests.crash.test_takeovers import OWNER, cluster, find_leader, join
 from tests.suites.environment import node_modules_of
 from tests.support.counts import Note
 from tests.support.node import ProcessNode, node_process
@@ -201,6 +202,40 @@ async def test_what_is_said_again_after_a_lost_answer_is_there_once(client: Path
         story.note(sender)
         assert story.duplicates
         await story.check(receiver, note, cuts=len(proxy.log))
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.full)])
+@pytest.mark.timeout(900)
+async def test_of_nodes_that_share_a_log_the_next_one_is_gone_to_and_nothing_is_lost_or_doubled(
+    client: Path, tmp_path: Path, note: Note, rounds: int
+) -> None:
+    """Sender and receiver know both nodes; the leader is killed again and again."""
+    async with cluster(tmp_path, "a", "b") as (_, nodes):
+        await find_leader(nodes)
+        settings = {"NODE_URL": ",".join(it.url for it in nodes)}
+        to = {"AGENT": "ann", "KIND": "human", "TOKEN": OWNER, "TO": "agent:ben", "OUTBOX": str(tmp_path / "outbox")}
+        async with running_program(client, "receiver.ts", **settings, AGENT="ben", TOKEN="b" * 43) as receiver:
+            await receiver.heard("began")
+            async with running_program(client, "sender.ts", **settings, **to) as sender:
+                for _ in range(rounds):
+                    await sender.heard("stored", len(sender.named("stored")) + STORED_BETWEEN)
+                    leader = await find_leader(nodes)
+                    await leader.end()
+                    await leader.start()
+                await sender.heard("stored", len(sender.named("stored")) + STORED_BETWEEN)
+                sender.tell(stop=True)
+                assert await sender.wait() == 0, sender.errors
+            async with join(nodes, "host") as host:
+                log = await read_log(host, "ann")
+                await host.send("agent:ben", {"n": "the end"})
+            assert await receiver.wait() == 0, receiver.errors
+    said, stored = sender.named("said"), sender.named("stored")
+    numbers = [it["content"]["n"] for it in log]
+    got = [it["seq"] for it in receiver.named("got") if it["sender"] == "ann"]
+    note(takeovers=rounds, said=len(said), stored=len(stored), in_the_log=len(log), delivered=len(got))
+    assert numbers == said
+    assert {it["seq"] for it in stored} == {it["seq"] for it in log}
+    assert got == [it["seq"] for it in log]
 
 
 async def test_a_reader_that_stands_still_is_behind_and_misses_nothing(

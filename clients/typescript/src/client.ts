@@ -45,7 +45,8 @@ export type WebSocketConstructor = new (url: string, protocol: string) => {
 };
 
 export interface ConnectOptions {
-  /** `ws://HOST:PORT/` or `wss://`. Nothing secret belongs into it: the token goes in the first frame. */
+  /** `ws://HOST:PORT/` or `wss://`; several, with commas between them, are nodes of one network, of which one serves. Nothing secret belongs
+   * into it: the token goes in the first frame, to whichever of them takes it. */
   url: string;
   agentId: string;
   /** An agent makes its own (`makeToken`) and keeps it; a person's or a service's comes from an operator. */
@@ -347,6 +348,7 @@ export class Client {
       });
       signal?.addEventListener("abort", onAbort);
       try {
+        for (const it of url.split(",")) checkAddress(it); // before one of them is tried, as a later one is opened where nobody would catch it
         this.#connection.connect((event) => this.#take(event));
       } catch (error) {
         end(new ConnectError("closed", `${url} is no URL of a hub: write ws://HOST:PORT/ (${error}).`));
@@ -448,6 +450,12 @@ export class Client {
   #wakeReaders(): void {
     for (const wake of [...this.#readers]) wake();
   }
+}
+
+/** Throw at what no WebSocket takes. */
+function checkAddress(url: string): void {
+  const { protocol, hash } = new URL(url);
+  if (!["ws:", "wss:", "http:", "https:"].includes(protocol) || hash) throw new SyntaxError(`${url} has another scheme, or a fragment`);
 }
 
 /** A new token: 32 random bytes, base64url. Keep it before it is used: the first use of an agent's id ties it to that. */

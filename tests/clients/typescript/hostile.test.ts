@@ -138,6 +138,38 @@ test("a server that ends each connection is come back to, later and later", asyn
   assert.ok(at.length >= 3 && at.length <= 6, `${at.length} tries`);
 });
 
+test("of several addresses the one that serves is found at once, also when that is another one", async (t) => {
+  const refused = createServer((socket) => void socket.end("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"));
+  await new Promise<void>((resolve) => refused.listen(0, "127.0.0.1", resolve));
+  t.after(() => refused.close());
+  const waiting = `ws://127.0.0.1:${(refused.address() as { port: number }).port}/`;
+  const came: number[] = [];
+  let leave = () => {};
+  const serving = async (number: number) =>
+    await serve(t, (say, socket) => {
+      came.push(number);
+      if (came.filter((it) => it === number).length > 1) return void socket.destroy(); // it serves once
+      say(JSON.stringify(WELCOME));
+      leave = () => socket.destroy();
+    });
+  const url = [waiting, await serving(1), "ws://127.0.0.1:1/", await serving(2)].join();
+  const client = await connect({ url, agentId: "ann", token: "t", connectTimeoutMs: 10_000 });
+  assert.deepEqual(came, [1]);
+  const isBack = once(client, "state", (it) => it.state === "online");
+  const offline: unknown[] = [];
+  client.on("state", ({ state }) => state === "offline" && offline.push(state));
+  leave();
+  await isBack;
+  assert.deepEqual([came, offline.length], [[1, 1, 2], 1]);
+  await client.close();
+});
+
+for (const url of ["ws://127.0.0.1:1/,nowhere", "ws://127.0.0.1:1/,", "ftp://127.0.0.1:1/", "ws://127.0.0.1:1/,ws://127.0.0.1:1/#x"]) {
+  test(`${url} is refused before anything is tried`, async () => {
+    await assert.rejects(connect({ url, agentId: "ann", token: "t", connectTimeoutMs: 5000 }), /is no URL of a hub/);
+  });
+}
+
 test("a hub that puts everybody off is asked again when it said, and a revoked token ends it", async (t) => {
   const at: number[] = [];
   const closing = (code: number) => String.fromCharCode(code >> 8, code & 255);

@@ -3,14 +3,14 @@ import { createInterface } from "node:readline";
 import { connect } from "roundelay-client";
 import { fileStore } from "roundelay-client/node";
 
-const { NODE_URL, TOKEN, AGENT, TO, OUTBOX, FIRST = "0", LAST = "Infinity" } = process.env as Record<string, string>;
+const { NODE_URL, TOKEN, AGENT, KIND, TO, OUTBOX, FIRST = "0", LAST = "Infinity" } = process.env as Record<string, string>;
 const tell = (value: object) => void process.stdout.write(`${JSON.stringify(value)}\n`);
 const MAX_WAITING = 8;
 let isOver = false;
 
 const outbox = fileStore(OUTBOX!);
 const left = outbox.length;
-const client = await connect({ url: NODE_URL!, agentId: AGENT!, token: TOKEN!, outbox });
+const client = await connect({ url: NODE_URL!, agentId: AGENT!, token: TOKEN!, outbox, ...(KIND === "human" && { kind: KIND }) });
 createInterface({ input: process.stdin })
   .on("line", (line) => ("wake" in JSON.parse(line) ? client.wake() : (isOver = true)))
   .on("close", () => process.exit(1)); // its test has ended

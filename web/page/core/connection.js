@@ -58,7 +58,8 @@ const LATER = ["rate_limited", "overloaded"];
 
 export class Connection {
   /**
-   * `newToken`: `token` is a one-time login, which the hub binds this one by. `storage` (localStorage's methods) keeps
+   * `url` may be several, with commas between them: nodes of one network, of which one serves. One that gives no welcome is left for the
+   * next. `newToken`: `token` is a one-time login, which the hub binds this one by. `storage` (localStorage's methods) keeps
    * what is not yet sent over a restart. `random` gives numbers from 0 to 1, `now` milliseconds. `hello` has further fields of that frame.
    * `resume` is where delivery starts; without it, and without `staysInPlace`, the hub says where, each time that this comes back.
    * `handlesAtOnce`: what `onEvent` has taken is handled; without it `ack` and `nack` say. `maxUnanswered` messages are under way
@@ -79,7 +80,9 @@ export class Connection {
     /** @type {any} the last one */
     this.welcome = null;
     this.isOver = false;
-    this._url = url;
+    this._urls = url.split(",");
+    /** How many of them have given no welcome since one did, or since all were tried. */
+    this._passed = 0;
     /** @type {Record<string, unknown>} */
     this._hello = { type: "hello", protocol: 1, agent_id: agentId, kind, role: "observer", client, ...hello };
     this._token = token;
@@ -237,7 +240,7 @@ export class Connection {
   _open() {
     this._stop("retry");
     this._tellConnection("connecting");
-    const socket = new this._WebSocket(this._url, SUBPROTOCOL);
+    const socket = new this._WebSocket(/** @type {string} */ (this._urls[0]), SUBPROTOCOL);
     this._socket = socket;
     this._error = null;
     const isMine = () => this._socket === socket;
@@ -274,6 +277,8 @@ export class Connection {
     if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined) {
       this._fence = undefined; // a hub whose ledger was lost or replaced never gave it out; an overtaken one ends with 4409
     } else if (refusal !== null) return this._end("refused", refusal);
+    if (!wasWelcome && error === null && this._goToNext()) return;
+    this._passed = 0;
     if (wasWelcome && this.now() - this._joinedAt >= STEADY_MS) this._delay = FIRST_DELAY_MS;
     // apart from each other, so that a restarted hub is not met by all at once
     let wait = this._delay * (0.5 + this.random() / 2);
@@ -281,6 +286,15 @@ export class Connection {
     this._delay = Math.min(this._delay * 2, this.maxDelay);
     this._tellConnection("offline", { code: String(code), message: error?.message ?? reason });
     if (!this.isOver) this._after("retry", wait, () => this._open());
+  }
+
+  /** Try the next address at once. False: there is none that was not tried. */
+  _goToNext() {
+    this._urls.push(/** @type {string} */ (this._urls.shift()));
+    this._passed += 1;
+    if (this._passed >= this._urls.length) return false;
+    this._open();
+    return true;
   }
 
   /** Why no further try helps, or null. @param {number} code @param {string} reason @param {Refused | null} error */
@@ -392,6 +406,7 @@ export class Connection {
     }
     this.welcome = frame;
     this._isWelcome = true;
+    this._passed = 0;
     this._joinedAt = this.now();
     this._acks.beginSession(frame.cursor);
     this._fence = frame.fence;
