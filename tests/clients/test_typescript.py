@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -236,6 +237,24 @@ async def test_of_nodes_that_share_a_log_the_next_one_is_gone_to_and_nothing_is_
     assert numbers == said
     assert {it["seq"] for it in stored} == {it["seq"] for it in log}
     assert got == [it["seq"] for it in log]
+
+
+def test_a_message_of_which_the_disk_takes_a_part_is_refused_and_leaves_the_others_readable(
+    client: Path, tmp_path: Path
+) -> None:
+    """A write may take less than it was given, and say so by its count alone."""
+    script = f"""
+        import {{ fileStore }} from "roundelay-client/node";
+        const store = fileStore({json.dumps(str(tmp_path / "outbox"))});
+        store.setItem("small", "kept");
+        try {{ store.setItem("large", "x".repeat(100_000)); process.exit(3); }} catch (error) {{ console.log(error.code); }}
+    """
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # noqa: E731
+    command = [NODE, "--input-type=module", "--eval", script]
+    done = subprocess.run(command, cwd=client, capture_output=True, text=True, timeout=30, preexec_fn=limit)
+    assert (done.returncode, done.stdout.strip()) == (0, "EFBIG"), done.stderr
+    [kept] = (tmp_path / "outbox").iterdir()
+    assert json.loads(kept.read_text())["value"] == "kept"
 
 
 async def test_a_reader_that_stands_still_is_behind_and_misses_nothing(

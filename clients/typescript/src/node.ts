@@ -1,7 +1,7 @@
 /** What node alone can do: an outbox in files. */
 
 import { createHash } from "node:crypto";
-import { closeSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, renameSync, rmSync, writeSync } from "node:fs";
+import { closeSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 
 import type { OutboxStore } from "./client.ts";
@@ -41,8 +41,11 @@ class FileStore implements OutboxStore {
     const path = this.#pathOf(key);
     const file = openSync(`${path}.new`, "w", 0o600);
     try {
-      writeSync(file, JSON.stringify({ key, value }));
+      writeFileSync(file, JSON.stringify({ key, value })); // all of it: `writeSync` may take a part
       fsyncSync(file);
+    } catch (error) {
+      rmSync(`${path}.new`, { force: true });
+      throw error;
     } finally {
       closeSync(file);
     }
