@@ -309,14 +309,20 @@ def resolve_config(
 
 
 def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
-    """Every value under the name that the origins use, without passwords; the agents are left out."""
+    """Every value as it may be shown, without passwords, under the name that the origins use; the agents are left
+    out."""
+    values = _flatten(config)
+    if config.log is not None:
+        values["log"] = hide_password(config.log)
+    return values
+
+
+def _flatten(config: NodeConfig) -> dict[str, JsonValue]:
     nested: dict[str, JsonValue] = config.model_dump(mode="json")
     for group in _GROUPS:
         members = nested.pop(group)
         assert isinstance(members, dict)
         nested |= {f"{group}.{name}": value for name, value in members.items()}
-    if config.log is not None:
-        nested["log"] = hide_password(config.log)
     if nested["rights"] is None:
         del nested["rights"]
     quotas = nested.pop("quotas")
@@ -419,7 +425,7 @@ def _check(field: str, value: object, label: str) -> JsonValue:
         checked = NodeConfig.model_validate(_nest({field: value}), strict=False)  # "8700" is a number here
     except ValidationError as error:
         raise ConfigError(f"{label} {describe_problem(error.errors()[0])}") from error
-    return flat_values(checked)[field]
+    return _flatten(checked)[field]
 
 
 def _nest(flat: Mapping[str, object]) -> dict[str, Any]:

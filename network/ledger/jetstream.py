@@ -99,18 +99,28 @@ class JetStreamLog:
         self._subject = f"roundelay.{address.stream}"
 
     async def open(self, *, is_made: bool = True) -> None:
-        client = Client()
+        client, refusals = Client(), list[Exception]()
+
+        async def note(error: Exception) -> None:  # what a call needs is raised there
+            if "authorization" in str(error).lower():
+                refusals.append(error)
+
         try:
             await client.connect(
                 list(self._address.servers),
                 connect_timeout=CONNECT_S,
                 max_reconnect_attempts=RECONNECTS,  # of -1 the first connect tries for ever
                 reconnect_time_wait=1,
-                error_cb=_pass_over,  # what a call needs is raised there
+                error_cb=note,
             )
         except FAILURES as error:
             with suppress(*FAILURES):
                 await client.close()
+            if refusals:
+                raise LedgerError(
+                    f"The NATS servers of {self.name} refuse who connects ({refusals[-1]}): name a user and a password that "
+                    "they know, as in nats://USER:PASSWORD@HOST:PORT/STREAM."
+                ) from error
             raise LogAway(f"No NATS server of {self.name} can be reached ({_tell(error)}); is one running?") from error
         self._nats = client
         try:
@@ -293,10 +303,6 @@ class JetStreamLog:
         # while servers choose a new one to lead, a stream or a consumer may not even be found
         kind = LedgerError if isinstance(error, APIError) and error.err_code in FULL else LogAway
         return kind(f"The shared log {self.name} failed: {_tell(error)}.")
-
-
-async def _pass_over(_: Exception) -> None:
-    pass
 
 
 def _is_passing(error: APIError) -> bool:

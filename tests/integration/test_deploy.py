@@ -14,10 +14,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from tests.support.command import command, run
+from tests.support.nats import SERVER, free_port, wait_until_chosen
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -130,3 +132,89 @@ async def test_the_units_command_runs_and_a_wrong_file_is_not_tried_again(tmp_pa
     assert {it.name for it in state.iterdir()} >= {"roundelay.db", "home"}
     (config / "roundelay.yaml").write_text("prot: 1\n", encoding="utf-8")
     await run(*arguments, cwd=config, code=int(service["RestartPreventExitStatus"]), **environment)
+
+
+# --- several nodes on one log
+
+CLUSTER = DEPLOY / "cluster"
+
+
+def read_cluster() -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
+    """The compose file, and the manifests by kind and name."""
+    compose = yaml.safe_load((CLUSTER / "compose.yaml").read_text(encoding="utf-8"))
+    manifests = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text(encoding="utf-8"))
+    return compose, {(it["kind"], it["metadata"]["name"]): it for it in manifests}
+
+
+def test_the_manifests_are_what_kubernetes_takes() -> None:
+    _, manifests = read_cluster()
+    for manifest in manifests.values():
+        kubernetes_validate.validate(manifest, "1.30", strict=True)
+    [node] = manifests["StatefulSet", "roundelay"]["spec"]["template"]["spec"]["containers"]
+    [nats] = manifests["StatefulSet", "roundelay-nats"]["spec"]["template"]["spec"]["containers"]
+    assert node["ports"][0]["containerPort"] == int(of("EXPOSE"))
+    assert {it["mountPath"] for it in node["volumeMounts"]} >= {of("VOLUME"), f"{of('VOLUME')}/roundelay.db.owner"}
+    assert {of("USER")} == {
+        str(manifests["StatefulSet", "roundelay"]["spec"]["template"]["spec"]["securityContext"]["runAsUser"])
+    }
+    services = {name for kind, name in manifests if kind == "Service"}
+    for place in re.findall(r"([\w-]+\.[\w-]+):(?:4222|6222)", f"{node['env']} {nats['args']}"):
+        pod, _, service = place.partition(".")
+        assert re.fullmatch(r"roundelay-nats-[012]", pod), place
+        assert service in services
+    assert manifests["ConfigMap", "roundelay-nats"]["data"]["nats.conf"].replace(" ", "") in (
+        re.sub(r" *#.*\n", "\n", (CLUSTER / "nats.conf").read_text(encoding="utf-8")).lstrip().replace(" ", "")
+    ), "the same as that of compose"
+
+
+def test_the_cluster_of_compose_is_of_this_image() -> None:
+    compose, _ = read_cluster()
+    services = compose["services"]
+    for name in ("node-a", "node-b"):
+        node = services[name]
+        assert (CLUSTER / node["build"]["context"]).resolve() == ROOT
+        assert (ROOT / node["build"]["dockerfile"]).is_file()
+        assert [it.split(":")[0] for it in node["ports"]] == ["127.0.0.1"], "nothing is encrypted"
+        assert f"./owner:{of('VOLUME')}/roundelay.db.owner:ro" in node["volumes"]
+        hosts = re.findall(r"([\w-]+):4222", node["environment"]["ROUNDELAY_LOG"])
+        assert hosts == [it for it in services if it.startswith("nats-")]
+    assert "cluster" in re.findall(r"roundelay\[(.*?)\]", " ".join(rest for _, rest in IMAGE))[0].split(",")
+    used = {it.split(":")[0] for service in services.values() for it in service["volumes"] if not it.startswith("./")}
+    assert used == set(compose["volumes"])
+
+
+async def test_the_servers_of_the_cluster_take_each_other_and_nodes_with_the_password_alone(tmp_path: Path) -> None:
+    ports = {port: [free_port() for _ in range(3)] for port in ("4222", "6222", "8222")}
+    routes = ",".join(f"nats-route://roundelay:p4ss@127.0.0.1:{port}" for port in ports["6222"])
+    servers = []
+    try:
+        for number in range(3):
+            text = (CLUSTER / "nats.conf").read_text(encoding="utf-8").replace("/data/store", f"{tmp_path}/{number}")
+            for port, own in ports.items():
+                text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{own[number]}")
+            file = tmp_path / f"{number}.conf"
+            file.write_text(text, encoding="utf-8")
+            environment = {"SERVER_NAME": f"nats-{number}", "NATS_PASSWORD": "p4ss"}
+            servers.append(
+                await asyncio.create_subprocess_exec(
+                    str(SERVER),
+                    f"--config={file}",
+                    f"--routes={routes}",
+                    env=environment,
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
+            )
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports["4222"])
+        async with asyncio.timeout(60):
+            await wait_until_chosen([f"nats://roundelay:p4ss@{host}" for host in hosts.split(",")])
+        up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "a.db", "--log")
+        refused = await run(*up, f"nats://{hosts}/lab?replicas=3", code=1)
+        assert "refuse who connects" in refused.err
+        assert "nats://USER:PASSWORD@HOST" in refused.err
+        async with command(*up, f"nats://roundelay:p4ss@{hosts}/lab?replicas=3") as node:
+            await node.line("^Roundelay is ready")
+            await node.stop()
+    finally:
+        for server in servers:
+            server.kill()
+            await server.wait()

@@ -99,18 +99,24 @@ async def nats_servers(folder: Path, count: int = 3) -> AsyncIterator[list[NatsS
     ]
     try:
         await asyncio.gather(*(server.start() for server in servers))
-        client = await nats.connect([f"nats://{server.hosts}" for server in servers])
-        async with asyncio.timeout(60):
-            while True:
-                with contextlib.suppress(nats.errors.Error):
-                    await client.jetstream(timeout=1).add_stream(name="probe", num_replicas=count)
-                    break
-                await asyncio.sleep(0.1)
-        await client.close()
+        await wait_until_chosen([f"nats://{server.hosts}" for server in servers])
         yield servers
     finally:
         await asyncio.gather(*(server.kill9() for server in servers))
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def wait_until_chosen(urls: list[str]) -> None:
+    """Wait until the servers at these addresses take a stream that all of them keep."""
+    client = None
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                client = client or await nats.connect(urls, allow_reconnect=True, max_reconnect_attempts=2)
+                await client.jetstream(timeout=1).add_stream(name="probe", num_replicas=len(urls))
+                break
+            await asyncio.sleep(0.1)
+    await client.close()
 
 
 class Cable:
