@@ -24,12 +24,14 @@ from nats.js.errors import APIError, NotFoundError
 
 from roundelay.network.errors import ConfigError, LedgerError
 
-from .shared_log import LogAway, LogMoved, LogRecord, digest
+from .shared_log import LogAway, LogChoosing, LogMoved, LogRecord, digest
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The server's codes for a record that does not follow the last one."""
 UNDER_WAY = 10158
 """Its code for a record whose earlier try is not stored yet."""
+NO_LEADER = 10008
+"""Its code where the servers are choosing who of them leads."""
 FULL = (10023, 10047, 10077)
 """Its codes for a stream or a server without room: 503 as of what passes, and it does not."""
 CONNECT_S = 5
@@ -133,6 +135,10 @@ class JetStreamLog:
             await client.subscribe(f"{self._subject}.said", cb=self._hear)
         except FAILURES as error:
             await self.close()
+            if isinstance(error, asyncio.TimeoutError) or (isinstance(error, APIError) and error.err_code == NO_LEADER):
+                raise LogChoosing(
+                    f"The servers of {self.name} are there, and do not answer ({_tell(error)})."
+                ) from error
             raise self._failed(error) from error
         except BaseException:
             await self.close()

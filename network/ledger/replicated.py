@@ -25,6 +25,7 @@ from .shared_log import (
     Header,
     Heartbeat,
     LogAway,
+    LogChoosing,
     LogMoved,
     LogRecord,
     Reader,
@@ -148,8 +149,13 @@ class ReplicatedLedger:
         """Follow the log until nobody leads, claim it, and give what the index then holds."""
         try:
             await self._index.open()
-            await self._shared.open()
-            await self._lead()
+            is_away = False
+            try:
+                await self._shared.open()
+            except LogChoosing as error:  # an engine that was never there is a wrong address, and is told
+                log.warning("the shared log is waited for: %s", error)
+                is_away = True
+            await self._lead(is_away=is_away)
             self._telling = asyncio.create_task(self._tell(), name="ledger-leads")  # a large index takes long to open
             await self._index.close()  # what the tables hold is read at its start
             meta, puts = await self._index.open()
@@ -268,17 +274,18 @@ class ReplicatedLedger:
     def _follow(self, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
         return aclosing(cast(AsyncGenerator[LogRecord, None], self._shared.follow(after)))
 
-    async def _lead(self) -> None:
+    async def _lead(self, *, is_away: bool = False) -> None:
         """Follow until this node has claimed the log. An engine that goes away meanwhile is waited for."""
-        is_away = False
-        self._reader = await self._find_place()
+        is_placed = False
         while True:
             try:
                 if is_away:
                     await asyncio.sleep(AGAIN_S)
                     await self._shared.close()
                     await self._shared.open()
-                    is_away, self._reader = False, await self._find_place()
+                    is_away = is_placed = False
+                if not is_placed:
+                    self._reader, is_placed = await self._find_place(), True
                 if await self._shared.end() == 0:
                     writer = self._new_id()
                     await self._append(Header(kind="begin", writer=writer, epoch=self._new_id(), name=self._name), b"")

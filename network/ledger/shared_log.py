@@ -34,6 +34,10 @@ class LogAway(LedgerError):
     """The engine does not answer; it may in a while."""
 
 
+class LogChoosing(LogAway):
+    """The engine is there, and will answer when its servers have chosen who of them leads."""
+
+
 class LogRecord(NamedTuple):
     """One record as the engine holds it; positions ascend by one."""
 

@@ -21,7 +21,7 @@ from roundelay.network.ledger.shared_log import LogMoved
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.support.command import invoke, run
-from tests.support.nats import NatsServer, free_port, nats_server
+from tests.support.nats import NatsServer, free_port, nats_server, nats_servers
 
 _numbers = itertools.count()
 
@@ -261,3 +261,21 @@ async def test_an_index_is_no_database_of_its_own(server: NatsServer, tmp_path: 
         done = await run(*command, "--db", tmp_path / "a.db", code=1)
         assert "name the log with --log" in done.err
     await fill(ledger(server.url("lab"), tmp_path / "a.db"), 2)
+
+
+@pytest.mark.full
+async def test_a_node_that_starts_while_its_servers_choose_waits_for_them(tmp_path: Path) -> None:
+    async with nats_servers(tmp_path / "nats") as servers:
+        url = f"nats://{','.join(it.hosts for it in servers)}/lab?replicas=3"
+        await fill(ledger(url, tmp_path / "a.db"), 1)
+        for server in servers[1:]:
+            await server.kill9()
+        made = ledger(url, tmp_path / "b.db")
+        opening = asyncio.create_task(made.open())
+        await asyncio.sleep(1)  # one of three alone chooses nobody
+        assert not opening.done()
+        await asyncio.gather(*(server.start() for server in servers[1:]))
+        async with asyncio.timeout(40):
+            meta, _ = await opening
+        assert meta.head == 1
+        await made.close()
