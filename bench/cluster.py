@@ -32,7 +32,7 @@ from wire import LoadError
 SIZE_BYTES, WINDOW = 200, 1024
 TO = "agent:receiver-000"
 SINGLE = "one node, FULL"
-SYNCS = {"leader, always": "always", "leader, default": "2m"}
+SYNCS = {"leader, always": "always", "leader, default": '"2m"'}
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> Re
         raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
     # the log holds the truth, so what a power loss takes of the index is followed again
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
-    return ReplicatedLedger(shared, index, new_id=random_id, name=config.name, say=say)
+    is_full = config.durability == "full" and "durability" in config.model_fields_set  # not by default
+    return ReplicatedLedger(shared, index, new_id=random_id, name=config.name, say=say, is_full=is_full)
 
 
 def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
@@ -120,8 +121,10 @@ class StoppedWaiting(Exception):
 class Node:
     """A hub that listens. ``url`` is where; ``owner_token`` joins people and services, and is an operator's."""
 
-    def __init__(self, hub: Hub, server: WebSocketServer, url: str, token: str) -> None:
+    def __init__(self, hub: Hub, server: WebSocketServer, url: str, token: str, durability: str) -> None:
         self.hub = hub
+        self.durability = durability
+        """What it was when the node became ready; ``replicated`` is one that only shared logs have."""
         self.url = url
         self.port = int(url.rpartition(":")[2].rstrip("/"))
         self.owner_token = token
@@ -206,7 +209,7 @@ async def serve(
             server.is_letting_in = True
         except OSError as error:
             raise _cannot_listen(config.host, config.port, error) from error
-        yield Node(hub, server, url, token)
+        yield Node(hub, server, url, token, config.durability if shared is None else shared.durability)
     finally:
         await _close(hub, server)
 

@@ -8,6 +8,8 @@ and with an id, so that one whose answer was lost may be published again.
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import re
 from collections import deque
 from collections.abc import AsyncIterator
@@ -18,9 +20,19 @@ from urllib.parse import parse_qs, urlsplit
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.api import (
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    PersistMode,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    StreamInfo,
+)
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from roundelay.network.errors import ConfigError, LedgerError
 
@@ -34,6 +46,9 @@ NO_LEADER = 10008
 """Its code where the servers are choosing who of them leads."""
 FULL = (10023, 10047, 10077)
 """Its codes for a stream or a server without room: 503 as of what passes, and it does not."""
+NOT_ENABLED = (10039, 10076)
+TOO_FEW = (10005, 10074)
+"""Its codes where there are fewer servers than replicas."""
 CONNECT_S = 5
 RECONNECTS = 5
 """Tries at each server until a connection is given up; then whoever uses the log opens it again."""
@@ -44,21 +59,27 @@ PATIENCE_S = 10.0
 FOLLOW_S = 5.0
 """A follower to whom nothing comes for so long looks whether there is anything."""
 CLOSE_S = 2.0
+MONITOR_S = 1.0
+"""So long a server's monitoring port may take to answer."""
+MAX_ANSWER_BYTES = 1 << 20
 HEARD = 64
 """What was said and not listened to yet: of more the oldest is dropped."""
 MIN_RECORD_BYTES = 64 * 1024
 MAX_BYTES = 10 * 1024**3
+ALWAYS = "always"
 STREAM = re.compile("[A-Za-z0-9_-]{1,64}")
 FAILURES = (NatsError, OSError, asyncio.TimeoutError)
 
 
 class LogAddress(NamedTuple):
-    """``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...``, taken apart."""
+    """``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...&monitor=8222``, taken apart."""
 
     servers: tuple[str, ...]
     stream: str
     replicas: int
     max_bytes: int
+    monitors: tuple[tuple[str, int], ...]
+    """Host and monitoring port of each server; empty where none is named."""
     shown: str
 
 
@@ -79,14 +100,22 @@ def read_log_url(url: str) -> LogAddress:
         replicas, max_bytes = (
             int(options.pop(name, [str(default)])[-1]) for name, default in (("replicas", 1), ("max_bytes", MAX_BYTES))
         )
+        ports = [int(port) for port in options.pop("monitor", [""])[-1].split(",") if port]
     except ValueError as error:
-        raise ConfigError("Of a shared log's address replicas and max_bytes are whole numbers.") from error
+        raise ConfigError("Of a shared log's address replicas, max_bytes and monitor are whole numbers.") from error
     if options:
-        raise ConfigError(f"A shared log's address has no option {min(options)!r}; it has replicas and max_bytes.")
+        raise ConfigError(
+            f"A shared log's address has no option {min(options)!r}; it has replicas, max_bytes and monitor."
+        )
     if replicas not in (1, 3, 5) or max_bytes < 1 << 20:
         raise ConfigError("A shared log has replicas=1, 3 or 5, and max_bytes of at least one mebibyte.")
-    servers = tuple(f"{parts.scheme}://{user}{at}{host}" for host in hosts.split(","))
-    return LogAddress(servers, stream, replicas, max_bytes, f"{parts.scheme}://{hosts}/{stream}")
+    each = hosts.split(",")
+    servers = tuple(f"{parts.scheme}://{user}{at}{host}" for host in each)
+    if len(ports) not in (0, 1, len(each)):
+        raise ConfigError("monitor is one port for all servers of a shared log, or one for each, in their order.")
+    names = (urlsplit(server).hostname or "" for server in servers)
+    monitors = tuple(zip(names, ports * len(each) if len(ports) == 1 else ports, strict=False))
+    return LogAddress(servers, stream, replicas, max_bytes, monitors, f"{parts.scheme}://{hosts}/{stream}")
 
 
 class JetStreamLog:
@@ -99,12 +128,14 @@ class JetStreamLog:
         self._heard: deque[str] = deque(maxlen=HEARD)
         self._hearing = asyncio.Event()
         self._subject = f"roundelay.{address.stream}"
+        self._syncs: dict[str, str] = {}
+        """How servers sync by what they have shown, by their names: ``always``, or how often."""
 
     async def open(self, *, is_made: bool = True) -> None:
         client, refusals = Client(), list[Exception]()
 
         async def note(error: Exception) -> None:  # what a call needs is raised there
-            if "authorization" in str(error).lower():
+            if "authorization" in str(error).lower() or "permissions" in str(error).lower():
                 refusals.append(error)
 
         try:
@@ -135,6 +166,16 @@ class JetStreamLog:
             await client.subscribe(f"{self._subject}.said", cb=self._hear)
         except FAILURES as error:
             await self.close()
+            if refusals:
+                raise LedgerError(
+                    f"The NATS servers of {self.name} do not let this user do what a node does ({refusals[-1]}): it has to "
+                    f"publish to $JS.> and {self._subject}.>, and to subscribe to _INBOX.> and {self._subject}.said."
+                ) from error
+            if _is_without_jetstream(error):
+                raise LogAway(
+                    f"The server of {self.name} has no JetStream for this user, and a shared log is a stream of it: "
+                    "configure `jetstream` at the server, and of the user's account."
+                ) from error
             if isinstance(error, asyncio.TimeoutError) or (isinstance(error, APIError) and error.err_code == NO_LEADER):
                 raise LogChoosing(
                     f"The servers of {self.name} are there, and do not answer ({_tell(error)})."
@@ -156,10 +197,7 @@ class JetStreamLog:
         return self._client().max_payload  # a server may say another one later
 
     async def end(self) -> int:
-        try:
-            return (await self._context().stream_info(self._address.stream)).state.last_seq
-        except FAILURES as error:
-            raise self._failed(error) from error
+        return (await self._get_info()).state.last_seq
 
     async def append(self, data: bytes, after: int) -> int:
         headers = {"Nats-Expected-Last-Sequence": str(after), "Nats-Msg-Id": f"{after + 1}-{digest(data)}"}
@@ -179,7 +217,7 @@ class JetStreamLog:
                     raise self._failed(error) from error
             except FAILURES as error:
                 if asyncio.get_running_loop().time() > until:
-                    raise self._failed(error) from error
+                    raise await self._explain_silence(error) from error
             await asyncio.sleep(0.05)
 
     async def follow(self, after: int) -> AsyncIterator[LogRecord]:
@@ -235,17 +273,49 @@ class JetStreamLog:
             await self._hearing.wait()
         return self._heard.popleft()
 
-    async def describe(self) -> dict[str, Any]:
+    async def find_doubt(self) -> str:
+        if not self._address.monitors:
+            return (
+                "its address does not say where the servers show how they sync: name their monitoring port, as in "
+                f"{self.name}?monitor=8222"
+            )
+        info, _ = await asyncio.gather(self._get_info(), self._ask_monitors())
+        cluster = info.cluster
+        names = [cluster.leader or ""] if cluster is not None else []
+        names += [it.name or "" for it in (cluster.replicas if cluster is not None else None) or [] if not it.offline]
+        for name in names:  # who is away acknowledges nothing
+            sync = self._syncs.get(name)
+            if sync is None:
+                return f"the server {name or 'of its stream'} has not shown at its monitoring port how it syncs"
+            if sync != ALWAYS:
+                return f"the server {name} syncs {sync}, not before it acknowledges: set sync_interval: always"
+        return "" if names else "its servers do not say who of them keeps it"
+
+    async def _ask_monitors(self) -> None:
+        """Of a server that does not answer holds what it has shown before."""
+        asked = (asyncio.to_thread(_ask_monitor, host, port) for host, port in self._address.monitors)
+        for found in await asyncio.gather(*asked):
+            self._syncs.update(found)
+
+    async def _get_info(self) -> StreamInfo:
         try:
-            info = await self._context().stream_info(self._address.stream)
+            return await self._context().stream_info(self._address.stream)
         except FAILURES as error:
             raise self._failed(error) from error
+
+    async def describe(self) -> dict[str, Any]:
+        doubt = await self.find_doubt()
+        info = await self._get_info()
         config, cluster = info.config, info.cluster
         servers = [] if cluster is None else [{"name": cluster.leader or "", "leads": True, "is_current": True}]
         for peer in (cluster.replicas if cluster is not None else None) or []:
             lag = {"is_current": bool(peer.current) and not peer.offline, "records_behind": peer.lag or 0}
             servers.append({"name": peer.name or "", "leads": False, **lag})
+        for server in servers:
+            server["syncs"] = self._syncs.get(str(server["name"]), "")
         return {
+            "durability": "replicated" if doubt else "full",
+            "doubt": doubt,
             "engine": "JetStream",
             "records": info.state.messages,
             "bytes": info.state.bytes,
@@ -281,6 +351,7 @@ class JetStreamLog:
             for name in ("subjects", "retention", "discard", "storage", "num_replicas")
             if getattr(found, name) != getattr(wanted, name)
         ]
+        wrong += ["persist_mode"] if found.persist_mode == PersistMode.ASYNC else []  # it acknowledges before it writes
         wrong += [name for name in ("max_age", "max_msgs_per_subject") if (getattr(found, name) or 0) > 0]  # they drop
         if wrong:
             told = ", ".join(f"{name} {getattr(found, name)!r}" for name in wrong)
@@ -288,6 +359,18 @@ class JetStreamLog:
                 f"The stream {address.stream} of {self.name} is there, and is no log of a Roundelay network as it is asked "
                 f"for ({told}); name another stream, or the replicas that it has."
             )
+
+    async def _explain_silence(self, error: BaseException) -> LedgerError:
+        """Why no record was answered: a server whose disk has refused one answers everything else."""
+        if isinstance(error, asyncio.TimeoutError):
+            with suppress(LedgerError):
+                cluster = (await self._get_info()).cluster
+                name = (cluster.leader if cluster is not None else None) or "that leads it"
+                return LogAway(
+                    f"The shared log {self.name} takes no record: its server {name} answers, and stores nothing. Its disk may "
+                    "be full (its log says); make room, and start that server again."
+                )
+        return self._failed(error)
 
     async def _is_ours(self, data: bytes, position: int) -> bool:
         try:
@@ -306,13 +389,44 @@ class JetStreamLog:
         return self._client().jetstream(timeout=CONNECT_S)
 
     def _failed(self, error: BaseException) -> LedgerError:
+        code = error.err_code if isinstance(error, APIError) else None
+        if code in FULL:
+            return LedgerError(
+                f"The shared log {self.name} has no room ({_tell(error)}): give the stream and its servers more, or name "
+                "fewer bytes with ?max_bytes=."
+            )
+        if code in TOO_FEW:
+            return LedgerError(
+                f"The servers of {self.name} cannot keep {self._address.replicas} replicas ({_tell(error)}): as many servers "
+                "have to run in one cluster, or name fewer with ?replicas=."
+            )
         # while servers choose a new one to lead, a stream or a consumer may not even be found
-        kind = LedgerError if isinstance(error, APIError) and error.err_code in FULL else LogAway
-        return kind(f"The shared log {self.name} failed: {_tell(error)}.")
+        return LogAway(f"The shared log {self.name} failed: {_tell(error)}.")
 
 
 def _is_passing(error: APIError) -> bool:
     return error.err_code == UNDER_WAY or (error.code == 503 and error.err_code not in FULL)
+
+
+def _is_without_jetstream(error: BaseException) -> bool:
+    if isinstance(error, ServiceUnavailableError):
+        return error.err_code in (None, *NOT_ENABLED)
+    return isinstance(error, NoRespondersError)
+
+
+def _ask_monitor(host: str, port: int) -> dict[str, str]:
+    """How the server that answers there syncs, by its name; nothing where none answers that has JetStream."""
+    connection = http.client.HTTPConnection(host, port, timeout=MONITOR_S)
+    try:
+        connection.request("GET", "/varz")
+        shown = json.loads(connection.getresponse().read(MAX_ANSWER_BYTES))
+        config = shown["jetstream"]["config"]
+        seconds = int(config.get("sync_interval", 0)) / 1e9
+        return {str(shown["server_name"]): ALWAYS if config.get("sync_always") is True else f"every {seconds:,.10g} s"}
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+    finally:
+        connection.close()
 
 
 def _tell(error: BaseException) -> str:

@@ -49,6 +49,8 @@ LISTENED_S = 2 * ALIVE_S
 AGAIN_S = 1.0
 """Between two tries to follow an engine that is away."""
 RELEASE_S = 1.0
+SYNC_S = 10.0
+"""How often a leader asks whether what is acknowledged is on disks."""
 UNREACHED_S = 5.0
 """So long a leader that nobody writes to goes on while its engine is away."""
 TOGETHER = 256
@@ -62,7 +64,8 @@ class ReplicatedLedger:
 
     ``new_id`` gives a name for each claim, and the epoch of a new log; ``say`` is told who leads, in a sentence. The
     index is a file of its own, and holds nothing that the log does not: one that is lost is made again by following.
-    ``node`` is what this node calls itself to the others.
+    ``node`` is what this node calls itself to the others. With ``is_full`` nothing is acknowledged unless the engine shows
+    that it is on disks.
     """
 
     def __init__(
@@ -73,12 +76,17 @@ class ReplicatedLedger:
         new_id: Callable[[], str],
         name: str,
         say: Callable[[str], None] = lambda _: None,
+        is_full: bool = False,
     ) -> None:
         self._shared = shared
         self._index = index
         self._new_id = new_id
         self._name = name
         self._say = say
+        self._is_full = is_full
+        self._doubt: str | None = None
+        """Why what is acknowledged may not be on disks; None before the engine was asked."""
+        self._doubted_at = 0.0
         self._reader = Reader()
         self._writer = ""
         """Our claim, while we lead."""
@@ -117,6 +125,11 @@ class ReplicatedLedger:
     @property
     def damaged(self) -> int:
         return self._index.damaged
+
+    @property
+    def durability(self) -> str:
+        """``full`` where the engine shows that what is acknowledged is on disks, else ``replicated``."""
+        return "full" if self._doubt == "" else "replicated"
 
     @property
     def standing(self) -> str:
@@ -163,7 +176,7 @@ class ReplicatedLedger:
             await self.close()
             raise
         log.info("this node leads", extra={"log": self._shared.name, "position": self._reader.position})
-        self._say(f"This node leads: it serves the network of {self._shared.name}.")
+        self._say(f"This node leads: it serves the network of {self._shared.name}, durability {self.durability}.")
         return msgspec.structs.replace(meta, epoch=self._reader.epoch, name=self._reader.name), puts
 
     async def close(self) -> None:
@@ -198,6 +211,9 @@ class ReplicatedLedger:
         if end > self._reader.end and not self._is_appending:
             self._writer = ""
             raise LogMoved(f"Another node leads the network of {self._shared.name} now.")
+        if now() - self._doubted_at >= SYNC_S:
+            with suppress(LogAway):
+                await self._look_at_disks()
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if not self._writer:
@@ -286,6 +302,7 @@ class ReplicatedLedger:
                     is_away = is_placed = False
                 if not is_placed:
                     self._reader, is_placed = await self._find_place(), True
+                    await self._look_at_disks()  # before it is this node's turn, for who reads what it says
                 if await self._shared.end() == 0:
                     writer = self._new_id()
                     await self._append(Header(kind="begin", writer=writer, epoch=self._new_id(), name=self._name), b"")
@@ -296,6 +313,7 @@ class ReplicatedLedger:
                         f"The shared log {self._shared.name} is to be filled from a database, and is not whole yet: let "
                         "`roundelay cluster migrate` go on with it, until it says that it is done."
                     )
+                await self._look_at_disks()
                 writer = self._new_id()
                 await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), b"")
                 self._writer, self._reached_at = writer, asyncio.get_running_loop().time()
@@ -306,6 +324,20 @@ class ReplicatedLedger:
                 if not is_away:
                     log.warning("the shared log is away: %s", error)
                 is_away = True
+
+    async def _look_at_disks(self) -> None:
+        """Ask the engine whether what is acknowledged is on disks. Raises `LedgerError` where that was asked for and it
+        does not show it."""
+        before, self._doubt = self._doubt, await self._shared.find_doubt()
+        self._doubted_at = asyncio.get_running_loop().time()
+        if self._doubt and self._is_full:
+            raise LedgerError(
+                f"durability full is asked for, and {self._shared.name} does not show it: {self._doubt}. Or take `durability` "
+                "out of this node's configuration: then it says `replicated`."
+            )
+        if before is not None and bool(before) is not bool(self._doubt):
+            log.warning("the durability of the shared log is another one", extra={"durability": self.durability})
+            self._say(f"What is acknowledged is now {self.durability}. {self._doubt}".strip())
 
     async def _follow_leader(self) -> None:
         """Take in the log, up to its end and until nobody leads."""

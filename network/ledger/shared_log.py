@@ -77,6 +77,10 @@ class SharedLog(Protocol):
     async def listen(self) -> str:
         """Wait for what somebody says, this one too."""
 
+    async def find_doubt(self) -> str:
+        """Why it is not certain that a record that was appended is on disks, in a sentence for an operator; empty where
+        the engine itself shows that it is."""
+
     async def describe(self) -> dict[str, Any]:
         """What an operator wants to know of the engine, as JSON: how much is in it and may be, on which servers."""
 

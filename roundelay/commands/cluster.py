@@ -132,12 +132,14 @@ def status(log_url: str, as_json: bool) -> None:
 def _describe(found: dict[str, Any]) -> list[str]:
     lines = [
         f"{found['log']}: {found['records']:,} records, {found['bytes'] / 2**20:.1f} of {found['max_bytes'] / 2**20:,.0f} MiB, "
-        f"{found['engine']}, {found['replicas']} replica{'s' if found['replicas'] > 1 else ''}"
+        f"{found['engine']}, {found['replicas']} replica{'s' if found['replicas'] > 1 else ''}",
+        f"  durability {found['durability']}" + (f": {found['doubt']}" if found["doubt"] else ""),
     ]
     for server in found["servers"]:
         behind = server.get("records_behind", 0)
         state = "leads the stream" if server["leads"] else "up to date" if server["is_current"] else "away or behind"
-        lines.append(f"  server {server['name']}: {state}{f', {behind:,} records behind' if behind else ''}")
+        syncs = f", syncs {server['syncs']}" if server.get("syncs") else ""
+        lines.append(f"  server {server['name']}: {state}{f', {behind:,} records behind' if behind else ''}{syncs}")
     for node in found["nodes"]:
         state = "leads" if node["leads"] else f"follows, {node['behind']:,} records behind"
         lines.append(f"  node {node['node']}: {state}")

@@ -17,13 +17,14 @@ from pathlib import Path
 from roundelay.network.errors import ConfigError
 
 HOST = "127.0.0.1"
-ROUTE_PORTS = 2000
-"""Servers speak to each other at their port and so many."""
+ROUTE_PORTS, MONITOR_PORTS = 2000, 4000
+"""Servers speak to each other at their port and so many, and show how they run at their port and so many."""
 READY_S, STOP_S = 30.0, 10.0
 LOOK_S = 0.05
 CONFIG = """\
 server_name: "{name}"
 listen: "{host}:{port}"
+http: "{host}:{monitor}"
 log_file: "{folder}/server.log"
 jetstream {{ store_dir: "{folder}/store", sync_interval: always }}
 """
@@ -41,8 +42,9 @@ def find_server() -> str:
 
 def log_url(count: int, port: int, stream: str) -> str:
     """The address of a log on these servers."""
-    hosts = ",".join(f"{HOST}:{port + number}" for number in range(count))
-    return f"nats://{hosts}/{stream}" + (f"?replicas={count}" if count > 1 else "")
+    ports = range(port, port + count)
+    hosts, monitors = ",".join(f"{HOST}:{it}" for it in ports), ",".join(str(it + MONITOR_PORTS) for it in ports)
+    return f"nats://{hosts}/{stream}?" + (f"replicas={count}&" if count > 1 else "") + f"monitor={monitors}"
 
 
 @asynccontextmanager
@@ -51,7 +53,7 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
     that is taken, and for a server that does not start."""
     program = find_server()
     ports = [*range(port, port + count)]
-    for it in [*ports, *(it + ROUTE_PORTS for it in ports if count > 1)]:
+    for it in [*ports, *(it + MONITOR_PORTS for it in ports), *(it + ROUTE_PORTS for it in ports if count > 1)]:
         _refuse_taken(it)
     processes: list[asyncio.subprocess.Process] = []
     try:
@@ -82,7 +84,8 @@ def _refuse_taken(port: int) -> None:
 def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "server.log").unlink(missing_ok=True)
-    text = CONFIG.format(name=folder.name, host=HOST, port=port, folder=folder.resolve())
+    monitor = port + MONITOR_PORTS
+    text = CONFIG.format(name=folder.name, host=HOST, port=port, monitor=monitor, folder=folder.resolve())
     if ports:
         routes = ", ".join(f'"nats-route://{HOST}:{it + ROUTE_PORTS}"' for it in ports)
         text += CLUSTER.format(host=HOST, port=port + ROUTE_PORTS, routes=routes)

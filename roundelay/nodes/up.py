@@ -277,8 +277,10 @@ def warn_of_few_files(say: Say) -> None:
 def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> str:
     """The ready line."""
     database = "none" if config.durability == "memory" else str(config.db)
-    kept = f"durability {config.durability}" if config.log is None else f"log {hide_password(config.log)}"
-    parts = [f"network {node.hub.name}", f"database {database}", kept]
+    parts = [f"network {node.hub.name}", f"database {database}"]
+    if config.log is not None:
+        parts.append(f"log {hide_password(config.log)}")
+    parts.append(f"durability {node.durability}")
     if agent_ids:
         parts.append(f"agents {' '.join(agent_ids)}")
     return f"Roundelay is ready at {node.url} ({', '.join(parts)})"

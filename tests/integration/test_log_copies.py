@@ -163,7 +163,9 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
         )
         assert process.stdout is not None
         assert "ready" in (await process.stdout.readline()).decode()
-        assert f"--log 'nats://127.0.0.1:{port}/lab'" in (await process.stdout.readline()).decode()
+        assert (
+            f"--log 'nats://127.0.0.1:{port}/lab?monitor={port + 4000}'" in (await process.stdout.readline()).decode()
+        )
         return process
 
     async def stop(process: asyncio.subprocess.Process) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -14,13 +15,13 @@ import pytest
 
 from roundelay.network.core.tables import Put, Row
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import KeyTaken, jetstream
+from roundelay.network.ledger import KeyTaken, jetstream, replicated
 from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
 from roundelay.network.ledger.replicated import ReplicatedLedger
 from roundelay.network.ledger.shared_log import LogMoved
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
-from tests.support.command import invoke, run
+from tests.support.command import command, invoke, run
 from tests.support.nats import NatsServer, free_port, nats_server, nats_servers
 
 _numbers = itertools.count()
@@ -33,14 +34,18 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 
 def ledger(
-    url: str, db: Path, *, index: type[SQLiteLedger] = SQLiteLedger, say: Callable[[str], None] = lambda _: None
+    url: str,
+    db: Path,
+    *,
+    index: type[SQLiteLedger] = SQLiteLedger,
+    say: Callable[[str], None] = lambda _: None,
+    is_full: bool = False,
 ) -> ReplicatedLedger:
     def new_id() -> str:
         return f"id-{next(_numbers)}"
 
-    return ReplicatedLedger(
-        JetStreamLog(read_log_url(url)), index(db, new_epoch=new_id, is_index=True), new_id=new_id, name="lab", say=say
-    )
+    shared, own = JetStreamLog(read_log_url(url)), index(db, new_epoch=new_id, is_index=True)
+    return ReplicatedLedger(shared, own, new_id=new_id, name="lab", say=say, is_full=is_full)
 
 
 async def fill(made: ReplicatedLedger, *seqs: int) -> None:
@@ -59,6 +64,8 @@ async def fill(made: ReplicatedLedger, *seqs: int) -> None:
         ("nats://127.0.0.1:4222/lab?replicas=2", "replicas=1, 3 or 5"),
         ("nats://127.0.0.1:4222/lab?replicas=x", "whole numbers"),
         ("nats://127.0.0.1:4222/lab?speed=9", "no option 'speed'"),
+        ("nats://127.0.0.1:4222/lab?monitor=http", "whole numbers"),
+        ("nats://a:1,b:2,c:3/lab?monitor=1,2", "one for each"),
     ],
 )
 def test_an_address_that_is_none_is_refused(url: str, told: str) -> None:
@@ -90,6 +97,142 @@ async def test_a_node_that_cannot_use_its_log_says_why_in_a_sentence(
     done = await run("up", "--port", "0", "--db", tmp_path / "a.db", *options, code=code)
     assert told in done.err
     assert "Traceback" not in done.err
+
+
+USERS = """\
+jetstream { store_dir: "%s", max_file_store: 100MB }
+accounts {
+  NONE: {users: [{user: none, password: p}]}
+  LAB: {jetstream: enabled, users: [
+    {user: all, password: p}
+    {user: few, password: p, permissions: {publish: "orders.>", subscribe: "_INBOX.>"}}
+  ]}
+}
+"""
+
+
+async def test_what_servers_refuse_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream, "CONNECT_S", 1)
+    async with nats_server(tmp_path / "nats", text=USERS % (tmp_path / "store")) as server:
+        for who, options, told in (
+            ("none", "", "has no JetStream for this user"),
+            ("few", "", "has to publish to .JS.> and roundelay.lab.>"),
+            ("other", "", "refuse who connects"),
+            ("all", "", "has no room"),
+            ("all", f"?max_bytes={1 << 20}&replicas=3", "cannot keep 3 replicas"),
+        ):
+            with pytest.raises(LedgerError, match=told):
+                await ledger(f"nats://{who}:p@{server.hosts}/lab{options}", tmp_path / "a.db").open()
+        await fill(ledger(f"nats://all:p@{server.hosts}/lab?max_bytes={1 << 20}", tmp_path / "a.db"), 1)
+    async with nats_server(tmp_path / "other", text="# no JetStream") as server:
+        with pytest.raises(LedgerError, match="configure `jetstream`"):
+            await ledger(server.url("lab"), tmp_path / "b.db").open()
+
+
+async def test_full_is_what_servers_show_and_nothing_else_is_called_so(server: NatsServer, tmp_path: Path) -> None:
+    async def durability_of(log: str) -> str:
+        made = ledger(log, tmp_path / "a.db")
+        await made.open()
+        await made.close()
+        return made.durability
+
+    assert await durability_of(server.url("lab")) == "replicated", "no port is named where it shows it"
+    assert await durability_of(f"{server.url('lab')}?monitor={free_port()}") == "replicated", "nobody answers there"
+    assert await durability_of(server.shown_url("lab")) == "full"
+    async with nats_server(tmp_path / "other", sync='"2m"') as lazy:
+        mixed = f"nats://{lazy.hosts}/lab?monitor={server.monitor}"  # another server's port
+        for log, told in (
+            (lazy.shown_url("lab"), "syncs every 120 s"),
+            (mixed, "has not shown"),
+            (lazy.url("lab"), "name their"),
+        ):
+            made = ledger(log, tmp_path / "b.db", is_full=True)
+            with pytest.raises(LedgerError, match=f"durability full is asked for.*{told}"):
+                await made.open()
+        up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "b.db", "--log", lazy.shown_url("lab"))
+        refused = await run(*up, "--durability", "full", code=1)
+        assert "sync_interval: always" in refused.err
+        async with command(*up) as node:
+            await node.line("durability replicated")
+            status = await run("cluster", "status", "--log", lazy.shown_url("lab"))
+            assert "durability replicated: the server other syncs every 120 s" in status.out
+            await node.stop()
+
+
+async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "SYNC_S", 0.0)
+    server = NatsServer(tmp_path / "nats")
+    await server.start()
+    made = ledger(server.shown_url("lab"), tmp_path / "a.db", is_full=True)
+    said = list[str]()
+    other = ledger(server.shown_url("other"), tmp_path / "b.db", say=said.append)
+    await asyncio.gather(made.open(), other.open())
+    await asyncio.gather(made.verify(), other.verify())
+    await server.kill9()
+    server.sync = '"2m"'  # unquoted it would be two million seconds
+    await server.start()
+
+    async def verify_until(has_changed: Callable[[], bool], made: ReplicatedLedger) -> None:
+        async with asyncio.timeout(20):
+            while not has_changed():
+                await made.verify()
+                await asyncio.sleep(0.05)
+
+    with pytest.raises(LedgerError, match="syncs every 120 s"):
+        await verify_until(lambda: False, made)
+    await verify_until(lambda: other.durability != "full", other)
+    assert "now replicated" in said[-1]
+    await asyncio.gather(made.close(), other.close())
+    await server.kill9()
+
+
+@pytest.mark.full
+async def test_a_server_whose_disk_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream, "PATIENCE_S", 3.0)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if await call("mount", "-t", "tmpfs", "-o", "size=40m", "none", disk):
+        pytest.skip("no disk of its own can be made here")
+    try:
+        text = f'jetstream {{ store_dir: "{disk}/store", sync_interval: always }}'
+        async with nats_server(tmp_path / "nats", text=text) as server:
+            made = ledger(server.url(f"lab?max_bytes={20 << 20}"), tmp_path / "a.db")
+            await made.open()
+            await made.append([message(1, "ann", "agent:bob")], [])
+            await asyncio.to_thread(fill_disk, disk / "filling")
+            with pytest.raises(LedgerError, match="server nats answers, and stores nothing"):
+                await append_each(made, 2, 100)
+            head = (await made.rows(0, 100))[-1].seq
+            await made.close()
+            (disk / "filling").unlink()
+            await server.stop()
+            await server.start()
+            await made.open()
+            assert [row.seq for row in await made.rows(0, 100)] == [*range(1, head + 1)]
+            await made.append([message(head + 1, "ann", "agent:bob")], [])
+            await made.close()
+    finally:
+        assert await call("umount", disk) == 0
+
+
+async def call(*words: str | Path) -> int:
+    """The exit code; there may be no such program."""
+    with contextlib.suppress(FileNotFoundError):
+        return await (await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.DEVNULL)).wait()
+    return 1
+
+
+async def append_each(made: ReplicatedLedger, *between: int) -> None:
+    for seq in range(*between):
+        await made.append([message(seq, "ann", "agent:bob")], [])
+
+
+def fill_disk(file: Path) -> None:
+    with file.open("wb", buffering=0) as out, contextlib.suppress(OSError):
+        while True:
+            out.write(bytes(4096))
 
 
 async def test_a_database_of_another_history_is_refused(server: NatsServer, tmp_path: Path) -> None:
@@ -257,8 +400,8 @@ async def test_who_follows_waits_for_a_server_that_is_away(
 
 async def test_an_index_is_no_database_of_its_own(server: NatsServer, tmp_path: Path) -> None:
     await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1)
-    for command in (("up", "--port", "0"), ("token", "revoke", "ann")):
-        done = await run(*command, "--db", tmp_path / "a.db", code=1)
+    for words in (("up", "--port", "0"), ("token", "revoke", "ann")):
+        done = await run(*words, "--db", tmp_path / "a.db", code=1)
         assert "name the log with --log" in done.err
     await fill(ledger(server.url("lab"), tmp_path / "a.db"), 2)
 

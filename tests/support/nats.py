@@ -27,11 +27,15 @@ def free_port() -> int:
 class NatsServer:
     """One server on a folder and a port of its own; killed and started again it finds what it had stored."""
 
-    def __init__(self, folder: Path, port: int | None = None, cluster: str = "", sync: str = "always") -> None:
+    def __init__(
+        self, folder: Path, port: int | None = None, cluster: str = "", sync: str = "always", text: str = ""
+    ) -> None:
         self.folder = folder
         self.port = port or free_port()
+        self.monitor = free_port()
+        self._text = text
         self._more = f'server_name: "{folder.name}"\n{cluster}'
-        self._sync = sync
+        self.sync = sync
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -41,13 +45,16 @@ class NatsServer:
     def url(self, stream: str) -> str:
         return f"nats://{self.hosts}/{stream}"
 
+    def shown_url(self, stream: str) -> str:
+        """The same, with the port where it shows how it syncs."""
+        return f"{self.url(stream)}?monitor={self.monitor}"
+
     async def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.conf"
-        config.write_text(
-            f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.folder}/store", sync_interval: {self._sync} }}\n'
-            f"{self._more}\n"
-        )
+        own = self._text or f'jetstream {{ store_dir: "{self.folder}/store", sync_interval: {self.sync} }}'
+        ports = f'listen: "127.0.0.1:{self.port}"\nhttp: "127.0.0.1:{self.monitor}"\n'
+        config.write_text(f"{ports}{own}\n{self._more}\n")
         self._process = await asyncio.create_subprocess_exec(
             str(SERVER), "-c", str(config), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
         )
@@ -76,8 +83,9 @@ class NatsServer:
 
 
 @contextlib.asynccontextmanager
-async def nats_server(folder: Path) -> AsyncIterator[NatsServer]:
-    server = NatsServer(folder)
+async def nats_server(folder: Path, *, sync: str = "always", text: str = "") -> AsyncIterator[NatsServer]:
+    """``text`` is what its file says of JetStream and of users."""
+    server = NatsServer(folder, sync=sync, text=text)
     await server.start()
     try:
         yield server
