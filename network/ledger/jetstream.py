@@ -12,9 +12,9 @@ import http.client
 import json
 import re
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from nats.aio.client import Client
@@ -69,6 +69,8 @@ MAX_BYTES = 10 * 1024**3
 ALWAYS = "always"
 STREAM = re.compile("[A-Za-z0-9_-]{1,64}")
 FAILURES = (NatsError, OSError, asyncio.TimeoutError)
+
+_T = TypeVar("_T")
 
 
 class LogAddress(NamedTuple):
@@ -204,10 +206,10 @@ class JetStreamLog:
         until = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
-                answer = await self._context().publish(
+                answer = self._context().publish(
                     f"{self._subject}.log", data, timeout=APPEND_S, stream=self._address.stream, headers=dict(headers)
                 )
-                return answer.seq
+                return (await _heed(answer)).seq
             except APIError as error:
                 if error.err_code in WRONG_LAST_SEQUENCE:
                     if await self._is_ours(data, after + 1):  # an earlier try has arrived after all
@@ -227,7 +229,7 @@ class JetStreamLog:
                 subscription = await self._context().subscribe(
                     f"{self._subject}.log", stream=self._address.stream, ordered_consumer=True, config=config
                 )
-                first = (await self._context().stream_info(self._address.stream)).state.first_seq
+                first = (await _heed(self._context().stream_info(self._address.stream))).state.first_seq
             except FAILURES as error:
                 raise self._failed(error) from error
             is_first = True
@@ -239,7 +241,7 @@ class JetStreamLog:
                     )
                 while True:
                     try:
-                        message = await subscription.next_msg(timeout=FOLLOW_S)
+                        message = await _heed(subscription.next_msg(timeout=FOLLOW_S))
                     except TimeoutError:
                         if await self.end() > after:
                             break  # there is more, and it does not come
@@ -263,7 +265,7 @@ class JetStreamLog:
 
     async def say(self, text: str) -> None:
         try:
-            await self._client().publish(f"{self._subject}.said", text.encode())
+            await _heed(self._client().publish(f"{self._subject}.said", text.encode()))
         except FAILURES as error:
             raise self._failed(error) from error
 
@@ -299,7 +301,7 @@ class JetStreamLog:
 
     async def _get_info(self) -> StreamInfo:
         try:
-            return await self._context().stream_info(self._address.stream)
+            return await _heed(self._context().stream_info(self._address.stream))
         except FAILURES as error:
             raise self._failed(error) from error
 
@@ -341,11 +343,11 @@ class JetStreamLog:
             max_bytes=address.max_bytes,
         )
         try:
-            found = (await self._context().stream_info(address.stream)).config
+            found = (await _heed(self._context().stream_info(address.stream))).config
         except NotFoundError:
             if not is_made:
                 raise LedgerError(f"There is no log {self.name}: a node that is started with --log makes it.") from None
-            found = (await self._context().add_stream(wanted)).config
+            found = (await _heed(self._context().add_stream(wanted))).config
         wrong = [
             name
             for name in ("subjects", "retention", "discard", "storage", "num_replicas")
@@ -374,7 +376,7 @@ class JetStreamLog:
 
     async def _is_ours(self, data: bytes, position: int) -> bool:
         try:
-            return (await self._context().get_msg(self._address.stream, seq=position)).data == data
+            return (await _heed(self._context().get_msg(self._address.stream, seq=position))).data == data
         except NotFoundError:
             return False
         except FAILURES as error:
@@ -402,6 +404,18 @@ class JetStreamLog:
             )
         # while servers choose a new one to lead, a stream or a consumer may not even be found
         return LogAway(f"The shared log {self.name} failed: {_tell(error)}.")
+
+
+async def _heed(work: Awaitable[_T]) -> _T:
+    """What ``work`` gives. The client waits with `asyncio.wait_for`, which before Python 3.12 loses a cancellation that
+    comes together with the answer (https://github.com/python/cpython/issues/86296); here it is heard."""
+    task = asyncio.current_task()
+    asked = 0 if task is None else task.cancelling()
+    try:
+        return await work
+    finally:
+        if task is not None and task.cancelling() > asked:
+            raise asyncio.CancelledError
 
 
 def _is_passing(error: APIError) -> bool:

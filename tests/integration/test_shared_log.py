@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -422,3 +423,35 @@ async def test_a_node_that_starts_while_its_servers_choose_waits_for_them(tmp_pa
             meta, _ = await opening
         assert meta.head == 1
         await made.close()
+
+
+async def test_who_is_told_to_stop_as_the_answer_comes_stops(server: NatsServer) -> None:
+    """A node that asks the log over and over hears that it is to end at whatever step of an answer it is told."""
+    shared = JetStreamLog(read_log_url(server.url("lab")))
+    await shared.open()
+
+    async def ask() -> None:
+        while True:
+            await shared.end()
+
+    async def say() -> None:
+        while True:
+            await shared.say("I lead")
+            await shared.append(b"{}", await shared.end())
+
+    deaf = list[str]()
+    for work in (ask, say):
+        for step in range(40):
+            task = asyncio.create_task(work())
+            await asyncio.sleep(0.002)
+            time.sleep(0.003)  # noqa: ASYNC251 - whatever is under way is answered when the loop looks again
+            for _ in range(step):
+                await asyncio.sleep(0)
+            task.cancel()
+            if not (await asyncio.wait([task], timeout=0.2))[0]:
+                deaf.append(f"{work.__name__} {step}")
+            while not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=0.01)
+    await shared.close()
+    assert not deaf
