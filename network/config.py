@@ -205,8 +205,12 @@ _WebHostName = Annotated[str, AfterValidator(_check_web_host)]
 
 
 def _check_log_url(text: str) -> str:
-    if not re.fullmatch(r"(nats|tls)://[^\s/?]+/[A-Za-z0-9_-]{1,64}(\?\S*)?", text):
-        raise ValueError(f"must be the address of a log, nats://HOST:PORT/STREAM, not {show_value(text)}")
+    nats, postgres = r"(nats|tls)://[^\s/?]+/[A-Za-z0-9_-]{1,64}(\?\S*)?", r"postgres(ql)?://[^\s/?]+/[^\s/?]+\?\S+"
+    if not re.fullmatch(f"{nats}|{postgres}", text):
+        raise ValueError(
+            "must be the address of a log, nats://HOST:PORT/STREAM or postgres://HOST/DATABASE?network=NAME, not "
+            f"{show_value(hide_password(text))}"
+        )
     return text
 
 

@@ -70,10 +70,15 @@ def make_shared_log(url: str) -> SharedLog:
     """The log with this address. Raises `ConfigError` for an address that is none, or where the client of its engine is
     not installed."""
     try:
+        if url.startswith(("postgres://", "postgresql://")):
+            from roundelay.network.ledger.postgres import PostgresLog, read_postgres_url
+
+            return PostgresLog(read_postgres_url(url))
         from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
+
+        return JetStreamLog(read_log_url(url))
     except ImportError as error:
         raise ConfigError("A shared log needs the extra cluster: pip install 'roundelay[cluster]'.") from error
-    return JetStreamLog(read_log_url(url))
 
 
 def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None]) -> ReplicatedLedger:

@@ -1,6 +1,6 @@
 """The shared log: what several nodes of one network have in common, and one of them at a time writes.
 
-An engine (`jetstream`) holds the records, in one order, and takes a record only behind the one that its writer names.
+An engine (`jetstream`, `postgres`) holds the records, in one order, and takes a record only behind the one that its writer names.
 What a record says is written and read here, whichever engine it is: rows and puts of a commit, who leads, and the
 digest of the record before it, so that a follower knows that it reads what was written. No IO.
 """

@@ -213,7 +213,9 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     source stays as it is: start no node with it again, for that would begin a second history.
     """
     if _is_log(source) == _is_log(target):
-        raise click.UsageError("One of --from and --to is a shared log (nats://...), the other one a database.")
+        raise click.UsageError(
+            "One of --from and --to is a shared log (nats://... or postgres://...), the other one a database."
+        )
     if _is_log(target):
 
         async def fill_log(log: SharedLog) -> Any:

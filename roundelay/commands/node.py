@@ -42,7 +42,8 @@ def pick_file(file: Path | None) -> Path | None:
 @click.option(
     "--log",
     metavar="URL",
-    help="The log that several nodes share, nats://HOST:PORT/STREAM: one of them serves, the others wait to take over.",
+    help="The log that several nodes share, nats://HOST:PORT/STREAM or postgres://HOST/DATABASE?network=NAME: one of them "
+    "serves, the others wait to take over.",
 )
 @click.option("--name", help="The network's name, for a new database.")
 @click.option("--tls-cert", metavar="FILE", help="Encrypt, with this certificate (PEM); needs --tls-key.")

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from roundelay.app import make_shared_log
 from roundelay.network.core.tables import (
     CallResult,
     Floor,
@@ -32,17 +33,17 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import Found, KeyTaken, Ledger, Page, Trim, Trimmed
 from roundelay.network.ledger import files as ledger_files
 from roundelay.network.ledger import sqlite as ledger_sqlite
-from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.replicated import ReplicatedLedger
 from roundelay.network.ledger.search import read_terms
 from roundelay.network.ledger.sqlite import SqliteConnection, SQLiteLedger
 from tests.support.nats import nats_server
+from tests.support.postgres import postgres_server
 
 Opener = Callable[[], Ledger]
 
 
-@pytest.fixture(params=["memory", "sqlite", "replicated"])
+@pytest.fixture(params=["memory", "sqlite", "replicated", pytest.param("postgres", marks=pytest.mark.full)])
 async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opener]:
     """Opens the same ledger again and again."""
     epochs, ids = iter(["e1", "e2", "e3"]), (it for pair in zip(map(str, range(99)), repeat("e1")) for it in pair)
@@ -50,15 +51,15 @@ async def opener(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
     def index() -> SQLiteLedger:
         return SQLiteLedger(
-            tmp_path / "ledger.db", new_epoch=lambda: next(epochs), is_index=request.param == "replicated"
+            tmp_path / "ledger.db", new_epoch=lambda: next(epochs), is_index=request.param in ("replicated", "postgres")
         )
 
-    if request.param != "replicated":
+    if request.param in ("memory", "sqlite"):
         yield index if request.param == "sqlite" else lambda: memory
         return
-    async with nats_server(tmp_path / "nats") as server:
-        address = read_log_url(server.url("lab"))
-        yield lambda: ReplicatedLedger(JetStreamLog(address), index(), new_id=lambda: next(ids), name="roundelay")
+    async with nats_server(tmp_path / "nats") if request.param == "replicated" else postgres_server() as server:
+        log = server.url("lab")
+        yield lambda: ReplicatedLedger(make_shared_log(log), index(), new_id=lambda: next(ids), name="roundelay")
 
 
 @pytest.fixture

@@ -42,6 +42,10 @@ class NotCaughtError(Exception):
     """Why a mutant does not count as caught."""
 
 
+class SkippedError(Exception):
+    """The tests of a mutant are all skipped here: they need what is not installed."""
+
+
 def catch_mutant(mutant: Mutant) -> None:
     """Run the mutant's tests without and with it, in a copy of the tree; raise `NotCaughtError` unless they go from green to red."""
     with tempfile.TemporaryDirectory(prefix="roundelay-mutant-") as directory:
@@ -52,6 +56,8 @@ def catch_mutant(mutant: Mutant) -> None:
         red, output = run_tests(tree, mutant.tests)
         if red:
             raise NotCaughtError(f"its tests are red without it:\n{output}")
+        if " passed" not in output:
+            raise SkippedError(output.strip().splitlines()[-1])
         (tree / mutant.file).write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
         red, output = run_tests(tree, mutant.tests)
         for test in mutant.tests:
@@ -87,18 +93,22 @@ def run_tests(tree: Path, tests: list[str]) -> tuple[list[str], str]:
 
 
 def main(names: list[str]) -> int:
-    missed = 0
+    missed = skipped = 0
     paths = [HERE / f"{name}.yaml" for name in names] or sorted(HERE.glob("*.yaml"))
     for path in paths:
         try:
             mutant = bind(Mutant, load_yaml(path))
             catch_mutant(mutant)
+        except SkippedError as error:
+            skipped += 1
+            print(f"skipped {path.stem}: {error}")
         except (ConfigError, NotCaughtError, OSError, subprocess.TimeoutExpired) as error:
             missed += 1
             print(f"MISSED {path.stem}: {error}")
         else:
             print(f"caught {path.stem}: {mutant.promise}")
-    print(f"mutants: {len(paths) - missed} caught, {missed} missed")
+    left_out = f", {skipped} skipped" if skipped else ""
+    print(f"mutants: {len(paths) - missed - skipped} caught, {missed} missed{left_out}")
     return 1 if missed or not paths else 0
 
 

@@ -49,6 +49,25 @@ class NatsServer:
         """The same, with the port where it shows how it syncs."""
         return f"{self.url(stream)}?monitor={self.monitor}"
 
+    async def write(self, stream: str, data: bytes) -> None:
+        """Append to a log as somebody who knows nothing of it."""
+        async with await nats.connect(f"nats://{self.hosts}") as client:
+            await client.jetstream().publish(f"roundelay.{stream}.log", data)
+
+    async def drop(self, stream: str, *positions: int) -> None:
+        async with await nats.connect(f"nats://{self.hosts}") as client:
+            for position in positions:
+                await client.jetstream().delete_msg(stream, position)
+
+    async def drop_all(self, stream: str) -> None:
+        async with await nats.connect(f"nats://{self.hosts}") as client:
+            await client.jetstream().purge_stream(stream)
+
+    async def make_another(self, name: str) -> None:
+        """What bears the name of a log, and is none."""
+        async with await nats.connect(f"nats://{self.hosts}") as client:
+            await client.jetstream().add_stream(name=name, subjects=[f"{name}.*"])
+
     async def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.conf"
