@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ from roundelay.network.core.tables import (
 from roundelay.network.errors import LedgerError
 
 from . import MAX_PAGE_BYTES, KeyTaken, Page, Unstorable, take_page
+from .rows import hash_key, make_head, make_row, note_places, write_columns
 from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
 
 MAX_KEPT = 10_000
@@ -69,18 +71,23 @@ class Damage:
         return columns[-1] == checksum(columns[:-1])
 
 
-_WIDTH = ROW_COLUMNS.count(",") + 1
-_MARKS = f"({','.join('?' * _WIDTH)})"
 # Many rows a statement: a thread gives up the GIL once per statement. With `executemany` it does so for each row, and
 # while the loop's thread is busy each row then waits for up to `sys.getswitchinterval()`: measured, a hundred times the
 # transaction.
-_INSERTS = tuple(
-    (rows, f"INSERT INTO log ({ROW_COLUMNS}) VALUES {','.join([_MARKS] * rows)}") for rows in (256, 64, 16, 4, 1)
-)
+_MANY = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
-_encode_json = msgspec.json.Encoder().encode
-_check_json = msgspec.json.Decoder(msgspec.Raw).decode
-_decode_head = msgspec.json.Decoder(MessageHead).decode
+
+def _write_inserts(table: str, columns: str) -> tuple[int, list[tuple[int, str]]]:
+    """How many columns a row has, and the statements for so many rows."""
+    width = columns.count(",") + 1
+    marks = f"({','.join('?' * width)})"
+    return width, [(rows, f"INSERT INTO {table} ({columns}) VALUES {','.join([marks] * rows)}") for rows in _MANY]
+
+
+_INTO_LOG = _write_inserts("log", ROW_COLUMNS)
+_INTO_KEY = _write_inserts("key", "hash, seq")
+_INTO_PLACE = _write_inserts("place", "place, seq")
+
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 """What a row raises whose columns hold anything."""
 FAILURES = (sqlite3.Error, *UNREADABLE)
@@ -98,26 +105,12 @@ def read_row(columns: Sequence[Any], damage: Damage) -> Row:
     """The row of `ROW_COLUMNS`; its stand-in (`damaged_row`) where it is not what was stored."""
     if damage.fits(columns):
         try:
-            return _make_row(*columns)
+            return make_row(*columns)
         except UNREADABLE:  # an old one, which has no checksum
             pass
     seq: int = columns[0]
     damage.note(seq)
     return damaged_row(seq)
-
-
-def _make_row(
-    seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None,
-    label: str | None, excluded: str | None, digest: str | None, head: str | None, data: str, crc: int | None,
-) -> Row:  # fmt: skip
-    raw = data.encode()
-    if crc is None:
-        _check_json(raw)  # else every client that gets it would find out
-    return Row(
-        seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "",
-        label=label or "", excluded=tuple(json.loads(excluded)) if excluded else (), digest=digest or "", data=raw,
-        head=_decode_head(head) if head else None,
-    )  # fmt: skip
 
 
 def find_row(damage: Damage, seq: int, db: sqlite3.Connection, columns: str = ROW_COLUMNS) -> Row | None:
@@ -186,6 +179,8 @@ def walk_log(damage: Damage, db: sqlite3.Connection, columns: str = ROW_COLUMNS)
 
 
 _WALKED = 500
+AT_PLACE = "FROM place CROSS JOIN log USING (seq) WHERE place = ?"
+"""The rows that are found at a place (`rows.list_places`), which is the first of the values."""
 BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?))"
 NEWEST_BY_SEQ = f"{BY_SEQ} ORDER BY seq DESC"
 
@@ -201,6 +196,10 @@ class Writes(NamedTuple):
 
     log: list[object]
     """The columns of all rows of the log, one after the other."""
+    keys: list[tuple[int, int]]
+    """Hash and seq of each idempotency key, ascending: of those that stand together fewer pages are written."""
+    places: list[object]
+    """Place and seq where the rows are found, one after the other, ascending."""
     saved: list[Values]
     """Rows of the tables."""
     dropped: list[Values]
@@ -210,19 +209,24 @@ class Writes(NamedTuple):
 def encode_batch(rows: Sequence[Row], puts: Sequence[Put]) -> Writes:
     """What one transaction writes. Raises `Unstorable`."""
     log: list[object] = []
+    keys: list[tuple[int, int]] = []
+    places: defaultdict[str, list[int]] = defaultdict(list)
     scratch = bytearray()
     try:
         for row in rows:
-            columns = (
-                row.seq, row.at, row.type, row.actor, row.key or None, row.target or None, row.stream or None,
-                row.label or None, json.dumps(row.excluded) if row.excluded else None, row.digest or None,
-                _encode_json(row.head).decode() if row.head is not None else None, row.data.decode(),
-            )  # fmt: skip
+            columns = write_columns(row)
             log += columns
             log.append(checksum(columns, scratch))
+            if row.key:
+                keys.append((hash_key(row.actor, row.key), row.seq))
+            note_places(row, places)
+        keys.sort()
+        found: list[object] = [
+            it for place in sorted(places) for pair in zip(repeat(place), places[place]) for it in pair
+        ]
         kept = [put for put in puts if put.table not in VOLATILE_TABLES]
         saved = [_sign(put.table, put.key, encode_value(put.value).decode()) for put in kept if put.value is not None]
-        return Writes(log, saved, [(put.table, put.key) for put in kept if put.value is None])
+        return Writes(log, keys, found, saved, [(put.table, put.key) for put in kept if put.value is None])
     except UNENCODABLE as error:
         raise Unstorable from error
 
@@ -234,7 +238,7 @@ def _sign(*columns: object) -> Values:
 def bind(batch: Writes) -> None:
     """Give each value to SQLite as a statement does, and store none. Raises `Unstorable`."""
     with closing(sqlite3.connect(":memory:")) as db:
-        for value in chain(batch.log, *batch.saved, *batch.dropped):
+        for value in chain(batch.log, *batch.keys, batch.places, *batch.saved, *batch.dropped):
             try:
                 db.execute("SELECT ?", (value,))
             except (*UNENCODABLE, sqlite3.Error) as error:
@@ -246,7 +250,9 @@ def store(batch: Writes, before_commit: Callable[[], None], db: sqlite3.Connecti
     is stored."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        _insert_rows(db, batch.log)
+        _insert(db, _INTO_LOG, batch.log)
+        _insert_keys(db, batch.keys)
+        _insert(db, _INTO_PLACE, batch.places)
         if batch.saved:
             db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", batch.saved)
         if batch.dropped:
@@ -256,20 +262,47 @@ def store(batch: Writes, before_commit: Callable[[], None], db: sqlite3.Connecti
     except BaseException as error:
         with suppress(sqlite3.Error):
             db.execute("ROLLBACK")
-        if "log.actor, log.key" in str(error):  # SQLite's name of the constraint that failed
-            raise KeyTaken from error
         if isinstance(error, UNENCODABLE):  # raised where a value is given to SQLite, not by SQLite
             raise Unstorable from error
         raise
 
 
-def _insert_rows(db: sqlite3.Connection, log: list[object]) -> None:
+def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], values: list[object]) -> None:
+    width, statements = into
     start = 0
-    for rows, sql in _INSERTS:
-        size = rows * _WIDTH
-        while len(log) - start >= size:
-            db.execute(sql, log[start : start + size])
+    for rows, sql in statements:
+        size = rows * width
+        while len(values) - start >= size:
+            db.execute(sql, values[start : start + size])
             start += size
+
+
+def _insert_keys(db: sqlite3.Connection, keys: list[tuple[int, int]]) -> None:
+    """Note the keys of rows that are written. Raises `KeyTaken`."""
+    try:
+        _insert(db, _INTO_KEY, list(chain.from_iterable(keys)))
+    except sqlite3.IntegrityError:  # of these hashes at least one is there: whose it is is looked at
+        for number, seq in keys:
+            _insert_key(db, number, seq)
+
+
+KEYED = "SELECT hash, seq FROM key UNION ALL SELECT hash, seq FROM key_more"
+"""Where each key is: the first of a hash in one table, those that have the same in another."""
+
+
+def _insert_key(db: sqlite3.Connection, number: int, seq: int) -> None:
+    unchecked = Damage(lambda _: None, 2**62)
+    row = find_row(unchecked, seq, db)
+    assert row is not None, "a key is written behind its row"
+    sql = "SELECT seq FROM key WHERE hash = ?1 UNION ALL SELECT seq FROM key_more WHERE hash = ?1"
+    taken = db.execute(sql, (number,)).fetchall()
+    for (other_seq,) in taken:
+        if other_seq == seq:
+            return
+        other = find_row(unchecked, other_seq, db)
+        if other is not None and (other.is_damaged or (other.actor, other.key) == (row.actor, row.key)):
+            raise KeyTaken
+    db.execute(f"INSERT INTO {'key_more' if taken else 'key'} (hash, seq) VALUES (?, ?)", (number, seq))
 
 
 # --- what is looked up
@@ -278,17 +311,19 @@ def _insert_rows(db: sqlite3.Connection, log: list[object]) -> None:
 def look_up(wanted: Wanted, damage: Damage, db: sqlite3.Connection) -> Facts:
     facts = Facts(damaged=set())
     if wanted.keys:
-        sql = (
-            "SELECT w.value ->> 0, w.value ->> 1, l.seq FROM json_each(?) AS w "
-            "CROSS JOIN log AS l ON l.actor = w.value ->> 0 AND l.key = w.value ->> 1"
+        keys = list(wanted.keys)
+        numbers = [hash_key(*key) for key in keys]
+        sql = " UNION ALL ".join(
+            f"SELECT w.key, k.seq FROM json_each(?1) AS w CROSS JOIN {table} AS k ON k.hash = w.value"
+            for table in ("key", "key_more")
         )
-        taken = db.execute(sql, (msgspec.json.encode(list(wanted.keys)).decode(),)).fetchall()
-        for actor, key, seq in taken:  # as the index says, which holds a copy of both
+        for index, seq in db.execute(sql, (json.dumps(numbers),)).fetchall():
             row = find_row(damage, seq, db)
-            if row is None or (row.actor, row.key) != (actor, key):
-                damage.note(seq)
+            if row is None or hash_key(row.actor, row.key) != numbers[index]:
+                damage.note(seq)  # it is not what this entry was written for
                 row = damaged_row(seq)
-            facts.known[actor, key] = row
+            if row.is_damaged or (row.actor, row.key) == keys[index]:
+                facts.known[keys[index]] = row
     for seq in wanted.seqs:
         found = find_row(damage, seq, db)
         if found is not None and found.head is not None:
@@ -436,18 +471,19 @@ def _damaged(table: str, key: str) -> LedgerError:
 # makes more spans.
 INBOX_SEQS = """
     SELECT l.seq FROM json_each(?1) AS span CROSS JOIN log AS l ON l.seq IN (
-        SELECT seq FROM log
-        WHERE target = span.value ->> 0 AND seq > span.value ->> 1 AND seq < span.value ->> 2
+        SELECT seq FROM place
+        WHERE place = 'to/' || (span.value ->> 0) AND seq > span.value ->> 1 AND seq < span.value ->> 2
         ORDER BY seq {order} LIMIT ?5)
     UNION ALL SELECT * FROM (
-        SELECT seq FROM log WHERE actor = ?2 AND is_private AND seq > ?3 AND seq <= ?4 ORDER BY seq {order} LIMIT ?5)"""
+        SELECT seq FROM place WHERE place = 'by/' || ?2 AND seq > ?3 AND seq <= ?4 ORDER BY seq {order} LIMIT ?5)"""
 INBOX = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT ?5"
 
 
 # Of a few threads, by their own index: a reader of much asks for one of them again and again.
 THREADS_AMONG = """
-    SELECT l.stream, max(l.seq), count(*) FROM json_each(?3) AS asked CROSS JOIN log AS l ON l.stream = asked.value
-    WHERE l.type = 'message' AND ((l.actor = ?2 AND l.is_private) OR EXISTS (
+    SELECT l.stream, max(l.seq), count(*) FROM json_each(?3) AS asked
+    CROSS JOIN place AS p ON p.place = 'in/' || asked.value CROSS JOIN log AS l ON l.seq = p.seq
+    WHERE ((l.actor = ?2 AND (l.target GLOB 'agent:*' OR l.target GLOB 'mod:*')) OR EXISTS (
         SELECT 1 FROM json_each(?1) AS span
         WHERE l.target = span.value ->> 0 AND l.seq > span.value ->> 1 AND l.seq < span.value ->> 2))
     AND (l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = ?2))
@@ -456,14 +492,16 @@ THREADS_AMONG = """
 
 def list_newest_heads(after: Mapping[str, int], limit: int, db: sqlite3.Connection) -> dict[str, list[MessageHead]]:
     """`Ledger.newest_heads` on a connection."""
-    sql = "SELECT head FROM log WHERE stream = ? AND type = 'message' AND seq > ? ORDER BY seq DESC LIMIT ?"
+    sql = f"SELECT seq, actor, target, stream, label, excluded, head {AT_PLACE} AND seq > ? ORDER BY seq DESC LIMIT ?"
     found: dict[str, list[MessageHead]] = {}
     with reading_any_text(db):
         for stream, seq in after.items():
             heads = found[stream] = []
-            for (head,) in db.execute(sql, (stream, seq, limit)):
+            for columns in db.execute(sql, (f"in/{stream}", seq, limit)):
                 with suppress(*UNREADABLE):  # damaged: it is counted by nobody
-                    heads.append(_decode_head(head))
+                    head = make_head(*columns)
+                    if head is not None:
+                        heads.append(head)
     return found
 
 

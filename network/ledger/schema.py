@@ -11,6 +11,7 @@ without a secret would say no more at ten times the price.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import zlib
 from collections.abc import Sequence
@@ -20,8 +21,12 @@ import msgspec
 
 from roundelay.network.errors import LedgerError
 
+from .rows import hash_bytes
+
 LOG_COLUMNS = "seq, at, type, actor, key, target, stream, label, excluded, digest, head, data"
 ROW_COLUMNS = f"{LOG_COLUMNS}, crc"
+
+log = logging.getLogger(__name__)
 
 _packer = msgspec.msgpack.Encoder()
 
@@ -88,11 +93,42 @@ _V4 = ""
 _V5 = ""
 # How far a shared log is in this file (table ``followed``): an older Roundelay would write a history of its own here.
 _V6 = ""
+# Each fact once (`rows`): the five indexes, each of which held names, give way to two tables that are written sorted.
+# The rows stay as they are, and need not be written anew: one that was written before says some things twice. What is
+# damaged in them is found by nobody here, so text is handed on as bytes. Where a key has the hash of another one, it is
+# in ``key_more``.
+_V7 = """
+CREATE TABLE key (hash INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
+INSERT OR IGNORE INTO key SELECT hash_key(CAST(actor AS BLOB), CAST(key AS BLOB)) AS hash, seq FROM log
+    WHERE key IS NOT NULL ORDER BY hash;
+CREATE TABLE key_more (hash INTEGER NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (hash, seq)) WITHOUT ROWID;
+INSERT INTO key_more SELECT hash_key(CAST(actor AS BLOB), CAST(key AS BLOB)), seq FROM log
+    WHERE key IS NOT NULL AND seq NOT IN (SELECT seq FROM key);
+CREATE TABLE place (place TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (place, seq)) WITHOUT ROWID;
+INSERT INTO place SELECT 'by/' || actor, seq FROM log WHERE is_private ORDER BY actor, seq;
+INSERT INTO place SELECT 'in/' || stream, seq FROM log
+    WHERE stream IS NOT NULL AND type = 'message' ORDER BY stream, seq;
+INSERT INTO place SELECT 'of/' || actor || '/' || ifnull(label, ''), seq FROM log
+    WHERE type = 'record' ORDER BY actor, label, seq;
+INSERT INTO place SELECT 're/' || stream, seq FROM log
+    WHERE stream IS NOT NULL AND type <> 'message' ORDER BY stream, seq;
+INSERT INTO place SELECT 'to/' || target, seq FROM log WHERE target IS NOT NULL ORDER BY target, seq;
+DROP INDEX log_key;
+DROP INDEX log_target;
+DROP INDEX log_stream;
+DROP INDEX log_sent;
+DROP INDEX log_record;
+ALTER TABLE log DROP COLUMN is_private;
+"""
 
-STEPS = (_V1, _V2, _V3, _V4, _V5, _V6)
+STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
 SCHEMA_VERSION = len(STEPS)
 CHECKSUMS_SINCE = 2
 """The first schema whose rows have checksums."""
+PLACES_SINCE = 7
+"""The first schema whose rows are found by the tables ``key``, ``key_more`` and ``place``."""
+LONG_STEP = 100_000
+"""Of so many rows each part of a step is told: together they take seconds."""
 COPIED_EPOCH = "copied_epoch"
 """In ``meta`` of a backup: the epoch of the ledger that it is a copy of. It has none of its own until a node opens
 it."""
@@ -103,10 +139,10 @@ def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
     return set(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
 
 
-def expected_schema() -> set[tuple[str, str]]:
-    """`list_schema` of a new file, and of one that was brought up from any version."""
+def expected_schema(version: int) -> set[tuple[str, str]]:
+    """`list_schema` of a file of this version, new or brought up from any earlier one."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        migrate(db)
+        migrate(db, version)
         return list_schema(db)
 
 
@@ -124,16 +160,30 @@ def refuse_schema(db: sqlite3.Connection) -> int:
     return version
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring the schema to `SCHEMA_VERSION`. Raises `LedgerError` for a file of a newer version or of something else."""
-    version = refuse_schema(db)
+def count_rows(db: sqlite3.Connection) -> int:
+    """About how many rows the log has: seqs are dense, but for what retention has dropped."""
+    least, most = db.execute("SELECT (SELECT min(seq) FROM log), (SELECT max(seq) FROM log)").fetchone()
+    return int(most - least + 1) if most is not None else 0
+
+
+def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
+    """Bring the schema to `SCHEMA_VERSION`, or to this one. Raises `LedgerError` for a file of a newer version or of
+    something else."""
+    version, end = refuse_schema(db), SCHEMA_VERSION if to is None else to
     db.create_function("checksum", -1, lambda *columns: checksum(columns), deterministic=True)
-    for step in range(version, SCHEMA_VERSION):
+    db.create_function("hash_key", 2, hash_bytes, deterministic=True)
+    is_long = 0 < version < end and count_rows(db) >= LONG_STEP
+    for step in range(version, end):
         db.execute("BEGIN IMMEDIATE")
         try:
-            for statement in STEPS[step].split(";"):
-                if statement.strip():
-                    db.execute(statement)
+            statements = [it for it in STEPS[step].split(";") if it.strip()]
+            for number, statement in enumerate(statements, 1):
+                if is_long:
+                    part = f"{number} of {len(statements)}"
+                    log.warning(
+                        "the database is brought up to a newer schema", extra={"schema": step + 1, "part": part}
+                    )
+                db.execute(statement)
             db.execute(f"PRAGMA user_version = {step + 1}")
             db.execute("COMMIT")
         except BaseException:

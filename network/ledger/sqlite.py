@@ -27,6 +27,7 @@ from roundelay.network.errors import LedgerError
 from . import MAX_PAGE_BYTES, Found, Meta, Page, ThreadSummary, Trim, Trimmed, take_page
 from .files import HeadFile, HeldFiles, explain
 from .queries import (
+    AT_PLACE,
     BY_SEQ,
     FAILURES,
     INBOX,
@@ -410,19 +411,19 @@ class SQLiteLedger:
         end = before if before is not None else 2**62
         order = "DESC" if newest else "ASC"
         sql = f"""
-            SELECT {ROW_COLUMNS} FROM log WHERE stream = ? AND type <> 'record' AND seq > ? AND seq < ?
+            SELECT {ROW_COLUMNS} {AT_PLACE} AND seq > ? AND seq < ?
             ORDER BY seq {order} LIMIT ?"""
-        return await self._read_page(self._browser, sql, (stream, after, end, limit + 1), limit, max_bytes, newest)
+        return await self._read_page(
+            self._browser, sql, (f"in/{stream}", after, end, limit + 1), limit, max_bytes, newest
+        )
 
     async def reaction(
         self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
     ) -> Page:
-        # `+actor`: by the index of the reaction, of which nearly all is its agent's
-        by = "" if actor is None else "AND +actor = ?4"
-        sql = f"""
-            SELECT {ROW_COLUMNS} FROM log WHERE stream = ?1 AND type <> 'message' AND seq > ?2 {by}
-            ORDER BY seq LIMIT ?3"""
-        values = (reaction, after, limit + 1, *(() if actor is None else (actor,)))
+        # nearly all of it is its agent's
+        by, one = ("", ()) if actor is None else ("AND actor = ?", (actor,))
+        sql = f"SELECT {ROW_COLUMNS} {AT_PLACE} AND seq > ? {by} ORDER BY seq LIMIT ?"
+        values = (f"re/{reaction}", after, *one, limit + 1)
         return await self._read_page(self._browser, sql, values, limit, max_bytes)
 
     async def newest_heads(self, after: Mapping[str, int], limit: int) -> dict[str, list[MessageHead]]:
@@ -496,10 +497,12 @@ class SQLiteLedger:
     async def all_threads(
         self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
     ) -> list[ThreadSummary]:
-        which = "IS NOT NULL" if among is None else "IN (SELECT value FROM json_each(?3))"
+        which = "place >= 'in/' AND place < 'in0'"  # '0' comes after '/'
+        if among is not None:
+            which = "place IN (SELECT 'in/' || value FROM json_each(?3))"
         sql = f"""
-            SELECT stream, max(seq), count(*) FROM log WHERE type = 'message' AND stream {which}
-            GROUP BY stream HAVING max(seq) < ?1 ORDER BY max(seq) DESC LIMIT ?2"""
+            SELECT substr(place, 4), max(seq), count(*) FROM place WHERE {which}
+            GROUP BY place HAVING max(seq) < ?1 ORDER BY max(seq) DESC LIMIT ?2"""
         named = () if among is None else (json.dumps(list(among)),)
         return await self._list_threads(sql, (before if before is not None else 2**62, limit, *named))
 
@@ -552,13 +555,10 @@ class SQLiteLedger:
         reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        # `+stream`: by the index of the agent's records of that kind, since others may write under the same
-        # reaction's id
-        of = "" if reaction is None else "AND +stream = ?4"
-        sql = f"""
-            SELECT {ROW_COLUMNS} FROM log WHERE actor = ?1 AND type = 'record' AND label = ?2 AND seq > ?3 {of}
-            ORDER BY seq LIMIT ?5"""
-        values = (agent_id, kind, after, reaction, limit + 1)
+        # at the agent's records of that kind, since others may write under the same reaction's id
+        of, one = ("", ()) if reaction is None else ("AND stream = ?", (reaction,))
+        sql = f"SELECT {ROW_COLUMNS} {AT_PLACE} AND seq > ? {of} ORDER BY seq LIMIT ?"
+        values = (f"of/{agent_id}/{kind}", after, *one, limit + 1)
         return await self._read_page(self._browser, sql, values, limit, max_bytes)
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:

@@ -4,10 +4,12 @@ writer's thread."""
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import os
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,11 +22,13 @@ from roundelay.network.errors import LedgerError
 
 from . import KEPT_WITH, KEYED_BY_SEQ, Trim, Trimmed
 from .files import explain, find_errno
-from .queries import Damage, integer_in, pass_once, put_meta, read_rows, reading_any_text, walk_log
+from .queries import KEYED, UNREADABLE, Damage, integer_in, pass_once, put_meta, read_rows, reading_any_text, walk_log
+from .rows import hash_key, list_places
 from .schema import (
     CHECKED_FROM,
     CHECKSUMS_SINCE,
     COPIED_EPOCH,
+    PLACES_SINCE,
     ROW_COLUMNS,
     checksum,
     expected_schema,
@@ -65,8 +69,8 @@ def trim_log(trim: Trim, damage: Damage, db: sqlite3.Connection) -> Trimmed:
             size_end = min(trim.pinned, wanted_end)
             messages_end, records_end = max(messages_end, size_end), max(records_end, size_end)
             is_held = is_held or wanted_end > trim.pinned
-        dropped, first = _drop(db, "type <> 'record'", first, messages_end, trim.limit)
-        dropped_records, first_record = _drop(db, "type = 'record'", first_record, records_end, trim.limit)
+        dropped, first = _drop(damage, db, "type <> 'record'", first, messages_end, trim.limit)
+        dropped_records, first_record = _drop(damage, db, "type = 'record'", first_record, records_end, trim.limit)
         if first > first_cold and dropped < trim.limit:  # the last of several transactions: it reads the whole table
             _drop_cold(db, first)
             first_cold = first
@@ -149,18 +153,54 @@ def _first_within(db: sqlite3.Connection, max_bytes: int, low: int) -> int:
     return int(lowest + math.ceil((highest - lowest + 1) * min(share, 1.0)))
 
 
-def _drop(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> tuple[int, int]:
+_DROP_ROWS = "DELETE FROM log WHERE seq IN (SELECT value FROM json_each(?))"
+_DROP_KEYS = """
+    DELETE FROM {} WHERE (hash, seq) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))"""
+# one range for each place, of which other rows may be kept
+_DROP_PLACES = """
+    DELETE FROM place WHERE place = ?1 AND seq >= (?2 ->> 0) AND seq <= (?2 ->> '$[#-1]')
+    AND seq IN (SELECT value FROM json_each(?2))"""
+DROPPED_BYTES = 16 * 1024 * 1024
+"""Rows are read to be dropped: after so much a step ends."""
+
+
+def _drop(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> tuple[int, int]:
     """Drop rows of a kind in start <= seq < end, at most ``limit``; gives how many, and where the kept ones begin."""
     if end <= start:
         return 0, start
-    seqs = [
-        seq
-        for (seq,) in db.execute(
-            f"SELECT seq FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq LIMIT ?", (start, end, limit)
-        )
-    ]
-    db.executemany("DELETE FROM log WHERE seq = ?", [(seq,) for seq in seqs])
-    return len(seqs), end if len(seqs) < limit else seqs[-1] + 1
+    seqs: list[int] = []
+    keys: list[tuple[int, int]] = []
+    places: dict[str, list[int]] = {}
+    damaged: list[int] = []
+
+    def take(rows: Iterator[Row]) -> bool:
+        for found in (seqs, keys, places, damaged):
+            found.clear()
+        size = 0
+        for row in rows:  # one at a time: together they may be large
+            seqs.append(row.seq)
+            size += len(row.data)
+            if row.is_damaged:
+                damaged.append(row.seq)
+                continue
+            if row.key:
+                keys.append((hash_key(row.actor, row.key), row.seq))
+            for place in list_places(row):
+                places.setdefault(place, []).append(row.seq)
+            if size > DROPPED_BYTES:
+                return True
+        return len(seqs) == limit
+
+    sql = f"SELECT {ROW_COLUMNS} FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq LIMIT ?"
+    is_cut = read_rows(damage, sql, (start, end, limit), take, db)
+    db.execute(_DROP_ROWS, (json.dumps(seqs),))
+    for table in ("key", "key_more"):
+        db.execute(_DROP_KEYS.format(table), (json.dumps(keys),))
+    db.executemany(_DROP_PLACES, [(place, json.dumps(gone)) for place, gone in places.items()])
+    if damaged:  # where these are found nobody can tell: both tables are looked through
+        for table in ("key", "key_more", "place"):
+            db.execute(f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))", (json.dumps(damaged),))
+    return len(seqs), seqs[-1] + 1 if is_cut else end
 
 
 def _drop_cold(db: sqlite3.Connection, first: int) -> None:
@@ -324,9 +364,13 @@ def check(db: sqlite3.Connection) -> list[str]:
     if version < CHECKSUMS_SINCE:
         return problems
     try:
+        db.execute("BEGIN")  # one view of the log and of what says where its rows are
         return [*_check_rows(db), *problems]
-    except sqlite3.Error as error:  # pages that cannot be walked through
+    except (sqlite3.Error, *UNREADABLE) as error:  # pages that cannot be walked through
         return [*problems, str(error)]
+    finally:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
 
 
 SHOWN = 5
@@ -335,7 +379,8 @@ SHOWN = 5
 def _check_rows(db: sqlite3.Connection) -> list[str]:
     """Which rows are not what was stored."""
     problems = []
-    if list_schema(db) != expected_schema():
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    if list_schema(db) != expected_schema(version):
         problems.append("its tables or indexes are not declared as they were made")
     for table, sql in (
         ("meta", "SELECT key, value, crc FROM meta"),
@@ -345,8 +390,48 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
             bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
         problems += _tell_rows(f"the table {table}", bad)
     damage = Damage(lambda _: None, _read_mark(db, CHECKED_FROM))
-    damaged = [f"#{row.seq}" for row in walk_log(damage, db) if row.is_damaged]
+    found, damaged = _Found(), []
+    for row in walk_log(damage, db):
+        if row.is_damaged:
+            damaged.append(f"#{row.seq}")
+        else:
+            found.take(row)
+    if not damaged and version >= PLACES_SINCE:
+        problems += found.compare(db)
     return [*_tell_rows("the log", damaged), *problems]
+
+
+class _Found:
+    """Where all rows are found, as a sum of numbers that nobody has to keep together."""
+
+    def __init__(self) -> None:
+        self._keys = self._places = 0
+
+    def take(self, row: Row) -> None:
+        if row.key:
+            self._keys += row.seq * 2**64 + 1
+        for place in list_places(row):
+            self._places += _number(place, row.seq)
+
+    def compare(self, db: sqlite3.Connection) -> list[str]:
+        """What the tables say that is not so. Which of their rows that is does not matter: they are made anew of the
+        log, as any index."""
+        keys = places = 0
+        for number, seq, actor, key in db.execute(
+            f"SELECT k.hash, k.seq, l.actor, l.key FROM ({KEYED}) AS k LEFT JOIN log AS l USING (seq)"
+        ):
+            if actor is not None and key is not None and number == hash_key(actor, key):
+                keys += seq * 2**64 + 1
+            else:
+                keys -= 1
+        for place, seq in db.execute("SELECT place, seq FROM place"):
+            places += _number(place, seq)
+        same = {"key": keys == self._keys, "place": places == self._places}
+        return [f"the table {name} does not say where the rows of the log are" for name, it in same.items() if not it]
+
+
+def _number(place: str, seq: int) -> int:
+    return zlib.crc32(f"{place}/{seq}".encode()) * 2**64 + seq * 2**32 + 1
 
 
 def _tell_rows(table: str, rows: list[str]) -> list[str]:

@@ -93,7 +93,7 @@ async def test_damage_that_shows_at_work_stops_the_hub_until_a_backup_is_in_plac
 ) -> None:
     db, backup = tmp_path / DB, tmp_path / "backup.db"
     back_up(db, backup)
-    _overwrite(db, _root_of(db, "log_key"), PAGE_BYTES)
+    _overwrite(db, _root_of(db, "key"), PAGE_BYTES)
     async with running_node(db=db, durability="full") as node:
         node.tokens = tokens
         alice = await node.agent("alice")

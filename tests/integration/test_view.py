@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from roundelay.network.ledger.schema import SCHEMA_VERSION
+from roundelay.network.ledger.schema import ROW_COLUMNS, SCHEMA_VERSION, STEPS, checksum
 from tests.integration.test_web_links import open_link
 from tests.support.command import Command, command, invoke, run
 from tests.support.node import running_node
@@ -115,10 +115,23 @@ async def test_what_is_no_whole_database_is_told_in_a_sentence(ledger: Path) -> 
 
 
 async def test_a_file_of_an_earlier_schema_is_brought_up_in_the_copy_alone(ledger: Path) -> None:
-    def make_older() -> None:  # the last step changes no table
-        with closing(sqlite3.connect(ledger)) as db:
-            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    def make_older() -> None:
+        older = ledger.with_name("older.db")
+        with closing(sqlite3.connect(older)) as db:
+            db.create_function("checksum", -1, lambda *columns: checksum(columns))
+            for step in STEPS[:6]:
+                db.executescript(step)
+            db.execute("ATTACH ? AS newer", (str(ledger),))
+            for table, columns in (
+                ("log", ROW_COLUMNS),
+                ("state", "tbl, key, value, crc"),
+                ("meta", "key, value, crc"),
+            ):
+                db.execute(f"DELETE FROM {table}")
+                db.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM newer.{table}")
+            db.execute("PRAGMA user_version = 6")
+            db.commit()
+        older.replace(ledger)
 
     await asyncio.to_thread(make_older)
     before = await asyncio.to_thread(look_at_folder, ledger.parent)
