@@ -1,15 +1,17 @@
 """What a shared log costs: a node that leads on one NATS server beside one durable node (FULL), and how soon another takes over.
 
-    ./dev bench cluster [--quick] [--rounds 5] [--json FILE]
+    ./dev bench cluster [--quick] [--rounds 5] [--json FILE] [--postgres postgres://USER:PASSWORD@HOST/DATABASE]
 
 Each round measures each subject once, on processes of its own; a ratio is taken within its round. One sender keeps a window of
 messages under way, then sends one at a time (load.py, which verifies every message). A takeover begins with the `kill -9` of
 the leader and ends when the node that followed answers that it is ready. NATS syncs each record (`always`), or as it does by default.
+With --postgres a leader whose log is in that database is measured as well; the tables roundelay_bench_* are left there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import statistics
 import subprocess
@@ -32,6 +34,7 @@ from wire import LoadError
 SIZE_BYTES, WINDOW = 200, 1024
 TO = "agent:receiver-000"
 SINGLE = "one node, FULL"
+POSTGRES = "leader, PostgreSQL"
 SYNCS = {"leader, always": "always", "leader, default": '"2m"'}
 
 
@@ -88,16 +91,24 @@ def nats_server(folder: Path, sync: str) -> Iterator[str]:
 
 def node_command(folder: Path, name: str, log: str | None, port: int = 0) -> list[str]:
     config = folder / f"{name}.yaml"
-    text = HUB_CONFIG.format(db=folder / f"{name}.db", durability="full").replace("port: 0", f"port: {port}")
+    durability = "normal" if log else "full"  # with a log it is the log's, and full asks NATS' servers to show it
+    text = HUB_CONFIG.format(db=folder / f"{name}.db", durability=durability).replace("port: 0", f"port: {port}")
     config.write_text(text + (f"log: {log}\n" if log else ""))
     return [*DEFAULT_NODE, str(config)]
 
 
-def measure(subject: str, size: Size, scratch: Path) -> Sample:
+def name_network(postgres: str) -> str:
+    """The address of a log in this database that nobody has used."""
+    return f"{postgres}?network=bench_{secrets.token_hex(8)}"
+
+
+def measure(subject: str, size: Size, scratch: Path, postgres: str) -> Sample:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
         sync = SYNCS.get(subject)
         log = stack.enter_context(nats_server(folder, sync)) if sync else None
+        if subject == POSTGRES:
+            log = name_network(postgres)
         url, pid = stack.enter_context(start_server(node_command(folder, "a", log), home=folder))
         fleet = stack.enter_context(Fleet(url, 1, names_stored=True))
         fleet.send_pipelined(max(size.messages // 10, 20), to=TO, size_bytes=SIZE_BYTES, window=WINDOW)
@@ -111,11 +122,12 @@ def measure(subject: str, size: Size, scratch: Path) -> Sample:
     )
 
 
-def measure_takeover(scratch: Path) -> float:
-    """Seconds from the leader's death until the node that followed is ready."""
+def measure_takeover(scratch: Path, postgres: str = "") -> float:
+    """Seconds from the leader's death until the node that followed is ready; on NATS unless a database is named."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
-        log, port = stack.enter_context(nats_server(folder, "always")), free_port()
+        log = name_network(postgres) if postgres else stack.enter_context(nats_server(folder, "always"))
+        port = free_port()
         leader = subprocess.Popen(node_command(folder, "a", log), stdout=subprocess.PIPE, text=True)
         stack.callback(leader.wait)
         stack.callback(leader.kill)
@@ -141,10 +153,11 @@ def measure_takeover(scratch: Path) -> float:
     raise LoadError("nobody took over within 30 s")
 
 
-def run(size: Size, rounds: int) -> Results:
-    subjects = (SINGLE, *SYNCS)
+def run(size: Size, rounds: int, postgres: str) -> Results:
+    subjects = (SINGLE, *SYNCS, *([POSTGRES] if postgres else []))
     samples: dict[str, list[Sample]] = {name: [] for name in subjects}
     takeovers: list[float] = []
+    postgres_takeovers: list[float] = []
     disk: list[float] = []
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as made:
         scratch = Path(made)
@@ -152,28 +165,34 @@ def run(size: Size, rounds: int) -> Results:
             disk.append(measure_fdatasync(scratch)[0])
             turn = number % len(subjects)
             for subject in subjects[turn:] + subjects[:turn]:
-                sample = measure(subject, size, scratch)
+                sample = measure(subject, size, scratch, postgres)
                 samples[subject].append(sample)
                 tell(
                     f"{subject:<16} {sample.messages_per_s:>8,.0f}/s  stored p50 {sample.stored_p50_us:6.0f} us  "
                     f"node {sample.node_cpu_us:5.1f} us CPU  others {sample.others_busy:4.0%}"
                 )
             takeovers.append(measure_takeover(scratch))
+            if postgres:
+                postgres_takeovers.append(measure_takeover(scratch, postgres))
+                tell(f"takeover, PostgreSQL {postgres_takeovers[-1]:.2f} s")
             tell(f"takeover {takeovers[-1]:.2f} s; fdatasync p50 {disk[-1]:.0f} us")
         machine = asdict(describe_machine(scratch))
     return {
         "machine": machine,
         "fdatasync_p50_us": disk,
         "takeover_s": takeovers,
+        "postgres_takeover_s": postgres_takeovers,
         "samples": {name: [asdict(it) for it in found] for name, found in samples.items()},
-        "table": [asdict(line) for line in list_lines(samples, takeovers)],
+        "table": [asdict(line) for line in list_lines(samples, takeovers, postgres_takeovers)],
     }
 
 
-def list_lines(samples: dict[str, list[Sample]], takeovers: Sequence[float]) -> list[Line]:
+def list_lines(
+    samples: dict[str, list[Sample]], takeovers: Sequence[float], postgres_takeovers: Sequence[float]
+) -> list[Line]:
     lines = []
     single = samples[SINGLE]
-    for name in SYNCS:
+    for name in [it for it in samples if it != SINGLE]:
         rates = [a.messages_per_s / b.messages_per_s for a, b in zip(samples[name], single, strict=True)]
         waits = [a.stored_p50_us / b.stored_p50_us for a, b in zip(samples[name], single, strict=True)]
         is_held = name == "leader, always"
@@ -186,14 +205,23 @@ def list_lines(samples: dict[str, list[Sample]], takeovers: Sequence[float]) -> 
         )
         lines.append(Line(f"p50 {name}", "  unpipelined p50", waits, 2.5 if is_held else None, None, True, beside=both))
     lines.append(Line("takeover", "takeover after kill -9, s", list(takeovers), 1.5, None, True))
+    if postgres_takeovers:
+        lines.append(
+            Line("takeover on PostgreSQL", "takeover on PostgreSQL, s", list(postgres_takeovers), None, None, True)
+        )
     return lines
 
 
 def main() -> None:
     parser = make_parser(__doc__, SIZES, quick="one short round", rounds="rounds of everything")
+    parser.add_argument(
+        "--postgres", default="", metavar="URL", help="measure a log in this database of PostgreSQL as well"
+    )
     options = parser.parse_args()
     size = pick_size(options, SIZES)
-    tell_results(options, lambda: run(size, options.rounds or size.rounds), lambda it: "", failure=LoadError)
+    tell_results(
+        options, lambda: run(size, options.rounds or size.rounds, options.postgres), lambda it: "", failure=LoadError
+    )
 
 
 if __name__ == "__main__":

@@ -417,10 +417,11 @@ class PostgresLog:
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
         """One that is free; after anything but an answer of the server it is not used again."""
-        if self._pool is None:
+        pool = self._pool
+        if pool is None:
             raise LedgerError(f"The shared log {self.name} is closed.")
         async with asyncio.timeout(CONNECT_S):
-            connection = await self._pool.acquire()
+            connection = await pool.acquire()
         is_answered = False
         try:
             yield connection
@@ -431,7 +432,8 @@ class PostgresLog:
         finally:
             if not is_answered:
                 connection.terminate()
-            await self._pool.release(connection)
+            with suppress(asyncpg.InterfaceError):  # the log was closed meanwhile
+                await pool.release(connection)
 
     def _not_opened(self, error: BaseException) -> LedgerError:
         """Why it could not be opened, and what to do."""

@@ -22,7 +22,7 @@ from tests.support.postgres import PostgresServer, postgres_server
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 KILLS = 36
 PAUSES = 30
-CUTS = 6
+CUTS = 30
 
 
 @contextlib.asynccontextmanager

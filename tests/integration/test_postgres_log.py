@@ -287,6 +287,19 @@ async def test_connections_that_a_server_ends_are_made_again_and_few(server: Pos
 
 
 @pytest.mark.full
+async def test_who_asks_a_log_while_it_is_closed_hears_of_it(server: PostgresServer) -> None:
+    for turns in range(12):
+        log = make_shared_log(server.url("lab"))
+        await log.open()
+        asked = [asyncio.ensure_future(it) for it in (log.end(), log.say("x"), log.describe(), log.end(), log.end())]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await log.close()
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            assert not isinstance(answer, BaseException) or isinstance(answer, LedgerError), answer
+
+
+@pytest.mark.full
 async def test_a_network_is_spoken_to_through_tls(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     stranger, _ = make_certificate(tmp_path, stem="stranger")
