@@ -81,6 +81,7 @@ from roundelay.network.errors import (
 from roundelay.network.frames import is_id
 
 from .a2a_parts import escape_line_ends, make_parts, read_json, read_parts
+from .a2a_push import Push, TaskPushes
 from .a2a_tasks import (
     INPUT_REQUIRED,
     INTERRUPTED,
@@ -112,15 +113,16 @@ TOLD = "roundelay.a2a_told"
 CARD_PATH = "/.well-known/agent-card.json"
 
 
-def make_a2a_app(callers: Callers) -> ASGIApp:
+def make_a2a_app(callers: Callers, pushes: TaskPushes | None = None) -> ASGIApp:
     """One agent's server, whose id is the path parameter ``agent_id``. Who comes here has a token."""
-    handler, builder = LedgerHandler(callers), _ContextBuilder()
+    handler, builder = LedgerHandler(callers, pushes), _ContextBuilder()
 
     async def show_card(request: Request) -> Response:
         credentials = read_authorization(request.headers.get("authorization"))
         async with callers.session(credentials) as client:
             agent = await find_agent(client, request.path_params["agent_id"])
-            card = make_card(client, agent, str(request.url.replace(path=request.scope["root_path"], query="")))
+            url = str(request.url.replace(path=request.scope["root_path"], query=""))
+            card = make_card(client, agent, url, is_pushing=pushes is not None)
         body = read_json(card)
         tag = f'W/"{hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()}"'
         return JSONResponse(body, headers={"ETag": tag, "Cache-Control": "private, max-age=60"})
@@ -191,7 +193,7 @@ async def find_agent(client: NetworkClient, agent_id: str) -> dict[str, Any]:
     raise UnknownRecipient(f"There is no agent {agent_id!r} here; GET /v1/agents lists who is.")
 
 
-def make_card(client: NetworkClient, agent: dict[str, Any], url: str) -> AgentCard:
+def make_card(client: NetworkClient, agent: dict[str, Any], url: str, *, is_pushing: bool) -> AgentCard:
     """An agent's card of A2A, made of the one that it has shown to the network."""
     agent_id: str = agent["agent_id"]
     own = agent.get("card")
@@ -209,7 +211,7 @@ def make_card(client: NetworkClient, agent: dict[str, Any], url: str) -> AgentCa
             AgentInterface(url=f"{url}/", protocol_binding="JSONRPC", protocol_version="1.0"),
             AgentInterface(url=url, protocol_binding="HTTP+JSON", protocol_version="1.0"),
         ],
-        capabilities=AgentCapabilities(streaming=True, push_notifications=False, extended_agent_card=False),
+        capabilities=AgentCapabilities(streaming=True, push_notifications=is_pushing, extended_agent_card=False),
         security_schemes={
             "token": SecurityScheme(
                 http_auth_security_scheme=HTTPAuthSecurityScheme(
@@ -268,8 +270,9 @@ def _in_words_of_a2a() -> Iterator[None]:
 class LedgerHandler(RequestHandler):
     """Answers what is asked of the agents of one network."""
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, pushes: TaskPushes | None) -> None:
         self._callers = callers
+        self._pushes = pushes
         self._subscribers: dict[str, set[asyncio.Event]] = {}
         """Of each thread: who waits for the caller to go on with a task of it."""
 
@@ -360,25 +363,36 @@ class LedgerHandler(RequestHandler):
                     yield event
                 _note(context, await _read(tasks, task.id))
 
+    @validate_request_params
     async def on_create_task_push_notification_config(
         self, params: TaskPushNotificationConfig, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        raise PushNotificationNotSupportedError
+        async with self._open(context) as tasks:
+            return await self._push(tasks, await self._read_for_push(tasks, params.task_id), params, context)
 
+    @validate_request_params
     async def on_get_task_push_notification_config(
         self, params: GetTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> TaskPushNotificationConfig:
-        raise PushNotificationNotSupportedError
+        async with self._open(context) as tasks:
+            return (await self._find_push(tasks, params.task_id, params.id)).make_config()
 
+    @validate_request_params
     async def on_list_task_push_notification_configs(
         self, params: ListTaskPushNotificationConfigsRequest, context: ServerCallContext
     ) -> ListTaskPushNotificationConfigsResponse:
-        raise PushNotificationNotSupportedError
+        async with self._open(context) as tasks:
+            task = await self._read_for_push(tasks, params.task_id)
+            found = self._served_pushes().list_of(task)
+            return ListTaskPushNotificationConfigsResponse(configs=[it.make_config() for it in found])
 
+    @validate_request_params
     async def on_delete_task_push_notification_config(
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
-        raise PushNotificationNotSupportedError
+        async with self._open(context) as tasks:
+            with suppress(TaskNotFoundError):  # to delete what is not there succeeds, as the specification has it
+                await self._served_pushes().remove(await self._find_push(tasks, params.task_id, params.id))
 
     async def on_get_extended_agent_card(
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
@@ -386,6 +400,28 @@ class LedgerHandler(RequestHandler):
         raise UnsupportedOperationError("The card has no extension: whoever may see it sees all of it")
 
     # --- how it is done
+
+    def _served_pushes(self) -> TaskPushes:
+        if self._pushes is None:
+            raise PushNotificationNotSupportedError
+        return self._pushes
+
+    async def _read_for_push(self, tasks: TaskLedger, task_id: str) -> TaskRecord:
+        self._served_pushes()
+        return await _read(tasks, task_id)
+
+    async def _find_push(self, tasks: TaskLedger, task_id: str, push_id: str) -> Push:
+        task = await self._read_for_push(tasks, task_id)
+        for push in self._served_pushes().list_of(task):
+            if push.id == push_id:
+                return push
+        raise TaskNotFoundError(f"The task {task_id} has no push notification {push_id[:80]!r}")
+
+    async def _push(
+        self, tasks: TaskLedger, task: TaskRecord, config: TaskPushNotificationConfig, context: ServerCallContext
+    ) -> TaskPushNotificationConfig:
+        credentials, _, _ = cast(_Call, context.state["caller"])
+        return (await self._served_pushes().register(credentials, tasks.client, task, config)).make_config()
 
     @asynccontextmanager
     async def _open(self, context: ServerCallContext) -> AsyncIterator[TaskLedger]:
@@ -400,8 +436,9 @@ class LedgerHandler(RequestHandler):
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncIterator[tuple[TaskLedger, TaskRecord, FollowedQuestion]]:
         """Send what is asked, once, and follow it for the length of the block."""
-        if params.configuration.HasField("task_push_notification_config"):
-            raise PushNotificationNotSupportedError
+        wants_push = params.configuration.HasField("task_push_notification_config")
+        if wants_push:
+            self._served_pushes()
         message, content = params.message, _read_content(params.message)
         async with self._open(context) as tasks, AsyncExitStack() as stack:
             if message.task_id:
@@ -411,6 +448,8 @@ class LedgerHandler(RequestHandler):
                 question = await self._begin(tasks, message, content, stack)
                 task_id = make_task_id(tasks.client, tasks.agent_id, question.stored.seq)
                 task = await _read(tasks, task_id)
+            if wants_push:
+                await self._push(tasks, task, params.configuration.task_push_notification_config, context)
             yield tasks, task, question
 
     async def _begin(
@@ -516,6 +555,8 @@ class LedgerHandler(RequestHandler):
     def _ring(self, thread_id: str) -> None:
         for bell in self._subscribers.get(thread_id, ()):
             bell.set()
+        if self._pushes is not None:
+            self._pushes.ring(thread_id)
 
 
 class _Telling:

@@ -1,7 +1,7 @@
 """The gateway: one process beside a node that lets other protocols in, on a port of its own.
 
-Puts together what is asked for and serves it until it is stopped. Of its own it keeps the registrations of webhooks,
-and nothing else: what is asked for twice is settled by the ledger.
+Puts together what is asked for and serves it until it is stopped. Of its own it keeps the registrations of webhooks
+and push notifications, and nothing else: what is asked for twice is settled by the ledger.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from roundelay.network.client import NetworkClient
 from roundelay.network.config import Served
 from roundelay.network.errors import ConnectError, Forbidden, RoundelayError, TooLarge
 
+from .a2a_push import TaskPushes
 from .a2a_server import make_a2a_app
 from .callers import Callers, read_authorization
 from .http_api import ENDPOINTS, MAX_BODY_BYTES, make_routes, refuse
@@ -40,6 +41,8 @@ from .webhooks_api import make_webhook_endpoints
 
 HEAD_TIMEOUT_S = 10.0
 """How long a connection may be open without a whole head of a request."""
+KEYS_PATH = "/.well-known/jwks.json"
+"""What proves push notifications of A2A; everybody may see it."""
 MAX_CONNECTIONS = 1000
 """Beyond that an answer is 503, until others have gone."""
 STOP_S = 5
@@ -147,6 +150,7 @@ def make_app(
     host: str = "127.0.0.1",
     served: Collection[Served] = get_args(Served),
     webhooks: Webhooks | None = None,
+    pushes: TaskPushes | None = None,
 ) -> Starlette:
     """The application of a gateway to one node, which listens on ``host``."""
 
@@ -165,6 +169,10 @@ def make_app(
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
+    async def show_keys(_: Request) -> Response:
+        assert pushes is not None
+        return JSONResponse(pushes.list_keys(), headers={"Cache-Control": "public, max-age=300"})
+
     async def refuse_path(request: Request, error: Exception) -> Response:
         status: int = getattr(error, "status_code", 404)
         told = f"There is no {request.method} {request.url.path[:80]} here; see /openapi.json."
@@ -179,7 +187,7 @@ def make_app(
     endpoints = ENDPOINTS if "http" in served else ()
     if webhooks is not None:
         endpoints += make_webhook_endpoints(webhooks)
-    a2a_app = WithToken(LimitedBody(make_a2a_app(callers)), callers)
+    a2a_app = WithToken(LimitedBody(make_a2a_app(callers, pushes)), callers)
     return Starlette(
         routes=[
             Route("/healthz", health, methods=["GET"]),
@@ -187,6 +195,7 @@ def make_app(
             *(make_openai_routes(callers) if "openai" in served else ()),
             *((Route("/mcp", WithToken(mcp_route.app, callers)),) if "mcp" in served else ()),
             *((Mount("/a2a/{agent_id}", a2a_app),) if "a2a" in served else ()),
+            *((Route(KEYS_PATH, show_keys, methods=["GET"]),) if pushes is not None else ()),
         ],
         lifespan=live,
         middleware=[Middleware(OwnPagesOnly)],
@@ -205,7 +214,8 @@ async def serve_gateway(
     webhook_hosts: Collection[str] = (),
     pace: WebhookPace | None = None,
 ) -> AsyncIterator[str]:
-    """Run a gateway to a node for the length of an ``async with``; gives its URL. Webhooks need a file. Raises
+    """Run a gateway to a node for the length of an ``async with``; gives its URL. Webhooks, and push notifications of
+    A2A, need a file. Raises
     `ConnectError` where the address cannot be bound, `ConfigError` where the file is no good."""
     try:
         listening = _bind(host, port)
@@ -217,12 +227,15 @@ async def serve_gateway(
     async with AsyncExitStack() as stack:
         stack.callback(listening.close)
         callers = await stack.enter_async_context(Callers(node_url))
-        webhooks = None
+        webhooks, pushes = None, None
         if webhooks_file is not None and "webhooks" in served:
-            kept = Webhooks(node_url, webhooks_file, frozenset(it.lower() for it in webhook_hosts), pace)
-            webhooks = await stack.enter_async_context(kept)
+            allowed = frozenset(it.lower() for it in webhook_hosts)
+            webhooks = await stack.enter_async_context(Webhooks(node_url, webhooks_file, allowed, pace))
+            if "a2a" in served:
+                kept = TaskPushes(node_url, Path(f"{webhooks_file}.a2a"), allowed, pace)
+                pushes = await stack.enter_async_context(kept)
         config = uvicorn.Config(
-            make_app(callers, host, served, webhooks),
+            make_app(callers, host, served, webhooks, pushes),
             http=HeadInTime,
             limit_concurrency=MAX_CONNECTIONS,
             log_config=None,

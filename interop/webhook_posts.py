@@ -11,13 +11,13 @@ import ipaddress
 import math
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx2
@@ -36,6 +36,24 @@ ABOUT_THE_MESSAGE = frozenset({400, 409, 413, 415, 422, 500, 501})
 """What a receiver answers to this one message; by every other answer but 2xx and 410 it takes none now."""
 _WITHIN_IPV6 = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48")
 """Where a translator leads on to an address of IPv4 that is not seen here."""
+
+
+Sign: TypeAlias = Callable[[str, datetime, bytes], Mapping[str, str]]
+"""Gives the headers that prove a post: of its id, of the moment and of its body."""
+
+
+def sign_as_standard(secret: str) -> Sign:
+    """Sign with a secret that the receiver has too, as Standard Webhooks does."""
+    signer = Webhook(secret)
+
+    def sign(webhook_id: str, now: datetime, body: bytes) -> Mapping[str, str]:
+        return {
+            "webhook-id": webhook_id,
+            "webhook-timestamp": str(math.floor(now.timestamp())),
+            "webhook-signature": signer.sign(webhook_id, now, body.decode()),
+        }
+
+    return sign
 
 
 class PostAnswer(Enum):
@@ -112,9 +130,9 @@ def is_public(address: str) -> bool:
 class WebhookPoster:
     """Posts to one receiver, over connections of its own. Use as ``async with``."""
 
-    def __init__(self, target: WebhookUrl, secret: str) -> None:
+    def __init__(self, target: WebhookUrl, sign: Sign) -> None:
         self._target = target
-        self._signer = Webhook(secret)
+        self._sign = sign
         self._http = httpx2.AsyncClient(
             verify=_Trust.context,
             trust_env=False,
@@ -132,14 +150,11 @@ class WebhookPoster:
     async def post(self, webhook_id: str, value: Mapping[str, Any]) -> Posted:
         """Post one value under its id, signed at this moment, and judge the answer. Raises nothing of the receiver's."""
         body = msgspec.json.encode(value)
-        now = datetime.now(UTC)
         headers = {
             "content-type": "application/json",
             "user-agent": "Roundelay-Webhooks/1",
             "host": urlsplit(self._target.url).netloc.rpartition("@")[2],
-            "webhook-id": webhook_id,
-            "webhook-timestamp": str(math.floor(now.timestamp())),
-            "webhook-signature": self._signer.sign(webhook_id, now, body.decode()),
+            **self._sign(webhook_id, datetime.now(UTC), body),
         }
         try:
             async with asyncio.timeout(TIMEOUT_S):

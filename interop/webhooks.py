@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import fcntl
 import hashlib
 import logging
-import os
 import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -27,9 +25,7 @@ from msgspec import Struct
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import system_clock
-from roundelay.network.durable_files import describe_os_error, make_folder, replace_file
 from roundelay.network.errors import (
-    ConfigError,
     ConnectError,
     Forbidden,
     InvalidArguments,
@@ -40,7 +36,8 @@ from roundelay.network.errors import (
 )
 
 from .callers import Credentials
-from .webhook_posts import PostAnswer, Posted, WebhookPoster, WebhookUrl
+from .kept_files import KeptFile
+from .webhook_posts import PostAnswer, Posted, WebhookPoster, WebhookUrl, sign_as_standard
 
 _logger = logging.getLogger(__name__)
 
@@ -99,33 +96,15 @@ class Webhooks:
         self, node_url: str, file: Path, allowed_hosts: frozenset[str] = frozenset(), pace: WebhookPace | None = None
     ):
         self._url = node_url
-        self._file = file
+        self._file = KeptFile(file, list[Registration], [], "webhooks")
         self._allowed_hosts = allowed_hosts
         self._pace = pace or WebhookPace()
         self._known: dict[str, Registration] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._lock = -1
 
     async def __aenter__(self) -> Self:
         """Raises `ConfigError` where the file is no good, or another gateway has it."""
-        try:
-            make_folder(self._file.absolute().parent)
-            self._lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            saved = self._file.read_bytes() if self._file.exists() else b"[]"
-            known = msgspec.json.decode(saved, type=list[Registration])
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise ConfigError(
-                f"Another gateway has the webhooks in {self._file}; stop it, or name another file."
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"Cannot keep webhooks in {self._file}: {describe_os_error(error, self._file)}."
-            ) from error
-        except msgspec.MsgspecError as error:
-            os.close(self._lock)
-            raise ConfigError(f"{self._file} holds no webhooks ({error}); restore it, or move it away.") from error
+        known = self._file.open()
         self._known = {it.participant: it for it in known}
         for it in known:
             self._start(it)
@@ -136,7 +115,7 @@ class Webhooks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        os.close(self._lock)
+        self._file.close()
 
     # --- what callers ask for
 
@@ -193,7 +172,9 @@ class Webhooks:
     async def test(self, agent_id: str) -> Posted:
         """Post something that is no message. Raises `UnknownMessage`, `InvalidArguments`."""
         hook = self.find(agent_id)
-        async with WebhookPoster(WebhookUrl.read(hook.url, self._allowed_hosts), hook.secret) as poster:
+        async with WebhookPoster(
+            WebhookUrl.read(hook.url, self._allowed_hosts), sign_as_standard(hook.secret)
+        ) as poster:
             value = {"type": "test", "timestamp": _tell_time(system_clock()), "participant": agent_id}
             return await poster.post(f"test_{secrets.token_hex(16)}", value)
 
@@ -226,7 +207,7 @@ class Webhooks:
     async def _serve(self, hook: Registration) -> None:
         async with AsyncExitStack() as stack:
             target = WebhookUrl.read(hook.url, self._allowed_hosts)  # what is allowed may have changed
-            poster = await stack.enter_async_context(WebhookPoster(target, hook.secret))
+            poster = await stack.enter_async_context(WebhookPoster(target, sign_as_standard(hook.secret)))
             client = NetworkClient(hook.participant, self._url, kind=None, token=hook.token, deliver=False)
             await stack.enter_async_context(client)
             failures, after = 0, None
@@ -296,8 +277,7 @@ class Webhooks:
             _logger.log(level, "a webhook is %s: %s", hook.state, hook.why, extra=told)
 
     def _save(self) -> None:
-        with replace_file(self._file) as file:
-            file.write(msgspec.json.encode(list(self._known.values())).decode())
+        self._file.save(list(self._known.values()))
 
 
 def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

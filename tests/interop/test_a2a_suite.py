@@ -19,13 +19,18 @@ from tests.support.node import running_node
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 KIT = os.environ.get("A2A_TCK", "")
+KIT_HOSTS = ("127.0.0.1", "localhost")  # where it listens for push notifications
 
 
 @pytest.mark.skipif(not KIT, reason="A2A_TCK names no folder with the kit")
 @pytest.mark.parametrize("ids", ["ids as they are", "unique ids"])
 async def test_the_kit_finds_nothing_wrong(ids: str, tmp_path: Path, note: Note) -> None:
     python = await asyncio.to_thread(python_of, "a2a-tck")
-    async with running_node() as node, kit_agent(node.url), serve_gateway(node.url) as url:
+    async with (
+        running_node() as node,
+        kit_agent(node.url),
+        serve_gateway(node.url, webhooks_file=tmp_path / "hooks", webhook_hosts=KIT_HOSTS) as url,
+    ):
         environment = {
             **os.environ,
             "KIT_TOKEN": await invite(node, "ui"),

@@ -12,13 +12,15 @@ from contextlib import asynccontextmanager
 class GatewayProcess:
     """`roundelay gateway` as a process, which comes back where it was."""
 
-    def __init__(self, node_url: str) -> None:
+    def __init__(self, node_url: str, *options: str) -> None:
         self._node_url = node_url
+        self._options = options
         self._process: asyncio.subprocess.Process | None = None
         self.port = "0"
 
     async def start(self) -> None:
         command = (sys.executable, "-m", "roundelay", "gateway", "--node", self._node_url, "--port", self.port)
+        command += self._options
         self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()
@@ -33,8 +35,8 @@ class GatewayProcess:
 
 
 @asynccontextmanager
-async def gateway_process(node_url: str) -> AsyncIterator[GatewayProcess]:
-    gateway = GatewayProcess(node_url)
+async def gateway_process(node_url: str, *options: str) -> AsyncIterator[GatewayProcess]:
+    gateway = GatewayProcess(node_url, *options)
     await gateway.start()
     try:
         yield gateway

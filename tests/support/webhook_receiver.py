@@ -18,17 +18,20 @@ from standardwebhooks import Webhook
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 Take = Callable[[str, dict[str, Any]], int | None]
 """Given the id and the body: the status to answer, None for no answer at all."""
+Judge = Callable[[bytes, dict[str, str]], Any]
+"""Given a body and its headers: raises where they do not prove what they have to."""
 
 
 class Receiver:
     """Takes posts on one port. What it has got stands in `got`, (webhook-id, body), whatever it answered."""
 
-    def __init__(self, secret: str = SECRET) -> None:
+    def __init__(self, secret: str = SECRET, judge: Judge | None = None, id_header: str = "webhook-id") -> None:
         self.got: list[tuple[str, dict[str, Any]]] = []
         self.heads: list[dict[str, str]] = []
         self.answers: Take = lambda *_: 204
         self.port = 0
-        self._webhook = Webhook(secret)
+        self._judge = judge or Webhook(secret).verify
+        self._id_header = id_header
         self._came = asyncio.Condition()
         self._writers: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
 
@@ -63,7 +66,7 @@ class Receiver:
                 first, *lines = head.decode().split("\r\n")[:-2]
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
                 body = await reader.readexactly(int(headers["content-length"]))
-                self._webhook.verify(body, headers)  # raises for what is not signed, or too old
+                self._judge(body, headers)  # raises for what is not signed, or too old
                 assert first.startswith("POST /hook")
                 status = await self._take(headers, json.loads(body))
                 if status is None:
@@ -77,9 +80,9 @@ class Receiver:
             writer.close()
 
     async def _take(self, headers: dict[str, str], body: dict[str, Any]) -> int | None:
-        status = self.answers(headers["webhook-id"], body)
+        status = self.answers(headers[self._id_header], body)
         async with self._came:
-            self.got.append((headers["webhook-id"], body))
+            self.got.append((headers[self._id_header], body))
             self.heads.append(headers)
             self._came.notify_all()
         return status
