@@ -131,8 +131,8 @@ class Stage:
     async def open(self, stack: AsyncExitStack) -> None:
         await stack.enter_async_context(self._model)
         stack.push_async_callback(self._proxy.close)
-        model_port = await self._proxy.listen(_address(self._model.base_url), has_frames=False)
-        hub_port = await self._proxy.listen(_address(self._node.url), has_frames=True)
+        model_port = await self._proxy.listen(lambda: _address(self._model.base_url), has_frames=False)
+        hub_port = await self._proxy.listen(lambda: _address(self._node.url), has_frames=True)
         self._url = f"ws://127.0.0.1:{hub_port}/"
         for name, instruction in CONFIGS.items():
             config = AGENT.format(instruction=instruction, port=model_port)
@@ -141,7 +141,7 @@ class Stage:
         stack.callback(gate.close)
         environment = {GATE: str(gate.sockets[0].getsockname()[1]), BELLS: str(self._bells)}
         self._processes = await stack.enter_async_context(agent_processes(self._folder, **environment))
-        url, owner = self._node.url, self._node.owner_token
+        url, owner = self._urls, self._node.owner_token
         self.mia = await stack.enter_async_context(NetworkClient("mia", url, kind="human", token=owner))
         self.bob = await stack.enter_async_context(NetworkClient("bob", url, token=self._node.token_of("bob")))
         self.auditor = await stack.enter_async_context(NetworkClient("auditor", url, kind="service", token=owner))
@@ -151,6 +151,11 @@ class Stage:
             stack.callback(asyncio.create_task(client.handle(hear)).cancel)
         await self._begin_life()
         await self._until("it has joined", lambda: self._act.has_joined)
+
+    @property
+    def _urls(self) -> str:
+        """Where everybody but the agent goes."""
+        return self._node.url
 
     # --- what a test asks for
 

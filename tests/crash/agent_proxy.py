@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
 Way = Literal["up", "down"]
@@ -50,13 +50,13 @@ class AgentProxy:
         self._servers: list[asyncio.Server] = []
         self._links: list[_Link] = []
 
-    async def listen(self, target: tuple[str, int], *, has_frames: bool) -> int:
-        """Pass on to ``target`` what comes to the port that this gives."""
+    async def listen(self, find_target: Callable[[], tuple[str, int]], *, has_frames: bool) -> int:
+        """Pass on to the target, which each connection is told anew, what comes to the port that this gives."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             link = _Link(self._watcher, has_frames=has_frames)
             self._links.append(link)
-            await link.serve(reader, writer, target)
+            await link.serve(reader, writer, find_target())
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=READ_BYTES)
         self._servers.append(server)

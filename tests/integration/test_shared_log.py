@@ -169,29 +169,27 @@ async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_m
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicated, "SYNC_S", 0.0)
-    server = NatsServer(tmp_path / "nats")
-    await server.start()
-    made = ledger(server.shown_url("lab"), tmp_path / "a.db", is_full=True)
-    said = list[str]()
-    other = ledger(server.shown_url("other"), tmp_path / "b.db", say=said.append)
-    await asyncio.gather(made.open(), other.open())
-    await asyncio.gather(made.verify(), other.verify())
-    await server.kill9()
-    server.sync = '"2m"'  # unquoted it would be two million seconds
-    await server.start()
+    async with nats_server(tmp_path / "nats") as server:
+        made = ledger(server.shown_url("lab"), tmp_path / "a.db", is_full=True)
+        said = list[str]()
+        other = ledger(server.shown_url("other"), tmp_path / "b.db", say=said.append)
+        await asyncio.gather(made.open(), other.open())
+        await asyncio.gather(made.verify(), other.verify())
+        await server.kill9()
+        server.sync = '"2m"'  # unquoted it would be two million seconds
+        await server.start()
 
-    async def verify_until(has_changed: Callable[[], bool], made: ReplicatedLedger) -> None:
-        async with asyncio.timeout(20):
-            while not has_changed():
-                await made.verify()
-                await asyncio.sleep(0.05)
+        async def verify_until(has_changed: Callable[[], bool], made: ReplicatedLedger) -> None:
+            async with asyncio.timeout(20):
+                while not has_changed():
+                    await made.verify()
+                    await asyncio.sleep(0.05)
 
-    with pytest.raises(LedgerError, match="syncs every 120 s"):
-        await verify_until(lambda: False, made)
-    await verify_until(lambda: other.durability != "full", other)
-    assert "now replicated" in said[-1]
-    await asyncio.gather(made.close(), other.close())
-    await server.kill9()
+        with pytest.raises(LedgerError, match="syncs every 120 s"):
+            await verify_until(lambda: False, made)
+        await verify_until(lambda: other.durability != "full", other)
+        assert "now replicated" in said[-1]
+        await asyncio.gather(made.close(), other.close())
 
 
 @pytest.mark.full

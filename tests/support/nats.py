@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import nats
@@ -68,14 +68,15 @@ class NatsServer:
         async with await nats.connect(f"nats://{self.hosts}") as client:
             await client.jetstream().add_stream(name=name, subjects=[f"{name}.*"])
 
-    async def start(self) -> None:
+    async def start(self, *before: str) -> None:
+        """``before`` are words of a command that runs it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.conf"
         own = self._text or f'jetstream {{ store_dir: "{self.folder}/store", sync_interval: {self.sync} }}'
         ports = f'listen: "127.0.0.1:{self.port}"\nhttp: "127.0.0.1:{self.monitor}"\n'
         config.write_text(f"{ports}{own}\n{self._more}\n")
         self._process = await asyncio.create_subprocess_exec(
-            str(SERVER), "-c", str(config), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+            *before, str(SERVER), "-c", str(config), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
         )
         assert self._process.stderr is not None
         while b"Server is ready" not in (line := await self._process.stderr.readline()):
@@ -131,6 +132,18 @@ async def nats_servers(folder: Path, count: int = 3) -> AsyncIterator[list[NatsS
     finally:
         await asyncio.gather(*(server.kill9() for server in servers))
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def run_together(
+    servers: Sequence[NatsServer], before: Callable[[NatsServer], Sequence[str]] = lambda _: ()
+) -> AsyncIterator[None]:
+    """Run these; at the end they are killed and their folders stay."""
+    try:
+        await asyncio.gather(*(server.start(*before(server)) for server in servers))
+        yield
+    finally:
+        await asyncio.gather(*(server.kill9() for server in servers))
 
 
 async def wait_until_chosen(urls: list[str]) -> None:

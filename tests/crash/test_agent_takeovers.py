@@ -1,0 +1,172 @@
+"""P5, P6 and P7 where the hub dies with the agent: both processes are killed at once, anywhere in a reaction, another node takes the
+network over, and another process of the agent goes on. docs/promises.md, docs/cluster.md.
+
+The nodes share a log in a NATS server. What the agent says and hears passes through the test (`agent_lives`), which kills at the
+place that it is meant for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.crash.agent_evidence import Evidence
+from tests.crash.agent_lives import Stage
+from tests.crash.test_agent_kills import (
+    ASK,
+    ASK_ANSWERED,
+    ASKED_AGAIN,
+    ERRAND,
+    NOT_RUNG,
+    UNKNOWN,
+    asked_again,
+    brief,
+    check,
+    check_all,
+    is_unknown,
+    plan_asking,
+)
+from tests.crash.test_exactly_once import booked, read_booking, start_shop
+from tests.crash.test_takeovers import OWNER, ClusterNode, cluster, find_leader, join
+from tests.support.counts import Note
+from tests.support.node import Node, ProcessNode
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
+
+
+class Nodes(Node):
+    """Two nodes of one network as one: where the one is that leads."""
+
+    def __init__(self, nodes: Sequence[ClusterNode], leader: ClusterNode) -> None:
+        super().__init__(leader.url, OWNER)
+        self.nodes, self.leader, self.takeovers = list(nodes), leader, 0
+
+    @property
+    def db(self) -> Path:
+        return self.leader.db
+
+    @property
+    def urls(self) -> str:
+        return ",".join(it.url for it in self.nodes)
+
+    async def kill_leader(self) -> None:
+        await self.leader.end()
+
+    async def replace_leader(self) -> None:
+        """The one that was killed starts again, and follows the other one."""
+        gone = self.leader
+        await gone.start()
+        self.leader = await find_leader([it for it in self.nodes if it is not gone])
+        self.url = self.leader.url
+        self.takeovers += 1
+
+
+class ClusterStage(Stage):
+    """A `Stage` on which the node that leads is killed together with the agent."""
+
+    def __init__(self, folder: Path, nodes: Nodes) -> None:
+        super().__init__(folder, cast(ProcessNode, nodes))
+        self._nodes = nodes
+
+    @property
+    def _urls(self) -> str:
+        return self._nodes.urls
+
+    async def _end(self) -> None:
+        self._act.is_ending = True
+        await asyncio.gather(self.alive.kill(), self._nodes.kill_leader())
+        await self._nodes.replace_leader()
+        self._act.has_ended = True
+        self._news.set()
+
+
+@asynccontextmanager
+async def cluster_stage(folder: Path) -> AsyncIterator[ClusterStage]:
+    async with cluster(folder, "a", "b") as (_, nodes), AsyncExitStack() as stack:
+        made = ClusterStage(folder, Nodes(nodes, await find_leader(nodes)))
+        await made.open(stack)
+        yield made
+
+
+async def test_an_agent_killed_with_its_hub_at_every_boundary_goes_on_at_another_node(
+    tmp_path: Path, note: Note
+) -> None:
+    course: list[Evidence] = []
+    async with cluster_stage(tmp_path) as ground:
+        for point in ERRAND:
+            print(f"killed at {point}")
+            evidence = await ground.react(f"errand {point.what} {point.when}", [point])
+            check(evidence)
+            assert asked_again(evidence) == (point in ASKED_AGAIN)
+            assert evidence.rings == (point not in NOT_RUNG)
+            assert is_unknown(evidence) == (point in UNKNOWN)
+            course.append(evidence)
+        course.append(await ground.react("errand undisturbed"))
+        note(points=len(ERRAND), takeovers=ground._nodes.takeovers, **check_all(ground, course))
+
+
+async def test_an_agent_killed_with_its_hub_while_it_asks_another_asks_once(tmp_path: Path, note: Note) -> None:
+    course: list[Evidence] = []
+    async with cluster_stage(tmp_path) as ground:
+        for points, replies in plan_asking(ASK, brief(ASK_ANSWERED)):
+            print(f"killed at {points}, the reply comes {replies}")
+            course.append(await ground.react(f"ask {points} {replies}", points, replies=replies))
+            check(course[-1])
+        counts = check_all(ground, course)
+        note(
+            takeovers=ground._nodes.takeovers,
+            **{name: counts[name] for name in ("reactions", "kills", "sends", "stored", "asked_again", "finished")},
+        )
+
+
+SHOP_KILLS = 30
+
+
+async def test_each_message_takes_effect_once_where_its_program_and_the_hub_are_killed_together(
+    tmp_path: Path, note: Note
+) -> None:
+    chance, sent, runs = random.Random(5), list[int](), list[int]()
+    async with cluster(tmp_path, "a", "b") as (_, nodes):
+        network = Nodes(nodes, await find_leader(nodes))
+        everywhere = Node(network.urls, OWNER)
+        shop = await start_shop(everywhere, tmp_path)
+        async with join(nodes, "customer") as customer:
+            async with asyncio.timeout(30):
+                while "shop" not in str(await customer.call("network.agents")):  # noqa: ASYNC110 (asking is the event)
+                    await asyncio.sleep(0.05)
+
+            async def order(count: int) -> None:
+                for _ in range(count):
+                    sent.append((await customer.send_text("shop", f"order {len(sent)}")).seq)
+
+            for _ in range(SHOP_KILLS):
+                await order(6)
+                for _ in range(chance.randint(1, 4)):
+                    runs.append(await read_booking(shop))
+                shop.send_signal(signal.SIGKILL)
+                await network.kill_leader()
+                assert shop.stdout is not None
+                lines = (await shop.stdout.read()).splitlines(keepends=True)
+                runs += [int(line.split()[1]) for line in lines if line.endswith(b"\n")]
+                await shop.wait()
+                await network.replace_leader()
+                shop = await start_shop(everywhere, tmp_path)
+            await order(1)
+            async with asyncio.timeout(60):
+                while sorted(booked(tmp_path)) != sorted(sent):
+                    runs.append(await read_booking(shop))
+            shop.send_signal(signal.SIGKILL)
+            await shop.wait()
+    found = booked(tmp_path)
+    note(
+        kills=SHOP_KILLS, takeovers=network.takeovers, orders=len(sent), runs_of_the_handler=len(runs), rows=len(found)
+    )
+    assert sorted(found) == sorted(sent)
+    assert len(runs) > len(sent), "no kill hit an uncommitted effect: this run proves nothing"
