@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
-from a2a.client.errors import A2AClientTimeoutError
+from a2a.client.errors import A2AClientError, A2AClientTimeoutError
 from a2a.types import (
     AgentCard,
+    Artifact,
     CancelTaskRequest,
     GetTaskRequest,
     ListTasksRequest,
@@ -39,6 +39,9 @@ from a2a.types import (
 )
 from a2a.utils.errors import A2AError
 
+# the package of protobuf's runtime has no types
+from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
+
 from roundelay.agents.models.model import ModelError, ModelFailure
 from roundelay.agents.runner import RunnerOptions
 from roundelay.interop.a2a_parts import escape_line_ends, make_parts, read_parts
@@ -54,8 +57,10 @@ LOOK_EVERY_S = 2.0
 """So often an agent that does not stream is asked how far it has got."""
 AGAIN_AFTER_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """When a connection that broke is tried again."""
-MAX_NAMED = 32
-"""Skills and tags of a card that others here are shown."""
+MAX_NAMED, MAX_NAME = 32, 64
+"""Skills and tags of a card that others here are shown, and characters of each."""
+MAX_RESPONSE_BYTES = 32 << 20
+MAX_ID = 512
 OVER = (
     TaskState.TASK_STATE_COMPLETED,
     TaskState.TASK_STATE_FAILED,
@@ -65,6 +70,8 @@ OVER = (
     TaskState.TASK_STATE_AUTH_REQUIRED,
 )
 """Nothing more comes by itself."""
+BROKEN = (ParseError, httpx.InvalidURL, ValueError, TypeError, AttributeError, KeyError, RecursionError)
+"""What the SDK raises for what is no A2A, beside its own errors."""
 
 
 class A2AAgent(AdaptedAgent):
@@ -100,8 +107,8 @@ class A2AAgent(AdaptedAgent):
         return {
             **own,
             "description": self.description or card.description[:2000],
-            "tags": tags[:MAX_NAMED],
-            "tools": [skill.name for skill in card.skills][:MAX_NAMED],
+            "tags": [it[:MAX_NAME] for it in tags[:MAX_NAMED]],
+            "tools": [it.name[:MAX_NAME] for it in card.skills[:MAX_NAMED]],
         }
 
     async def close(self) -> None:
@@ -111,12 +118,14 @@ class A2AAgent(AdaptedAgent):
             await http.aclose()
 
     async def answer(self, turn: IncomingTurn) -> str:
+        now = asyncio.get_running_loop().time
+        until_s = now() + self.policy.model_timeout_s
         try:
             progress = _TaskThere(turn)
             try:
                 await self._ask(turn, progress)
-            except asyncio.CancelledError:
-                if turn.is_stopped and self._there is not None:
+            except asyncio.CancelledError:  # where its process ends it goes on in the next one
+                if (turn.is_stopped or now() >= until_s) and self._there is not None:
                     await self._cancel_there(self._there, turn, progress.task_id)
                 raise
         except A2AError as error:
@@ -130,17 +139,18 @@ class A2AAgent(AdaptedAgent):
             return self._there
         if self._http is None:
             limits = httpx.Timeout(None, connect=CARD_TIMEOUT_S)  # how long it may work is the policy's to say
-            self._http = httpx.AsyncClient(headers=self._headers, timeout=limits, transport=_WholeLines())
-        given = {"timeout": CARD_TIMEOUT_S}
-        card = await A2ACardResolver(self._http, self.address).get_agent_card(http_kwargs=given)
-        elsewhere = [it.url for it in card.supported_interfaces if _origin(it.url) != _origin(self.address)]
-        if elsewhere:
-            reason = f"The card of {self.address} names another host, {elsewhere[0]}: the token is not for that."
-            raise ModelError(reason, reason="misconfigured")
+            headers = {**self._headers, "Accept-Encoding": "identity"}  # what is packed may be of any size
+            self._http = httpx.AsyncClient(headers=headers, timeout=limits, transport=_OneHost(self.address))
+        try:
+            async with asyncio.timeout(CARD_TIMEOUT_S):
+                with _as_a2a():
+                    card = await A2ACardResolver(self._http, self.address).get_agent_card()
+        except TimeoutError as error:
+            raise ModelError(f"The card of {self.address} does not come", reason="timeout") from error
         config = ClientConfig(httpx_client=self._http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         try:
             self._there = ClientFactory(config).create(card)
-        except ValueError as error:
+        except (ValueError, httpx.InvalidURL) as error:
             raise ModelError(f"{self.address} offers no binding that is known here", reason="misconfigured") from error
         self._card = card
         return self._there
@@ -150,6 +160,7 @@ class A2AAgent(AdaptedAgent):
         kept = turn.kept.get("task")
         progress.task_id = kept if isinstance(kept, str) else ""
         request: SendMessageRequest | None = None
+        is_forgotten = False
         delays = iter(AGAIN_AFTER_S)
         while not progress.is_over:
             try:
@@ -159,18 +170,27 @@ class A2AAgent(AdaptedAgent):
                 else:
                     request = request or await self._make_request(client, turn)
                     events = client.send_message(request)
-                async for event in events:
-                    had_task = bool(progress.task_id)
-                    progress.add(event)
-                    if progress.task_id and not had_task:
-                        await turn.keep("task", progress.task_id)
-                    delays = iter(AGAIN_AFTER_S)
-                if not progress.is_over:
+                async with aclosing(_read(events)) as updates:
+                    async for event in updates:
+                        had_task = bool(progress.task_id)
+                        progress.add(event)
+                        if progress.task_id and not had_task:
+                            await turn.keep("task", progress.task_id)
+                        delays = iter(AGAIN_AFTER_S)
+                        if progress.is_over:
+                            break
+                if not (progress.is_over or progress.task_id):
+                    delay = next(delays, None)
+                    if delay is None:
+                        raise ModelError("It takes the message and says nothing.", reason="broken_reply")
+                    await asyncio.sleep(delay)
+                elif not progress.is_over:
                     await asyncio.sleep(LOOK_EVERY_S)
             except TaskNotFoundError:
-                if not progress.task_id:
+                if not progress.task_id or is_forgotten:
                     raise
-                progress.task_id = ""  # it keeps no tasks: the message is sent again, under its id
+                progress.forget()  # it keeps no tasks: the message is sent again, under its id
+                is_forgotten = True
             except A2AError as error:
                 delay = next(delays, None)
                 if delay is None or _name(error) != "unreachable":
@@ -200,7 +220,7 @@ class A2AAgent(AdaptedAgent):
     async def _find_waiting(self, client: Client, context: str) -> str:
         """The task of a context that waits for an answer, also one of an earlier process; empty if none does."""
         wanted = ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
-        with suppress(A2AError):  # not every agent can list them
+        with suppress(A2AError), _as_a2a():  # not every agent can list them
             found = await client.list_tasks(wanted)
             return next((it.id for it in found.tasks if it.context_id == context), "")
         return ""
@@ -217,9 +237,10 @@ class A2AAgent(AdaptedAgent):
     async def _cancel_there(self, client: Client, turn: IncomingTurn, task_id: str) -> None:
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                task_id = task_id or await self._find_begun(client, turn)
-                if task_id:
-                    await client.cancel_task(CancelTaskRequest(id=task_id))
+                with _as_a2a():
+                    task_id = task_id or await self._find_begun(client, turn)
+                    if task_id:
+                        await client.cancel_task(CancelTaskRequest(id=task_id))
         except (A2AError, TimeoutError) as error:
             told = {"agent_id": self.agent_id, "task_id": task_id, "reason": str(error)}
             _logger.warning("a task elsewhere could not be cancelled", extra=told)
@@ -235,6 +256,21 @@ class A2AAgent(AdaptedAgent):
         return ""
 
 
+@contextmanager
+def _as_a2a() -> Iterator[None]:
+    """Raises what the SDK makes of answers that are no A2A as an error of A2A."""
+    try:
+        yield
+    except BROKEN as error:
+        raise A2AClientError("What it answers is no A2A") from error
+
+
+async def _read(events: AsyncIterator[StreamResponse]) -> AsyncGenerator[StreamResponse]:
+    with _as_a2a():
+        async for event in events:
+            yield event
+
+
 class _TaskThere:
     """What has come of a task elsewhere."""
 
@@ -243,43 +279,93 @@ class _TaskThere:
         self.task_id = ""
         self.state = TaskState.TASK_STATE_UNSPECIFIED
         self._artifacts: dict[str, list[Part]] = {}
+        self._sizes: dict[str, int] = {}
+        self._size = 0
         self._said: list[Part] = []
         """What its status, or a plain message, says."""
 
-        self._streamed = 0
+        self._streamed = ""
+        self._shows: str | None = ""
+        """The artifact whose text is streamed, if the answer goes on where that has ended."""
+
         self._is_message = False
 
     @property
     def is_over(self) -> bool:
         return self._is_message or self.state in OVER
 
+    def forget(self) -> None:
+        """The message begins another task."""
+        self.task_id = ""
+
     def add(self, event: StreamResponse) -> None:
-        """Take an update. Raises `ModelError` for more than an answer may hold."""
+        """Take an update. Raises `ModelError` for more than an answer may hold, or what is of another task."""
         match event.WhichOneof("payload"):
             case "task":
                 self._begin(event.task)
             case "message":
-                self._is_message, self._said = True, list(event.message.parts)
+                self._is_message = True
+                self._say(event.message)
             case "status_update":
-                self.task_id = event.status_update.task_id
+                self._name(event.status_update.task_id)
                 self.state = event.status_update.status.state
-                self._said = list(event.status_update.status.message.parts)
+                self._say(event.status_update.status.message)
             case "artifact_update":
-                update = event.artifact_update
-                self.task_id = update.task_id
-                known = self._artifacts.get(update.artifact.artifact_id, []) if update.append else []
-                self._artifacts[update.artifact.artifact_id] = [*known, *update.artifact.parts]
-        if sum(it.ByteSize() for parts in self._artifacts.values() for it in parts) > 8 * self._turn.max_chars:
-            raise ModelError("Its answer is longer than a message can be.", reason="broken_reply")
-        text = self._read_artifacts()
-        if len(text) > self._streamed:  # what was written anew is seen when it is sent
-            self._turn.stream(text[self._streamed :])
-            self._streamed = len(text)
+                self._name(event.artifact_update.task_id)
+                self._take(event.artifact_update.artifact, goes_on=event.artifact_update.append)
 
     def _begin(self, task: Task) -> None:
-        self.task_id, self.state = task.id, task.status.state
-        self._artifacts = {it.artifact_id: list(it.parts) for it in task.artifacts}
-        self._said = list(task.status.message.parts)
+        self._name(task.id)
+        self.state = task.status.state
+        self._say(task.status.message)
+        self._artifacts, self._sizes, self._size = {}, {}, 0
+        for artifact in task.artifacts:
+            self._keep(artifact)
+        self._shows = None
+        text = self._read_artifacts()
+        if text.startswith(self._streamed):  # what was written anew is seen when it is sent
+            self._stream(text[len(self._streamed) :])
+            self._shows = next(reversed(self._artifacts), "")
+
+    def _name(self, task_id: str) -> None:
+        if not 0 < len(task_id) <= MAX_ID or self.task_id not in ("", task_id):
+            raise ModelError(f"It tells of another task, {task_id[:80]!r}.", reason="broken_reply")
+        self.task_id = task_id
+
+    def _say(self, message: Message) -> None:
+        self._check(message.ByteSize())
+        self._said = list(message.parts)
+
+    def _take(self, artifact: Artifact, *, goes_on: bool) -> None:
+        name = artifact.artifact_id
+        is_new = name not in self._artifacts
+        self._keep(artifact, goes_on=goes_on)
+        if is_new and self._shows is not None:
+            self._stream("\n\n" if self._streamed else "")
+            self._shows = name
+        if self._shows == name and (goes_on or is_new) and all(it.HasField("text") for it in artifact.parts):
+            self._stream("".join(it.text for it in artifact.parts))
+        else:
+            self._shows = None
+
+    def _keep(self, artifact: Artifact, *, goes_on: bool = False) -> None:
+        name, size = artifact.artifact_id, artifact.ByteSize()
+        known = self._sizes.get(name, 0)
+        self._sizes[name] = known + size if goes_on else size
+        self._size += self._sizes[name] - known
+        self._check(self._size)
+        if not goes_on:
+            self._artifacts[name] = []
+        self._artifacts.setdefault(name, []).extend(artifact.parts)
+
+    def _check(self, size: int) -> None:
+        if size > 8 * self._turn.max_chars:
+            raise ModelError("Its answer is longer than a message can be.", reason="broken_reply")
+
+    def _stream(self, text: str) -> None:
+        if text:
+            self._turn.stream(text)
+            self._streamed += text
 
     def conclude(self) -> str:
         """Give the answer. Raises `ModelError` where there is none to come."""
@@ -300,25 +386,42 @@ class _TaskThere:
         return "\n\n".join(_write(it) for it in self._artifacts.values())
 
 
-class _WholeLines(httpx.AsyncHTTPTransport):
-    """HTTP whose event streams end lines where their sender does: what httpx takes for a line's end beyond that, a text
-    may hold."""
+class _OneHost(httpx.AsyncHTTPTransport):
+    """HTTP to one host alone, which may answer as it is and no more than so much. Its event streams end lines where
+    their sender does: what httpx takes for a line's end beyond that, a text may hold."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._origin = _origin(address)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if _origin(str(request.url)) != self._origin:
+            reason = f"The card names another host, {request.url.host}: the token is not for that."
+            raise ModelError(reason, reason="misconfigured")
         response = await super().handle_async_request(request)
-        if response.headers.get("content-type", "").startswith("text/event-stream"):
-            assert isinstance(response.stream, httpx.AsyncByteStream)
-            response.stream = _EscapedStream(response.stream)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.stream.aclose()
+            raise ModelError("Its answer is packed, as it was not asked to.", reason="broken_reply")
+        is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        response.stream = _BoundedStream(response.stream, is_escaped=is_stream)
         return response
 
 
-class _EscapedStream(httpx.AsyncByteStream):
-    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+class _BoundedStream(httpx.AsyncByteStream):
+    def __init__(self, stream: httpx.AsyncByteStream, *, is_escaped: bool) -> None:
         self._stream = stream
+        self._is_escaped = is_escaped
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        begun = b""  # of a character whose rest comes with the next piece
+        begun, count = b"", 0  # of a character whose rest comes with the next piece
         async for piece in self._stream:
+            count += len(piece)
+            if count > MAX_RESPONSE_BYTES:
+                raise ModelError("It answers without an end.", reason="broken_reply")
+            if not self._is_escaped:
+                yield piece
+                continue
             whole = begun + piece
             end = next((n for n in (2, 1) if whole[-n:] in (b"\xc2", b"\xe2", b"\xe2\x80")), 0)
             begun = whole[len(whole) - end :]
@@ -333,7 +436,10 @@ def _write(parts: list[Part]) -> str:
     """Parts as the text of a message: pieces of text as one, files as lines that name them."""
     texts = "".join(it.text for it in parts)
     others = [it for it in parts if it.WhichOneof("content") not in ("text", None)]
-    return "\n".join([*([texts] if texts else []), *([write_content(read_parts(others))] if others else [])])
+    try:
+        return "\n".join([*([texts] if texts else []), *([write_content(read_parts(others))] if others else [])])
+    except ValueError as error:
+        raise ModelError(f"It says what is no JSON: {error}", reason="broken_reply") from error
 
 
 def _context_of(turn: IncomingTurn) -> str:
@@ -357,7 +463,7 @@ def _name(error: A2AError) -> ModelFailure:
             return "timeout"
         if isinstance(cause, httpx.RequestError):
             return "unreachable"
-        if isinstance(cause, json.JSONDecodeError):
+        if isinstance(cause, BROKEN):
             return "broken_reply"
         cause = cause.__cause__
     return "not_found" if isinstance(error, TaskNotFoundError) else "rejected"

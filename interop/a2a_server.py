@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, cast
 
 from a2a.server.context import ServerCallContext
 from a2a.server.events.event_queue import Event
+from a2a.server.jsonrpc_models import JSONParseError
 from a2a.server.request_handlers import RequestHandler, build_error_response, validate_request_params
 from a2a.server.routes import ServerCallContextBuilder, create_jsonrpc_routes, create_rest_routes
 from a2a.types import (
@@ -60,8 +61,11 @@ from a2a.types import (
 )
 from a2a.utils.constants import A2A_JSON_MEDIA_TYPE
 from a2a.utils.error_handlers import build_rest_error_payload
+
+# the package of protobuf's runtime has no types
+from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -73,6 +77,7 @@ from roundelay.network.errors import (
     ConnectError,
     GiveUp,
     IdConflict,
+    InvalidFrame,
     RetryLater,
     RoundelayError,
     UnknownMessage,
@@ -96,7 +101,8 @@ from .a2a_tasks import (
     newest_of,
 )
 from .callers import Callers, Credentials, read_authorization
-from .conversations import AgentAnswer, FollowedQuestion, QuestionEnded, QuestionStored, TextPiece
+from .conversations import AgentAnswer, FollowedQuestion, QuestionEnded, QuestionStored, TextPiece, find_agent
+from .http_api import parse_json, read_body, until_gone
 
 _logger = logging.getLogger(__name__)
 
@@ -106,6 +112,7 @@ OUTPUT_MODES = ("text/plain", "application/json")
 MAX_PAGE, PAGE = 100, 50
 LOOK_EVERY_S = 15.0
 _MESSAGE_ID = re.compile("[!-~]{1,128}")
+_PAGE_TOKEN = re.compile("[0-9]{1,16}")
 CANCEL_WAIT_S = 20.0
 """How long a cancel waits for its agent to stop."""
 TOLD = "roundelay.a2a_told"
@@ -120,7 +127,10 @@ def make_a2a_app(callers: Callers, pushes: TaskPushes | None = None) -> ASGIApp:
     async def show_card(request: Request) -> Response:
         credentials = read_authorization(request.headers.get("authorization"))
         async with callers.session(credentials) as client:
-            agent = await find_agent(client, request.path_params["agent_id"])
+            agent_id = request.path_params["agent_id"]
+            agent = await find_agent(client, agent_id)
+            if agent is None:
+                raise UnknownRecipient(f"There is no agent {agent_id[:80]!r} here; GET /v1/agents lists who is.")
             url = str(request.url.replace(path=request.scope["root_path"], query=""))
             card = make_card(client, agent, url, is_pushing=pushes is not None)
         body = read_json(card)
@@ -136,9 +146,10 @@ def make_a2a_app(callers: Callers, pushes: TaskPushes | None = None) -> ASGIApp:
 
 
 class _AgentServer:
-    """The SDK's routes, with what it leaves out: ``application/json`` is taken and given, as 9.1 and 11.1 of the
-    specification have it (the SDK takes whatever is JSON, and names what it gives by the media type of a later version);
-    answers that the caller has been given are handled."""
+    """The SDK's routes, with what it leaves out: a body comes in time, is no larger than others may be and JSON that can
+    be stored; ``application/json`` is taken and given, as 9.1 and 11.1 of the specification have it (the SDK takes
+    whatever is JSON, and names what it gives by the media type of a later version); whoever has gone is waited for no
+    more; answers that the caller has been given are handled."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app
@@ -147,17 +158,29 @@ class _AgentServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind not in ("", "application/json", A2A_JSON_MEDIA_TYPE):
-            error = ContentTypeNotSupportedError("A request is application/json")
-            if scope["path"] == f"{scope['root_path']}/":
-                answer = JSONResponse(build_error_response(None, error))
-            else:
-                payload = build_rest_error_payload(error)
-                payload["error"]["code"] = 415  # as 5.4 has it; the SDK says 400
-                answer = JSONResponse(payload, 415)
-            await answer(scope, receive, send)
+            await _refuse(scope, ContentTypeNotSupportedError("A request is application/json"))(scope, receive, send)
             return
+        try:
+            body = await read_body(Request(scope, receive))
+            if body:
+                parse_json(body)
+        except ClientDisconnect:
+            return
+        except InvalidFrame as error:
+            await _refuse(scope, JSONParseError(message=str(error)))(scope, receive, send)
+            return
+        whole: ServerEvent | None = {"type": "http.request", "body": body, "more_body": False}
+        is_given = False
+
+        async def hear() -> ServerEvent:
+            nonlocal whole
+            if whole is None:
+                await asyncio.Event().wait()  # whoever has gone ends all of it, below
+            given, whole = whole, None
+            return cast(ServerEvent, given)
 
         async def give(event: ServerEvent) -> None:
+            nonlocal is_given
             if event["type"] == "http.response.start":
                 headers = MutableHeaders(scope=event)
                 if headers.get("content-type") == A2A_JSON_MEDIA_TYPE:
@@ -165,9 +188,19 @@ class _AgentServer:
             elif event.get("more_body"):  # of a stream
                 event["body"] = escape_line_ends(event["body"])
             await send(event)
+            is_given = event["type"] == "http.response.body" and not event.get("more_body")
 
-        await self._app(scope, receive, give)
-        if told := scope.get(TOLD):
+        working = asyncio.ensure_future(self._app(scope, hear, give))
+        gone = asyncio.ensure_future(until_gone(receive))
+        try:
+            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            working.cancel()
+            gone.cancel()
+            await asyncio.wait({working, gone})
+        if not working.cancelled():
+            working.result()
+        if is_given and (told := scope.get(TOLD)):
             await self._acknowledge(read_authorization(Headers(scope=scope).get("authorization")), told)
 
     async def _acknowledge(self, credentials: Credentials, seqs: Iterable[int]) -> None:
@@ -178,19 +211,15 @@ class _AgentServer:
             _logger.info("answers could not be acknowledged", extra={"code": error.code})
 
 
-async def find_agent(client: NetworkClient, agent_id: str) -> dict[str, Any]:
-    """An agent of the network, as `network.list_agents` tells of it. Raises `UnknownRecipient`."""
-    args: dict[str, Any] = {"kind": "agent"}
-    page: dict[str, Any] = {"has_more": True}
-    while page["has_more"]:
-        page = await client.call("network.list_agents", args)
-        for agent in page["agents"]:
-            if agent["agent_id"] == agent_id:
-                return dict(agent)
-        if not page["agents"]:
-            break
-        args["after"] = page["agents"][-1]["agent_id"]
-    raise UnknownRecipient(f"There is no agent {agent_id!r} here; GET /v1/agents lists who is.")
+def _refuse(scope: Scope, error: ContentTypeNotSupportedError | JSONParseError) -> Response:
+    """In the words of the binding that is called."""
+    if scope["path"] == f"{scope['root_path']}/":
+        return JSONResponse(build_error_response(None, error))
+    if isinstance(error, JSONParseError):
+        return JSONResponse(build_rest_error_payload(ParseError(error.message)), 400)
+    payload = build_rest_error_payload(error)
+    payload["error"]["code"] = 415  # as 5.4 has it; the SDK says 400
+    return JSONResponse(payload, 415)
 
 
 def make_card(client: NetworkClient, agent: dict[str, Any], url: str, *, is_pushing: bool) -> AgentCard:
@@ -290,7 +319,7 @@ class LedgerHandler(RequestHandler):
         size = params.page_size if params.HasField("page_size") else PAGE
         if not 1 <= size <= MAX_PAGE:
             raise InvalidParamsError(f"pageSize is to be from 1 to {MAX_PAGE}")
-        if params.page_token and not (params.page_token.isascii() and params.page_token.isdigit()):
+        if params.page_token and not _PAGE_TOKEN.fullmatch(params.page_token):
             raise InvalidParamsError("pageToken is to be a nextPageToken of an earlier answer")
         async with self._open(context) as tasks:
             found = await tasks.find(params.context_id or None)
@@ -317,6 +346,10 @@ class LedgerHandler(RequestHandler):
             task = await _read(tasks, params.id)
             if task.state in TERMINAL:
                 raise TaskNotCancelableError(f"The task is over: {TaskState.Name(task.state)}")
+            if task.ended is not None and task.ended.status == "held":
+                raise TaskNotCancelableError(
+                    f"{task.ended.reason} Its agent goes on once it is given back; cancel it then"
+                )
             if task.ended is not None:
                 await tasks.call_off(task)  # nothing runs that could be stopped
             else:

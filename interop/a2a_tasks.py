@@ -9,7 +9,8 @@ of its first message's ``seq`` and of who may ask for it, so it is the same when
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -27,8 +28,10 @@ from .conversations import SENTENCES, Conversations, EndStatus, QuestionEnded, Q
 PAGE = 500
 MAX_THREADS = 100
 """Conversations in which tasks are looked for, the newest."""
+MAX_READ = 20_000
+"""Messages of these in which tasks are looked for, the newest of each conversation."""
 MAX_LISTED = 1000
-"""Tasks of one conversation that are listed, the newest."""
+"""Tasks that are listed, the newest."""
 CALLED_OFF = "a2a_called_off"
 """The kind of the caller's record that it wants no more of a task for which nothing runs."""
 
@@ -201,6 +204,9 @@ def read_task_mark(message: AnyMessage) -> int | None:
 class GatheredTask:
     """Messages that belong together: of the caller, and what the agent says to them."""
 
+    said: Sequence[AnyMessage]
+    """What was read of their thread."""
+
     own: list[AnyMessage] = field(default_factory=list)
     answers: list[AnyMessage] = field(default_factory=list)
 
@@ -225,22 +231,25 @@ class TaskLedger:
         root = message_from_wire(chain[0])
         if not self._is_own(root) or root.seq != seq:
             return None
-        async for it in self._gather(root.thread_id, root.seq):
-            if it.own[0].seq == seq:
-                return await self.judge(it)
-        return None
+        said = await self._read_thread(root.thread_id, root.seq)
+        found = next((it for it in self._gather(said) if it.own[0].seq == seq), None)
+        return await self.judge(found) if found is not None else None
 
     async def find(self, conversation: str | None) -> list[GatheredTask]:
         """What belongs together, of all tasks that are looked for, the one with the newest message first."""
         threads = [direct_thread(self.client.agent_id, self.agent_id, conversation)] if conversation else None
         found: list[GatheredTask] = []
+        room = MAX_READ
         for thread_id in threads if threads is not None else await self._find_threads():
+            if room <= 0:
+                break
             try:
-                gathered = [it async for it in self._gather(thread_id, 0)]
+                said = await self._read_thread(thread_id, 0, room)
             except UnknownMessage:
                 continue  # nothing was said there
-            found += gathered[-MAX_LISTED:]
-        return sorted(found, key=newest_of, reverse=True)
+            room -= len(said)
+            found += self._gather(said)
+        return sorted(found, key=newest_of, reverse=True)[:MAX_LISTED]
 
     async def call_off(self, task: TaskRecord) -> None:
         """Keep that the caller wants no more of a task for which nothing runs."""
@@ -258,15 +267,18 @@ class TaskLedger:
             args["before"] = page["threads"][-1]["last_seq"]
         return found[:MAX_THREADS]
 
-    async def _gather(self, thread_id: str, since: int) -> AsyncIterator[GatheredTask]:
-        """What belongs together in a thread from a seq on, by the first message of each."""
+    def _gather(self, said: Sequence[AnyMessage]) -> Iterable[GatheredTask]:
+        """What belongs together of what a thread has from a message on, by the first message of each."""
         tasks: dict[int, GatheredTask] = {}
         task_of: dict[int, int] = {}  # of each message
-        for message in await self._read_thread(thread_id, since):
+        for message in said:
             if self._is_own(message):
-                mark = read_task_mark(message)
-                root = mark if mark in tasks else task_of.get(message.reply_to or 0, message.seq)
-                tasks.setdefault(root, GatheredTask()).own.append(message)
+                root = read_task_mark(message)
+                if root is None:
+                    root = task_of.get(message.reply_to or 0, message.seq)
+                elif root not in tasks:
+                    continue  # of a task that begins before
+                tasks.setdefault(root, GatheredTask(said)).own.append(message)
             elif message.sender_id == self.agent_id:
                 at = next((it for it in (message.reply_to, message.cause) if it in task_of), None)
                 if at is None:
@@ -276,10 +288,10 @@ class TaskLedger:
             else:
                 continue
             task_of[message.seq] = root
-        for it in tasks.values():
-            yield it
+        return tasks.values()
 
-    async def _read_thread(self, thread_id: str, since: int) -> list[AnyMessage]:
+    async def _read_thread(self, thread_id: str, since: int, most: int = sys.maxsize) -> list[AnyMessage]:
+        """What it has from a seq on, ascending: the newest ``most`` of it."""
         found: list[AnyMessage] = []
         args: dict[str, Any] = {"thread_id": thread_id, "limit": PAGE}
         page: dict[str, Any] = {"has_more": True}
@@ -287,10 +299,10 @@ class TaskLedger:
             page = await self.client.call("network.history", args)
             messages = [message_from_wire(it) for it in page["messages"]]
             found = [it for it in messages if it.seq >= since] + found
-            if not messages or messages[0].seq <= since:
+            if not messages or messages[0].seq <= since or len(found) >= most:
                 break
             args["before"] = messages[0].seq
-        return found
+        return found[-most:]
 
     async def judge(self, gathered: GatheredTask) -> TaskRecord:
         """How far a task has got."""
@@ -302,7 +314,8 @@ class TaskLedger:
         for active in gathered.own:
             if active.reply_to in requests:
                 continue  # it decides on a call, and begins nothing
-            question = self.conversations.find(self.agent_id, QuestionStored(active.seq, root.thread_id, True))
+            stored = QuestionStored(active.seq, root.thread_id, True)
+            question = self.conversations.find(self.agent_id, stored, gathered.said)
             answers, ended = await question.look()
             messages |= {it.seq: it for it in answers}  # also what answers an earlier question and this one
             if ended is None:

@@ -20,7 +20,7 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Container, Iterator, Mapping
+from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -31,6 +31,7 @@ from msgspec import Struct
 from roundelay.network.addresses import agent_address
 from roundelay.network.client import AnyMessage, NetworkClient, Notice, Reconnected, Signal
 from roundelay.network.errors import RetryLater, RoundelayError
+from roundelay.network.frames import is_id
 from roundelay.network.messages import message_from_wire
 
 _logger = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ STOP_LOOK_S = 5.0
 """So often it looks meanwhile whether that has: the signal that tells it may be lost."""
 MAX_STREAMED_CHARS = 1 << 20
 """Of one question; what streams beyond it is left out."""
-PAGE = 100
+PAGE, KNOWN_PAGE = 100, 10
+"""Messages that are read at a time; where most of them are known."""
 
 PieceKind: TypeAlias = Literal["text", "reasoning", "tool", "progress"]
 EndStatus: TypeAlias = Literal["answered", "silent", "stopped", "cancelled", "failed", "held", "dead", "removed"]
@@ -130,9 +132,12 @@ class _DeltaBody(Struct):
 class FollowedQuestion:
     """One question that is followed; made by `Conversations`. ``async for`` gives what comes of it."""
 
-    def __init__(self, client: NetworkClient, agent_id: str, stored: QuestionStored) -> None:
+    def __init__(
+        self, client: NetworkClient, agent_id: str, stored: QuestionStored, known: Sequence[AnyMessage] = ()
+    ) -> None:
         self.agent_id = agent_id
         self.stored = stored
+        self._known = known
         self.reaction = _reaction_id(agent_id, stored.seq, client.welcome.network.epoch)
         """Where its agent is of this package."""
         self._client = client
@@ -219,17 +224,19 @@ class FollowedQuestion:
         """The answers that were not given yet, ascending, and whether the thread is held."""
         found: list[AnyMessage] = []
         page: dict[str, Any] = {"has_more": True}
-        args: dict[str, Any] = {"thread_id": self.stored.thread_id, "limit": PAGE}
+        args: dict[str, Any] = {"thread_id": self.stored.thread_id, "limit": KNOWN_PAGE if self._known else PAGE}
         is_held = False
+        known_to = max(self._known[-1].seq if self._known else 0, self._told)
         while page["has_more"]:
             page = await self._client.call("network.history", args)
             is_held |= "held" in page
             messages = [message_from_wire(it) for it in page["messages"]]
-            found = [it for it in messages if it.seq > self._told and self._is_answer(it, state)] + found
-            if not messages or messages[0].seq <= self._told:
+            found = [it for it in messages if it.seq > known_to] + found
+            if not messages or messages[0].seq <= known_to:
                 break
             args["before"] = messages[0].seq
-        return found, is_held
+        said = (*self._known, *found)
+        return [it for it in said if it.seq > self._told and self._is_answer(it, state)], is_held
 
     def _is_answer(self, message: AnyMessage, state: Mapping[str, Any]) -> bool:
         if message.sender_id != self.agent_id:
@@ -292,6 +299,15 @@ def _overlaps(known: str, text: str) -> bool:
     return known.startswith(text) or text.startswith(known)
 
 
+async def find_agent(client: NetworkClient, agent_id: str) -> dict[str, Any] | None:
+    """An agent of the network, as `network.list_agents` tells of it; None if there is no such one."""
+    if not is_id(agent_id):
+        return None
+    before = f"{agent_id[:-1]}{chr(ord(agent_id[-1]) - 1)}\x7f"  # behind it comes the id itself, if it is there
+    page = await client.call("network.list_agents", {"kind": "agent", "after": before, "limit": 1})
+    return next((dict(it) for it in page["agents"] if it["agent_id"] == agent_id), None)
+
+
 class Conversations:
     """The questions of one caller, on its session. Needs no closing: what runs ends with the session."""
 
@@ -343,9 +359,10 @@ class Conversations:
             if not self._questions:
                 self._wanted.clear()
 
-    def find(self, agent_id: str, stored: QuestionStored) -> FollowedQuestion:
-        """A question to look at once (`FollowedQuestion.look`), or to stop."""
-        return FollowedQuestion(self.client, agent_id, stored)
+    def find(self, agent_id: str, stored: QuestionStored, known: Sequence[AnyMessage] = ()) -> FollowedQuestion:
+        """A question to look at once (`FollowedQuestion.look`), or to stop. ``known`` is what its thread has from there
+        on, ascending and without a gap, up to some message: only what came later is read."""
+        return FollowedQuestion(self.client, agent_id, stored, known)
 
     async def _listen(self) -> None:
         """Hear signals and messages from now on, on this connection."""

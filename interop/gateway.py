@@ -23,17 +23,17 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Served
-from roundelay.network.errors import ConnectError, Forbidden, RoundelayError, TooLarge
+from roundelay.network.errors import ConnectError, Forbidden, RoundelayError
 
 from .a2a_push import TaskPushes
 from .a2a_server import make_a2a_app
 from .callers import Callers, read_authorization
-from .http_api import ENDPOINTS, MAX_BODY_BYTES, make_routes, refuse
+from .http_api import ENDPOINTS, make_routes, refuse
 from .mcp_server import make_mcp_server
 from .openai_api import make_openai_routes
 from .webhooks import WebhookPace, Webhooks
@@ -118,33 +118,6 @@ class WithToken:
         await self._app(scope, receive, send)
 
 
-class LimitedBody:
-    """Gives another protocol's application the whole body of a request, if it is no larger than others may be."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, has_more = bytearray(), True
-        while has_more:
-            event = await receive()
-            if event["type"] != "http.request":
-                return  # who asked has gone
-            body += event.get("body", b"")
-            has_more = event.get("more_body", False)
-            if len(body) > MAX_BODY_BYTES:
-                await refuse(TooLarge(f"The body has more than {MAX_BODY_BYTES} bytes."))(scope, receive, send)
-                return
-        whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
-
-        async def give() -> Message:
-            nonlocal whole
-            given, whole = whole, None
-            return given if given is not None else await receive()
-
-        await self._app(scope, give, send)
-
-
 def make_app(
     callers: Callers,
     host: str = "127.0.0.1",
@@ -187,7 +160,7 @@ def make_app(
     endpoints = ENDPOINTS if "http" in served else ()
     if webhooks is not None:
         endpoints += make_webhook_endpoints(webhooks)
-    a2a_app = WithToken(LimitedBody(make_a2a_app(callers, pushes)), callers)
+    a2a_app = WithToken(make_a2a_app(callers, pushes), callers)
     return Starlette(
         routes=[
             Route("/healthz", health, methods=["GET"]),

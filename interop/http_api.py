@@ -22,6 +22,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import ordered_id
@@ -344,6 +345,11 @@ async def _read_given(endpoint: Endpoint[Any], request: Request) -> BaseModel:
 
 async def read_json(request: Request) -> Any:
     """The body of a request, any JSON that can be stored. Raises `TooLarge`, `InvalidFrame`, `ClientDisconnect`."""
+    return parse_json(await read_body(request))
+
+
+async def read_body(request: Request) -> bytes:
+    """Raises `TooLarge`, `InvalidFrame` where it does not come in time, `ClientDisconnect`."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):  # who sends a part and no more holds a connection that others need
@@ -353,8 +359,19 @@ async def read_json(request: Request) -> Any:
                     raise TooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
     except TimeoutError as error:
         raise InvalidFrame(f"The body has not come within {BODY_TIMEOUT_S:g} s.") from error
+    return bytes(body)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until who asked has gone, once the body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def parse_json(body: bytes) -> Any:
+    """Raises `InvalidFrame` for what is no JSON, or none that can be stored."""
     try:
-        value = json.loads(bytes(body), parse_constant=_refuse_constant, parse_float=_read_float)
+        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float)
         msgspec.json.encode(value)  # half of a surrogate pair is a string to Python alone
     except (ValueError, RecursionError) as error:
         raise InvalidFrame(f"The body is no JSON: {error}") from error

@@ -39,12 +39,19 @@ from roundelay.network.errors import (
     UnknownMessage,
     UnknownRecipient,
 )
-from roundelay.network.frames import is_id
 from roundelay.network.messages import message_from_wire
 
 from .callers import Callers, Credentials, read_authorization
-from .conversations import AgentAnswer, Conversations, FollowedQuestion, QuestionEnded, QuestionStored, TextPiece
-from .http_api import STATUS, read_json
+from .conversations import (
+    AgentAnswer,
+    Conversations,
+    FollowedQuestion,
+    QuestionEnded,
+    QuestionStored,
+    TextPiece,
+    find_agent,
+)
+from .http_api import STATUS, read_json, until_gone
 from .openai_answers import (
     BETWEEN,
     STATUSES,
@@ -136,7 +143,7 @@ class _OpenAIApi:
 
     async def _show_model(self, request: Request) -> Response:
         async with self._callers.session(_credentials(request)) as client:
-            agent_id = await _find_agent(client, request.path_params["model"])
+            agent_id = await _find_model(client, request.path_params["model"])
             return JSONResponse(describe_model(agent_id, client.welcome.network.name))
 
     # --- chat completions
@@ -259,7 +266,7 @@ class _OpenAIApi:
         async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
             conversations = await stack.enter_async_context(self._callers.conversations(credentials))
             client = conversations.client
-            agent_id = await _find_agent(client, asked.model)
+            agent_id = await _find_model(client, asked.model)
             is_retry = key is None and request.headers.get("x-stainless-retry-count", "0") != "0"
             message_id = key or ordered_id()
             place = await self._find_place(client, agent_id, asked, message_id, is_retry=is_retry)
@@ -462,7 +469,7 @@ class _Exchange:
                 for _ in changes or ():
                     pass
 
-        working, gone = asyncio.create_task(work()), asyncio.create_task(_until_gone(request))
+        working, gone = asyncio.create_task(work()), asyncio.create_task(until_gone(request.receive))
         try:
             await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -553,11 +560,6 @@ async def _read_body(request: Request) -> Any:
     return await read_json(request)
 
 
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _data(told: dict[str, Any]) -> str:
     return f"data: {json.dumps(told)}\n\n"  # in ASCII: some clients end a line at more than a line's end
 
@@ -569,15 +571,12 @@ def _event(told: dict[str, Any]) -> str:
 # --- what the ledger says
 
 
-async def _find_agent(client: NetworkClient, model: str) -> str:
+async def _find_model(client: NetworkClient, model: str) -> str:
     """The agent that a model's name means: its id, also behind the network's name or ``team``. Raises `ApiProblem`."""
     where, slash, name = model.rpartition("/")
     agent_id = name if slash and where in ("team", client.welcome.network.name) else model
-    if is_id(agent_id):
-        before = f"{agent_id[:-1]}{chr(ord(agent_id[-1]) - 1)}\x7f"  # behind it comes the id itself, if it is there
-        page = await client.call("network.list_agents", {"kind": "agent", "after": before, "limit": 1})
-        if [it["agent_id"] for it in page["agents"]] == [agent_id]:
-            return agent_id
+    if await find_agent(client, agent_id) is not None:
+        return agent_id
     raise ApiProblem(
         404, f"There is no agent {model[:80]!r}; GET /v1/models lists who is.", code="model_not_found", param="model"
     )

@@ -35,6 +35,7 @@ from roundelay.agents.models.scripted import ScriptedModel, call, finish
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
 from roundelay.interop.a2a_parts import make_parts, read_json, read_parts
+from roundelay.interop.callers import MAX_CALLS
 from roundelay.interop.gateway import serve_gateway
 from roundelay.network.client import NetworkClient
 from tests.support.a2a_kit_agent import kit_agent
@@ -370,6 +371,75 @@ async def test_contents_come_through_as_parts_and_back() -> None:
         assert [(one.filename, one.raw, one.media_type) for one in files] == [("output.txt", b"output", "text/plain")]
         [data] = assemble(await tell(client, say("x", "tck-artifact-data"))).artifacts[0].parts
         assert read_json(data.data) == {"key": "value", "count": 42}
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "NaN", "1e400", '"\\ud800"', "nothing"])
+async def test_what_is_no_json_is_refused_in_the_words_of_the_binding(value: str) -> None:
+    given = '{"message": {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "x"}], "metadata": {"a": VALUE}}}'
+    given = given.replace("VALUE", value)
+    headers = {"A2A-Version": "1.0", "Content-Type": "application/json"}
+    async with desk(hears) as it, httpx.AsyncClient(headers={"Authorization": f"Bearer {it.token}", **headers}) as http:
+        call = '{"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": GIVEN}'.replace("GIVEN", given)
+        told = await http.post(f"{it.url}/a2a/bob/", content=call)
+        assert (told.status_code, told.json()["error"]["code"]) == (200, -32700)
+        for path in ("message:send", "message:stream"):
+            told = await http.post(f"{it.url}/a2a/bob/{path}", content=given)
+            assert (told.status_code, told.json()["error"]["status"]) == (400, "INVALID_ARGUMENT")
+        told = await http.get(f"{it.url}/a2a/bob/tasks", params={"pageToken": "9" * 5000})
+        assert (told.status_code, told.json()["error"]["status"]) == (400, "INVALID_ARGUMENT")
+
+
+async def test_calls_that_their_caller_has_given_up_hold_no_place() -> None:
+    async with desk(hears) as it, httpx.AsyncClient(headers={"Authorization": f"Bearer {it.token}"}) as http:
+        async with working(it.node, SimpleAgentRunner("away", instruction="", model=ScriptedModel(hears))):
+            pass
+        async with it.official("away", streaming=False) as client:
+            waiting = [asyncio.create_task(tell(client, say("x", f"w-{n}"))) for n in range(MAX_CALLS)]
+            while len((await it.ledger.call("network.list_threads"))["threads"]) < MAX_CALLS:
+                pass
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+        while (await http.get(f"{it.url}/a2a/bob/.well-known/agent-card.json")).status_code == 429:
+            pass
+
+
+async def test_to_list_tasks_by_their_state_reads_each_message_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, count, ask = 0, 150, NetworkClient.call
+
+    async def call(client: NetworkClient, operation: str, *args: Any, **options: Any) -> Any:
+        nonlocal read
+        result = await ask(client, operation, *args, **options)
+        read += len(result["messages"]) if operation == "network.history" else 0
+        return result
+
+    async with desk(hears) as it:
+        async with working(it.node, SimpleAgentRunner("away", instruction="", model=ScriptedModel(hears))):
+            pass
+        for number in range(count):
+            await it.ledger.send("agent:away", "x", conversation="tea", message_id=f"l-{number}")
+        monkeypatch.setattr(NetworkClient, "call", call)
+        async with it.official("away") as client:
+            listed = await client.list_tasks(ListTasksRequest(status=TaskState.TASK_STATE_SUBMITTED, page_size=1))
+        assert (listed.total_size, read <= 12 * count) == (count, True), read
+
+
+async def test_a_task_that_a_person_has_taken_over_is_not_said_to_be_cancelled() -> None:
+    model = Stepped()
+    async with desk(model) as it, it.official() as client:
+        events = aiter(client.send_message(say("dig", context_id="tea")))
+        task = (await anext(events)).task
+        await model.asked.get()
+        await client.cancel_task(CancelTaskRequest(id=task.id))
+        async with NetworkClient("mia", it.node.url, kind="human", token=it.node.owner_token) as mia:
+            await mia.call("network.take", {"thread_id": "direct:bob~ui:tea"})
+            held = assemble(await tell(client, say("dig deeper", "m-2", context_id="tea")))
+            assert state(held) == "INPUT_REQUIRED"
+            with pytest.raises(TaskNotCancelableError):
+                await client.cancel_task(CancelTaskRequest(id=held.id))
+            await mia.call("network.give", {"thread_id": "direct:bob~ui:tea"})
+            await model.asked.get()
+            assert state(await client.cancel_task(CancelTaskRequest(id=held.id))) == "CANCELED"
 
 
 async def test_others_words_stand_in_parts_alone() -> None:
