@@ -421,8 +421,14 @@ def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:
         token = os.environ.get(choice.token_env, "")
         if not token:
             raise ConfigError(f"the environment has no {choice.token_env}")
-        return token.strip()
-    return (spec.path.parent / choice.token_file).read_text("utf-8").strip() if choice.token_file is not None else ""
+    elif choice.token_file is not None:
+        token = (spec.path.parent / choice.token_file).read_text("utf-8")
+    else:
+        return ""
+    token = token.strip()
+    if not (token and token.isascii() and token.isprintable()):  # a header that it breaks would be told with it
+        raise ConfigError(f"what {choice.token_env or choice.token_file} holds is no token: one line of visible ASCII")
+    return token
 
 
 def _read_file(path: Path, outer: tuple[Path, ...]) -> list[AgentSpec]:

@@ -166,12 +166,14 @@ REFUSED = {
     "open to all": ("a2a: {url: 'http://far.example', token_env: FAR_TOKEN}", "must be https://"),
     "a model of its own": ("a2a: 'https://far.example'\nmodel: {rules: []}", "has a2a, and so no model"),
     "nothing at all": ("description: x", "needs instruction and model, or a2a"),
+    "two tokens there": ("a2a: {url: 'https://far.example', token_env: TWO_TOKENS}", "TWO_TOKENS holds is no token"),
     "no token there": ("a2a: {url: 'https://far.example', token_env: NO_SUCH_TOKEN}", "has no NO_SUCH_TOKEN"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_wrong_file_is_refused_with_its_line(name: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_with_its_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWO_TOKENS", "secret\nsecret")
     text, sentence = REFUSED[name]
     file = tmp_path / "far.yaml"
     file.write_text(f"id: far\n{text}\n")

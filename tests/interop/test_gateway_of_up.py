@@ -50,12 +50,12 @@ async def read_until(process: asyncio.subprocess.Process, pattern: str) -> re.Ma
     raise AssertionError(f"it ended without saying {pattern}")
 
 
-async def run(folder: Path, *command: str, status: int = 0) -> str:
+async def run(folder: Path, *command: str, status: int = 0, told: str = "") -> str:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "roundelay", *command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        sys.executable, "-m", "roundelay", *command, cwd=folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={name: it for name, it in os.environ.items() if name != "TERM"} | {"ROUNDELAY_HOME": str(folder / "home")},
     )  # fmt: skip
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    output, _ = await asyncio.wait_for(process.communicate(told.encode()), 60)
     assert process.returncode == status, output.decode()
     return output.decode()
 
