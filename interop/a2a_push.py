@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -172,8 +173,11 @@ class TaskPushes:
             config.token, sign.scheme, sign.credentials, system_clock(),
         )  # fmt: skip
         self._make_room(push)
-        await self._stop(push)
+        # no await from here to the start: of those that come at once under one id the last is served, and none beside it
+        before = self._tasks.pop(push.key, None)
         self._known[push.key] = push
+        if before is not None:
+            before.cancel()
         self._save()
         self._start(push)
         return push
@@ -183,9 +187,12 @@ class TaskPushes:
         return [it for it in self._known.values() if it.key[:3] == (task.caller, task.agent_id, task.id)]
 
     async def remove(self, push: Push) -> None:
-        await self._stop(push)
         if self._known.pop(push.key, None) is not None:
             self._save()
+        task = self._tasks.pop(push.key, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
     def ring(self, thread_id: str) -> None:
         """A caller goes on with a task in this thread."""
@@ -212,13 +219,13 @@ class TaskPushes:
 
     def _start(self, push: Push) -> None:
         if push.state == "on":
-            self._tasks[push.key] = asyncio.create_task(self._keep(push), name=f"push-{push.task_id}")
+            task = asyncio.create_task(self._keep(push), name=f"push-{push.task_id}")
+            self._tasks[push.key] = task
+            task.add_done_callback(partial(self._let_go, push.key))
 
-    async def _stop(self, push: Push) -> None:
-        task = self._tasks.pop(push.key, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+    def _let_go(self, key: tuple[str, str, str, str], task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
 
     async def _keep(self, push: Push) -> None:
         """Serve one registration until its task is over, or it is given up, visibly."""

@@ -20,6 +20,7 @@ from a2a.types import (
     AuthenticationInfo,
     DeleteTaskPushNotificationConfigRequest,
     GetTaskPushNotificationConfigRequest,
+    GetTaskRequest,
     ListTaskPushNotificationConfigsRequest,
     PushNotificationNotSupportedError,
     StreamResponse,
@@ -214,6 +215,34 @@ async def test_what_was_not_taken_is_told_again_also_by_another_gateway(tmp_path
             assert told.receiver.got[-1][0] in {key for key, _ in told.receiver.got[:seen]}, (
                 "by its id a repeat is known"
             )
+
+
+async def test_a_config_that_is_created_many_times_at_once_posts_once(tmp_path: Path, told: Told) -> None:
+    model, at_once = Stepped(), 8
+    async with asyncio.timeout(40), running_node() as node, pushing(node, tmp_path, told) as url:
+        token = await invite(node, "ui")
+        async with (
+            working(node, SimpleAgentRunner("bob", instruction="", model=model)),
+            official(f"{url}/a2a/bob", token, streaming=False) as client,
+        ):
+            begun = assemble(await tell(client, asking(told, "dig", id="one")))
+            await model.asked.get()
+            for _ in range(3):
+                await asyncio.gather(
+                    *(
+                        client.create_task_push_notification_config(config(told, begun.id, id="one"))
+                        for _ in range(at_once)
+                    )
+                )
+            listed = await client.list_task_push_notification_configs(
+                ListTaskPushNotificationConfigsRequest(task_id=begun.id)
+            )
+            assert [it.id for it in listed.configs] == ["one"]
+            for _ in range(50):  # whoever posts without an end has done so by then
+                await client.get_task(GetTaskRequest(id=begun.id))
+            assert len(told.tasks) <= 3 * at_once + 2
+            model.reply.put_nowait(ModelReply("There is gold."))
+            await told.wait_for_end(begun.id)
 
 
 async def refused(work: Any) -> str:
