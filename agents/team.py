@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, Unpack
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, PrivateAttr, create_model, field_validator, model_validator
@@ -68,6 +68,7 @@ from .models.tape import NamedModel, TapeModel
 from .options import Count, Strict, Text, form_of, make_from, read_form
 from .policy import ALL, AgentLimits, AgentPolicy, KeptRecords, MessageFilter, OnNewMessage, OnText
 from .prompt import ConversationPrompt
+from .runner import RunnerOptions
 from .simple import SimpleAgentRunner
 from .tools import Tool, load_tool
 from .values import ToolError
@@ -243,7 +244,7 @@ class ElsewhereChoice(Strict):
 
 
 NOTHING = ModelChoice(rules=[])
-"""The model of an agent elsewhere: it has its own."""
+"""The model of an agent elsewhere, or of another framework: it has its own."""
 
 
 class AgentSpec(Strict):
@@ -254,6 +255,9 @@ class AgentSpec(Strict):
     model: ModelChoice = NOTHING
     a2a: ElsewhereChoice | None = None
     """Instead of an instruction and a model."""
+
+    adapter: Text | None = None
+    """The same: ``module:function``, which takes an id and `RunnerOptions` and gives an agent of `roundelay.adapters`."""
 
     description: str = ""
     tags: tuple[str, ...] = ()
@@ -280,11 +284,17 @@ class AgentSpec(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         own = {"instruction", "model"}
-        if self.a2a is None and (missing := sorted(own - self.model_fields_set)):
-            raise ValueError(f"needs {' and '.join(missing)}, or a2a: the address of an agent elsewhere")
+        by = "a2a" if self.a2a is not None else "adapter" if self.adapter is not None else ""
+        if not by and (missing := sorted(own - self.model_fields_set)):
+            told = (
+                "a2a: the address of an agent elsewhere, or adapter: the function that makes one of another framework"
+            )
+            raise ValueError(f"needs {' and '.join(missing)}, or {told}")
         own |= {"tools", "network_tools", "template", "middleware"}
-        if self.a2a is not None and (extra := sorted(own & self.model_fields_set)):
-            raise ValueError(f"has a2a, and so no {', '.join(extra)}: these are that agent's own matter")
+        if by == "a2a":
+            own.add("adapter")
+        if by and (extra := sorted(own & self.model_fields_set)):
+            raise ValueError(f"has {by}, and so no {', '.join(extra)}: these are that agent's own matter")
         return self
 
     _node: YamlNode = PrivateAttr(default_factory=lambda: YamlNode(None, Path(), 1))
@@ -352,8 +362,8 @@ def build_runner(
             ConversationPrompt(template)
         except (ConfigError, OSError, ValueError) as error:
             raise spec.find_node("template").error(f"agent {spec.id}: {error}") from error
-    if spec.a2a is not None and model is None:
-        return _build_elsewhere(spec, spec.a2a, url=url, token=token, on_event=on_event)
+    if model is None and (spec.a2a is not None or spec.adapter is not None):
+        return _build_adapted(spec, url=url, token=token, on_event=on_event)
     try:
         return SimpleAgentRunner(
             spec.id,
@@ -365,15 +375,9 @@ def build_runner(
             channels=spec.channels,
             react_to=spec.react_to,
             visibility=spec.visibility,
-            policy=AgentPolicy(
-                on_text=spec.on_text,
-                on_new_message=spec.on_new_message,
-                message_filter=spec.message_filter,
-                keep=spec.keep,
-                **{name: value for name, value in read_form(spec.limits).items() if value is not None},
-            ),
+            policy=_build_policy(spec),
             middleware=_build_middleware(spec),
-            network_tools=spec.network_tools,
+            network_tools=spec.network_tools if spec.a2a is None else (),
             template=template,
             url=url,
             token=token,
@@ -386,34 +390,54 @@ def build_runner(
         raise spec.find_node("network_tools").error(str(error)) from error
 
 
-def _build_elsewhere(spec: AgentSpec, choice: ElsewhereChoice, **more: Any) -> SimpleAgentRunner:
-    """The runner of an agent elsewhere, which needs the extra ``interop``."""
+def _build_policy(spec: AgentSpec) -> AgentPolicy:
+    return AgentPolicy(
+        on_text=spec.on_text,
+        on_new_message=spec.on_new_message,
+        message_filter=spec.message_filter,
+        keep=spec.keep,
+        **{name: value for name, value in read_form(spec.limits).items() if value is not None},
+    )
+
+
+def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgentRunner:
+    """The runner of an agent that something else runs: one elsewhere (extra ``interop``), or one of another framework."""
     try:
-        make = import_callable("roundelay.adapters.a2a:A2AAgent", "adapter")
-        token = _read_token(spec, choice)
-        policy = AgentPolicy(
-            on_text=spec.on_text,
-            on_new_message=spec.on_new_message,
-            message_filter=spec.message_filter,
-            keep=spec.keep,
-            **{name: value for name, value in read_form(spec.limits).items() if value is not None},
-        )
-        told = f"Bearer {token}" if choice.header.lower() == "authorization" else token
-        made: SimpleAgentRunner = make(
-            spec.id,
-            choice.url,
-            headers={choice.header: told} if token else {},
+        options = RunnerOptions(
             description=spec.description,
             tags=spec.tags,
             channels=spec.channels,
             react_to=spec.react_to,
             visibility=spec.visibility,
-            policy=policy,
+            policy=_build_policy(spec),
             **more,
         )
-        return made
+        return _make_elsewhere(spec, spec.a2a, options) if spec.a2a is not None else _make_adapted(spec, options)
     except (ConfigError, OSError, ValueError) as error:
-        raise spec.find_node("a2a").error(f"agent {spec.id}: {error}") from error
+        raise spec.find_node("a2a" if spec.a2a is not None else "adapter").error(f"agent {spec.id}: {error}") from error
+
+
+def _make_elsewhere(spec: AgentSpec, choice: ElsewhereChoice, options: RunnerOptions) -> SimpleAgentRunner:
+    make = import_callable("roundelay.adapters.a2a:A2AAgent", "adapter")
+    token = _read_token(spec, choice)
+    told = f"Bearer {token}" if choice.header.lower() == "authorization" else token
+    made: SimpleAgentRunner = make(spec.id, choice.url, headers={choice.header: told} if token else {}, **options)
+    return made
+
+
+def _make_adapted(spec: AgentSpec, options: RunnerOptions) -> SimpleAgentRunner:
+    make = import_callable(str(spec.adapter), "adapter")
+    try:
+        made = make(spec.id, **options)
+    except Exception as error:  # whatever the user's code raises
+        raise ConfigError(f"the adapter {spec.adapter!r} fails ({type(error).__name__}: {error})") from error
+    if not isinstance(made, SimpleAgentRunner):
+        raise ConfigError(f"the adapter {spec.adapter!r} gives a {type(made).__name__}, no agent of roundelay.adapters")
+    if made.agent_id != spec.id:
+        raise ConfigError(
+            f"the adapter {spec.adapter!r} gives the agent {made.agent_id}: pass on the id it is called with"
+        )
+    return made
 
 
 def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:

@@ -1,6 +1,10 @@
-"""An agent of Pydantic AI in a network. Beside `roundelay up`, with OPENAI_API_KEY set: python pydantic_ai_agent.py"""
+"""An agent of Pydantic AI in a network. Beside `roundelay up`, with OPENAI_API_KEY set: python pydantic_ai_agent.py
+
+`adder.yaml` has it run by Roundelay instead.
+"""
 
 import asyncio
+from functools import partial
 
 from pydantic_ai import Agent
 
@@ -15,4 +19,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-asyncio.run(PydanticAIAgent("adder", agent, description="Adds numbers").run())
+adder = partial(PydanticAIAgent, agent=agent)
+
+if __name__ == "__main__":
+    asyncio.run(adder("adder", description="Adds numbers").run())

@@ -397,6 +397,9 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
         if spec.a2a is not None:
             yield Checked(name, "ok", f"An agent elsewhere, at {spec.a2a.url}: its card is read when it starts.")
             continue
+        if spec.adapter is not None:
+            yield Checked(name, "ok", f"{spec.adapter} makes it; what runs it was not asked.")
+            continue
         if spec.model.openai is None and spec.model.local is None:
             yield Checked(name, "ok", f"{count(len(runner.tools), 'tool')} of its own; its model is a script.")
             continue

@@ -87,7 +87,8 @@ def load_replay(
     recording = Recording(*read_log(ledger))
     runners = {runner.agent_id: runner for runner in _call_factory(factory)} if factory is not None else {}
     for spec in read_agents(files) if files else []:
-        runners[spec.id] = build_runner(spec, model=name_model(spec))
+        # what a framework's agent is called as a model, its adapter alone says
+        runners[spec.id] = build_runner(spec, model=name_model(spec) if spec.adapter is None else None)
     called = recording.list_tools()
     for name in sorted(run_tools.difference(called)):
         raise ConfigError(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from roundelay.agents.journal import reaction_id
+from roundelay.agents.team import build_runner, load_agents
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.messages import BaseMessage
 from tests.suites.environment import python_of
@@ -205,6 +206,13 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
         assert kinds == ["started", "model_reply", "finished"]
         assert await mia.answers() == [ANSWER, ANSWER]
         assert [it.status for it in provider.received if it.status not in (0, 200)] == []
+
+
+def test_an_agents_file_has_the_same_agent_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-tests")
+    [spec] = load_agents(EXAMPLES / "adder.yaml")
+    runner = build_runner(spec)
+    assert (type(runner).__name__, runner.agent_id, runner.description) == ("PydanticAIAgent", "adder", "Adds numbers")
 
 
 @pytest.mark.full
