@@ -15,7 +15,6 @@ import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -41,7 +40,8 @@ from .a2a_parts import read_json
 from .a2a_tasks import TERMINAL, TaskLedger, TaskRecord
 from .callers import Callers, Credentials
 from .conversations import AgentAnswer, QuestionEnded, QuestionStored, TextPiece
-from .kept_files import KeptFile
+from .kept_files import KeptFile, NotKept
+from .succeeding import SucceedingTasks
 from .webhook_posts import PostAnswer, WebhookPoster, WebhookUrl
 from .webhooks import NODE_RETRY_S, WebhookPace
 
@@ -116,7 +116,7 @@ class TaskPushes:
         self._pace = pace or WebhookPace()
         self._callers = Callers(node_url)
         self._known: dict[tuple[str, str, str, str], Push] = {}
-        self._tasks: dict[tuple[str, str, str, str], asyncio.Task[None]] = {}
+        self._tasks = SucceedingTasks[tuple[str, str, str, str]]()
         self._bells: dict[str, asyncio.Event] = {}
         """Of each thread in which it is a caller's turn."""
 
@@ -132,10 +132,7 @@ class TaskPushes:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks, self._tasks = list(self._tasks.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._callers.__aexit__()
         self._file.close()
 
@@ -150,7 +147,7 @@ class TaskPushes:
         self, credentials: Credentials, client: NetworkClient, task: TaskRecord, config: TaskPushNotificationConfig
     ) -> Push:
         """Tell of a task of the caller's from now on, and how it is now; one with the same id gives way. Raises
-        `InvalidArguments`, `Forbidden`, `TooLarge`."""
+        `InvalidArguments`, `Forbidden`, `TooLarge`; `NotKept`, and then nothing has changed."""
         if client.welcome.is_operator:
             raise Forbidden(
                 "A push notification keeps the token that asks for it, and this one is an operator's. Make one for it: "
@@ -172,13 +169,13 @@ class TaskPushes:
             config.id or secrets.token_hex(16), task.id, task.agent_id, task.caller, credentials.token, config.url,
             config.token, sign.scheme, sign.credentials, system_clock(),
         )  # fmt: skip
-        self._make_room(push)
-        # no await from here to the start: of those that come at once under one id the last is served, and none beside it
-        before = self._tasks.pop(push.key, None)
-        self._known[push.key] = push
-        if before is not None:
-            before.cancel()
-        self._save()
+        self._make_room(push)  # from here on without an await: several may be asked for at once
+        before, self._known = self._known, {**self._known, push.key: push}
+        try:
+            self._save()
+        except NotKept:
+            self._known = before
+            raise
         self._start(push)
         return push
 
@@ -189,10 +186,7 @@ class TaskPushes:
     async def remove(self, push: Push) -> None:
         if self._known.pop(push.key, None) is not None:
             self._save()
-        task = self._tasks.pop(push.key, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await self._tasks.end(push.key)
 
     def ring(self, thread_id: str) -> None:
         """A caller goes on with a task in this thread."""
@@ -219,13 +213,7 @@ class TaskPushes:
 
     def _start(self, push: Push) -> None:
         if push.state == "on":
-            task = asyncio.create_task(self._keep(push), name=f"push-{push.task_id}")
-            self._tasks[push.key] = task
-            task.add_done_callback(partial(self._let_go, push.key))
-
-    def _let_go(self, key: tuple[str, str, str, str], task: asyncio.Task[None]) -> None:
-        if self._tasks.get(key) is task:
-            del self._tasks[key]
+            self._tasks.begin(push.key, lambda: self._keep(push), f"push-{push.task_id}")
 
     async def _keep(self, push: Push) -> None:
         """Serve one registration until its task is over, or it is given up, visibly."""
@@ -317,7 +305,12 @@ class TaskPushes:
         state = push.state
         for name, it in changes.items():
             setattr(push, name, it)
-        self._save()
+        try:
+            self._save()
+        except NotKept as error:  # what it says is found out again; that posts go on matters more
+            _logger.warning(
+                "what is known of a push notification is not kept: %s", error, extra={"task_id": push.task_id}
+            )
         if push.state not in (state, "done"):
             told = {"agent_id": push.participant, "task_id": push.task_id, "state": push.state}
             _logger.warning("a push notification is %s: %s", push.state, push.why, extra=told)

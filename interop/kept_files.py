@@ -10,9 +10,13 @@ from typing import Generic, TypeVar
 import msgspec
 
 from roundelay.network.durable_files import describe_os_error, make_folder, replace_file
-from roundelay.network.errors import ConfigError
+from roundelay.network.errors import ConfigError, RoundelayError
 
 T = TypeVar("T")
+
+
+class NotKept(RoundelayError):
+    """What was asked for is not done: the gateway's disk does not take it. An operator has to look after it."""
 
 
 class KeptFile(Generic[T]):
@@ -45,8 +49,14 @@ class KeptFile(Generic[T]):
             raise ConfigError(f"{path} holds no {holds} ({error}); restore it, or move it away.") from error
 
     def save(self, value: T) -> None:
-        with replace_file(self._path) as file:
-            file.write(msgspec.json.encode(value).decode())
+        """Raises `NotKept`; the file is as it was then."""
+        try:
+            with replace_file(self._path) as file:
+                file.write(msgspec.json.encode(value).decode())
+        except OSError as error:
+            raise NotKept(
+                f"The {self._holds} of this gateway cannot be kept now: {describe_os_error(error, self._path)}."
+            ) from error
 
     def close(self) -> None:
         if self._lock >= 0:

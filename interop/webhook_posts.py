@@ -11,6 +11,7 @@ import ipaddress
 import math
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,14 +29,18 @@ from roundelay.network.errors import InvalidArguments
 
 MAX_URL_CHARS = 2000
 TIMEOUT_S = 15.0
-"""From the look-up of the name to the end of the answer."""
+"""From the look-up of the name to the head of the answer, by which it is judged."""
+BODY_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 * 1024
 """Of an answer's body so much is read, so that its connection can be used again; what it says is nothing to us."""
 ABOUT_THE_MESSAGE = frozenset({400, 409, 413, 415, 422, 500, 501})
 """What a receiver answers to this one message; by every other answer but 2xx and 410 it takes none now."""
-_WITHIN_IPV6 = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48")
-"""Where a translator leads on to an address of IPv4 that is not seen here."""
+_GIVEN_OUT = ipaddress.IPv6Network("2000::/3")
+"""What is given out of IPv6 for the internet (RFC 4291, 2.4). Outside of it are local networks, and addresses that hold
+one of IPv4 to which a translator leads."""
+_DOCUMENTATION = ipaddress.IPv6Network("3fff::/20")
+"""RFC 9637; Python's own list is older."""
 
 
 Sign: TypeAlias = Callable[[str, datetime, bytes], Mapping[str, str]]
@@ -108,8 +113,7 @@ class WebhookUrl:
 
     async def find_addresses(self) -> list[str]:
         """Look its host up. Raises `InvalidArguments` where one of its addresses may not be called, `OSError`."""
-        found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(it[4][0]) for it in found))
+        addresses = await _look_up(self.host, self.port)
         if not self.is_allowed and not all(map(is_public, addresses)):
             raise InvalidArguments(
                 f"{self.host} leads to an address that is not public; an operator may allow it by webhook_hosts."
@@ -117,13 +121,39 @@ class WebhookUrl:
         return addresses
 
 
+async def _look_up(host: str, port: int) -> list[str]:
+    """The addresses of a name. Raises `OSError`.
+
+    Each in a thread of its own, which a stop does not wait for: of the few threads that all share, names whose server
+    does not answer would take every one.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def tell(addresses: list[str], error: OSError | None) -> None:
+        if not found.done():
+            found.set_result(addresses) if error is None else found.set_exception(error)
+
+    def work() -> None:
+        addresses, failed = [], None
+        try:
+            told = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = list(dict.fromkeys(str(it[4][0]) for it in told))
+        except OSError as error:
+            failed = error
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(tell, addresses, failed)
+
+    threading.Thread(target=work, name="webhook-name", daemon=True).start()
+    return await found
+
+
 def is_public(address: str) -> bool:
     """Whether an address is one of the open internet: none of this machine, a local network, or within another one."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        if any(ip in network for network in _WITHIN_IPV6) or ip.sixtofour is not None or ip.teredo is not None:
-            return False
-        ip = ip.ipv4_mapped or ip
+        is_given_out = ip in _GIVEN_OUT and ip not in _DOCUMENTATION
+        return is_given_out and ip.is_global and ip.sixtofour is None and ip.teredo is None
     return ip.is_global and not ip.is_multicast and not ip.is_reserved
 
 
@@ -134,7 +164,7 @@ class WebhookPoster:
         self._target = target
         self._sign = sign
         self._http = httpx2.AsyncClient(
-            verify=_Trust.context,
+            verify=_trust.context,
             trust_env=False,
             follow_redirects=False,
             timeout=httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
@@ -158,30 +188,50 @@ class WebhookPoster:
         }
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await self._post_to_any(await self._target.find_addresses(), headers, body)
+                answer = await self._post_to_any(await self._target.find_addresses(), headers, body)
         except InvalidArguments as error:
             return Posted(PostAnswer.AWAY, str(error))
         except TimeoutError:
             return Posted(PostAnswer.AWAY, f"no answer within {TIMEOUT_S:g} s")
         except (OSError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            return Posted(PostAnswer.AWAY, f"no answer ({type(error).__name__})")
+            return Posted(PostAnswer.AWAY, _tell_failure(error))
+        await _read_rest(answer)
+        return _judge(answer.status_code, answer.headers.get("retry-after", ""))
 
-    async def _post_to_any(self, addresses: list[str], headers: dict[str, str], body: bytes) -> Posted:
+    async def _post_to_any(self, addresses: list[str], headers: dict[str, str], body: bytes) -> httpx2.Response:
         for address in addresses[:-1]:
             with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):  # nothing was sent there
                 return await self._post_to(address, headers, body)
         return await self._post_to(addresses[-1], headers, body)
 
-    async def _post_to(self, address: str, headers: dict[str, str], body: bytes) -> Posted:
+    async def _post_to(self, address: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
         url = httpx2.URL(self._target.url).copy_with(host=address.partition("%")[0], port=self._target.port)
         extensions = {"sni_hostname": self._target.host}  # by this name its certificate is judged
-        async with self._http.stream("POST", url, headers=headers, content=body, extensions=extensions) as answer:
-            read = 0
-            async for part in answer.aiter_raw():
-                read += len(part)
-                if read > MAX_ANSWER_BYTES:
-                    break
-        return _judge(answer.status_code, answer.headers.get("retry-after", ""))
+        request = self._http.build_request("POST", url, headers=headers, content=body, extensions=extensions)
+        return await self._http.send(request, stream=True)
+
+
+async def _read_rest(answer: httpx2.Response) -> None:
+    """Read an answer's body, as far as it is short and comes, and close it."""
+    read = 0
+    try:
+        with suppress(TimeoutError, OSError, httpx2.HTTPError):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for part in answer.aiter_raw():
+                    read += len(part)
+                    if read > MAX_ANSWER_BYTES:
+                        break
+    finally:
+        await answer.aclose()
+
+
+def _tell_failure(error: BaseException) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return "no answer: its certificate is not trusted, or not for this name"
+        cause = cause.__cause__ or cause.__context__
+    return f"no answer ({type(error).__name__})"
 
 
 def _judge(status: int, retry_after: str) -> Posted:
@@ -204,4 +254,4 @@ class _TrustStore:
         return ssl.create_default_context()
 
 
-_Trust = _TrustStore()
+_trust = _TrustStore()

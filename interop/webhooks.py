@@ -36,7 +36,8 @@ from roundelay.network.errors import (
 )
 
 from .callers import Credentials
-from .kept_files import KeptFile
+from .kept_files import KeptFile, NotKept
+from .succeeding import SucceedingTasks
 from .webhook_posts import PostAnswer, Posted, WebhookPoster, WebhookUrl, sign_as_standard
 
 _logger = logging.getLogger(__name__)
@@ -100,36 +101,31 @@ class Webhooks:
         self._allowed_hosts = allowed_hosts
         self._pace = pace or WebhookPace()
         self._known: dict[str, Registration] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = SucceedingTasks[str]()
 
     async def __aenter__(self) -> Self:
         """Raises `ConfigError` where the file is no good, or another gateway has it."""
         known = self._file.open()
         self._known = {it.participant: it for it in known}
         for it in known:
-            self._start(it)
+            if it.state == "on":
+                self._begin(it)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks, self._tasks = list(self._tasks.values()), {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         self._file.close()
 
     # --- what callers ask for
 
     async def register(self, credentials: Credentials, client: NetworkClient, url: str, secret: str | None) -> str:
         """Post to this address from now on what is delivered to the caller; gives the secret, which is not shown again.
-        Raises `InvalidArguments`, `Forbidden`, `TooLarge`."""
+        Raises `InvalidArguments`, `Forbidden`, `TooLarge`; `NotKept`, and then nothing has changed."""
         if client.welcome.is_operator:
             raise Forbidden(
                 "A webhook keeps the token that registers it, and this one is an operator's. Make one for it: "
                 "roundelay token create ID."
             )
-        agent_id = credentials.agent_id
-        if agent_id not in self._known and len(self._known) >= MAX_WEBHOOKS:
-            raise TooLarge(f"This gateway has {MAX_WEBHOOKS} webhooks, the most that it may; remove one.")
         target = WebhookUrl.read(url, self._allowed_hosts)
         try:
             await target.find_addresses()
@@ -137,11 +133,13 @@ class Webhooks:
             raise InvalidArguments(f"The host {target.host} cannot be found.") from error
         chosen = secret if secret is not None else f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
         _check_secret(chosen)
-        await self._stop(agent_id)
+        # from here on without an await: several may be asked for at once
+        agent_id = credentials.agent_id
+        if agent_id not in self._known and len(self._known) >= MAX_WEBHOOKS:
+            raise TooLarge(f"This gateway has {MAX_WEBHOOKS} webhooks, the most that it may; remove one.")
         hook = Registration(agent_id, credentials.token, url, chosen, system_clock())
-        self._known[agent_id] = hook
-        self._save()
-        self._start(hook)
+        self._keep_all({**self._known, agent_id: hook})
+        self._begin(hook)
         return chosen
 
     def find(self, agent_id: str) -> Registration:
@@ -155,18 +153,16 @@ class Webhooks:
         return [it.describe() for _, it in sorted(self._known.items())]
 
     async def remove(self, agent_id: str) -> None:
-        """Raises `UnknownMessage`."""
+        """Raises `UnknownMessage`; `NotKept`, and then nothing has changed."""
         self.find(agent_id)
-        await self._stop(agent_id)
-        del self._known[agent_id]
-        self._save()
+        self._keep_all({name: it for name, it in self._known.items() if name != agent_id})
+        await self._tasks.end(agent_id)
 
-    async def resume(self, agent_id: str) -> Registration:
+    def resume(self, agent_id: str) -> Registration:
         """Go on at once, wherever it waits or has given up. Raises `UnknownMessage`."""
         hook = self.find(agent_id)
-        await self._stop(agent_id)
         self._note(hook, state="on", why="", failing_since=None, dead_in_row=0)
-        self._start(hook)
+        self._begin(hook)
         return hook
 
     async def test(self, agent_id: str) -> Posted:
@@ -180,16 +176,8 @@ class Webhooks:
 
     # --- what it does by itself
 
-    def _start(self, hook: Registration) -> None:
-        if hook.state == "on":
-            task = asyncio.create_task(self._keep(hook), name=f"webhook-{hook.participant}")
-            self._tasks[hook.participant] = task
-
-    async def _stop(self, agent_id: str) -> None:
-        task = self._tasks.pop(agent_id, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+    def _begin(self, hook: Registration) -> None:
+        self._tasks.begin(hook.participant, lambda: self._keep(hook), f"webhook-{hook.participant}")
 
     async def _keep(self, hook: Registration) -> None:
         """Serve one webhook until it is cancelled, or gives up, visibly."""
@@ -264,20 +252,24 @@ class Webhooks:
                 return max(self._pace.find_delay_s(failures + 1), min(posted.retry_after_s, self._pace.most_s))
 
     def _note(self, hook: Registration, **changes: Any) -> None:
-        """Change what is known of a webhook, on the disk too; nothing where it is so already."""
+        """Change what is known of a webhook, on the disk too if that takes it; nothing where it is so already."""
         if all(getattr(hook, name) == value for name, value in changes.items()):
             return
         state = hook.state
         for name, value in changes.items():
             setattr(hook, name, value)
-        self._save()
+        try:
+            self._keep_all(self._known)
+        except NotKept as error:  # what it says is found out again; that posts go on matters more
+            _logger.warning("what is known of a webhook is not kept: %s", error, extra={"agent_id": hook.participant})
         if hook.state != state:
             level = logging.INFO if hook.state == "on" else logging.WARNING
             told = {"agent_id": hook.participant, "state": hook.state}
             _logger.log(level, "a webhook is %s: %s", hook.state, hook.why, extra=told)
 
-    def _save(self) -> None:
-        self._file.save(list(self._known.values()))
+    def _keep_all(self, known: dict[str, Registration]) -> None:
+        self._file.save(list(known.values()))
+        self._known = known
 
 
 def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -97,7 +97,7 @@ def make_webhook_endpoints(webhooks: Webhooks) -> tuple[Endpoint[Any], ...]:
         return 200, {"answer": posted.answer.value, "told": posted.told}
 
     async def resume(asked: HttpCall) -> tuple[int, Any]:
-        return 200, (await webhooks.resume(whose(asked))).describe()
+        return 200, webhooks.resume(whose(asked)).describe()
 
     path = "/v1/webhook"
     return (

@@ -214,7 +214,7 @@ async def test_a_token_that_is_revoked_pauses_its_webhook(tmp_path: Path, receiv
 
 REFUSED_URLS = (
     "http://example.org/hook", "https://127.0.0.1/hook", "https://localhost/hook", "https://[::1]/", "https://10.1.2.3/", "https://192.168.0.1/",
-    "https://169.254.169.254/latest/meta-data", "https://[fe80::1]/", "https://[::ffff:127.0.0.1]/", "https://[64:ff9b::7f00:1]/", "https://[2002:7f00:1::]/",
+    "https://169.254.169.254/latest/meta-data", "https://[fe80::1]/", "https://[::ffff:127.0.0.1]/", "https://[64:ff9b::7f00:1]/", "https://[2002:7f00:1::]/", "https://[fec0::1]/", "https://[3fff::1]/", "https://[::7f00:1]/",
     "https://0x7f.1/", "https://2130706433/", "https://127.1/", "https://0.0.0.0/", "https://100.64.0.1/", "https://224.0.0.1/", "https://user:secret@example.org/",
     "https://example.org/#part", "ftp://example.org/", "https:///hook", "file:///etc/passwd", "https://exa mple.org/", "https://example.org:99999/", "",
 )  # fmt: skip
@@ -241,15 +241,15 @@ async def test_a_name_that_changes_its_address_gains_nothing(
 ) -> None:
     """The address that was judged is the one that is called; and it is judged anew for each post."""
     answers, looked_up = ["93.184.215.14", "127.0.0.1"], []
-    real = asyncio.get_running_loop().getaddrinfo
+    real = socket.getaddrinfo
 
-    async def look_up(host: str, port: int, **options: Any) -> Any:
+    def look_up(host: str, port: int, *rest: Any, **options: Any) -> Any:
         if host != "rebind.example":
-            return await real(host, port, **options)
+            return real(host, port, *rest, **options)
         looked_up.append(answers.pop(0) if answers else "127.0.0.1")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (looked_up[-1], port))]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     async with running_node() as node, gateway_to(node, tmp_path / "hooks") as http:
         hook, mia = await join(node, http, "hook"), await node.person("mia")
         await register(hook, f"https://rebind.example:{receiver.port}/hook")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -47,8 +48,8 @@ class Receiver:
             await self._came.wait_for(lambda: len(self.got) >= count)
 
     @asynccontextmanager
-    async def listening(self, port: int = 0) -> AsyncIterator[None]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+    async def listening(self, port: int = 0, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=tls)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield
