@@ -49,10 +49,10 @@ class BridgedSession:
     """Who the MCP server that a host has started here is. Use as ``async with BridgedSession(host) as session``."""
 
     def __init__(self, host: Host, url: str | None = None) -> None:
-        self._host = host
+        self.host = host
         self._url = url
         self._process = find_host_process()
-        self._project = find_project(host, find_folder(host))
+        self.project = find_project(host, find_folder(host))
         self._client: BridgedClient | None = None
         self._line = asyncio.Lock()
         """One call at a time connects."""
@@ -85,6 +85,15 @@ class BridgedSession:
                 "message_id, or look with history first."
             ) from error
 
+    async def count_untold(self, first: int) -> int:
+        """Of the messages from this seq on that are not handled: how many neither a hook nor a tool has shown. Raises as
+        `take`."""
+        async with self.take(None) as client:
+            asked = {"after": first - 1, "limit": 500, "peek": True, "unhandled": True}
+            page = await client.call("network.receive", asked)
+        told = told_to(self._process, with_shown=True)
+        return sum(it["seq"] not in told for it in page["messages"])
+
     async def _begin(self) -> None:
         """Be there from the start where the node is, so that others can write to this host."""
         with suppress(RoundelayError, OSError):
@@ -94,11 +103,11 @@ class BridgedSession:
         async with self._line:
             if self._client is not None and self._client.failure is None:
                 return self._client
-            name = claim_name(self._host, self._project, self._process)
+            name = claim_name(self.host, self.project, self._process)
             client = BridgedClient(
                 name,
                 self._url or find_url(),
-                card=make_card(self._host, self._project),
+                card=make_card(self.host, self.project),
                 deliver=False,
                 connect_timeout_s=CONNECT_TIMEOUT_S,
             )

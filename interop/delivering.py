@@ -295,13 +295,15 @@ def compose(
     return "\n".join([begin(len(seqs), len(seqs) < len(messages)), *lines]), seqs
 
 
-def told_to(process: HostProcess) -> set[int]:
-    """What the hooks of a host's process have told, in whichever of its sessions."""
+def told_to(process: HostProcess, *, with_shown: bool = False) -> set[int]:
+    """What the hooks of a host's process have told, in whichever of its sessions; ``with_shown`` also what a tool has
+    shown there."""
     told = set()
     for path in (home() / "bridge" / "sessions").glob("*.json"):
         notes = _load(path, process)
         if (notes.pid, notes.started) == process:
             told |= {seq for it in notes.tellings for seq in it.seqs} | set(notes.taken)
+            told |= set(notes.shown) if with_shown else set()
     return told
 
 

@@ -22,6 +22,8 @@ Moment = Literal["start", "prompt", "tool", "stop"]
 TIMEOUT_S = 5
 """What a host is told to give a hook; one that takes longer is cut off, and its messages come at the next."""
 NAME = "roundelay"
+WAKE = "ROUNDELAY_BRIDGE_WAKE"
+"""In the environment of what a host starts: 1 where it is to be woken."""
 _OURS = " bridge deliver "
 """Stands in every hook that is ours, and in no other."""
 _ANY_OF_OURS = re.compile(r"\bbridge\W+(deliver|mcp)\b")
@@ -239,6 +241,12 @@ class Host:
     """What a hook prints that has nothing to say."""
     needs: str = ""
     """What a person has to do before its hooks run."""
+    wakes_by: str = ""
+    """What a person has to do so that it can be woken; nothing where nobody can wake it."""
+
+    @property
+    def can_be_woken(self) -> bool:
+        return bool(self.wakes_by)
 
     def read(self, told: Mapping[str, Any]) -> HookCall | None:
         """What a hook was told; None where it has nothing to do: another event, or one of a sub-agent, whose context is
@@ -420,7 +428,17 @@ export const Roundelay = async ({ client, directory }) => {
 HOSTS: dict[str, Host] = {
     host.name: host
     for host in (
-        Host("claude", "Claude Code", ".claude", _CLAUDE_EVENTS, _answer_claude, _claude_files, True),
+        Host(
+            "claude",
+            "Claude Code",
+            ".claude",
+            _CLAUDE_EVENTS,
+            _answer_claude,
+            _claude_files,
+            True,
+            wakes_by="Claude Code takes wakes when it is started so: claude --dangerously-load-development-channels "
+            f"server:{NAME}",
+        ),
         Host(
             "codex",
             "Codex",
@@ -430,6 +448,7 @@ HOSTS: dict[str, Host] = {
             _codex_files,
             True,
             needs="Codex runs hooks of a project that it trusts, once you have looked at them: /hooks",
+            wakes_by="Codex takes wakes in sessions of its app server: codex app-server daemon start",
         ),
         Host("gemini", "Gemini CLI", ".gemini", _GEMINI_EVENTS, _answer_gemini, _gemini_files, quiet="{}"),
         Host(

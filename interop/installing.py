@@ -27,7 +27,7 @@ from roundelay.network.durable_files import describe_os_error, give_name
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import home
 
-from .hosts import Commands, Host, HostFile
+from .hosts import WAKE, Commands, Host, HostFile
 from .participants import show_path, write_private
 
 State = Literal["installed", "changed", "partly", "absent"]
@@ -93,10 +93,17 @@ def find_command() -> list[str]:
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "roundelay"]
 
 
-def plan_install(host: Host, project: Path, *, url: str | None = None, command: str | None = None) -> list[FileChange]:
-    """What installing changes. Raises `ConfigError` for a file that cannot be changed without loss."""
+def plan_install(
+    host: Host, project: Path, *, url: str | None = None, command: str | None = None, wakes: bool = False
+) -> list[FileChange]:
+    """What installing changes. Raises `ConfigError` for a file that cannot be changed without loss, and for a host that
+    nothing wakes."""
+    if wakes and not host.can_be_woken:
+        raise ConfigError(f"Nothing wakes {host.title} when it is idle; install it without --wake.")
     words = shlex.split(command) if command else find_command()
     environment = {"ROUNDELAY_URL": url} if url else {}
+    if wakes:
+        environment[WAKE] = "1"
     if chosen := os.environ.get("ROUNDELAY_HOME"):
         environment["ROUNDELAY_HOME"] = str(Path(chosen).resolve())
     changes = []
@@ -263,3 +270,9 @@ def _load(host: Host, project: Path) -> _Record | None:
         return None
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise ConfigError(f"Cannot read {_place(host, project)}; delete it, and edit the files by hand.") from error
+
+
+def is_waking(host: Host, project: Path) -> bool:
+    """Whether what stands in a project's files has the host woken."""
+    files = (project / it.path for it in host.make_files(Commands(["roundelay"], {})))
+    return any(WAKE.encode() in (_read(it) or b"") for it in files)

@@ -25,7 +25,7 @@ from roundelay.network.durable_files import describe_os_error, give_name, make_f
 from roundelay.network.errors import ConfigError, ConnectError
 from roundelay.network.home import home
 
-from .hosts import Host
+from .hosts import WAKE, Host
 
 MAX_CHARS = 40
 """Of a project's name in an id."""
@@ -126,8 +126,14 @@ def list_names() -> dict[str, NameHolder]:
 
 
 def make_card(host: Host, project: Path) -> dict[str, object]:
-    """What a bridged host shows of itself. `reads` tells a sender that nothing wakes it."""
-    return {"description": f"{host.title} in the project {show_path(Path(project.name))}", "reads": "at its next turn"}
+    """What a bridged host shows of itself. `reads` tells a sender whether something wakes it."""
+    reads = "when it is woken" if is_woken(host) else "at its next turn"
+    return {"description": f"{host.title} in the project {show_path(Path(project.name))}", "reads": reads}
+
+
+def is_woken(host: Host) -> bool:
+    """Whether this process was started for a host that is to be woken when it is idle."""
+    return host.can_be_woken and os.environ.get(WAKE) == "1"
 
 
 def show_path(path: Path) -> str:

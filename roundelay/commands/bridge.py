@@ -43,18 +43,22 @@ def bridge() -> None:
 @project_option
 @click.option("--url", metavar="URL", help="The hub (default: found each time, as by other commands).")
 @click.option("--command", metavar="WORDS", help="How the agent is to start roundelay (default: as it is found here).")
+@click.option("--wake", is_flag=True, help="Preview: wake HOST when it is idle and something comes (claude, codex).")
 @dry_run_option
 @json_option
 @debug_option
-def install(host: str, project: Path, url: str | None, command: str | None, dry_run: bool, as_json: bool) -> None:
+def install(
+    host: str, project: Path, url: str | None, command: str | None, wake: bool, dry_run: bool, as_json: bool
+) -> None:
     """Write the MCP server and the hooks into a project's files for HOST. Again changes nothing."""
     from roundelay.interop import installing
 
     chosen = _find(host)
-    changes = installing.plan_install(chosen, project, url=check_url(url) if url else None, command=command)
+    changes = installing.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
     if not dry_run:
         installing.install(chosen, project, changes)
-    needs = f"{chosen.needs}." if chosen.needs and any(it.is_one for it in changes) else ""
+    steps = [chosen.needs, chosen.wakes_by if wake else ""] if any(it.is_one for it in changes) else []
+    needs = " ".join(f"{it}." for it in steps if it)
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json, needs=needs)
 
 
@@ -87,7 +91,7 @@ def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
 def status(host: str | None, project: Path, as_json: bool) -> None:
     """Show for which agents the bridge is installed in a project, and as whom they take part."""
     from roundelay.commands.output import show_list
-    from roundelay.interop.installing import find_state
+    from roundelay.interop.installing import find_state, is_waking
     from roundelay.interop.participants import list_names, show_path
 
     listed = []
@@ -97,12 +101,13 @@ def status(host: str | None, project: Path, as_json: bool) -> None:
             for agent_id, it in list_names().items()
             if (it.host, it.project) == (name, show_path(project))
         ]
-        listed.append({"host": name, "state": find_state(_find(name), project), "participants": participants})
+        state, wakes = find_state(_find(name), project), is_waking(_find(name), project)
+        listed.append({"host": name, "state": state, "wakes": wakes, "participants": participants})
     show_list(
         {"hosts": listed},
         {
             "HOST": lambda it: it["host"],
-            "STATE": lambda it: it["state"],
+            "STATE": lambda it: f"{it['state']}{', wakes' if it['wakes'] else ''}",
             "PARTICIPANTS": lambda it: ", ".join(
                 f"{one['agent_id']}{' (runs)' if one['is_running'] else ''}" for one in it["participants"]
             ),
@@ -131,16 +136,19 @@ def mcp(host: str, url: str | None) -> None:
     import asyncio
 
     from roundelay.interop.bridged import BridgedSession
+    from roundelay.interop.participants import is_woken
     from roundelay.network.errors import ConfigError
 
     try:
         from roundelay.interop.mcp_server import make_mcp_server
+        from roundelay.interop.waking import serve_waking
     except ImportError as error:
         raise ConfigError(MISSING) from error
 
     async def serve() -> None:
         async with BridgedSession(_find(host), url) as session:
-            await make_mcp_server(session.take).run_stdio_async()
+            server = make_mcp_server(session.take)
+            await (serve_waking(server, session) if is_woken(_find(host)) else server.run_stdio_async())
 
     asyncio.run(serve())
 

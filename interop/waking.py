@@ -1,0 +1,147 @@
+"""Wakes a coding agent that is idle when others have written to it: a preview, for hosts that have a way for it.
+
+A wake tells nothing of what was written: it begins a turn, in which the host's hooks, or the tool `check`, tell it as ever. So
+there is one floor, receipts stay as true as they were, and nobody's words come by a way of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+from mcp.types import JSONRPCNotification
+from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.exceptions import WebSocketException
+
+from roundelay.network.errors import RoundelayError
+
+from .bridged import BridgedSession
+
+GRACE_S = 3.0
+"""A host that is at work is told by its hooks meanwhile."""
+GAP_S = 20.0
+MAX_AN_HOUR = 30
+"""What comes faster waits, and is one wake: each costs its person a turn, and two agents may answer each other."""
+BUSY_S = 2.0
+AGAIN_S = 5.0
+WAIT_MS = 20_000
+CODEX_S = 10.0
+CHANNEL = "claude/channel"
+
+Wake = Callable[[str], Awaitable[bool | None]]
+"""Begins a turn with a sentence. Gives whether it did: False where the host is at work, None where none can be found."""
+
+
+async def serve_waking(server: MCPServer[Any], session: BridgedSession) -> None:
+    """Serve MCP on stdin and stdout, and wake the host that has started this."""
+    async with stdio_server() as (reading, writing):
+
+        async def send_to_channel(sentence: str) -> bool:
+            params = {"content": sentence, "meta": {"from": "roundelay"}}
+            event = JSONRPCNotification(jsonrpc="2.0", method=f"notifications/{CHANNEL}", params=params)
+            await writing.send(SessionMessage(event))
+            return True
+
+        async def start_turn(sentence: str) -> bool | None:
+            return await start_codex_turn(find_codex_socket(), session.project, sentence)
+
+        is_channel = session.host.name == "claude"
+        # the server that speaks the protocol: what makes it a channel is none of the SDK's own capabilities
+        inner = server._lowlevel_server
+        options = inner.create_initialization_options(experimental_capabilities={CHANNEL: {}} if is_channel else None)
+        waking = asyncio.create_task(keep_waking(session, send_to_channel if is_channel else start_turn), name="waking")
+        try:
+            await inner.run(reading, writing, options)
+        finally:
+            waking.cancel()
+            await asyncio.gather(waking, return_exceptions=True)
+
+
+async def keep_waking(session: BridgedSession, wake: Wake) -> None:
+    """Wake the host for what comes and is not told by its hooks, until cancelled. What had come before it began is told
+    at its start."""
+    clock = asyncio.get_running_loop().time
+    woken: deque[float] = deque([-3600.0] * MAX_AN_HOUR, maxlen=MAX_AN_HOUR)
+    place: tuple[str, int] | None = None
+    while True:
+        try:
+            async with session.take(None) as client:
+                epoch = client.welcome.network.epoch
+                if place is None or place[0] != epoch:
+                    place = epoch, client.welcome.head
+                asked = {"after": place[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
+                page = await client.call("network.receive", asked)
+            place = epoch, page["next"]
+            if not page["messages"]:
+                continue
+            first = page["messages"][0]["seq"]
+            await asyncio.sleep(max(GRACE_S, woken[-1] + GAP_S - clock(), woken[0] + 3600 - clock()))
+            while (waiting := await session.count_untold(first)) and not (is_woken := await wake(_say(waiting))):
+                if is_woken is None:
+                    break
+                await asyncio.sleep(BUSY_S)
+            if waiting:
+                woken.append(clock())
+        except (RoundelayError, OSError, TimeoutError, WebSocketException):
+            await asyncio.sleep(AGAIN_S)
+
+
+def _say(number: int) -> str:
+    came = "A message has" if number == 1 else f"{number} messages have"
+    return (
+        f"This is Roundelay's bridge, and no person: {came} come for you while you were idle. The tool `check` of the server "
+        "roundelay shows what you were not told yet."
+    )
+
+
+# --- Codex's app server
+
+
+def find_codex_socket() -> Path:
+    """Where the app server of this user listens, as Codex 0.169 has it."""
+    folder = os.environ.get("CODEX_HOME")
+    return (Path(folder) if folder else Path.home() / ".codex") / "app-server-control" / "app-server-control.sock"
+
+
+async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | None:
+    """Begin a turn in the newest thread of a project that the app server has loaded. Raises `OSError` where no app server
+    listens, `WebSocketException`, `TimeoutError`."""
+    async with asyncio.timeout(CODEX_S), unix_connect(str(path), uri="ws://localhost/", max_size=2**26) as socket:
+        numbers = count(1)
+
+        async def ask(method: str, params: dict[str, Any]) -> Any:
+            return await _ask_codex(socket, next(numbers), method, params)
+
+        client = {"name": "roundelay", "title": "Roundelay's bridge", "version": version("roundelay")}
+        await ask("initialize", {"clientInfo": client})
+        await socket.send(json.dumps({"method": "initialized"}))
+        loaded = (await ask("thread/loaded/list", {}))["data"]
+        threads = [(await ask("thread/read", {"threadId": it}))["thread"] for it in loaded]
+        own = [it for it in threads if not it.get("parentThreadId") and Path(it["cwd"]).is_relative_to(project)]
+        if not own:
+            return None
+        newest = max(own, key=lambda it: it["updatedAt"])
+        if newest["status"]["type"] != "idle":
+            return False
+        await ask("turn/start", {"threadId": newest["id"], "input": [{"type": "text", "text": sentence}]})
+        return True
+
+
+async def _ask_codex(socket: ClientConnection, number: int, method: str, params: dict[str, Any]) -> Any:
+    await socket.send(json.dumps({"id": number, "method": method, "params": params}))
+    while True:
+        told = json.loads(await socket.recv())
+        if told.get("id") == number and "method" not in told:
+            if "error" in told:
+                raise OSError(f"Codex's app server refused {method}: {told['error'].get('message')}")
+            return told["result"]
