@@ -181,9 +181,12 @@ class FollowedQuestion:
                 while True:
                     self._bell.clear()
                     state = await self._read_state()
-                    if state.get("reaction_status") == "open":
-                        await self._client.call("network.cancel", {"reaction": state["reaction"]})
-                    if "reaction_status" in state or state["state"] in ("dead", "removed", "handled"):
+                    status, reaction = _read_newest(state)
+                    if status == "open":
+                        await self._client.call("network.cancel", {"reaction": reaction})
+                    if "is_overtaken" in state:
+                        pass  # what follows it is to be stopped
+                    elif status is not None or state["state"] in ("dead", "removed", "handled"):
                         return True
                     with suppress(TimeoutError):
                         async with asyncio.timeout(STOP_LOOK_S):
@@ -248,16 +251,24 @@ class FollowedQuestion:
         return is_read_meanwhile and message.reply_to is not None and message.reply_to < self.stored.seq
 
     def _judge(self, state: Mapping[str, Any], *, is_held: bool) -> QuestionEnded | None:
-        status, reaction = state.get("reaction_status"), state.get("reaction")
+        status, reaction = _read_newest(state)
         if state["state"] in ("dead", "removed"):
             return QuestionEnded(state["state"], reaction)
         if is_held and status in (None, "open", "cancelled"):
             return QuestionEnded("held", reaction)
+        if "is_overtaken" in state:
+            return None  # the thread was given back, and its agent goes on
         if status in _ENDS:
             return QuestionEnded(_ENDS[status], reaction)
         if status == "finished" or (status is None and self._has_answer):  # who keeps no records has no more to say
             return QuestionEnded("answered" if self._has_answer else "silent", reaction)
         return None
+
+
+def _read_newest(state: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The status and id of the newest reaction to a question, of those that take the place of one another."""
+    newest = state.get("again", state)
+    return newest.get("reaction_status"), newest.get("reaction")
 
 
 class _Streams:

@@ -368,7 +368,14 @@ async def _describe_fate(
     entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": attempts}
     if begun is not None:
         entry["reaction"] = begun.reaction
-        entry["reaction_status"] = await _reaction_status(reading, agent_id, begun)
+        status = entry["reaction_status"] = await _reaction_status(reading, agent_id, begun)
+        newest = triggered.all[-1] if triggered is not None else begun
+        if status == "cancelled" and newest != begun:  # a person had taken the thread over
+            again = await _reaction_status(reading, agent_id, newest)
+            entry["again"] = {"reaction": newest.reaction, "reaction_status": again}
+        opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{newest.reaction}")
+        if opened is not None and is_overtaken(reading.hub.state, opened):
+            entry["is_overtaken"] = True
     return entry
 
 

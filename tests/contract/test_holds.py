@@ -176,8 +176,16 @@ async def test_what_was_asked_for_a_held_thread_stops_and_work_there_counts_as_c
     await begin(ann, "of-ann", asked)
     await mia.call("network.take", {"thread_id": DIRECT})
     assert (await ann.expect("signal", kind="cancel"))["body"] == {"reaction": "of-ann"}
-    [status] = (await mia.call("network.message_status", {"seq": question}))["recipients"]
-    assert status["reaction_status"] == "cancelled"
+    assert await fate(mia, question) == ("cancelled", True, None)
+    await mia.call("network.give", {"thread_id": DIRECT})
+    assert await fate(mia, question) == ("cancelled", True, None)
+    await begin(bob, "of-bob-again", question)
+    assert await fate(mia, question) == ("cancelled", None, {"reaction": "of-bob-again", "reaction_status": "open"})
+
+
+async def fate(session: WireSession, seq: int) -> tuple[Any, ...]:
+    [status] = (await session.call("network.message_status", {"seq": seq}))["recipients"]
+    return status["reaction_status"], status.get("is_overtaken"), status.get("again")
 
 
 async def test_whoever_is_removed_holds_nothing(node: Node) -> None:

@@ -49,8 +49,12 @@ export interface Receipt {
   state: "queued" | "delivered" | "handled" | "in_prompt" | "dead" | "removed";
   attempts: number;
   reaction?: string;
-  reaction_status?: "open" | "finished" | "stopped" | "cancelled" | "failed";
+  reaction_status?: ReactionStatus;
+  again?: { reaction: string; reaction_status: ReactionStatus };
+  is_overtaken?: boolean;
 }
+
+export type ReactionStatus = "open" | "finished" | "stopped" | "cancelled" | "failed";
 
 export interface Channel {
   name: string;
