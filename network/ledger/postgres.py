@@ -45,8 +45,10 @@ CLOSE_S = 2.0
 HEARD = 64
 """What was said and not listened to yet: of more the oldest is dropped."""
 RECORD_BYTES = 512 * 1024
-PAGE = 64
-"""Records that a follower reads at once; the largest come to 32 MiB."""
+PAGE, PAGE_BYTES = 256, 2 * 1024**2
+"""A follower reads so many records at once, and no further one where they have so many bytes."""
+PAGE_S = 10.0
+"""How long that may take, on a slow line too."""
 MAX_BYTES = 10 * 1024**3
 NETWORK = re.compile("[a-z0-9_]{1,48}")
 HOSTS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:@,\[\]]+)(:\d{1,5})?(,(\[[0-9A-Fa-f:.]+\]|[^\s:@,\[\]]+)(:\d{1,5})?)*")
@@ -56,7 +58,7 @@ TLS_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"
 SETTINGS = {
     "synchronous_commit": "on",  # whatever the server's own default is
     "default_transaction_isolation": "read committed",
-    "statement_timeout": "10s",  # of a statement whose node is gone
+    "statement_timeout": "20s",  # of a statement whose node is gone
     "idle_in_transaction_session_timeout": "10s",
     "tcp_keepalives_idle": "30",
 }
@@ -86,7 +88,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 MAKE_FIRST = "INSERT INTO {table} (position, data, total) VALUES (0, $1, 0) ON CONFLICT DO NOTHING"
 SHAPE = """\
 SELECT relkind = 'r' AND relpersistence = 'p' AND EXISTS (
-        SELECT FROM pg_index WHERE indrelid = pg_class.oid AND indisunique AND indisvalid AND indkey::text = '1'
+        SELECT FROM pg_index WHERE indrelid = pg_class.oid AND indisprimary AND indimmediate AND indisvalid AND indkey::text = '1'
     ) AS is_guarded,
     (
         SELECT string_agg(attname || ' ' || format_type(atttypid, atttypmod), ', ' ORDER BY attnum)
@@ -101,7 +103,11 @@ RETURNING position"""
 # A write, so that it ends only once the server has kept it, on its standbys too, and with it the record.
 IS_OURS = "UPDATE {table} SET total = total WHERE position = $1 AND data = $2 RETURNING position"
 END = "SELECT max(position), (SELECT data FROM {table} WHERE position = 0) AS id FROM {table}"
-READ = "SELECT position, data FROM {table} WHERE position > $1 ORDER BY position LIMIT $2"
+READ = """\
+SELECT position, data FROM (
+    SELECT position, data, sum(length(data)) OVER (ORDER BY position) - length(data) AS bytes_before
+    FROM (SELECT position, data FROM {table} WHERE position > $1 ORDER BY position LIMIT $2) AS page
+) AS sized WHERE bytes_before < $3 ORDER BY position"""
 DESCRIBE = """\
 SELECT position, total, version() AS version, (
     SELECT substring(pg_get_constraintdef(oid) FROM '[0-9]+')::bigint
@@ -294,7 +300,7 @@ class PostgresLog:
             self._hinted.clear()
             try:
                 async with self._connection() as connection:
-                    page = await connection.fetch(self._sql(READ), after, PAGE)
+                    page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
             except FAILURES as error:
                 raise self._failed(error) from error
             for position, data in page:

@@ -20,7 +20,7 @@ from roundelay.network.ledger.shared_log import LogAway, LogChoosing, LogMoved
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
 from tests.support.nats import free_port, nats_server
-from tests.support.postgres import PASSWORD, PostgresServer, postgres_server
+from tests.support.postgres import DATABASE, PASSWORD, USER, PostgresServer, postgres_server
 
 
 @pytest.fixture
@@ -80,6 +80,20 @@ async def test_a_password_is_shown_to_nobody() -> None:
         resolve_config(None, {"ROUNDELAY_LOG": "postgres://me:secret@a/lab"}, {})
     assert "secret" not in str(caught.value)
     assert "postgres://HOST/DATABASE?network=NAME" in str(caught.value)
+
+
+@pytest.mark.full
+async def test_a_server_is_reached_through_a_socket_and_with_a_password_from_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    async with postgres_server(unix_socket_directories=".") as server:  # its data folder, for root and its own user
+        folder = quote(str(server.folder / "data"), safe="")
+        for number, place in enumerate((f"127.0.0.1:{server.port}", f"{folder}:{server.port}")):
+            log = make_shared_log(f"postgres://{USER}@{place}/{DATABASE}?network=lab")
+            await log.open()
+            assert await log.append(str(number).encode(), number) == number + 1
+            await log.close()
 
 
 # --- what is refused
@@ -210,6 +224,24 @@ async def test_a_server_that_begins_to_serve_is_waited_for(server: PostgresServe
     starting = asyncpg.CannotConnectNowError("the database system is starting up")
     assert type(PostgresLog(read_postgres_url(server.url("lab")))._not_opened(starting)) is LogChoosing
     await connection.close()
+
+
+@pytest.mark.full
+async def test_a_table_that_is_full_is_widened_while_it_is_used(server: PostgresServer) -> None:
+    log = make_shared_log(server.url("lab?max_bytes=1048576"))
+    await log.open()
+    await log.append(b"x" * 1_000_000, 0)
+    with pytest.raises(LedgerError, match="is full") as caught:
+        await log.append(b"x" * 100_000, 1)
+    assert type(caught.value) is LedgerError, "waiting helps nothing"
+    # as docs/cluster.md says
+    widen = "DROP CONSTRAINT max_bytes, ADD CONSTRAINT max_bytes CHECK (total <= 21474836480) NOT VALID"
+    assert widen in (Path(__file__).parents[2] / "docs/cluster.md").read_text(encoding="utf-8")
+    await server.execute(f"ALTER TABLE roundelay_lab {widen}")
+    assert await log.append(b"x" * 100_000, 1) == 2
+    told = await log.describe()
+    assert (told["bytes"], told["max_bytes"]) == (1_100_000, 21_474_836_480)
+    await log.close()
 
 
 # --- what holds
