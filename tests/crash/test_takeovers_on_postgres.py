@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 KILLS = 36
 PAUSES = 30
 CUTS = 30
+FAILED = "the ledger failed; reopening it"
 
 
 @contextlib.asynccontextmanager
@@ -132,6 +133,8 @@ async def test_a_leader_that_was_cut_off_acknowledges_nothing_after_another_one_
             cable = cables[nodes.index(old)]
             async with NetworkClient("mia", old.url, kind="human", token=OWNER) as mia:
                 await mia.send_text("mia", "before")
+                said = old.db.with_suffix(".out")
+                failures = said.read_text().count(FAILED)
                 cable.cut()
                 late = asyncio.create_task(mia.send_text("mia", "late", message_id=f"late-{number}"))
                 await find_leader([new])
@@ -140,6 +143,8 @@ async def test_a_leader_that_was_cut_off_acknowledges_nothing_after_another_one_
                 async with asyncio.timeout(30):
                     while await old.is_leading():  # noqa: ASYNC110 (a process tells nobody)
                         await asyncio.sleep(0.05)
+                    while number % 5 == 0 and said.read_text().count(FAILED) == failures:  # noqa: ASYNC110 (nor does a file)
+                        await asyncio.sleep(0.05)  # until it has given up
                 cable.mend()
                 await acknowledges_nothing_late(old, new, number, late)
         for node in nodes:

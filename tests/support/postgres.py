@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,13 @@ class PostgresServer:
         if self.folder.name != TEMPLATE:
             shutil.copytree(make_template(), self.folder / "data")
             for path in (self.folder, *self.folder.rglob("*")):
-                self._give(path)
+                self.give(path)
             return
         self.folder.mkdir()
-        self._give(self.folder)
+        self.give(self.folder)
         password = self.folder / "password"
         password.write_text(PASSWORD)
-        self._give(password)
+        self.give(password)
         self._run("initdb", "-N", "-U", USER, "-A", "scram-sha-256", f"--pwfile={password}", "-E", "UTF8", "--locale=C")
         made, sql = [str(self.programs / "postgres"), "--single", "-D"], f"CREATE DATABASE {DATABASE}\n".encode()
         subprocess.run([*made, str(self.folder / "data"), "postgres"], input=sql, check=True, **QUIET, **as_whom())
@@ -113,9 +113,9 @@ class PostgresServer:
         """Have a copy of a file that nobody else may read."""
         copied = Path(shutil.copy(path, self.folder))
         copied.chmod(0o600)
-        self._give(copied)
+        self.give(copied)
 
-    def _give(self, path: Path) -> None:
+    def give(self, path: Path) -> None:
         whom = as_whom()
         if whom:
             os.chown(path, whom["user"], whom["group"])
@@ -129,14 +129,23 @@ class PostgresServer:
     async def copy_to(self, other: PostgresServer) -> None:
         """Make another server a standby of this one."""
         await asyncio.to_thread(other.folder.mkdir)
-        other._give(other.folder)
+        other.give(other.folder)
         source = f"host=127.0.0.1 port={self.port} user={USER} application_name={other.folder.name}"
         await asyncio.to_thread(other._run, "pg_basebackup", "-R", "-d", source, PGPASSWORD=PASSWORD)
 
-    async def start(self, *, is_ready: bytes = b"ready to accept") -> None:
+    async def start(self, *, is_ready: bytes = b"ready to accept", before: Sequence[str] = ()) -> None:
+        """``before`` stands before the command, which has to become the server."""
         options = [it for name, value in self.settings.items() for it in ("-c", f"{name}={value}")]
         self._process = await asyncio.create_subprocess_exec(
-            *(str(self.programs / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port), *options),
+            *(
+                *before,
+                str(self.programs / "postgres"),
+                "-D",
+                str(self.folder / "data"),
+                "-p",
+                str(self.port),
+                *options,
+            ),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             cwd=self.folder,
