@@ -18,6 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from roundelay.network.ledger.postgres import OLDEST, read_postgres_url
 from tests.support.command import command, run
 from tests.support.nats import SERVER, free_port, wait_until_chosen
 
@@ -181,6 +182,24 @@ def test_the_cluster_of_compose_is_of_this_image() -> None:
     assert "cluster" in re.findall(r"roundelay\[(.*?)\]", " ".join(rest for _, rest in IMAGE))[0].split(",")
     used = {it.split(":")[0] for service in services.values() for it in service["volumes"] if not it.startswith("./")}
     assert used == set(compose["volumes"])
+
+
+def test_the_nodes_of_compose_on_postgresql_are_those_on_nats() -> None:
+    compose, _ = read_cluster()
+    other = yaml.safe_load((CLUSTER / "compose.postgres.yaml").read_text(encoding="utf-8"))
+    server = other["services"]["postgres"]
+    for name in ("node-a", "node-b"):
+        node, known = other["services"][name], compose["services"][name]
+        differing = {it for it in node.keys() | known.keys() if node.get(it) != known.get(it)}
+        assert differing == {"environment", "depends_on"}
+        url = node["environment"]["ROUNDELAY_LOG"].replace("${POSTGRES_PASSWORD:?}", "p4ss")
+        said = server["environment"]
+        user = f"{said['POSTGRES_USER']}:p4ss"
+        assert read_postgres_url(url).dsn == f"postgresql://{user}@postgres:5432/{said['POSTGRES_DB']}"
+    assert "ports" not in server
+    assert int(re.findall(r"postgres:(\d+)", server["image"])[0]) >= OLDEST
+    used = {it.split(":")[0] for service in other["services"].values() for it in service["volumes"]}
+    assert {it for it in used if not it.startswith(".")} == set(other["volumes"])
 
 
 async def test_the_servers_of_the_cluster_take_each_other_and_nodes_with_the_password_alone(tmp_path: Path) -> None:
