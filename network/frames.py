@@ -15,6 +15,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 PROTOCOL_VERSION = 1
 SUBPROTOCOL = "roundelay.v1"
+LEADER = "Roundelay-Leader"
+"""The header of a 503 by which a node that follows names the one that leads, as HOST:PORT."""
 
 SEQ_LIMIT = 2**53
 Seq: TypeAlias = Annotated[int, Meta(ge=0, lt=SEQ_LIMIT)]

@@ -196,6 +196,7 @@ async def serve(
         doors=Doors(config.host, config.web_hosts, behind_proxy=config.behind_proxy),
         site=PageSite(is_reloaded=config.web_reload) if config.web else None,
         standing=None if shared is None else lambda: shared.standing,
+        leader=None if shared is None else lambda: shared.leader_node,
     )
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host

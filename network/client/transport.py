@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
 from roundelay.network.errors import Closed, ConnectError
-from roundelay.network.frames import SUBPROTOCOL
+from roundelay.network.frames import LEADER, SUBPROTOCOL
 from roundelay.network.home import CONNECT_TIMEOUT_S
 from roundelay.network.tls import client_context, explain_failure
 
@@ -24,10 +25,21 @@ PING_INTERVAL_S, PING_TIMEOUT_S = 20.0, 40.0
 """How soon a connection whose other end is gone without a word is given up: at most after both."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """What a client accepts from its hub: results of `network.history` hold up to 500 messages."""
+MAX_LED = 3
+"""So often in one connecting a node is believed that names another one."""
+_LED = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
 
 
 class Crowded(ConnectError):
     """The connection was closed without an answer, as a hub does that makes room for others."""
+
+
+class Following(ConnectError):
+    """A node that follows has refused; ``leader`` is where it says that another one leads, HOST:PORT."""
+
+    def __init__(self, message: str, leader: str) -> None:
+        super().__init__(message)
+        self.leader = leader
 
 
 class Wire(Protocol):
@@ -57,8 +69,8 @@ class Transport(Protocol):
 
 class WebSocketTransport:
     """Connections to the hub at ``url`` (``ws://`` or ``wss://``); of several, with commas between them, to the first
-    that takes one, and from then on to that until it refuses. ``timeout_s`` bounds each: TCP, TLS and the opening
-    handshake together."""
+    that takes one, and from then on to that until it refuses. A node that names the one that leads is believed: that is
+    tried next, encrypted as this one is. ``timeout_s`` bounds each try: TCP, TLS and the opening handshake together."""
 
     def __init__(self, url: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self._urls = url.split(",")
@@ -66,12 +78,25 @@ class WebSocketTransport:
         self._timeout_s = timeout_s
 
     async def connect(self) -> WebSocketWire:
-        for _ in self._urls[1:]:
+        tried = set[str]()
+        while True:
+            tried.add(self.url)
             try:
                 return await self._connect()
-            except ConnectError:
-                self.url = self._urls[(self._urls.index(self.url) + 1) % len(self._urls)]
-        return await self._connect()
+            except ConnectError as error:
+                left = [it for it in self._list_next(error) if it not in tried]
+                if not left or len(tried) >= len(self._urls) + MAX_LED:
+                    self.url = self._list_next(None)[0]
+                    raise
+                self.url = left[0]
+
+    def _list_next(self, error: ConnectError | None) -> list[str]:
+        """Where to go after a refusal, the best first."""
+        place = self._urls.index(self.url) + 1 if self.url in self._urls else 0
+        given = [*self._urls[place:], *self._urls[:place]]
+        if isinstance(error, Following) and _LED.fullmatch(error.leader):
+            return [f"{self.url.partition('://')[0]}://{error.leader}/", *given]
+        return given
 
     async def _connect(self) -> WebSocketWire:
         step = _Step.TCP
@@ -104,9 +129,10 @@ class WebSocketTransport:
             raise ConnectError(f"{self.url!r} is no WebSocket URL; write ws://HOST:PORT/.") from error
         except InvalidStatus as error:
             body = (error.response.body or b"").decode(errors="replace").strip()
-            raise ConnectError(
-                f"The hub at {self.url} refused the connection: {error.response.status_code} {body}"
-            ) from error
+            told = f"The hub at {self.url} refused the connection: {error.response.status_code} {body}"
+            if leader := error.response.headers.get(LEADER):
+                raise Following(told, leader) from error
+            raise ConnectError(told) from error
         except (InvalidHandshake, InvalidMessage) as error:
             hint = "" if self.url.startswith("wss:") else "; if it encrypts, write wss://"
             if isinstance(

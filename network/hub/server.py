@@ -18,6 +18,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State as WireState
 
 from roundelay.network.config import Limits
+from roundelay.network.frames import LEADER
 
 from .admission import Gate
 from .browsers import Doors, Site, asks_for_session, takes_gzip
@@ -55,6 +56,7 @@ class WebSocketServer:
         doors: Doors | None = None,
         site: Site | None = None,
         standing: Callable[[], str] | None = None,
+        leader: Callable[[], str] | None = None,
     ) -> None:
         self._hub = hub
         self._doors = doors or Doors("", (), behind_proxy=behind_proxy)
@@ -64,6 +66,7 @@ class WebSocketServer:
         self._gate = Gate(limits.max_unauthenticated)
         self._at_once = min(ACCEPTED_AT_ONCE, max(1, limits.max_unauthenticated // ROUNDS))
         self._standing = standing
+        self._leader = leader
         self.is_letting_in = True
         """Whether sessions are accepted once the hub is ready. One that waits for its turn to lead is not yet prepared
         for them."""
@@ -243,7 +246,10 @@ class WebSocketServer:
                 sentence = f"This node does not serve: it is {what}, while another one leads. Connect to that one."
             else:
                 sentence = "The hub is recovering; try again in a moment."
-            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
+            response = connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{sentence}\n")
+            if what.startswith("following") and self._leader is not None and (leader := self._leader()):
+                response.headers[LEADER] = leader
+            return response
         return None
 
 

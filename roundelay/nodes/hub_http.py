@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -59,7 +60,7 @@ def read_readiness(url: str) -> bool | None:
     except ConnectError:
         return None
     said = answer.body.strip()
-    return {"ready": True, "recovering": False, "starting": False, "following": False}.get(said.partition(",")[0])
+    return {"ready": True, "recovering": False, "starting": False, "following": False}.get(re.split("[ ,]", said)[0])
 
 
 def _read_date(header: str | None) -> float | None:

@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import ConnectError, LedgerError
+from roundelay.network.errors import LedgerError
 from roundelay.network.ledger.jetstream import JetStreamLog, read_log_url
 from roundelay.nodes.hub_http import get_from_hub, read_readiness
 from tests.support.command import run
@@ -425,7 +428,7 @@ class Witness:
 
     def __init__(self, old: ClusterNode, name: str) -> None:
         self.name = name
-        self._client = NetworkClient(name, old.url, kind="human", token=OWNER)
+        self._client = NetworkClient(name, old.url, kind="human", token=OWNER, reconnect=False)
         self._late: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Witness:
@@ -524,9 +527,16 @@ async def test_who_waits_for_its_turn_can_be_stopped_and_says_what_it_waits_for(
         assert answer.status == 503
         assert re.fullmatch(r"following( 127.0.0.1:\d+)?, 0 records behind", answer.body.strip())
         assert await asyncio.to_thread(read_readiness, waiting.url) is False
-        with pytest.raises(ConnectError, match="another one leads"):
-            async with NetworkClient("mia", waiting.url, kind="human", token=OWNER, reconnect=False):
-                pass
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])
+        assert b"another one leads" in (refused.value.response.body or b"")
+        async with asyncio.timeout(5):  # it is there once the leader was heard
+            while refused.value.response.headers.get("Roundelay-Leader") is None:
+                with pytest.raises(InvalidStatus) as refused:
+                    await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])
+        assert refused.value.response.headers["Roundelay-Leader"] == f"127.0.0.1:{leader.port}"
+        async with NetworkClient("mia", waiting.url, kind="human", token=OWNER, reconnect=False) as mia:
+            assert await mia.send_text("mia", "by the node that does not serve")
         async with asyncio.timeout(10):
             assert await waiting.end(signal.SIGTERM) == 0
         async with join(nodes, "mia") as mia:
