@@ -59,7 +59,7 @@ AGAIN_AFTER_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """When a connection that broke is tried again."""
 MAX_NAMED, MAX_NAME = 32, 64
 """Skills and tags of a card that others here are shown, and characters of each."""
-MAX_RESPONSE_BYTES = 32 << 20
+MAX_RESPONSE_BYTES = 16 << 20
 MAX_ID = 512
 OVER = (
     TaskState.TASK_STATE_COMPLETED,
@@ -222,7 +222,7 @@ class A2AAgent(AdaptedAgent):
         wanted = ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
         with suppress(A2AError), _as_a2a():  # not every agent can list them
             found = await client.list_tasks(wanted)
-            return next((it.id for it in found.tasks if it.context_id == context), "")
+            return next((it.id for it in found.tasks if it.context_id == context and len(it.id) <= MAX_ID), "")
         return ""
 
     async def _resume(self, client: Client, task_id: str) -> AsyncIterator[StreamResponse]:

@@ -170,12 +170,7 @@ class TaskPushes:
             config.token, sign.scheme, sign.credentials, system_clock(),
         )  # fmt: skip
         self._make_room(push)  # from here on without an await: several may be asked for at once
-        before, self._known = self._known, {**self._known, push.key: push}
-        try:
-            self._save()
-        except NotKept:
-            self._known = before
-            raise
+        self._keep_all({**self._known, push.key: push})
         self._start(push)
         return push
 
@@ -184,8 +179,8 @@ class TaskPushes:
         return [it for it in self._known.values() if it.key[:3] == (task.caller, task.agent_id, task.id)]
 
     async def remove(self, push: Push) -> None:
-        if self._known.pop(push.key, None) is not None:
-            self._save()
+        """Raises `NotKept`, and then nothing has changed."""
+        self._keep_all({key: it for key, it in self._known.items() if key != push.key})
         await self._tasks.end(push.key)
 
     def ring(self, thread_id: str) -> None:
@@ -314,6 +309,14 @@ class TaskPushes:
         if push.state not in (state, "done"):
             told = {"agent_id": push.participant, "task_id": push.task_id, "state": push.state}
             _logger.warning("a push notification is %s: %s", push.state, push.why, extra=told)
+
+    def _keep_all(self, known: dict[tuple[str, str, str, str], Push]) -> None:
+        before, self._known = self._known, known
+        try:
+            self._save()
+        except NotKept:
+            self._known = before
+            raise
 
     def _save(self) -> None:
         pem = self._key.private_bytes(

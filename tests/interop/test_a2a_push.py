@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import random
@@ -36,6 +37,7 @@ from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped
 from roundelay.agents.models.model import ModelReply
 from roundelay.agents.models.scripted import ScriptedModel
 from roundelay.agents.simple import SimpleAgentRunner
+from roundelay.interop import kept_files
 from roundelay.interop.gateway import serve_gateway
 from roundelay.interop.webhooks import WebhookPace
 from tests.interop.test_a2a_server import BINDINGS, assemble, hears, official, say, state, tell, texts
@@ -243,6 +245,32 @@ async def test_a_config_that_is_created_many_times_at_once_posts_once(tmp_path: 
             assert len(told.tasks) <= 3 * at_once + 2
             model.reply.put_nowait(ModelReply("There is gold."))
             await told.wait_for_end(begun.id)
+
+
+async def test_what_cannot_be_deleted_for_good_is_told_as_before(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model = Stepped()
+    async with asyncio.timeout(40), running_node() as node, pushing(node, tmp_path, told) as url:
+        token = await invite(node, "ui")
+        async with (
+            working(node, SimpleAgentRunner("bob", instruction="", model=model)),
+            official(f"{url}/a2a/bob", token, streaming=False) as client,
+        ):
+            begun = assemble(await tell(client, asking(told, "dig", id="one")))
+            await model.asked.get()
+            with monkeypatch.context() as full:
+                full.setattr(kept_files, "replace_file", fail)
+                given = DeleteTaskPushNotificationConfigRequest(task_id=begun.id, id="one")
+                assert "no space is left" in await refused(client.delete_task_push_notification_config(given))
+                model.reply.put_nowait(ModelReply("There is gold."))
+                await told.wait_for_end(begun.id)
+            asked = ListTaskPushNotificationConfigsRequest(task_id=begun.id)
+            assert [it.id for it in (await client.list_task_push_notification_configs(asked)).configs] == ["one"]
+            assert len(told.tasks) <= 3
 
 
 async def refused(work: Any) -> str:
