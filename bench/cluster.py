@@ -1,4 +1,5 @@
-"""What a shared log costs: a node that leads on one NATS server beside one durable node (FULL), and how soon another takes over.
+"""What a shared log costs: a node that leads on one NATS server or on three, alone or with one that follows, beside one durable node
+(FULL); and how soon another takes over.
 
     ./dev bench cluster [--quick] [--rounds 5] [--json FILE] [--postgres postgres://USER:PASSWORD@HOST/DATABASE]
 
@@ -10,6 +11,7 @@ With --postgres a leader whose log is in that database is measured as well; the 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import socket
@@ -24,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import nats
+import nats.errors
 from load import Fleet
 from machine import describe_machine, measure_fdatasync, read_process_cpu_s
 from report import Results, make_parser, pick_size, tell, tell_results
@@ -35,7 +39,26 @@ SIZE_BYTES, WINDOW = 200, 1024
 TO = "agent:receiver-000"
 SINGLE = "one node, FULL"
 POSTGRES = "leader, PostgreSQL"
-SYNCS = {"leader, always": "always", "leader, default": '"2m"'}
+
+
+@dataclass(frozen=True)
+class OnNats:
+    """A leader on servers that sync so, maybe with a node that follows on the same machine; and what is wanted of it."""
+
+    servers: int
+    sync: str
+    has_follower: bool
+    rate: float | None
+    wait: float | None
+
+
+ON_NATS = {
+    "leader, always": OnNats(1, "always", False, 0.6, 2.5),
+    "leader, default": OnNats(1, '"2m"', False, None, None),
+    "and a follower": OnNats(1, "always", True, 0.5, None),
+    "three servers": OnNats(3, "always", False, 0.45, 4.5),
+    "three, a follower": OnNats(3, "always", True, 0.4, None),
+}
 
 
 @dataclass(frozen=True)
@@ -64,29 +87,38 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def nats_server(folder: Path, sync: str) -> Iterator[str]:
-    """The address of a log on a server that was started for it."""
-    port = free_port()
-    config = folder / "nats.conf"
-    config.write_text(
-        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/nats", sync_interval: {sync} }}\n'
-    )
-    with subprocess.Popen(
-        [Path(sys.executable).with_name("nats-server"), "-c", config], stderr=subprocess.DEVNULL
-    ) as server:
-        try:
-            deadline_s = time.monotonic() + 10
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError as error:
-                    if time.monotonic() > deadline_s:
-                        raise LoadError("the NATS server did not start") from error
-                    time.sleep(0.05)
-            yield f"nats://127.0.0.1:{port}/bench"
-        finally:
-            server.kill()
+def nats_servers(folder: Path, sync: str, count: int = 1) -> Iterator[str]:
+    """The address of a log on servers that were started for it."""
+    ports, routes = [free_port() for _ in range(count)], [free_port() for _ in range(count)]
+    others = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in routes)
+    with contextlib.ExitStack() as stack:
+        for port, route in zip(ports, routes, strict=True):
+            store = f'jetstream {{ store_dir: "{folder}/nats-{port}", sync_interval: {sync} }}'
+            cluster = f'cluster {{ name: bench, listen: "127.0.0.1:{route}", routes: [{others}] }}' if count > 1 else ""
+            config = folder / f"nats-{port}.conf"
+            config.write_text(f'server_name: "n{port}"\nlisten: "127.0.0.1:{port}"\n{store}\n{cluster}\n')
+            command = [Path(sys.executable).with_name("nats-server"), "-c", config]
+            server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            stack.callback(server.wait)
+            stack.callback(server.kill)
+        asyncio.run(wait_until_chosen([f"nats://127.0.0.1:{port}" for port in ports]))
+        yield f"nats://{','.join(f'127.0.0.1:{port}' for port in ports)}/bench?replicas={count}"
+
+
+async def wait_until_chosen(urls: list[str]) -> None:
+    """Wait until the servers take a stream that all of them keep."""
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
+            async with await nats.connect(urls, allow_reconnect=False, error_cb=_pass_over) as client:
+                await client.jetstream(timeout=2).add_stream(name="probe", num_replicas=len(urls))
+                return
+        await asyncio.sleep(0.1)
+    raise LoadError("the NATS servers did not start")
+
+
+async def _pass_over(error: Exception) -> None:
+    """A server that is not there yet is tried again."""
 
 
 def node_command(folder: Path, name: str, log: str | None, port: int = 0) -> list[str]:
@@ -105,11 +137,14 @@ def name_network(postgres: str) -> str:
 def measure(subject: str, size: Size, scratch: Path, postgres: str) -> Sample:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
-        sync = SYNCS.get(subject)
-        log = stack.enter_context(nats_server(folder, sync)) if sync else None
+        on_nats = ON_NATS.get(subject)
+        log = None if on_nats is None else stack.enter_context(nats_servers(folder, on_nats.sync, on_nats.servers))
         if subject == POSTGRES:
             log = name_network(postgres)
         url, pid = stack.enter_context(start_server(node_command(folder, "a", log), home=folder))
+        if on_nats is not None and on_nats.has_follower:
+            assert log is not None
+            start_follower(stack, folder, log, free_port())
         fleet = stack.enter_context(Fleet(url, 1, names_stored=True))
         fleet.send_pipelined(max(size.messages // 10, 20), to=TO, size_bytes=SIZE_BYTES, window=WINDOW)
         cpu_s = read_process_cpu_s(pid)
@@ -122,11 +157,24 @@ def measure(subject: str, size: Size, scratch: Path, postgres: str) -> Sample:
     )
 
 
+def start_follower(stack: contextlib.ExitStack, folder: Path, log: str, port: int) -> None:
+    """Another node, once it says that it follows."""
+    other = subprocess.Popen(
+        node_command(folder, "b", log, port), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    stack.callback(other.wait)
+    stack.callback(other.kill)
+    assert other.stderr is not None
+    while "follows" not in (line := other.stderr.readline()):
+        if not line:
+            raise LoadError("the follower did not start")
+
+
 def measure_takeover(scratch: Path, postgres: str = "") -> float:
     """Seconds from the leader's death until the node that followed is ready; on NATS unless a database is named."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
-        log = name_network(postgres) if postgres else stack.enter_context(nats_server(folder, "always"))
+        log = name_network(postgres) if postgres else stack.enter_context(nats_servers(folder, "always"))
         port = free_port()
         leader = subprocess.Popen(node_command(folder, "a", log), stdout=subprocess.PIPE, text=True)
         stack.callback(leader.wait)
@@ -134,15 +182,7 @@ def measure_takeover(scratch: Path, postgres: str = "") -> float:
         assert leader.stdout is not None
         if "ready" not in leader.stdout.readline():
             raise LoadError("the leader did not start")
-        other = subprocess.Popen(
-            node_command(folder, "b", log, port), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        stack.callback(other.wait)
-        stack.callback(other.kill)
-        assert other.stderr is not None
-        while "follows" not in (line := other.stderr.readline()):
-            if not line:
-                raise LoadError("the follower did not start")
+        start_follower(stack, folder, log, port)
         leader.kill()
         began = time.perf_counter()
         while time.perf_counter() - began < 30:
@@ -154,7 +194,7 @@ def measure_takeover(scratch: Path, postgres: str = "") -> float:
 
 
 def run(size: Size, rounds: int, postgres: str) -> Results:
-    subjects = (SINGLE, *SYNCS, *([POSTGRES] if postgres else []))
+    subjects = (SINGLE, *ON_NATS, *([POSTGRES] if postgres else []))
     samples: dict[str, list[Sample]] = {name: [] for name in subjects}
     takeovers: list[float] = []
     postgres_takeovers: list[float] = []
@@ -168,7 +208,7 @@ def run(size: Size, rounds: int, postgres: str) -> Results:
                 sample = measure(subject, size, scratch, postgres)
                 samples[subject].append(sample)
                 tell(
-                    f"{subject:<16} {sample.messages_per_s:>8,.0f}/s  stored p50 {sample.stored_p50_us:6.0f} us  "
+                    f"{subject:<17} {sample.messages_per_s:>8,.0f}/s  stored p50 {sample.stored_p50_us:6.0f} us  "
                     f"node {sample.node_cpu_us:5.1f} us CPU  others {sample.others_busy:4.0%}"
                 )
             takeovers.append(measure_takeover(scratch))
@@ -195,15 +235,15 @@ def list_lines(
     for name in [it for it in samples if it != SINGLE]:
         rates = [a.messages_per_s / b.messages_per_s for a, b in zip(samples[name], single, strict=True)]
         waits = [a.stored_p50_us / b.stored_p50_us for a, b in zip(samples[name], single, strict=True)]
-        is_held = name == "leader, always"
+        rate, wait = (it.rate, it.wait) if (it := ON_NATS.get(name)) is not None else (None, None)
         both = " / ".join(
             f"{statistics.median(it.messages_per_s for it in side):,.0f}/s" for side in (samples[name], single)
         )
-        lines.append(Line(f"rate {name}", f"{name} / one node", rates, 0.6 if is_held else None, None, beside=both))
+        lines.append(Line(f"rate {name}", f"{name} / one node", rates, rate, None, beside=both))
         both = " / ".join(
             f"{statistics.median(it.stored_p50_us for it in side):.0f} us" for side in (samples[name], single)
         )
-        lines.append(Line(f"p50 {name}", "  unpipelined p50", waits, 2.5 if is_held else None, None, True, beside=both))
+        lines.append(Line(f"p50 {name}", "  unpipelined p50", waits, wait, None, True, beside=both))
     lines.append(Line("takeover", "takeover after kill -9, s", list(takeovers), 1.5, None, True))
     if postgres_takeovers:
         lines.append(

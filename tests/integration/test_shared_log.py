@@ -118,6 +118,7 @@ accounts {
 
 async def test_what_servers_refuse_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jetstream, "CONNECT_S", 1)
+    monkeypatch.setattr(jetstream, "RECONNECTS", 1)
     async with nats_server(tmp_path / "nats", text=USERS % (tmp_path / "store")) as server:
         for who, options, told in (
             ("none", "", "has no JetStream for this user"),
