@@ -62,6 +62,43 @@ async def test_they_pass_with_the_sockets_of_another_package(client: Path, tmp_p
     await run_tests(client, tmp_path / "node.db", WS_MODULE=str(node_modules_of("typescript") / "ws" / "wrapper.mjs"))
 
 
+def find_node20() -> str | None:
+    """A node of this machine that has no WebSocket of its own."""
+    found = shutil.which("node")
+    told = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10).stdout if found else ""
+    return found if re.match(r"v2[01]\.", told) else None
+
+
+@pytest.mark.full
+async def test_node_20_takes_part_with_the_sockets_of_another_package(client: Path, tmp_path: Path) -> None:
+    """And is told what is missing without them."""
+    if (node20 := find_node20()) is None:
+        pytest.skip("node is none of 20 or 21 here")
+    script = """
+        import { connect, makeToken } from "roundelay-client";
+        import { fileStore } from "roundelay-client/node";
+        const { WebSocket } = await import(process.env.WS_MODULE);
+        const options = { url: process.env.NODE_URL, kind: "agent", outbox: fileStore("outbox20") };
+        await connect({ ...options, agentId: "ann", token: makeToken() }).catch((error) => console.log(error.code));
+        const join = (agentId) => connect({ ...options, agentId, token: makeToken(), WebSocket });
+        const [ann, ben] = [await join("ann"), await join("ben")];
+        await ann.send("agent:ben", "hello");
+        const { value } = await ben.deliveries().next();
+        value.ack();
+        console.log(value.message.content);
+        await Promise.all([ann.close(), ben.close()]);
+    """
+    async with node_process(tmp_path / "node.db") as node:
+        places = {"NODE_URL": node.url, "WS_MODULE": str(node_modules_of("typescript") / "ws" / "wrapper.mjs")}
+        process = await asyncio.create_subprocess_exec(
+            node20, "--input-type=module", "--eval", script, cwd=client, env=os.environ | places,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(TIMEOUT_S):
+            said, errors = await process.communicate()
+    assert (said.decode().split("\n"), errors) == (["invalid_arguments", "hello", ""], b"")
+
+
 async def test_the_example_echoes_also_when_it_is_started_again(client: Path, tmp_path: Path) -> None:
     async with node_process(tmp_path / "node.db") as node:
         host = await node.person("host")

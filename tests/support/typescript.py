@@ -56,6 +56,7 @@ class Program:
         self.errors = ""
         self._heard = asyncio.Event()
         self._reading = asyncio.gather(self._read(), self._read_errors())
+        self._reading.add_done_callback(lambda _: self._heard.set())
 
     def tell(self, **command: Any) -> None:
         assert self.process.stdin is not None

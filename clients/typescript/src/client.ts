@@ -42,6 +42,8 @@ export type WebSocketConstructor = new (url: string, protocol: string) => {
   readonly bufferedAmount: number;
   send(text: string): void;
   close(): void;
+  /** Of the package ws: ends a connection whose other side is silent. */
+  terminate?(): void;
 };
 
 export interface ConnectOptions {
@@ -70,11 +72,11 @@ export interface ConnectOptions {
   outbox?: OutboxStore;
   /** How many messages are under way at a time (1). With more, one that the hub puts off may be overtaken by the next ones. */
   maxUnanswered?: number;
-  /** How long to try for the first welcome. */
+  /** How long to try for the first welcome (20,000). A node of several that gives none is left for the next after its share of that. */
   connectTimeoutMs?: number;
   /** Ends the wait for the first welcome. */
   signal?: AbortSignal;
-  /** Without it the global one: browsers and node from 22 on have it. */
+  /** Without it the global one: browsers have it, and node from 22 on. */
   WebSocket?: WebSocketConstructor;
 }
 
@@ -153,6 +155,11 @@ export class Delivery {
 /** Join a network. Rejects with what the hub said, or with `ConnectError` when it was not reached in time. */
 export async function connect(options: ConnectOptions): Promise<Client> {
   options.signal?.throwIfAborted();
+  if (options.WebSocket === undefined && globalThis.WebSocket === undefined) {
+    const instead = "node has one from 22 on; before, give that of the package ws (connect({WebSocket, ...}))";
+    throw new InvalidArguments("invalid_arguments", `There is no WebSocket here: ${instead}.`);
+  }
+  if (typeof options.url !== "string") throw new ConnectError("closed", `${options.url} is no URL of a hub: write ws://HOST:PORT/.`);
   const client = new Client(options);
   try {
     await client.joined;
@@ -191,6 +198,7 @@ export class Client {
       ...given("storage", options.outbox),
       ...given("resume", options.resume),
       ...given("maxUnanswered", options.maxUnanswered),
+      ...given("welcomeTimeout", options.connectTimeoutMs),
       client: "roundelay-typescript",
       hello: { kind, role, fence, card, deliver, instance },
       newId,

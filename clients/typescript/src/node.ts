@@ -20,8 +20,12 @@ class FileStore implements OutboxStore {
     this.#folder = folder;
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     for (const name of readdirSync(folder).filter((it) => it.endsWith(".json"))) {
-      const { key, value } = JSON.parse(readFileSync(join(folder, name), "utf8"));
-      this.#items.set(key, value);
+      try {
+        const { key, value } = JSON.parse(readFileSync(join(folder, name), "utf8"));
+        this.#items.set(key, value);
+      } catch (error) {
+        throw new Error(`${join(folder, name)} holds no message (${error}): move it away, and the others are sent.`, { cause: error });
+      }
     }
   }
 

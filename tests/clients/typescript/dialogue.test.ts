@@ -1,12 +1,12 @@
 /** The client with a node: what docs/protocol.md tells, from joining to leaving. */
 import assert from "node:assert/strict";
-import { mkdtempSync, readdirSync } from "node:fs";
+import { mkdtempSync, readdirSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import test from "node:test";
 import {
   connect, makeToken, ConnectError, Forbidden, IdConflict, InvalidArguments, NotAuthenticated, RoundelayError, Superseded, TooLarge,
-  UnknownRecipient,
+  UnknownRecipient, type Stored,
 } from "roundelay-client";
 import { fileStore } from "roundelay-client/node";
 import { hash, joinAgent, joinOwner, joinPerson, makeTokenOf, newName, once, Sockets, take, URL } from "./setting.ts";
@@ -251,4 +251,31 @@ test("a store that cannot keep a message has it not sent", async () => {
   await from.send(`agent:${ben}`, "the next");
   assert.deepEqual((await take(to, 2)).map((it) => it.message.content), ["kept, and then sent", "the next"]);
   await Promise.all([from.close(), to.close()]);
+});
+
+test("a store from which nothing can be taken out holds nobody up, and doubles nothing", async () => {
+  const [ann, ben] = [newName("ann"), newName("ben")];
+  const to = await joinAgent(ben, makeToken());
+  const [folder, token] = [mkdtempSync(join(tmpdir(), "outbox-")), await makeTokenOf(ann)];
+  const store = fileStore(folder);
+  store.removeItem = () => {
+    throw new Error("EROFS: read-only file system");
+  };
+  const from = await joinAgent(ann, token, { kind: "human", outbox: store });
+  const said = await Promise.all(["one", "two", "three"].map((it) => from.send(`agent:${ben}`, it)));
+  await from.close();
+  const later = await joinAgent(ann, token, { kind: "human", outbox: fileStore(folder) });
+  const again: Stored[] = [];
+  while (again.length < said.length) again.push(await once(later, "stored"));
+  await later.send(`agent:${ben}`, "four");
+  assert.deepEqual(again.map((it) => [it.seq, it.duplicate]), said.map((it) => [it.seq, true]));
+  assert.deepEqual((await take(to, 4)).map((it) => it.message.content), ["one", "two", "three", "four"]);
+  await Promise.all([later.close(), to.close()]);
+});
+
+test("a folder that holds something else is no outbox, and the file is named", () => {
+  const folder = mkdtempSync(join(tmpdir(), "outbox-"));
+  writeFileSync(join(folder, "half.json"), '{"key": "roundelay.out');
+  assert.throws(() => fileStore(folder), /half\.json holds no message \(SyntaxError/);
+  assert.throws(() => fileStore(join(folder, "half.json")), /EEXIST.*half\.json/);
 });

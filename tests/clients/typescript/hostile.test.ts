@@ -4,7 +4,7 @@ import { createHash } from "node:crypto";
 import { createServer, type Socket } from "node:net";
 import test from "node:test";
 import { connect, Forbidden, RoundelayError, type Client } from "roundelay-client";
-import { once, URL } from "./setting.ts";
+import { once, Socket as WebSocketHere, URL } from "./setting.ts";
 
 const WELCOME = {
   type: "welcome", protocol: 1, server: "s", network: { name: "n", epoch: "e" }, agent_id: "ann", kind: "agent", role: "observer",
@@ -170,6 +170,10 @@ for (const url of ["ws://127.0.0.1:1/,nowhere", "ws://127.0.0.1:1/,", "ftp://127
   });
 }
 
+test("no address at all is none of a hub", async () => {
+  await assert.rejects(connect({ url: undefined as never, agentId: "ann", token: "t" }), /undefined is no URL of a hub/);
+});
+
 test("a hub that puts everybody off is asked again when it said, and a revoked token ends it", async (t) => {
   const at: number[] = [];
   const closing = (code: number) => String.fromCharCode(code >> 8, code & 255);
@@ -187,6 +191,85 @@ test("a hub that puts everybody off is asked again when it said, and a revoked t
     socket.write(Buffer.concat([Buffer.from([0x88, 2]), Buffer.from(closing(4403), "latin1")]));
   });
   await assert.rejects(connect({ url: refusing, agentId: "ann", token: "t" }), Forbidden);
+});
+
+/** What a close of the hub means, by docs/protocol.md: whether it is for good, and as what it is told then. */
+const CLOSES: [number, string | null][] = [
+  [4400, "invalid_frame"], [4401, "not_authenticated"], [4403, "forbidden"], [4409, "superseded"],
+  [1000, null], [1001, null], [1011, null], [1012, null], [4408, null], [4413, null], [4429, null], [4503, null],
+];
+
+for (const [code, told] of CLOSES) {
+  for (const isWelcome of [false, true]) {
+    test(`${code} ${isWelcome ? "after" : "before"} the welcome ${told ? `is for good, as ${told}` : "is come back from"}`, async (t) => {
+      const url = await serve(t, (say, socket, count) => {
+        if (isWelcome || count > 1) say(JSON.stringify(WELCOME));
+        if (count > 1) return;
+        const reason = Buffer.from("In the hub's words.");
+        socket.write(Buffer.concat([Buffer.from([0x88, 2 + reason.length, code >> 8, code & 255]), reason]));
+      });
+      const began = Date.now();
+      const joining = connect({ url, agentId: "ann", token: "t", WebSocket: WebSocketHere });
+      const client = isWelcome || told === null ? await joining : undefined;
+      if (told === null) {
+        if (isWelcome) await once(client!, "state", ({ state }) => state === "online");
+        return await client!.close();
+      }
+      const error = client === undefined ? await joining.catch((it) => it) : await client.deliveries().next().catch((it) => it);
+      assert.equal(error.code, told);
+      if (told !== "superseded") assert.match(error.message, /In the hub's words/);
+      assert.ok(Date.now() - began < 5000);
+      await assert.rejects((async () => client ? await client.send("agent:bob", 1) : await joining)(), { code: told });
+    });
+  }
+}
+
+/** A socket that notes whether its end was waited for. */
+function noted() {
+  const ended: string[] = [];
+  class Noted extends WebSocketHere {
+    terminate() {
+      ended.push("terminated");
+      super.close();
+    }
+  }
+  return { ended, WebSocket: Noted };
+}
+
+test("a node that is silent is left after its share of the time, for the next one, and hung up on", async (t) => {
+  const silent = createServer(() => {});
+  await new Promise<void>((resolve) => silent.listen(0, "127.0.0.1", resolve));
+  t.after(() => silent.close());
+  const { ended, WebSocket } = noted();
+  const serving = await serve(t, (say) => say(JSON.stringify(WELCOME)));
+  const url = `ws://127.0.0.1:${(silent.address() as { port: number }).port}/,${serving}`;
+  const client = await connect({ url, agentId: "ann", token: "t", connectTimeoutMs: 1000, WebSocket });
+  assert.deepEqual(ended, ["terminated"]);
+  await client.close();
+});
+
+test("a hub that does not answer the goodbye is not waited for, and hung up on", async (t) => {
+  const deaf = new Set<Socket>();
+  const url = await serve(t, (say, socket) => {
+    socket.removeAllListeners("data");
+    socket.resume();
+    deaf.add(socket);
+    say(JSON.stringify(WELCOME));
+  });
+  const { ended, WebSocket } = noted();
+  const client = await connect({ url, agentId: "ann", token: "t", WebSocket });
+  await client.close();
+  assert.deepEqual(ended, ["terminated"]);
+});
+
+test("where there is no WebSocket it is said, and what to give instead", async () => {
+  const { WebSocket } = globalThis;
+  globalThis.WebSocket = undefined as never;
+  try {
+    await assert.rejects(connect({ url: "ws://127.0.0.1:1/", agentId: "ann", token: "t" }), /There is no WebSocket here: .* package ws/);
+  } finally {
+    globalThis.WebSocket = WebSocket;
+  }
 });
 
 test("a listener that throws changes nothing of the connection", async (t) => {

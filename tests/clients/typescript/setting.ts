@@ -5,7 +5,7 @@ import { connect, makeToken, type Client, type ConnectOptions, type Delivery } f
 export const URL = process.env.NODE_URL ?? "";
 const OWNER = process.env.OWNER_TOKEN ?? "";
 /** The WebSocket of this run: node's own, or that of another package. */
-const Socket: typeof WebSocket = process.env.WS_MODULE ? (await import(process.env.WS_MODULE)).WebSocket : WebSocket;
+export const Socket: typeof WebSocket = process.env.WS_MODULE ? (await import(process.env.WS_MODULE)).WebSocket : WebSocket;
 let made = 0;
 
 /** An id that no other test has. */

@@ -40,7 +40,7 @@ const LATER = ["rate_limited", "overloaded"];
 /**
  * What of a WebSocket is used: the browser's, node's own, and that of the package ws have it.
  * @typedef {{
- *   readonly readyState: number, readonly bufferedAmount: number, send(text: string): void, close(): void,
+ *   readonly readyState: number, readonly bufferedAmount: number, send(text: string): void, close(): void, terminate?: () => void,
  *   onopen: any, onmessage: any, onclose: any, onerror: any,
  * }} Socket
  * @typedef {new (url: string, protocol: string) => Socket} SocketConstructor
@@ -49,7 +49,7 @@ const LATER = ["rate_limited", "overloaded"];
  *   url: string, agentId: string, kind?: string, token?: string, newToken?: string, WebSocketCtor?: SocketConstructor, now?: () => number,
  *   random?: () => number, storage?: OutboxStore, timers?: Timers, client?: string, newId?: () => string, maxDelay?: number,
  *   hello?: Record<string, unknown>, resume?: {epoch: string, cursor: number}, staysInPlace?: boolean, handlesAtOnce?: boolean,
- *   maxUnanswered?: number, outbox?: {maxMessages: number, maxChars: number, isKept: boolean},
+ *   maxUnanswered?: number, welcomeTimeout?: number, outbox?: {maxMessages: number, maxChars: number, isKept: boolean},
  * }} ConnectionOptions
  * @typedef {{
  *   id: string, type: string, frame: string, resolve: (value: any) => void, reject: (error: Error) => void, losses: number, isSent: boolean,
@@ -63,13 +63,15 @@ export class Connection {
    * what is not yet sent over a restart. `random` gives numbers from 0 to 1, `now` milliseconds. `hello` has further fields of that frame.
    * `resume` is where delivery starts; without it, and without `staysInPlace`, the hub says where, each time that this comes back.
    * `handlesAtOnce`: what `onEvent` has taken is handled; without it `ack` and `nack` say. `maxUnanswered` messages are under way
-   * at a time; with more than one, a message that is put off may be overtaken by the next ones.
+   * at a time; with more than one, a message that is put off may be overtaken by the next ones. `welcomeTimeout` (ms) is how long the
+   * first welcome may take; of several addresses each has its share of that.
    * @param {ConnectionOptions} options
    */
   constructor({
     url, agentId, kind = "human", token, newToken, WebSocketCtor = /** @type {any} */ (globalThis).WebSocket, now = Date.now,
     random = Math.random, storage, timers = globalThis, client = "roundelay-web", newId = makeIds(now),
     maxDelay = MAX_DELAY_MS, hello = {}, resume, staysInPlace = true, handlesAtOnce = true, maxUnanswered = 1,
+    welcomeTimeout = WELCOME_TIMEOUT_MS,
     outbox = { maxMessages: MAX_OUTBOX, maxChars: MAX_OUTBOX_CHARS, isKept: false },
   }) {
     this.agentId = agentId;
@@ -95,6 +97,7 @@ export class Connection {
     this._timers = timers;
     this._outbox = new Outbox(storage, `roundelay.outbox.${agentId}.`, outbox);
     this._maxUnanswered = maxUnanswered;
+    this._welcomeTimeout = welcomeTimeout;
     /** @type {Set<string>} messages that wait for their answer */
     this._sent = new Set();
     /** @type {Map<string, number>} connections that ended at a message */
@@ -227,7 +230,10 @@ export class Connection {
     this._end("offline", new Refused("closed", "This connection was closed."));
     if (socket === null) return;
     await /** @type {Promise<void>} */ (new Promise((resolve) => {
-      const late = this._timers.setTimeout(resolve, BYE_TIMEOUT_MS);
+      const late = this._timers.setTimeout(() => {
+        hangUp(socket);
+        resolve();
+      }, BYE_TIMEOUT_MS);
       socket.onclose = () => {
         this._timers.clearTimeout(late);
         resolve();
@@ -248,7 +254,8 @@ export class Connection {
     socket.onmessage = (/** @type {{data: unknown}} */ { data }) => isMine() && this._read(data);
     socket.onclose = (/** @type {{code: number, reason: string}} */ { code, reason }) => isMine() && this._lose(code, reason);
     socket.onerror = () => {}; // its close follows
-    this._after("welcome", WELCOME_TIMEOUT_MS, () => this._cut(socket));
+    const wait = (this.welcome === null ? this._welcomeTimeout : WELCOME_TIMEOUT_MS) / this._urls.length;
+    this._after("welcome", wait, () => this._cut(socket));
   }
 
   _makeHello() {
@@ -263,7 +270,7 @@ export class Connection {
   _cut(socket) {
     if (this._socket !== socket) return;
     this._lose(1006, "The hub does not answer.");
-    socket.close();
+    hangUp(socket);
   }
 
   /** @param {number} code @param {string} reason */
@@ -374,7 +381,7 @@ export class Connection {
     }
     const socket = this._socket;
     this._lose(1009, error.message);
-    socket?.close();
+    if (socket !== null) hangUp(socket);
   }
 
   /** @param {any} frame */
@@ -606,6 +613,13 @@ export class Connection {
     this._timers.clearTimeout(this._marks.get(name));
     this._marks.delete(name);
   }
+}
+
+/** End a connection without waiting for the other side, where its constructor can: a program would stay for it.
+ * @param {Socket} socket */
+function hangUp(socket) {
+  if (socket.terminate !== undefined) socket.terminate();
+  else socket.close();
 }
 
 function tooLarge() {

@@ -89,7 +89,11 @@ export class Outbox {
   remove(messageId) {
     this.entries.delete(messageId);
     this._forget(messageId);
-    this._storage?.removeItem(this._prefix + messageId);
+    try {
+      this._storage?.removeItem(this._prefix + messageId);
+    } catch {
+      // it goes out once more in a later start, under its id; what was said behind it does not wait for that
+    }
   }
 
   /** @param {Entry} entry */
