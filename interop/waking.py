@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
+from mcp.server.runner import serve_loop
 from mcp.server.stdio import stdio_server
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCNotification
@@ -56,12 +57,15 @@ async def serve_waking(server: MCPServer[Any], session: BridgedSession) -> None:
             return await start_codex_turn(find_codex_socket(), session.project, sentence)
 
         is_channel = session.host.name == "claude"
-        # the server that speaks the protocol: what makes it a channel is none of the SDK's own capabilities
-        inner = server._lowlevel_server
-        options = inner.create_initialization_options(experimental_capabilities={CHANNEL: {}} if is_channel else None)
+        inner = server._lowlevel_server  # the one that speaks the protocol
         waking = asyncio.create_task(keep_waking(session, send_to_channel if is_channel else start_turn), name="waking")
         try:
-            await inner.run(reading, writing, options)
+            if is_channel:  # by the revisions with a handshake: later ones have no notification that nobody asked for
+                options = inner.create_initialization_options(experimental_capabilities={CHANNEL: {}})
+                async with inner.lifespan(inner) as state:
+                    await serve_loop(inner, reading, writing, lifespan_state=state, init_options=options)
+            else:
+                await inner.run(reading, writing, inner.create_initialization_options())
         finally:
             waking.cancel()
             await asyncio.gather(waking, return_exceptions=True)
