@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.ledger.schema import ROW_COLUMNS, SCHEMA_VERSION, STEPS, checksum
+from tests.crash.test_takeovers import cluster, find_leader, follows, join
 from tests.integration.test_web_links import open_link
 from tests.support.command import Command, command, invoke, run
 from tests.support.node import running_node
@@ -138,3 +139,19 @@ async def test_a_file_of_an_earlier_schema_is_brought_up_in_the_copy_alone(ledge
     async with viewing(ledger) as (_, page, _):
         assert (await page.call("network.history", {"thread_id": "direct:desk~mia"}))["messages"]
     assert await asyncio.to_thread(look_at_folder, ledger.parent) == before
+
+
+async def test_a_node_that_follows_can_be_looked_at_while_it_follows(tmp_path: Path) -> None:
+    async with asyncio.timeout(60), cluster(tmp_path, "a", "b") as (_, nodes):
+        leader = await find_leader(nodes)
+        [waiting] = [it for it in nodes if it is not leader]
+        await follows(waiting)
+        async with join(nodes, "mia") as mia:
+            sent = await mia.send_text("mia", "seen on both nodes")
+            url = f"nats://127.0.0.1:{leader.log.partition('127.0.0.1:')[2]}"
+            while "1 record behind" in (told := (await run("cluster", "status", "--log", url)).out):
+                assert "follows" in told
+            async with viewing(waiting.db) as (_, page, _):
+                history = await page.call("network.history", {"thread_id": "direct:mia~mia"})
+                assert [it["seq"] for it in history["messages"]] == [sent.seq]
+            await mia.send_text("mia", "and the follower goes on")
