@@ -444,24 +444,28 @@ async def test_a_task_that_a_person_has_taken_over_is_not_said_to_be_cancelled()
 
 async def test_a_task_that_was_taken_over_at_work_goes_on_when_it_is_given_back() -> None:
     model = Stepped()
-    async with desk(model) as it, it.official() as client:
-        events = aiter(client.send_message(say("dig", context_id="tea")))
-        seen = [await anext(events)]
-        await model.asked.get()
-        async with NetworkClient("mia", it.node.url, kind="human", token=it.node.owner_token) as mia:
-            await mia.call("network.take", {"thread_id": "direct:bob~ui:tea"})
-            seen += [one async for one in events]
-            assert state(assemble(seen)) == "INPUT_REQUIRED"
-            await mia.call("network.give", {"thread_id": "direct:bob~ui:tea"})
-            task_id = seen[0].task.id
-            assert state(await client.get_task(GetTaskRequest(id=task_id))) == "WORKING"
-            events = aiter(client.subscribe(SubscribeToTaskRequest(id=task_id)))
+    async with desk(None) as it:
+        async with working(it.node, SimpleAgentRunner("bob", instruction="", model=model)), it.official() as client:
+            events = aiter(client.send_message(say("dig", context_id="tea")))
             seen = [await anext(events)]
             await model.asked.get()
-            assert state(await client.get_task(GetTaskRequest(id=task_id))) == "WORKING"
-            model.reply.put_nowait(ModelReply("There is gold."))
-            done = assemble(seen + [one async for one in events])
-            assert (state(done), texts(done)) == ("COMPLETED", ["There is gold."])
+            async with NetworkClient("mia", it.node.url, kind="human", token=it.node.owner_token) as mia:
+                await mia.call("network.take", {"thread_id": "direct:bob~ui:tea"})
+                seen += [one async for one in events]
+        assert state(assemble(seen)) == "INPUT_REQUIRED"
+        task_id = seen[0].task.id
+        async with NetworkClient("mia", it.node.url, kind="human", token=it.node.owner_token) as mia:
+            await mia.call("network.give", {"thread_id": "direct:bob~ui:tea"})
+        async with it.official() as client:
+            events = aiter(client.subscribe(SubscribeToTaskRequest(id=task_id)))
+            seen = [await anext(events)]
+            assert state(assemble(seen)) == "WORKING"  # though its agent is away
+            async with working(it.node, SimpleAgentRunner("bob", instruction="", model=model)):
+                await model.asked.get()
+                assert state(await client.get_task(GetTaskRequest(id=task_id))) == "WORKING"
+                model.reply.put_nowait(ModelReply("There is gold."))
+                done = assemble(seen + [one async for one in events])
+        assert (state(done), texts(done)) == ("COMPLETED", ["There is gold."])
 
 
 async def test_others_words_stand_in_parts_alone() -> None:
