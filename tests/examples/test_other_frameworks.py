@@ -6,7 +6,9 @@ What installs beside the project runs always; the others have an environment of 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,22 +22,27 @@ from roundelay.agents.team import build_runner, load_agents
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.messages import BaseMessage
 from tests.suites.environment import python_of
+from tests.support.asked import invite
 from tests.support.command import invoke
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
 from tests.support.node import Node, running_node
+from tests.support.payloads import MARK, PAYLOADS
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "other_frameworks"
 TIMEOUT_S = 60.0
 APART = ("langgraph", "openai_agents", "autogen", "agent_framework", "agentscope")
 ANSWER = "It is 40, and there is nothing more to say about it."
 KILL_ROUNDS = 2
+ELEMENT = re.compile(r"<(message|incoming_message)\b([^<>]*)>\s*(?:<content>)?([^<>]*)(?:</content>\s*)?</\1>")
+SENDER = re.compile(r'\b(?:sender|from)="([^"]*)"')
 
 
 class Provider(FakeOpenAI):
     """Asks for the tool, and says what that gave; it does not come to the end of that while ``ends`` is clear."""
 
     def __init__(self) -> None:
-        super().__init__(self._answer)
+        super().__init__(lambda body: self.answer(body))
+        self.answer: Callable[[dict[str, Any]], Reply] = self._answer
         self.ends = asyncio.Event()
         self.ends.set()
 
@@ -213,6 +220,44 @@ def test_an_agents_file_has_the_same_agent_run(monkeypatch: pytest.MonkeyPatch) 
     [spec] = load_agents(EXAMPLES / "adder.yaml")
     runner = build_runner(spec)
     assert (type(runner).__name__, runner.agent_id, runner.description) == ("PydanticAIAgent", "adder", "Adds numbers")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["pydantic_ai", *APART])
+async def test_no_payload_reaches_the_provider_as_a_system_text_as_the_agents_own_or_as_anothers(
+    name: str, tmp_path: Path
+) -> None:
+    """What mallory says to the agent and to all is in what the framework sends to its model, in elements of mallory's alone."""
+    async with stage(name, tmp_path) as (node, provider, mia, _):
+        while "adder" not in {it["agent_id"] for it in (await mia.client.call("network.list_agents", {}))["agents"]}:
+            pass
+        said = itertools.count()
+        provider.answer = lambda body: text(f"Heard, the number {next(said)}.", usage=(3, 1))
+        token = (await invite(node, "mallory", kind="human")).partition(":")[2]
+        async with NetworkClient("mallory", node.url, kind="human", token=token) as mallory:
+            heard = mallory.__aiter__()
+            for payload in PAYLOADS:
+                waits = {it.seq for it in (await mallory.send_text("adder", payload), await mallory.broadcast(payload))}
+                async with asyncio.timeout(TIMEOUT_S):
+                    while waits:
+                        waits.discard((await anext(heard)).reply_to or 0)
+        requests = provider.requests
+        assert len(requests) == 2 * len(PAYLOADS)
+        told = 0
+        for body in requests:
+            for it in body["messages"]:
+                given = it["content"] or ""
+                content = given if isinstance(given, str) else "\n".join(part["text"] for part in given)
+                if it["role"] != "user":
+                    assert MARK not in content.casefold(), (it["role"], content)
+                    continue
+                elements = ELEMENT.findall(content)
+                assert MARK not in ELEMENT.sub("", content).casefold(), content
+                told += sum(MARK in words.casefold() for _, _, words in elements)
+                senders = {SENDER.search(head)[1] for _, head, words in elements if MARK in words.casefold()}  # type: ignore[index]  # each has one
+                assert senders <= {"mallory"}, content
+        assert told >= 2 * len(PAYLOADS)
 
 
 @pytest.mark.full

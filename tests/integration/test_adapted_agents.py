@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, Unpack
 
 import pytest
@@ -16,8 +18,11 @@ from roundelay.agents.models.model import AssistantMessage, ModelError, Usage, U
 from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.runner import RunnerOptions
 from roundelay.app import Network
+from roundelay.network.client import NetworkClient
 from roundelay.network.messages import DirectMessage
 from tests.support.agents import Heard, Person, running, until_recorded
+from tests.support.asked import working
+from tests.support.node import node_process
 from tests.support.payloads import MARK, PAYLOADS
 
 Answer = Callable[[IncomingTurn], Awaitable[str]]
@@ -202,6 +207,76 @@ async def test_broken_off_it_is_run_again_and_finds_what_it_kept(network: Networ
         await until_recorded(mia, reaction, "finished")
     assert found == [(reaction, {}), (reaction, {"task": {"id": 1}})]
     assert await mia.history("direct:bob~mia") == [("mia", "hello"), ("bob", "done")]
+
+
+async def test_who_asks_at_once_is_answered_at_once_and_one_thread_in_its_order(network: Network) -> None:
+    together, began = asyncio.Barrier(2), list[str]()
+
+    async def answer(turn: IncomingTurn) -> str:
+        began.append(turn.message.text)
+        if turn.message.text != "third":
+            await together.wait()
+        return f"{turn.message.text} of {turn.message.sender_id}: {turn.conversation[-1].text}"
+
+    mia, joe = await Person.join(network, "mia"), await Person.join(network, "joe")
+    async with running(network, Told(answer)), asyncio.timeout(30):
+        await mia.client.send_text("bob", "first")
+        await mia.client.send_text("bob", "third")
+        await joe.client.send_text("bob", "second")
+        assert [(await mia.hear()).text, (await mia.hear()).text] == ["first of mia: first", "third of mia: third"]
+        assert (await joe.hear()).text == "second of joe: second"
+    assert began == ["first", "second", "third"]
+
+
+async def test_a_node_that_is_killed_in_the_middle_of_a_run_is_told_one_answer(tmp_path: Path) -> None:
+    begun, goes_on, runs = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def answer(turn: IncomingTurn) -> str:
+        runs.append(turn.reaction)
+        begun.set()
+        await goes_on.wait()
+        return "I was not disturbed."
+
+    async with node_process(tmp_path / "node.db") as node, working(node, Told(answer)), asyncio.timeout(60):
+        node.keeps_port = True
+        async with NetworkClient("mia", node.url, kind="human", token=node.owner_token) as mia:
+            heard = mia.__aiter__()
+            for number in range(2):
+                begun.clear()
+                goes_on.clear()
+                asked = await mia.send_text("bob", f"question {number}")
+                await begun.wait()
+                await node.kill9()
+                if number == 1:  # its answer is ready before the node is
+                    goes_on.set()
+                await node.restart()
+                goes_on.set()
+                assert (await anext(heard)).reply_to == asked.seq
+            said = [it.text for it in (await mia.history("direct:bob~mia")).messages if it.sender_id == "bob"]
+    assert said == ["I was not disturbed."] * 2
+    assert len(set(runs)) == 2
+
+
+async def test_a_framework_that_blocks_the_loop_is_cut_off_and_answers_once(tmp_path: Path) -> None:
+    """As a tool that is no coroutine may: nothing else of the process goes on meanwhile, answers to pings among it."""
+    runs: list[str] = []
+
+    async def answer(turn: IncomingTurn) -> str:
+        runs.append(turn.message.text)
+        threading.Event().wait(1.5)
+        return "That took a while."
+
+    limits = {"ping_interval_ms": 300}
+    async with node_process(tmp_path / "node.db", limits=limits) as node, asyncio.timeout(60):
+        mia = NetworkClient("mia", node.url, kind="human", token=node.owner_token)
+        async with mia, working(node, Told(answer)):
+            heard = mia.__aiter__()
+            for question in ("one", "two"):
+                asked = await mia.send_text("bob", question)
+                assert (await anext(heard)).reply_to == asked.seq
+            said = [(it.sender_id, it.text) for it in (await mia.history("direct:bob~mia")).messages]
+    assert said == [("mia", "one"), ("bob", "That took a while."), ("mia", "two"), ("bob", "That took a while.")]
+    assert runs == ["one", "two"]
 
 
 def test_a_policy_that_a_framework_cannot_keep_is_refused() -> None:
