@@ -102,7 +102,7 @@ from .a2a_tasks import (
 )
 from .callers import Callers, Credentials, read_authorization
 from .conversations import AgentAnswer, FollowedQuestion, QuestionEnded, QuestionStored, TextPiece, find_agent
-from .http_api import parse_json, read_body, until_gone
+from .http_api import parse_json, read_body, serve_while_there
 
 _logger = logging.getLogger(__name__)
 
@@ -169,15 +169,7 @@ class _AgentServer:
         except InvalidFrame as error:
             await _refuse(scope, JSONParseError(message=str(error)))(scope, receive, send)
             return
-        whole: ServerEvent | None = {"type": "http.request", "body": body, "more_body": False}
         is_given = False
-
-        async def hear() -> ServerEvent:
-            nonlocal whole
-            if whole is None:
-                await asyncio.Event().wait()  # whoever has gone ends all of it, below
-            given, whole = whole, None
-            return cast(ServerEvent, given)
 
         async def give(event: ServerEvent) -> None:
             nonlocal is_given
@@ -190,16 +182,7 @@ class _AgentServer:
             await send(event)
             is_given = event["type"] == "http.response.body" and not event.get("more_body")
 
-        working = asyncio.ensure_future(self._app(scope, hear, give))
-        gone = asyncio.ensure_future(until_gone(receive))
-        try:
-            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            working.cancel()
-            gone.cancel()
-            await asyncio.wait({working, gone})
-        if not working.cancelled():
-            working.result()
+        await serve_while_there(self._app, scope, receive, give, body)
         if is_given and (told := scope.get(TOLD)):
             await self._acknowledge(read_authorization(Headers(scope=scope).get("authorization")), told)
 

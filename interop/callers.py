@@ -10,10 +10,11 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import NotAuthenticated, Overloaded
@@ -29,6 +30,8 @@ MAX_CALLS = 32
 """Calls of one participant at a time: half of the reads that the hub takes of a session."""
 REFUSAL_S = 0.5
 """How long whoever has too many calls under way waits for the answer that says so."""
+WAIT_PART_S = 5.0
+"""So long at most a call of the hub waits for a message: whoever has given up holds a read of its session no longer."""
 IDLE_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 HOW = "Send `Authorization: Bearer ID:TOKEN`; roundelay token create ID makes a token."
@@ -60,6 +63,21 @@ def read_authorization(header: str | None) -> Credentials:
     if not (is_id(agent_id) and colon and token and token.isascii() and token.isprintable()):
         raise NotAuthenticated(f"The token is to be ID:TOKEN, with the participant's id before it. {HOW}")
     return Credentials(agent_id, token)
+
+
+async def receive_messages(client: NetworkClient, *, after: int | None, limit: int, wait_s: float) -> dict[str, Any]:
+    """`network.receive`, waiting up to ``wait_s``. What is waited for is only looked at and taken then: who has gone
+    meanwhile, by which this is cancelled, has been delivered nothing."""
+    loop = asyncio.get_running_loop()
+    until, args = loop.time() + wait_s, {"after": after, "limit": limit}
+    while (left_s := until - loop.time()) > 0:
+        # in parts: the hub does not hear that a wait was given up
+        look = {**args, "peek": True, "wait_ms": math.ceil(min(left_s, WAIT_PART_S) * 1000)}
+        page = await client.call("network.receive", look)
+        if page["messages"] or page.get("damaged"):
+            break
+    taken: dict[str, Any] = await client.call("network.receive", args)
+    return taken
 
 
 @dataclass

@@ -20,7 +20,7 @@ from mcp.server.mcpserver import Context
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,12 +28,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import Served
-from roundelay.network.errors import ConnectError, Forbidden, RoundelayError
+from roundelay.network.errors import ConnectError, Forbidden, InvalidFrame, RoundelayError
 
 from .a2a_push import TaskPushes
 from .a2a_server import make_a2a_app
 from .callers import Callers, read_authorization
-from .http_api import ENDPOINTS, make_routes, refuse
+from .http_api import ENDPOINTS, make_routes, read_body, refuse, serve_while_there
 from .mcp_server import make_mcp_server
 from .openai_api import make_openai_routes
 from .webhooks import WebhookPace, Webhooks
@@ -47,22 +47,37 @@ MAX_CONNECTIONS = 1000
 """Beyond that an answer is 503, until others have gone."""
 STOP_S = 5
 """How long requests that are under way may go on when it stops: those that wait for a message are cut."""
+_SINGLE = ("authorization", "host", "idempotency-key", "origin", "sec-fetch-site")
 
 
-class OwnPagesOnly:
-    """Refuses what another site's page makes a browser ask: with a name and a password (`Basic`) that somebody gave it
-    once, the browser proves itself to whoever makes it send a form."""
+class PlainRequestsOnly:
+    """Refuses what may be read in two ways, by a proxy before this and here, and what another site's page makes a browser
+    ask: with a name and a password (`Basic`) that somebody gave it once, the browser proves itself to whoever makes it
+    send a form."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _asks_elsewhere(Headers(scope=scope)):
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if (name := _find_doubt(headers)) is not None:
+            answer = refuse(InvalidFrame(f"The request says in two ways what its {name} is."))
+            answer.headers["connection"] = "close"  # where it ends may be in doubt too
+            await answer(scope, receive, send)
+            return
+        if _asks_elsewhere(headers):
             await refuse(Forbidden("A page of another site may not call; programs that are no page may."))(
                 scope, receive, send
             )
             return
         await self._app(scope, receive, send)
+
+
+def _find_doubt(headers: Headers) -> str | None:
+    """What a request says more than once, though there is one of it."""
+    if "transfer-encoding" in headers and "content-length" in headers:
+        return "length"  # RFC 9112, 6.1
+    return next((name for name in _SINGLE if len(headers.getlist(name)) > 1), None)
 
 
 def _asks_elsewhere(headers: Headers) -> bool:
@@ -118,6 +133,24 @@ class WithToken:
         await self._app(scope, receive, send)
 
 
+class WhileThere:
+    """Gives another protocol's application the whole body of a request, as `http_api` takes one, and ends what it does
+    for who has gone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(Request(scope, receive))
+        except ClientDisconnect:
+            return
+        except RoundelayError as error:
+            await refuse(error)(scope, receive, send)
+            return
+        await serve_while_there(self._app, scope, receive, send, body)
+
+
 def make_app(
     callers: Callers,
     host: str = "127.0.0.1",
@@ -166,12 +199,12 @@ def make_app(
             Route("/healthz", health, methods=["GET"]),
             *make_routes(callers, endpoints),
             *(make_openai_routes(callers) if "openai" in served else ()),
-            *((Route("/mcp", WithToken(mcp_route.app, callers)),) if "mcp" in served else ()),
+            *((Route("/mcp", WithToken(WhileThere(mcp_route.app), callers)),) if "mcp" in served else ()),
             *((Mount("/a2a/{agent_id}", a2a_app),) if "a2a" in served else ()),
             *((Route(KEYS_PATH, show_keys, methods=["GET"]),) if pushes is not None else ()),
         ],
         lifespan=live,
-        middleware=[Middleware(OwnPagesOnly)],
+        middleware=[Middleware(PlainRequestsOnly)],
         exception_handlers={404: refuse_path, 405: refuse_path, RoundelayError: refuse_call},
     )
 

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
@@ -22,7 +23,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import ordered_id
@@ -44,12 +45,14 @@ from roundelay.network.errors import (
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.messages import BaseMessage
 
-from .callers import Callers, Credentials, read_authorization
+from .callers import Callers, Credentials, read_authorization, receive_messages
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+T = TypeVar("T")
 
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 30.0
+MAX_DIGITS = 1000
 MAX_WAIT_S = 25
 """Below the half minute after which many proxies give up."""
 PATIENCE_S = 29.0
@@ -217,8 +220,8 @@ async def _send(asked: HttpCall) -> tuple[int, Any]:
 
 async def _receive(asked: HttpCall) -> tuple[int, Any]:
     query = asked.given
-    args = {"after": query.after, "limit": query.limit, "wait_ms": int(query.wait_s * 1000)}
-    return 200, await asked.client.call("network.receive", args)
+    page = await receive_messages(asked.client, after=query.after, limit=query.limit, wait_s=query.wait_s)
+    return 200, page
 
 
 async def _acknowledge(asked: HttpCall) -> tuple[int, Any]:
@@ -307,11 +310,14 @@ def make_routes(callers: Callers, endpoints: Sequence[Endpoint[Any]] = ENDPOINTS
     for it in endpoints:
         by_path.setdefault(it.path, {})[it.method] = it
     routes = [Route(path, partial(_answer, callers, rows), methods=[*rows]) for path, rows in by_path.items()]
+    for route in routes:
+        assert route.methods is not None
+        route.methods.discard("HEAD")  # what is received counts as delivered, and by it nobody is given anything
     return [*routes, Route("/openapi.json", show_document, methods=["GET"])]
 
 
 async def _answer(callers: Callers, rows: Mapping[str, Endpoint[Any]], request: Request) -> Response:
-    endpoint = rows["GET" if request.method == "HEAD" else request.method]
+    endpoint = rows[request.method]
     try:
         credentials = read_authorization(request.headers.get("authorization"))
         async with asyncio.timeout(PATIENCE_S):
@@ -320,7 +326,8 @@ async def _answer(callers: Callers, rows: Mapping[str, Endpoint[Any]], request: 
             if "idempotency-key" in request.headers:
                 place["idempotency-key"] = request.headers["idempotency-key"]
             async with callers.session(credentials) as client:
-                status, value = await endpoint.perform(HttpCall(client, credentials, given, place))
+                work = endpoint.perform(HttpCall(client, credentials, given, place))
+                status, value = await (while_there(request.receive, work) if endpoint.method == "GET" else work)
     except ClientDisconnect:
         return Response(status_code=400)  # nobody reads it
     except TimeoutError:
@@ -368,12 +375,44 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
+async def while_there(receive: Receive, work: Awaitable[T]) -> T:
+    """Have this done as long as who asked is there, once the body was read. Raises `ClientDisconnect`."""
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+        await asyncio.wait({working, gone})
+
+
+async def serve_while_there(app: ASGIApp, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+    """Have an application answer a request whose body was read, as long as who asked is there."""
+    whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def hear() -> Message:
+        nonlocal whole
+        if whole is None:
+            await asyncio.Event().wait()  # whoever has gone ends all of it
+        given, whole = whole, None
+        assert given is not None
+        return given
+
+    with suppress(ClientDisconnect):
+        await while_there(receive, app(scope, hear, send))
+
+
 def parse_json(body: bytes) -> Any:
     """Raises `InvalidFrame` for what is no JSON, or none that can be stored."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float)
+        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float, parse_int=_read_int)
         msgspec.json.encode(value)  # half of a surrogate pair is a string to Python alone
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise InvalidFrame("The body is nested too deeply; send flatter JSON.") from error
+    except ValueError as error:
         raise InvalidFrame(f"The body is no JSON: {error}") from error
     return value
 
@@ -383,6 +422,12 @@ def _read_float(digits: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{digits[:20]} is beyond what a number holds")
     return number
+
+
+def _read_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"{digits[:20]}... has {len(digits)} characters, more than a number may; send it as text")
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> float:

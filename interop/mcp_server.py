@@ -25,6 +25,7 @@ from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.errors import RoundelayError, UnknownMessage
 from roundelay.network.messages import message_from_wire
 
+from .callers import receive_messages
 from .consent import PersonsDecision, decision_id, find_question
 from .rendering import THEIRS, describe_agent, plain, reads_by_turn, tell_messages, tell_page
 
@@ -202,8 +203,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
     ) -> str:
         """Wait for messages to you, and show them. Without after: what is not handled yet."""
         async with calling(context) as client:
-            args = {"after": after, "limit": limit, "wait_ms": int(wait_s * 1000)}
-            page = await client.call("network.receive", args)
+            page = await receive_messages(client, after=after, limit=limit, wait_s=wait_s)
             return tell_page(page, f"Nothing has come within {wait_s:g} s; wait(after={page['next']}) goes on.")
 
     @server.tool(annotations=_READS, structured_output=False)

@@ -51,7 +51,7 @@ from .conversations import (
     TextPiece,
     find_agent,
 )
-from .http_api import STATUS, read_json, until_gone
+from .http_api import STATUS, read_json, while_there
 from .openai_answers import (
     BETWEEN,
     STATUSES,
@@ -469,16 +469,7 @@ class _Exchange:
                 for _ in changes or ():
                     pass
 
-        working, gone = asyncio.create_task(work()), asyncio.create_task(until_gone(request.receive))
-        try:
-            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise ClientDisconnect
-            await working
-        finally:
-            for task in (working, gone):
-                task.cancel()
-            await asyncio.wait({working, gone})
+        await while_there(request.receive, work())
 
     def check_end(self) -> None:
         """Raises `ApiProblem` where no completion has come of it."""

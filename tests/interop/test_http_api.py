@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from roundelay.interop.callers import MAX_CALLS
 from roundelay.interop.gateway import serve_gateway
 from roundelay.interop.http_api import ENDPOINTS
+from roundelay.network.client import NetworkClient
 from tests.support.node import Node, node_process, running_node
 from tests.support.wire import make_token
 
@@ -115,6 +119,8 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
     "no JSON": ("POST", "/v1/messages", {"content": b"{"}, 400, "invalid_frame"),
     "NaN": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": NaN}'}, 400, "invalid_frame"),
     "nested": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": ' + b"[" * 90_000}, 400, "invalid_frame"),
+    "deep metadata": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": 1, "metadata": {"a": ' + b"[" * 990 + b"]" * 990 + b"}}"}, 400, "invalid_frame"),
+    "a long number": ("POST", "/v1/messages", {"content": b'{"to": "broadcast", "content": ' + b"9" * 5000 + b"}"}, 400, "invalid_frame"),
     "no UTF-8": ("POST", "/v1/messages", {"content": b'{"to": "\xff"}'}, 400, "invalid_frame"),
     "large": ("POST", "/v1/messages", {"content": b" " * (1 << 21)}, 413, "too_large"),
     "beyond a frame": ("POST", "/v1/messages", {"json": {"to": "broadcast", "content": "x" * 300_000}}, 413, "too_large"),
@@ -136,6 +142,7 @@ async def test_what_is_wrong_is_said_with_a_status_and_a_sentence() -> None:
         for name, (method, path, options, status, code) in REFUSED.items():
             error = (await form.ask(method, path, status, **options))["error"]
             assert (error["code"], len(error["message"]) > 15) == (code, True), name
+            assert not re.search("sys\\.|recursion|Error", error["message"]), error
         print(f"{len(REFUSED)} refusals")
 
 
@@ -202,6 +209,102 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
     except ConnectionResetError:
         return b""
+
+
+def write_request(caller: Caller, place: str, body: bytes = b"", **more: str) -> bytes:
+    head = [
+        f"{'POST' if body else 'GET'} {place} HTTP/1.1",
+        "host: x",
+        f"authorization: {caller.headers['Authorization']}",
+    ]
+    head += [f"{name.replace('_', '-')}: {value}" for name, value in more.items()]
+    head += [f"content-length: {len(body)}"] if body else []
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def write_tool_call(caller: Caller, port: int, version: str, **arguments: Any) -> bytes:
+    about = {
+        "io.modelcontextprotocol/protocolVersion": version,
+        "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    params = {"name": "wait", "arguments": arguments} | ({"_meta": about} if version > "2026" else {})
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+    written = write_request(
+        caller, "/mcp", body, content_type="application/json", accept="application/json, text/event-stream",
+        mcp_protocol_version=version, mcp_method="tools/call", mcp_name="wait",
+    )  # fmt: skip
+    return written.replace(b"host: x", f"host: 127.0.0.1:{port}".encode())
+
+
+@pytest.mark.parametrize("way", ["HTTP", "MCP 2025-11-25", "MCP 2026-07-28"])
+async def test_who_gives_up_waiting_holds_no_place_and_was_delivered_nothing(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, real = 0, NetworkClient.call
+
+    async def call(client: NetworkClient, op: str, args: dict[str, Any] | None = None, **more: Any) -> Any:
+        nonlocal looking
+        if not (args or {}).get("wait_ms"):
+            return await real(client, op, args, **more)
+        looking += 1
+        try:
+            return await real(client, op, args, **more)
+        finally:
+            looking -= 1
+
+    monkeypatch.setattr(NetworkClient, "call", call)
+    async with running_node() as node, gateway_to(node) as http:
+        form, mia = await join(node, http, "form"), await node.person("mia")
+        after = (await form.get("/v1/messages"))["next"]
+        asked = write_request(form, f"/v1/messages?after={after}&wait_s=25")
+        if way != "HTTP":
+            asked = write_tool_call(form, http.base_url.port or 0, way.removeprefix("MCP "), after=after)
+        async with asyncio.timeout(24):
+            writers = [(await asyncio.open_connection("127.0.0.1", http.base_url.port))[1] for _ in range(MAX_CALLS)]
+            for number, writer in enumerate(writers, 1):
+                writer.write(asked)
+                while looking < number:
+                    await http.get("/healthz")
+            await form.get("/v1/agents", 429)
+            for writer in writers:
+                writer.close()
+                await writer.wait_closed()
+            while looking:
+                await http.get("/healthz")
+            await form.get("/v1/agents")
+            seq = (await mia.send("agent:form", "who reads this?"))["seq"]
+            await form.get("/v1/agents")
+        [fate] = (await mia.call("network.message_status", {"seq": seq}))["recipients"]
+        assert fate["state"] == "queued"
+        assert (await http.head("/v1/messages", headers=form.headers)).status_code == 405
+        assert [it["seq"] for it in (await form.get("/v1/messages", wait_s=5))["messages"]] == [seq]
+        [fate] = (await mia.call("network.message_status", {"seq": seq}))["recipients"]
+        assert fate["state"] == "delivered"
+
+
+DOUBTED: dict[str, tuple[bytes, str]] = {
+    "two lengths": (b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", "length"),
+    "two tokens": (b"authorization: Bearer mia:x\r\n\r\n", "authorization"),
+    "two keys": (b"idempotency-key: a\r\nidempotency-key: b\r\ncontent-length: 2\r\n\r\n{}", "idempotency-key"),
+    "two origins": (b"origin: http://x\r\norigin: http://evil.example\r\n\r\n", "origin"),
+}  # fmt: skip
+
+
+async def test_a_request_that_may_be_read_in_two_ways_is_refused_and_nothing_behind_it_is_read() -> None:
+    async with running_node() as node, gateway_to(node) as http:
+        form = await join(node, http, "form")
+        for name, (rest, told) in DOUBTED.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
+            writer.write(
+                b"POST /v1/messages HTTP/1.1\r\nhost: x\r\nauthorization: " + form.headers["Authorization"].encode()
+            )
+            writer.write(b"\r\n" + rest)
+            async with asyncio.timeout(10):
+                answer = await reader.read()  # to the end of the connection
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 400"), name
+            assert (answer.count(b"HTTP/1.1"), f"its {told} is" in answer.decode()) == (1, True), (name, answer)
 
 
 async def test_a_node_that_is_gone_is_503_and_the_gateway_goes_on_when_it_is_back(tmp_path: Path) -> None:
