@@ -412,6 +412,8 @@ def parse_json(body: bytes) -> Any:
         msgspec.json.encode(value)  # half of a surrogate pair is a string to Python alone
     except RecursionError as error:
         raise InvalidFrame("The body is nested too deeply; send flatter JSON.") from error
+    except UnicodeError as error:
+        raise InvalidFrame("The body is no UTF-8, or has half of a character (a lone surrogate).") from error
     except ValueError as error:
         raise InvalidFrame(f"The body is no JSON: {error}") from error
     return value

@@ -3,6 +3,7 @@ writes, brings back or repeats."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -144,6 +145,30 @@ async def test_what_the_person_answers_is_sent_and_not_what_the_model_wrote() ->
         assert "waits for no decision" in await host.refusal(approved)
         chat = (await host.person.send("agent:desk", "never asked", conversation="x")).seq
         assert "waits for no decision" in await host.refusal(chat, "  /Approve")
+
+
+async def test_what_is_typed_in_a_chat_of_openais_api_decides_nothing() -> None:
+    async with running_node() as node, at_mias(node) as host:
+        paid.clear()
+        asked = await host.request("eve")
+        others = {"mia": node.tokens["mia"], "ann": (await invite(node, "ann", "human")).partition(":")[2]}
+        async with httpx2.AsyncClient(base_url=f"{host.url}/v1", timeout=60) as http:
+            chats = []
+            for name, token in others.items():  # mia in the very thread, somebody else in an own one
+                head = {"Authorization": f"Bearer {name}:{token}", "Idempotency-Key": f"typed-by-{name}"}
+                body = {"model": "desk", "user": "eve", "messages": [{"role": "user", "content": "/approve"}]}
+                chats.append(asyncio.create_task(http.post("/chat/completions", headers=head, json=body)))
+            async with asyncio.timeout(30):
+                thread: list[str] = []
+                while "typed-by-mia" not in thread:
+                    thread = [it.message_id for it in (await host.person.history("direct:desk~mia:eve")).messages]
+                assert asked in [it["seq"] for it in (await host.person.call("network.approvals"))["approvals"]]
+                await host.person.send("agent:desk", "/deny no", conversation="eve", reply_to=asked)
+                assert "denied" in await host.result("eve")
+            for chat in chats:
+                chat.cancel()
+            await asyncio.wait(chats)
+        assert paid == []
 
 
 @pytest.mark.parametrize("action", ["decline", "cancel"])
