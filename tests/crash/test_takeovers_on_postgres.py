@@ -13,7 +13,17 @@ import pytest
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError, RoundelayError
 from roundelay.nodes.hub_http import get_from_hub
-from tests.crash.test_takeovers import OWNER, ClusterNode, compare, find_leader, running, traffic
+from tests.crash.test_takeovers import (
+    HEAVY,
+    OWNER,
+    ClusterNode,
+    compare,
+    find_leader,
+    running,
+    tell_waits,
+    traffic,
+    verify,
+)
 from tests.support.command import run
 from tests.support.counts import Note
 from tests.support.nats import Cable
@@ -21,6 +31,8 @@ from tests.support.postgres import PostgresServer, postgres_server
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 KILLS = 36
+MORE = 5 * HEAVY.senders
+"""So many messages between one kill and the next."""
 PAUSES = 30
 CUTS = 30
 FAILED = "the ledger failed; reopening it"
@@ -47,18 +59,22 @@ async def wait_until_following(node: ClusterNode) -> None:
 
 @pytest.mark.parametrize("victim", ["leader", "follower"])
 async def test_of_killed_nodes_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path, victim: str, note: Note) -> None:
+    gaps = list[float]()
     async with cluster(tmp_path) as (_, nodes):
-        async with traffic(nodes) as it:
+        async with traffic(nodes, HEAVY) as it:
             for _ in range(KILLS):
-                await it.wait_for(len(it.stored) + 30)
+                await it.wait_for(len(it.stored) + MORE)
                 leader = await find_leader(nodes)
                 [other] = [node for node in nodes if node is not leader]
                 await wait_until_following(other)
-                killed = leader if victim == "leader" else other
+                killed, killed_at = leader if victim == "leader" else other, asyncio.get_running_loop().time()
                 await killed.end()
+                await verify(killed)
+                await it.wait_for(len(it.stored) + HEAVY.senders)
+                gaps.append(it.longest_wait_since(killed_at))
                 await killed.start()
-            await it.wait_for(len(it.stored) + 30)
-        await compare(nodes, it, note, kills=KILLS)
+            await it.wait_for(len(it.stored) + MORE)
+        await compare(nodes, it, note, kills=KILLS, nothing_stored_for_s=tell_waits(gaps))
 
 
 @pytest.mark.parametrize("synchronous_commit", ["on", "off"])
@@ -66,15 +82,19 @@ async def test_of_a_server_that_is_killed_nothing_acknowledged_is_lost_or_double
     tmp_path: Path, synchronous_commit: str, note: Note
 ) -> None:
     """Also where its own default is to acknowledge first: nodes ask for more."""
-    kills = KILLS if synchronous_commit == "on" else KILLS // 3
+    kills, gaps = KILLS if synchronous_commit == "on" else KILLS // 3, list[float]()
     async with cluster(tmp_path, synchronous_commit=synchronous_commit) as (server, nodes):
-        async with traffic(nodes) as it:
-            for _ in range(kills):
-                await it.wait_for(len(it.stored) + 30)
+        async with traffic(nodes, HEAVY) as it:
+            for number in range(kills):
+                await it.wait_for(len(it.stored) + MORE)
+                killed_at = asyncio.get_running_loop().time()
                 await server.kill9()
                 await server.start()
-            await it.wait_for(len(it.stored) + 30)
-        await compare(nodes, it, note, server_kills=kills)
+                await it.wait_for(len(it.stored) + HEAVY.senders)
+                gaps.append(it.longest_wait_since(killed_at))
+                if number % 6 == 5:
+                    await asyncio.gather(*map(verify, nodes))
+        await compare(nodes, it, note, server_kills=kills, nothing_stored_for_s=tell_waits(gaps))
 
 
 async def acknowledges_nothing_late(
@@ -99,7 +119,7 @@ async def test_a_leader_that_slept_acknowledges_nothing_after_another_one_has_cl
         for number in range(PAUSES):
             old = await find_leader(nodes)
             [new] = [it for it in nodes if it is not old]
-            async with NetworkClient("mia", old.url, kind="human", token=OWNER) as mia:
+            async with NetworkClient("mia", old.url, kind="human", token=OWNER, reconnect=False) as mia:
                 await mia.send_text("mia", "before")
                 old.tell(signal.SIGSTOP)
                 try:
@@ -131,7 +151,7 @@ async def test_a_leader_that_was_cut_off_acknowledges_nothing_after_another_one_
             old = await find_leader(nodes)
             [new] = [it for it in nodes if it is not old]
             cable = cables[nodes.index(old)]
-            async with NetworkClient("mia", old.url, kind="human", token=OWNER) as mia:
+            async with NetworkClient("mia", old.url, kind="human", token=OWNER, reconnect=False) as mia:
                 await mia.send_text("mia", "before")
                 said = old.db.with_suffix(".out")
                 failures = said.read_text().count(FAILED)
