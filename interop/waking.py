@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,8 @@ from websockets.exceptions import WebSocketException
 from roundelay.network.errors import RoundelayError
 
 from .bridged import BridgedSession
+
+_logger = logging.getLogger(__name__)
 
 GRACE_S = 3.0
 """A host that is at work is told by its hooks meanwhile."""
@@ -85,19 +88,30 @@ async def keep_waking(session: BridgedSession, wake: Wake) -> None:
                     place = epoch, client.welcome.head
                 asked = {"after": place[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
                 page = await client.call("network.receive", asked)
-            place = epoch, page["next"]
-            if not page["messages"]:
-                continue
-            first = page["messages"][0]["seq"]
-            await asyncio.sleep(max(GRACE_S, woken[-1] + GAP_S - clock(), woken[0] + 3600 - clock()))
-            while (waiting := await session.count_untold(first)) and not (is_woken := await wake(_say(waiting))):
-                if is_woken is None:
-                    break
-                await asyncio.sleep(BUSY_S)
-            if waiting:
-                woken.append(clock())
-        except (RoundelayError, OSError, TimeoutError, WebSocketException):
+            if page["messages"]:
+                first = page["messages"][0]["seq"]
+                await asyncio.sleep(max(GRACE_S, woken[-1] + GAP_S - clock(), woken[0] + 3600 - clock()))
+                while waiting := await session.count_untold(first):
+                    if await _wake_once(wake, waiting, woken) is not False:
+                        break
+                    await asyncio.sleep(BUSY_S)
+            place = epoch, page["next"]  # behind the wake: one that failed is tried again
+        except (RoundelayError, OSError, WebSocketException):
             await asyncio.sleep(AGAIN_S)
+        except Exception:  # another release of a host may answer anything
+            _logger.exception("a host could not be woken")
+            await asyncio.sleep(AGAIN_S)
+
+
+async def _wake_once(wake: Wake, waiting: int, woken: deque[float]) -> bool | None:
+    """Try to wake; what may have begun a turn counts, and is not tried again. Raises what kept it from being asked."""
+    try:
+        is_woken = await wake(_say(waiting))
+    except TimeoutError:
+        is_woken = True
+    if is_woken:
+        woken.append(asyncio.get_running_loop().time())
+    return is_woken
 
 
 def _say(number: int) -> str:

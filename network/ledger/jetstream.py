@@ -166,6 +166,7 @@ class JetStreamLog:
                 )
             await self._make_stream(is_made=is_made)
             await client.subscribe(f"{self._subject}.said", cb=self._hear)
+            await _heed(client.flush(CONNECT_S))  # from here on nothing is said unheard
         except FAILURES as error:
             await self.close()
             if refusals:

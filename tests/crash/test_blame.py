@@ -87,7 +87,7 @@ async def _stage(folder: Path, answer: Callable[[Body], Reply | Awaitable[Reply]
         made = _Stage(node, stack)
         stack.push_async_callback(made.proxy.close)
         parts = urlsplit(node.url)
-        port = await made.proxy.listen((parts.hostname or "", parts.port or 0), has_frames=True)
+        port = await made.proxy.listen(lambda: (parts.hostname or "", parts.port or 0), has_frames=True)
         made.url, made.file = f"ws://127.0.0.1:{port}/", folder / "ann.yaml"
         made.file.write_text(AGENT.format(base_url=model.base_url), encoding="utf-8")
         made.processes = await stack.enter_async_context(agent_processes(folder))

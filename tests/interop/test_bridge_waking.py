@@ -175,6 +175,37 @@ async def test_what_comes_fast_is_few_wakes_and_what_hooks_have_told_is_none(
             working.cancel()
 
 
+async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_may_have_worked_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
+    for name in ("GRACE_S", "GAP_S", "BUSY_S", "AGAIN_S"):
+        monkeypatch.setattr(waking, name, 0.05)
+    faults: list[Exception] = [FileNotFoundError(), KeyError("of another release"), TimeoutError()]
+    tried = asyncio.Queue[str]()
+
+    async def wake(sentence: str) -> bool:
+        tried.put_nowait(sentence)
+        if faults:
+            raise faults.pop(0)
+        return True
+
+    async with asyncio.timeout(60), running_node(registration="local") as node:
+        mia = await node.person("mia")
+        async with BridgedSession(HOSTS["claude"], node.url) as session:
+            async with session.take(None) as client:
+                agent_id = client.agent_id
+            working = asyncio.create_task(waking.keep_waking(session, wake))
+            await mia.send(f"agent:{agent_id}", "one")
+            for _ in range(3):
+                assert "A message has come" in await tried.get()
+            await asyncio.sleep(0.5)
+            assert tried.empty(), "the third try may have begun a turn"
+            await mia.send(f"agent:{agent_id}", "two")  # and it still wakes
+            assert "A message has come" in await tried.get()
+            working.cancel()
+
+
 async def test_the_flag_is_written_shown_and_taken_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path / "home"))
     for name in ("claude", "codex"):
