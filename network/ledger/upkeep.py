@@ -160,6 +160,11 @@ _DROP_KEYS = """
 _DROP_PLACES = """
     DELETE FROM place WHERE place = ?1 AND seq >= (?2 ->> 0) AND seq <= (?2 ->> '$[#-1]')
     AND seq IN (SELECT value FROM json_each(?2))"""
+# what has the hash of a key that is gone takes its place: there each key that comes is looked for first
+_PROMOTE_KEYS = (
+    "INSERT OR IGNORE INTO key SELECT hash, min(seq) FROM key_more GROUP BY hash",
+    "DELETE FROM key_more WHERE (hash, seq) IN (SELECT hash, seq FROM key)",
+)
 DROPPED_BYTES = 16 * 1024 * 1024
 """Rows are read to be dropped: after so much a step ends."""
 
@@ -200,6 +205,8 @@ def _drop(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: in
     if damaged:  # where these are found nobody can tell: both tables are looked through
         for table in ("key", "key_more", "place"):
             db.execute(f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))", (json.dumps(damaged),))
+    for statement in _PROMOTE_KEYS:
+        db.execute(statement)
     return len(seqs), seqs[-1] + 1 if is_cut else end
 
 

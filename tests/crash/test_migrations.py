@@ -403,6 +403,9 @@ async def test_keys_with_one_hash_are_as_many_as_there_are(tmp_path: Path, monke
     dropped = await ledger.trim(Trim(messages_before=rows[5].at, records_before=rows[5].at, pinned=20))
     assert dropped.dropped == 5
     assert (await ledger.lookup(wanted)).known == {(row.actor, row.key): row for row in rows[5:]}
+    for row in rows[5:]:  # also the one that has taken the place of a key that is gone
+        with pytest.raises(KeyTaken):
+            await ledger.append([msgspec.structs.replace(row, seq=21)], [])
     again = msgspec.structs.replace(rows[0], seq=21)
     await ledger.append([again], [])
     assert (await ledger.lookup(wanted)).known[again.actor, again.key].seq == 21
@@ -444,7 +447,6 @@ async def test_what_cannot_be_left_out_stands_as_it_was_said(tmp_path: Path) -> 
 
 def test_the_number_of_a_key_is_the_same_in_every_version() -> None:
     random, ordered = "m:" + "f3" * 16, "m:0193583fda00" + "9" * 20
-    assert hash_key("ann", random) == hash_bytes(b"ann", random.encode()) == -2301337532284949484
-    assert hash_key("ann", ordered) >> 29 == 0x0193583FDA00 >> 8  # beside those of its time
+    assert hash_key("ann", random) == hash_bytes(b"ann", random.encode()) == 2301337532284949483
     assert hash_key("ann", ordered) != hash_key("bob", ordered)
-    assert hash_bytes(b"ann", b"m:01 no time" + b"\xff" * 22) < 0
+    assert 0 <= hash_bytes(b"ann", b"m:01 no time" + b"\xff" * 22) < 2**62
