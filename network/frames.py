@@ -17,6 +17,10 @@ PROTOCOL_VERSION = 1
 SUBPROTOCOL = "roundelay.v1"
 LEADER = "Roundelay-Leader"
 """The header of a 503 by which a node that follows names the one that leads, as HOST:PORT."""
+_ADDRESS = r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
+_LEADER_AT_THE_END = re.compile(rf"{LEADER}: ({_ADDRESS})\Z")
+MAX_REASON_BYTES = 120
+"""A close has room for 123 (RFC 6455, 5.5)."""
 
 SEQ_LIMIT = 2**53
 Seq: TypeAlias = Annotated[int, Meta(ge=0, lt=SEQ_LIMIT)]
@@ -26,6 +30,25 @@ Role: TypeAlias = Literal["observer", "reactor"]
 ID_PATTERN = "^[a-z0-9][a-z0-9._-]{0,63}$"
 ID_IN_WORDS = "a name of lower case letters, digits, '.', '_' and '-', a letter or digit first, at most 64"
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
+
+
+def is_address(text: str) -> bool:
+    """Whether this is HOST:PORT, and nothing else that a URL could hold."""
+    return re.fullmatch(_ADDRESS, text) is not None
+
+
+def write_moved(leader: str) -> str:
+    """The reason of the 4503 by which a node that no longer leads ends a session; it names the one that does, where that
+    is known and has room."""
+    sentence = "Another node leads now."
+    named = f"{sentence} {LEADER}: {leader}"
+    return named if is_address(leader) and len(named) <= MAX_REASON_BYTES else sentence
+
+
+def read_moved(reason: str) -> str:
+    """Whom such a reason names; nothing of another one."""
+    found = _LEADER_AT_THE_END.search(reason)
+    return found[1] if found else ""
 
 
 # --- client to hub

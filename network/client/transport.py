@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
 from roundelay.network.errors import Closed, ConnectError
-from roundelay.network.frames import LEADER, SUBPROTOCOL
+from roundelay.network.frames import LEADER, SUBPROTOCOL, is_address, read_moved
 from roundelay.network.home import CONNECT_TIMEOUT_S
 from roundelay.network.tls import client_context, explain_failure
 
@@ -27,7 +26,9 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 """What a client accepts from its hub: results of `network.history` hold up to 500 messages."""
 MAX_LED = 3
 """So often in one connecting a node is believed that names another one."""
-_LED = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}")
+LED_TIMEOUT_S = 3.0
+"""How long a node is tried at most that another one has named: from here it may not be reached by that name."""
+COME_BACK = 4503
 
 
 class Crowded(ConnectError):
@@ -69,8 +70,8 @@ class Transport(Protocol):
 
 class WebSocketTransport:
     """Connections to the hub at ``url`` (``ws://`` or ``wss://``); of several, with commas between them, to the first
-    that takes one, and from then on to that until it refuses. A node that names the one that leads is believed: that is
-    tried next, encrypted as this one is. ``timeout_s`` bounds each try: TCP, TLS and the opening handshake together."""
+    that takes one, and from then on to that until it refuses. A node that names the one that leads, as it refuses or ends a
+    session, is believed: that is tried next, encrypted as this one is. ``timeout_s`` bounds each try: TCP, TLS and the opening handshake together."""
 
     def __init__(self, url: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self._urls = url.split(",")
@@ -94,31 +95,37 @@ class WebSocketTransport:
         """Where to go after a refusal, the best first."""
         place = self._urls.index(self.url) + 1 if self.url in self._urls else 0
         given = [*self._urls[place:], *self._urls[:place]]
-        if isinstance(error, Following) and _LED.fullmatch(error.leader):
-            return [f"{self.url.partition('://')[0]}://{error.leader}/", *given]
+        if isinstance(error, Following) and is_address(error.leader):
+            return [_at(error.leader, self.url), *given]
         return given
 
+    def _hear_close(self, url: str, closed: Closed) -> None:
+        """A session at this URL was closed; one by a node that leads no longer is gone on with where another one does."""
+        if closed.code == COME_BACK and (leader := read_moved(closed.reason)):
+            self.url = _at(leader, url)
+
     async def _connect(self) -> WebSocketWire:
-        step = _Step.TCP
+        url, step = self.url, _Step.TCP
+        timeout_s = self._timeout_s if url in self._urls else min(self._timeout_s, LED_TIMEOUT_S)
 
         def reach(next_step: _Step) -> None:
             nonlocal step
             step = next_step
 
         def create(protocol: ClientProtocol, **options: Any) -> _SteppingConnection:
-            if self.url.startswith("wss:"):
+            if url.startswith("wss:"):
                 reach(_Step.TLS)
             return _SteppingConnection(protocol, lambda: reach(_Step.UPGRADE), **options)
 
         try:
             connection = await connect(
-                self.url,
-                ssl=client_context(self.url),
+                url,
+                ssl=client_context(url),
                 subprotocols=[Subprotocol(SUBPROTOCOL)],
                 compression=None,
                 max_size=MAX_FRAME_BYTES,
                 max_queue=256,
-                open_timeout=self._timeout_s,
+                open_timeout=timeout_s,
                 close_timeout=2,
                 ping_interval=PING_INTERVAL_S,
                 ping_timeout=PING_TIMEOUT_S,
@@ -126,33 +133,38 @@ class WebSocketTransport:
                 create_connection=create,  # type: ignore[arg-type]
             )
         except InvalidURI as error:
-            raise ConnectError(f"{self.url!r} is no WebSocket URL; write ws://HOST:PORT/.") from error
+            raise ConnectError(f"{url!r} is no WebSocket URL; write ws://HOST:PORT/.") from error
         except InvalidStatus as error:
             body = (error.response.body or b"").decode(errors="replace").strip()
-            told = f"The hub at {self.url} refused the connection: {error.response.status_code} {body}"
+            told = f"The hub at {url} refused the connection: {error.response.status_code} {body}"
             if leader := error.response.headers.get(LEADER):
                 raise Following(told, leader) from error
             raise ConnectError(told) from error
         except (InvalidHandshake, InvalidMessage) as error:
-            hint = "" if self.url.startswith("wss:") else "; if it encrypts, write wss://"
+            hint = "" if url.startswith("wss:") else "; if it encrypts, write wss://"
             if isinstance(
                 error.__cause__, EOFError
             ):  # a hub that has more newcomers than places cuts one for each that comes
                 raise Crowded(
-                    f"What listens at {self.url} closed the connection without an answer, as a hub does when very "
+                    f"What listens at {url} closed the connection without an answer, as a hub does when very "
                     "many connect "
                     f"at once; try again{hint}."
                 ) from error
-            raise ConnectError(f"What listens at {self.url} is no Roundelay hub: {error}{hint}.") from error
+            raise ConnectError(f"What listens at {url} is no Roundelay hub: {error}{hint}.") from error
         except TimeoutError as error:
-            raise ConnectError(step.value.format(url=self.url, seconds=f"{self._timeout_s:g}")) from error
+            raise ConnectError(step.value.format(url=url, seconds=f"{timeout_s:g}")) from error
         except ConnectionResetError as error:
             if step is not _Step.UPGRADE:
-                raise ConnectError(explain_failure(self.url, error)) from error
-            raise Crowded(explain_failure(self.url, error)) from error
+                raise ConnectError(explain_failure(url, error)) from error
+            raise Crowded(explain_failure(url, error)) from error
         except OSError as error:
-            raise ConnectError(explain_failure(self.url, error)) from error
-        return WebSocketWire(connection)
+            raise ConnectError(explain_failure(url, error)) from error
+        return WebSocketWire(connection, lambda closed: self._hear_close(url, closed))
+
+
+def _at(leader: str, url: str) -> str:
+    """The URL of a node that was named, encrypted as the connection was by which it was."""
+    return f"{url.partition('://')[0]}://{leader}/"
 
 
 class _Step(Enum):
@@ -185,8 +197,9 @@ class _SteppingConnection(ClientConnection):
 class WebSocketWire:
     """A `Wire` over websockets' client. Frames that are sent while the loop is busy leave together."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: ClientConnection, on_close: Callable[[Closed], None]) -> None:
         self._connection = connection
+        self._on_close = on_close
         self._outgoing: list[bytes] = []
         self._waiting_bytes = 0
         self._wakeup = asyncio.Event()
@@ -226,6 +239,7 @@ class WebSocketWire:
             if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG and not error.rcvd_then_sent:
                 code, reason = error.sent.code, error.sent.reason  # this end closed; the peer only repeated it
             self._closed = Closed(code, reason)
+            self._on_close(self._closed)
             raise self._closed from error
 
     async def drop(self) -> None:

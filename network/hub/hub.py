@@ -32,7 +32,8 @@ from roundelay.network.core.state import State
 from roundelay.network.core.tables import Facts, Known, Login, Put, Row, Wanted
 from roundelay.network.core.visibility import Visibility
 from roundelay.network.errors import LedgerError, RoundelayError
-from roundelay.network.ledger import KeyTaken, Ledger, Unstorable
+from roundelay.network.frames import write_moved
+from roundelay.network.ledger import KeyTaken, Ledger, LogMoved, Unstorable
 from roundelay.network.operations import list_operations
 
 from .admission import Gate
@@ -58,6 +59,7 @@ COMMIT_PATIENCE_S = 2.0
 says nothing."""
 NO_QUOTAS: Mapping[str, Quota] = {}
 STOPPING = "The hub is stopping; reconnect in a moment."
+FAILED = "The hub's ledger failed; reconnect and repeat what was not answered."
 
 
 class Batch:
@@ -592,7 +594,7 @@ class Hub:
         self._committing_since_s = None
         self._outage.fail(cause)
         self.counts["recoveries"] += 1
-        self.switchboard.end_all("The hub's ledger failed; reconnect and repeat what was not answered.")
+        self.switchboard.end_all(write_moved(cause.leader) if isinstance(cause, LogMoved) else FAILED)
         self._intake.drop_batches()
         self.switchboard.forget()
         delay_s = FIRST_REOPEN_S

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from roundelay.network.core.tables import Facts, MessageHead, Put, Row, Span, Table, Wanted
+from roundelay.network.errors import LedgerError
 
 __all__ = [
     "MAX_PAGE_BYTES",
     "KeyTaken",
     "Ledger",
+    "LogMoved",
     "Meta",
     "Page",
     "Row",
@@ -38,6 +40,13 @@ class KeyTaken(Exception):
 class Unstorable(Exception):
     """Nothing was appended: a row or a put holds what cannot be encoded. A defect of whoever made it; the storage is
     sound."""
+
+
+class LogMoved(LedgerError):
+    """Nothing was appended: another record is where this one was to be. Somebody else writes. ``leader`` is the node that
+    leads now, as HOST:PORT, where that is known."""
+
+    leader = ""
 
 
 class Meta(Struct, frozen=True, kw_only=True):

@@ -36,7 +36,8 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from roundelay.network.errors import ConfigError, LedgerError
 
-from .shared_log import LogAway, LogChoosing, LogMoved, LogRecord, digest
+from . import LogMoved
+from .shared_log import LogAway, LogChoosing, LogRecord, digest
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The server's codes for a record that does not follow the last one."""

@@ -24,7 +24,8 @@ from asyncpg.pool import PoolConnectionProxy
 from roundelay.network.clock import random_id
 from roundelay.network.errors import ConfigError, LedgerError
 
-from .shared_log import LogAway, LogChoosing, LogMoved, LogRecord
+from . import LogMoved
+from .shared_log import LogAway, LogChoosing, LogRecord
 
 OLDEST = 14
 """The first release of the server that is used."""

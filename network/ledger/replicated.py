@@ -19,14 +19,14 @@ import msgspec
 from roundelay.network.core.tables import Followed, Put, Row
 from roundelay.network.errors import LedgerError
 
-from . import Meta
+from . import LogMoved, Meta
 from .shared_log import (
+    Claim,
     Commit,
     Header,
     Heartbeat,
     LogAway,
     LogChoosing,
-    LogMoved,
     LogRecord,
     Reader,
     SharedLog,
@@ -53,6 +53,8 @@ SYNC_S = 10.0
 """How often a leader asks whether what is acknowledged is on disks."""
 UNREACHED_S = 5.0
 """So long a leader that nobody writes to goes on while its engine is away."""
+NAMING_S = 0.5
+"""So long a node that no longer leads asks the log at most who does, before it says so."""
 TOGETHER = 256
 """So many rows and values a follower that is behind takes into its index at once."""
 
@@ -209,15 +211,21 @@ class ReplicatedLedger:
             raise
         self._reached_at = now()
         if end > self._reader.end and not self._is_appending:
-            self._writer = ""
-            raise LogMoved(f"Another node leads the network of {self._shared.name} now.")
+            raise await self._step_down(LogMoved(f"Another node leads the network of {self._shared.name} now."))
         if now() - self._doubted_at >= SYNC_S:
             with suppress(LogAway):
                 await self._look_at_disks()
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if not self._writer:
-            raise LedgerError("This node does not lead; it has to be opened again.")
+            raise await self._step_down(LogMoved("This node does not lead; it has to be opened again."))
+        try:
+            await self._append_commit(rows, puts)
+        except LogMoved as error:
+            await self._step_down(error)
+            raise
+
+    async def _append_commit(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         records, place = self._write(rows, puts)
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
@@ -240,16 +248,34 @@ class ReplicatedLedger:
                 for record in records:
                     await self._append_record(record)
                 logged.set_result(None)
-        except LogMoved:
-            self._writer = ""
-            log.warning("another node leads now; this one follows", extra={"log": self._shared.name})
-            raise
         finally:
             self._is_appending = False
             if not logged.done():
                 logged.set_exception(LedgerError("The shared log has not taken it."))
                 await asyncio.gather(indexing, return_exceptions=True)
         await indexing
+
+    async def _step_down(self, error: LogMoved) -> LogMoved:
+        """Lead no longer; gives the error, with who does."""
+        self._writer = ""
+        error.leader = await self._find_leader()
+        log.warning(
+            "another node leads now; this one follows", extra={"log": self._shared.name, "leader": error.leader}
+        )
+        return error
+
+    async def _find_leader(self) -> str:
+        """What the node calls itself that has claimed the log since this one read it; empty where the log does not say
+        that within a moment."""
+        reader = Reader(self._reader.end, self._reader.last)
+        with suppress(LedgerError, TimeoutError):
+            async with asyncio.timeout(NAMING_S), self._follow(reader.end) as records:
+                end = await self._shared.end()
+                async for stored in records:
+                    reader.take(stored)
+                    if stored.position >= end:
+                        break
+        return reader.leader_node if reader.leader_node != self.node else ""
 
     def _write(self, rows: Sequence[Row], puts: Sequence[Put]) -> tuple[list[bytes], Put]:
         """The records of a commit, and what the index then says of its place. Raises `Unstorable`."""
@@ -315,7 +341,8 @@ class ReplicatedLedger:
                     )
                 await self._look_at_disks()
                 writer = self._new_id()
-                await self._append(Header(kind="claim", writer=writer, previous=self._reader.last), b"")
+                header = Header(kind="claim", writer=writer, previous=self._reader.last)
+                await self._append(header, Claim(self.node).write())
                 self._writer, self._reached_at = writer, asyncio.get_running_loop().time()
                 return
             except LogMoved:
@@ -380,7 +407,10 @@ class ReplicatedLedger:
 
     async def _take(self, stored: LogRecord, end: int) -> None:
         """Read a record; what was read comes into the index where no more of it is known to be there, or enough is."""
+        led_by = self._reader.leader
         body = self._reader.take(stored)
+        if self._reader.leader != led_by:  # of an older release's claim the heartbeat tells it
+            self.leader_node = self._reader.leader_node
         if body is not None:
             commit = read_commit(body)
             self._unindexed.rows.extend(commit.rows)

@@ -26,10 +26,6 @@ HEADER_ROOM = 1024
 """Bytes of a record that its header may take."""
 
 
-class LogMoved(LedgerError):
-    """Nothing was appended: another record is where this one was to be. Somebody else writes."""
-
-
 class LogAway(LedgerError):
     """The engine does not answer; it may in a while."""
 
@@ -101,6 +97,23 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     name: str = ""
     left: int = 0
     is_filled_later: bool = False
+
+
+class Claim(Struct, frozen=True):
+    """The body of a claim, which a release from before it passes over: what the node that leads calls itself."""
+
+    node: str = ""
+
+    @classmethod
+    def read(cls, body: bytes) -> Claim:
+        """What is nothing of the kind, as the body of an older release's, names nobody."""
+        try:
+            return msgspec.json.decode(body, type=cls)
+        except msgspec.MsgspecError:
+            return cls()
+
+    def write(self) -> bytes:
+        return msgspec.json.encode(self)
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True):
@@ -212,6 +225,8 @@ class Reader:
         self.epoch = self.name = ""
         self.leader = ""
         """Who claimed the log last, and has not released it."""
+        self.leader_node = ""
+        """What that node calls itself, if it was read here that it claimed the log, and it says so."""
         self.is_filling = False
         """Whether it begins with what a database holds, and not all of that is there."""
         self._parts: list[bytes] = []
@@ -250,7 +265,8 @@ class Reader:
             self.is_filling = False
         if header.kind != "commit":  # what a writer left half done is nothing
             self._parts.clear()
-            self.leader = header.writer if header.kind == "claim" else ""
+            is_claim = header.kind == "claim"
+            self.leader, self.leader_node = (header.writer, Claim.read(body).node) if is_claim else ("", "")
         elif header.writer == self.leader:
             self._parts.append(body)
             if header.left:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
 
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import ConnectError
+from roundelay.network.tls import server_context
+from tests.support.certificates import make_certificate
 from tests.support.node import running_node
 
 
@@ -53,6 +59,87 @@ async def test_what_is_no_address_is_not_gone_to(leader: str) -> None:
             async with NetworkClient("mia", url, kind="human", token="t", reconnect=False):
                 pass
         assert asked == []
+
+
+@asynccontextmanager
+async def deposed(reason: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[str, list[str]]]:
+    """What welcomes whoever joins, and ends the session as a node does that leads no longer; gives its URL, and who joined."""
+    joined = list[str]()
+
+    async def welcome(connection: ServerConnection) -> None:
+        hello = json.loads(await connection.recv())
+        joined.append(hello["agent_id"])
+        who = {name: hello[name] for name in ("agent_id", "kind")}
+        network = {"name": "lab", "epoch": "e"}
+        frame = {
+            "protocol": 1,
+            "server": "s",
+            "network": network,
+            **who,
+            "role": "observer",
+            "session_id": f"s{len(joined)}",
+        }
+        place = {"cursor": 0, "head": 0, "resume": "new", "mods": [], "limits": {}}
+        await connection.send(json.dumps({"type": "welcome", **frame, **place}))
+        await connection.close(4503, reason)
+
+    subprotocols = [Subprotocol("roundelay.v1")]
+    async with serve(welcome, "127.0.0.1", 0, subprotocols=subprotocols, ssl=tls) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        yield f"{'ws' if tls is None else 'wss'}://127.0.0.1:{port}/", joined
+
+
+async def test_who_is_closed_by_a_node_that_leads_no_longer_goes_where_it_says() -> None:
+    async with (
+        running_node() as node,
+        deposed(f"Another node leads now. Roundelay-Leader: {node.url[5:-1]}") as (url, joined),
+        NetworkClient("ann", url) as ann,
+    ):
+        assert (await ann.send_text("ann", "here")).seq
+        assert joined == ["ann"]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "The hub is stopping; reconnect in a moment.",
+        "Roundelay-Leader: user@127.0.0.1:{port}",
+        "Roundelay-Leader: 127.0.0.1:{port}/other",
+        "Roundelay-Leader: 127.0.0.1:{port} was here",
+        "Another node leads now.",
+    ],
+)
+async def test_a_reason_that_ends_with_no_address_leads_nowhere(reason: str) -> None:
+    async with (
+        follower("127.0.0.1:1") as (other, asked),
+        deposed(reason.format(port=other.rpartition(":")[2].rstrip("/"))) as (url, joined),
+        NetworkClient("mia", url, kind="human", token="t"),
+        asyncio.timeout(20),
+    ):
+        while len(joined) < 3:  # noqa: ASYNC110 (the other end tells nobody)
+            await asyncio.sleep(0.01)
+        assert asked == []
+
+
+async def test_who_came_encrypted_goes_on_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = make_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not heard.done():
+            heard.set_result(await reader.read(1))
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as plain:
+        port = plain.sockets[0].getsockname()[1]
+        tls = server_context(certificate, key)
+        async with (
+            deposed(f"Another node leads now. Roundelay-Leader: 127.0.0.1:{port}", tls) as (url, _),
+            NetworkClient("mia", url, kind="human", token="t"),
+            asyncio.timeout(20),
+        ):
+            assert await heard == b"\x16", "a TLS handshake, and no token"
 
 
 async def test_nodes_that_name_each_other_hold_nobody() -> None:

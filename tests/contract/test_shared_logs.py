@@ -11,7 +11,8 @@ import pytest
 
 from roundelay.app import make_shared_log
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger.shared_log import LogMoved, LogRecord, SharedLog
+from roundelay.network.ledger import LogMoved
+from roundelay.network.ledger.shared_log import LogRecord, SharedLog
 from tests.support.nats import nats_server
 from tests.support.postgres import postgres_server
 

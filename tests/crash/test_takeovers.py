@@ -30,6 +30,7 @@ from roundelay.nodes.hub_http import get_from_hub, read_readiness
 from tests.support.command import run
 from tests.support.counts import Note
 from tests.support.nats import Cable, NatsServer, free_port, nats_server, nats_servers
+from tests.support.wire import WireSession
 
 OWNER = "an-owner-token-that-both-nodes-are-given-by-their-operator"
 SERVER_KILLS = 9
@@ -482,6 +483,23 @@ async def test_a_leader_that_slept_acknowledges_nothing_after_another_one_has_cl
         old = await find_leader(nodes)
         assert not await overtake(nodes, "mia", pause, resume)
         assert await old.end(signal.SIGTERM) == 0, "who waits for its turn can be stopped"
+
+
+async def test_a_leader_that_slept_names_the_one_that_leads_now(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "a", "b") as (_, nodes):
+        old = await find_leader(nodes)
+        [new] = [it for it in nodes if it is not old]
+        plain = await WireSession.open(old.url)
+        await plain.hello("ann", kind="human", token=OWNER)
+        async with NetworkClient("mia", old.url, kind="human", token=OWNER) as mia:
+            await mia.send_text("mia", "before")
+            pause(old)
+            await find_leader([new])
+            resume(old)
+            assert await plain.closed() == 4503
+            assert plain.socket.close_reason == f"Another node leads now. Roundelay-Leader: 127.0.0.1:{new.port}"
+            await old.end()  # who comes back to it is told nothing
+            assert await mia.send_text("mia", "by a node of which it was told there")
 
 
 def pause(node: ClusterNode) -> None:

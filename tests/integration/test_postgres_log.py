@@ -14,9 +14,9 @@ import pytest
 from roundelay.app import make_shared_log
 from roundelay.network.config import resolve_config
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import postgres
+from roundelay.network.ledger import LogMoved, postgres
 from roundelay.network.ledger.postgres import PostgresLog, read_postgres_url
-from roundelay.network.ledger.shared_log import LogAway, LogChoosing, LogMoved
+from roundelay.network.ledger.shared_log import LogAway, LogChoosing
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
 from tests.support.nats import free_port, nats_server

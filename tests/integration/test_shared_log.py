@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -16,10 +17,10 @@ import pytest
 from roundelay.app import make_shared_log
 from roundelay.network.core.tables import Put, Row
 from roundelay.network.errors import ConfigError, LedgerError
-from roundelay.network.ledger import KeyTaken, jetstream, postgres, replicated
+from roundelay.network.ledger import KeyTaken, LogMoved, jetstream, postgres, replicated
 from roundelay.network.ledger.jetstream import read_log_url
 from roundelay.network.ledger.replicated import ReplicatedLedger
-from roundelay.network.ledger.shared_log import LogMoved
+from roundelay.network.ledger.shared_log import digest
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.support.command import command, invoke, run
@@ -334,14 +335,61 @@ async def test_a_leader_to_whom_nobody_writes_learns_that_another_one_leads(serv
     old = ledger(server.url("lab"), tmp_path / "a.db")
     await old.open()
     await old.verify()
-    assert old._telling is not None
-    old._telling.cancel()  # as of a node that slept
+    sleep(old)
     new = ledger(server.url("lab"), tmp_path / "b.db")
     await new.open()
     with pytest.raises(LogMoved):
         await old.verify()
     await new.verify()
     await asyncio.gather(old.close(), new.close())
+
+
+async def test_who_leads_no_longer_knows_by_the_log_who_does(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicated, "LEADERLESS_S", 0.3)
+    old, new = ledger(server.url("lab"), tmp_path / "a.db"), ledger(server.url("lab"), tmp_path / "b.db")
+    old.node, new.node = "a:8700", "b:8700"
+    await old.open()
+    sleep(old)
+    await new.open()
+    await new.append([message(1, "ann", "agent:bob")], [])
+    for attempt in (old.append([message(1, "mia", "agent:bob")], []), old.append([message(2, "mia", "agent:bob")], [])):
+        with pytest.raises(LogMoved) as moved:
+            await attempt
+        assert moved.value.leader == "b:8700"
+    monkeypatch.setattr(replicated, "NAMING_S", 0.0)  # the log does not say it in time
+    sleep(new)
+    await old.close()
+    await old.open()
+    with pytest.raises(LogMoved) as moved:
+        await new.verify()
+    assert moved.value.leader == ""
+    await asyncio.gather(old.close(), new.close())
+
+
+def sleep(leader: ReplicatedLedger) -> None:
+    """Say nothing more, as a node that is paused."""
+    assert leader._telling is not None
+    leader._telling.cancel()
+
+
+async def test_claims_of_older_releases_are_read_and_theirs_read_newer_ones(server: LogServer, tmp_path: Path) -> None:
+    """An older node reads of a claim what its header says, and refuses a header with more in it."""
+    head = b'{"kind":"begin","writer":"w","epoch":"e","name":"lab"}\n'
+    shared = make_shared_log(server.url("lab"))
+    await shared.open()
+    for record in (head, b'{"kind":"claim","writer":"w","previous":"%s"}\n' % digest(head).encode()):
+        await shared.append(record, await shared.end())
+    made = ledger(server.url("lab"), tmp_path / "a.db")
+    made.node = "a:8700"
+    assert (await made.open())[0].epoch == "e"
+    claim = await anext(records := shared.follow(2))
+    await records.aclose()  # type: ignore[attr-defined]  # a generator
+    header = json.loads(claim.data.partition(b"\n")[0])
+    assert header.keys() == {"kind", "writer", "previous"}
+    assert b"a:8700" in claim.data
+    await asyncio.gather(made.close(), shared.close())
 
 
 async def test_a_log_without_its_oldest_records_is_refused(server: LogServer, tmp_path: Path) -> None:
