@@ -46,6 +46,8 @@ LEADERLESS_S = 1.0
 """So long nothing is heard of a leader before another one claims its place."""
 LISTENED_S = 2 * ALIVE_S
 """Of one look to the next so much counts as silence at most: who slept has not listened."""
+ASK_S = 1.0
+"""How often a node that follows asks where the log ends while nothing comes."""
 AGAIN_S = 1.0
 """Between two tries to follow an engine that is away."""
 RELEASE_S = 1.0
@@ -200,9 +202,12 @@ class ReplicatedLedger:
         """Raises `LedgerError` also where another node leads now, or the engine cannot be asked whether: who commits
         nothing would not learn it otherwise."""
         await self._index.verify()
-        if self._is_appending:  # which finds out
-            return
         now = asyncio.get_running_loop().time
+        if now() - self._doubted_at >= SYNC_S:  # also of a leader that appends all the time
+            with suppress(LogAway):
+                await self._look_at_disks()
+        if self._is_appending:  # which finds out whether this node leads
+            return
         try:
             end = await self._shared.end()
         except LogAway:
@@ -212,9 +217,6 @@ class ReplicatedLedger:
         self._reached_at = now()
         if end > self._reader.end and not self._is_appending:
             raise await self._step_down(LogMoved(f"Another node leads the network of {self._shared.name} now."))
-        if now() - self._doubted_at >= SYNC_S:
-            with suppress(LogAway):
-                await self._look_at_disks()
 
     async def append(self, rows: Sequence[Row], puts: Sequence[Put]) -> None:
         if not self._writer:
@@ -369,14 +371,18 @@ class ReplicatedLedger:
     async def _follow_leader(self) -> None:
         """Take in the log, up to its end and until nobody leads."""
         loop = asyncio.get_running_loop()
-        looked, quiet_s, said_at = loop.time(), 0.0, -PRESENT_S
-        is_told = False
+        looked, quiet_s, said_at, asked_at = loop.time(), 0.0, -PRESENT_S, -ASK_S
+        end, has_come, is_told = 0, False, False
         async with self._follow(self._reader.end) as records:
             upcoming = asyncio.ensure_future(anext(records))
             hearing = asyncio.ensure_future(self._shared.listen())
             try:
                 while True:
-                    end = await self._shared.end()
+                    silent_s = quiet_s + min(loop.time() - looked, LISTENED_S)
+                    is_asked = has_come or not self._reader.leader or silent_s > LEADERLESS_S
+                    if is_asked or loop.time() - asked_at >= ASK_S:
+                        end, is_asked, asked_at = await self._shared.end(), True, loop.time()
+                        has_come = False
                     self._behind = max(0, end - self._reader.end)
                     quiet_s, looked = quiet_s + min(loop.time() - looked, LISTENED_S), loop.time()
                     if hearing.done():
@@ -384,7 +390,9 @@ class ReplicatedLedger:
                         if said.leads and said.leads == self._reader.leader:
                             quiet_s, self.leader_node = 0.0, said.node
                         hearing = asyncio.ensure_future(self._shared.listen())
-                    if self._reader.end >= end and (not self._reader.leader or quiet_s > LEADERLESS_S):
+                    is_alone = not self._reader.leader or quiet_s > LEADERLESS_S
+                    # an end from before the silence says nothing of what was written since
+                    if is_asked and is_alone and self._reader.end >= end:
                         return
                     if self._reader.end >= end and not is_told:
                         is_told = True
@@ -399,7 +407,7 @@ class ReplicatedLedger:
                     await asyncio.wait((upcoming, hearing), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                     while upcoming.done():
                         await self._take(upcoming.result(), end)
-                        quiet_s, looked = 0.0, loop.time()  # whoever wrote it was there
+                        quiet_s, looked, has_come = 0.0, loop.time(), True  # whoever wrote it was there
                         upcoming = asyncio.ensure_future(anext(records))
                         await asyncio.sleep(0)
             finally:

@@ -170,7 +170,7 @@ async def test_full_is_what_servers_show_and_nothing_else_is_called_so(server: N
 async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated, "SYNC_S", 0.0)
+    monkeypatch.setattr(replicated, "SYNC_S", 1000.0)
     async with nats_server(tmp_path / "nats") as server:
         made = ledger(server.shown_url("lab"), tmp_path / "a.db", is_full=True)
         said = list[str]()
@@ -181,17 +181,27 @@ async def test_a_leader_that_is_to_be_full_stops_when_its_server_shows_another_m
         server.sync = '"2m"'  # unquoted it would be two million seconds
         await server.start()
 
-        async def verify_until(has_changed: Callable[[], bool], made: ReplicatedLedger) -> None:
-            async with asyncio.timeout(20):
-                while not has_changed():
-                    await made.verify()
-                    await asyncio.sleep(0.05)
-
+        for it in (made, other):
+            await reach(it)
+            await it.verify()
+            assert it.durability == "full", "it was not time to look yet"
+            it._doubted_at -= replicated.SYNC_S
+            it._is_appending = True  # as nearly always, of one that is written to without a pause
         with pytest.raises(LedgerError, match="syncs every 120 s"):
-            await verify_until(lambda: False, made)
-        await verify_until(lambda: other.durability != "full", other)
+            await made.verify()
+        await other.verify()
+        assert other.durability == "replicated"
         assert "now replicated" in said[-1]
         await asyncio.gather(made.close(), other.close())
+
+
+async def reach(made: ReplicatedLedger) -> None:
+    """Wait until its server answers it again."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(LedgerError):
+                await made._shared.end()
+                return
 
 
 @pytest.mark.full
@@ -372,6 +382,46 @@ def sleep(leader: ReplicatedLedger) -> None:
     """Say nothing more, as a node that is paused."""
     assert leader._telling is not None
     leader._telling.cancel()
+
+
+async def test_who_follows_asks_for_the_end_seldom_and_once_more_before_it_claims(
+    server: LogServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("ALIVE_S", 0.02), ("LEADERLESS_S", 0.5), ("ASK_S", 1000.0)):
+        monkeypatch.setattr(replicated, name, seconds)
+    leader, follows = ledger(server.url("lab"), tmp_path / "a.db"), asyncio.Event()
+    await leader.open()
+    follower = ledger(server.url("lab"), tmp_path / "b.db", say=lambda _: follows.set())
+    did, shared = list[str](), follower._shared
+    end, append, listen = shared.end, shared.append, shared.listen
+
+    async def note_end() -> int:
+        did.append("asks")
+        return await end()
+
+    async def note_append(data: bytes, after: int) -> int:
+        did.append("claims")
+        return await append(data, after)
+
+    async def note_listen() -> str:
+        said = await listen()
+        did.extend(["hears"] * ('"leads"' in said))
+        return said
+
+    monkeypatch.setattr(shared, "end", note_end)
+    monkeypatch.setattr(shared, "append", note_append)
+    monkeypatch.setattr(shared, "listen", note_listen)
+    following = asyncio.create_task(follower.open())
+    async with asyncio.timeout(20):
+        await follows.wait()
+        did.clear()
+        while len(did) < 20:  # noqa: ASYNC110 (it tells nobody)
+            await asyncio.sleep(0.01)
+        assert set(did) == {"hears"}
+        sleep(leader)
+        await following
+    assert did[did.index("claims") - 1] == "asks"
+    await asyncio.gather(leader.close(), follower.close())
 
 
 async def test_claims_of_older_releases_are_read_and_theirs_read_newer_ones(server: LogServer, tmp_path: Path) -> None:
