@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from roundelay.network.asyncapi import asyncapi_document
-from tests.crash.test_takeovers import OWNER, cluster, find_leader, join
+from tests.crash.test_takeovers import OWNER, cluster, find_leader, join, pause, resume
 from tests.suites.environment import node_modules_of
 from tests.support.counts import Note
 from tests.support.node import ProcessNode, node_process
@@ -274,6 +274,25 @@ async def test_of_nodes_that_share_a_log_the_next_one_is_gone_to_and_nothing_is_
     assert numbers == said
     assert {it["seq"] for it in stored} == {it["seq"] for it in log}
     assert got == [it["seq"] for it in log]
+
+
+async def test_who_knows_the_old_leader_alone_goes_to_the_new_one(client: Path, tmp_path: Path) -> None:
+    async with cluster(tmp_path, "a", "b") as (_, nodes):
+        old = await find_leader(nodes)
+        [new] = [it for it in nodes if it is not old]
+        to = {"AGENT": "ann", "KIND": "human", "TOKEN": OWNER, "TO": "agent:ann", "OUTBOX": str(tmp_path / "outbox")}
+        async with running_program(client, "sender.ts", **to, NODE_URL=old.url) as sender:
+            await sender.heard("stored", STORED_BETWEEN)
+            pause(old)
+            await find_leader([new])
+            resume(old)
+            await sender.heard("stored", len(sender.named("stored")) + 2 * STORED_BETWEEN)
+            sender.tell(stop=True)
+            assert await sender.wait() == 0, sender.errors
+        async with join([new], "host") as host:
+            log = await read_log(host, "ann")
+    assert [it["content"]["n"] for it in log] == sender.named("said")
+    assert {it["seq"] for it in sender.named("stored")} == {it["seq"] for it in log}
 
 
 def test_a_message_of_which_the_disk_takes_a_part_is_refused_and_leaves_the_others_readable(

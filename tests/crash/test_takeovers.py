@@ -55,7 +55,7 @@ class ClusterNode:
     def url(self) -> str:
         return f"ws://127.0.0.1:{self.port}/"
 
-    async def start(self) -> None:
+    async def start(self, *more: str) -> None:
         command = [
             "up",
             "--port",
@@ -64,9 +64,9 @@ class ClusterNode:
             str(self.db),
             "--log",
             self.log,
-            "--no-web",
             "--name",
             "lab",
+            *(more or ["--no-web"]),
         ]
         with self.db.with_suffix(".out").open("ab") as out:
             self.process = await asyncio.create_subprocess_exec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from playwright.async_api import Page, expect
 
 from roundelay.demo.play import QUESTION
+from tests.crash.test_takeovers import OWNER, ClusterNode, find_leader, follows, running
 from tests.support.fake_openai import FakeOpenAI, text
+from tests.support.nats import nats_server
 from tests.web.browsers import LOST_CONNECTION
 from tests.web.conftest import OpenWindow
 from tests.web.line import line_to
@@ -176,6 +179,34 @@ async def test_a_hub_that_is_killed_loses_neither_draft_nor_message(open_window:
             said = [it.text for it in (await client.history("direct:echo~mia")).messages if it.sender_id == "mia"]
         assert said == ["before", "meanwhile", "not yet said"]
         await mia.leave()
+
+
+@often
+async def test_a_page_of_a_node_that_follows_says_which_one_serves(open_window: OpenWindow, tmp_path: Path) -> None:
+    async with nats_server(tmp_path / "nats") as server:
+        made = [ClusterNode(tmp_path / "nodes", name, server.url("lab")) for name in ("leads", "follows")]
+        async with running(made[:1]) as [leader]:
+            await find_leader([leader])
+            follower = made[1]
+            await follower.start("--web")
+            try:
+                await follows(follower)
+                mia = await open_window(f"http://127.0.0.1:{follower.port}")
+                mia.allowed = rf"{LOST_CONNECTION}|503"
+                login = json.dumps({"agent_id": "mia", "token": OWNER})
+                await mia.page.add_init_script(
+                    f"if (location.port) localStorage['roundelay.login'] = JSON.stringify({login})"
+                )
+                await mia.page.goto(mia.origin)
+                told = mia.page.get_by_role("status").get_by_role("link")
+                await expect(told).to_have_text(f"127.0.0.1:{leader.port}")
+                await expect(told).to_have_attribute("href", f"http://127.0.0.1:{leader.port}/")
+                await leader.end()
+                await Screen(mia.page).expect_online()
+                await expect(told).to_have_count(0)
+                await mia.leave()
+            finally:
+                await follower.end()
 
 
 @often

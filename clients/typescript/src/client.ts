@@ -47,8 +47,8 @@ export type WebSocketConstructor = new (url: string, protocol: string) => {
 };
 
 export interface ConnectOptions {
-  /** `ws://HOST:PORT/` or `wss://`; several, with commas between them, are nodes of one network, of which one serves. Nothing secret belongs
-   * into it: the token goes in the first frame, to whichever of them takes it. */
+  /** `ws://HOST:PORT/` or `wss://`; several, with commas between them, are nodes of one network, of which one serves. One that says that
+   * another node leads is believed, and that gone to, encrypted as this is. Nothing secret belongs into it: the token goes in the first frame, to whichever of them takes it. */
   url: string;
   agentId: string;
   /** An agent makes its own (`makeToken`) and keeps it; a person's or a service's comes from an operator. */
@@ -203,6 +203,7 @@ export class Client {
       hello: { kind, role, fence, card, deliver, instance },
       newId,
       maxDelay: MAX_DELAY_MS,
+      goesToLeader: true,
       staysInPlace: false,
       handlesAtOnce: false,
       outbox: OUTBOX,

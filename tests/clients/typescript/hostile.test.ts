@@ -3,8 +3,8 @@ import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { createServer, type Socket } from "node:net";
 import test from "node:test";
-import { connect, Forbidden, RoundelayError, type Client } from "roundelay-client";
-import { once, Socket as WebSocketHere, URL } from "./setting.ts";
+import { connect, Forbidden, makeToken, RoundelayError, type Client } from "roundelay-client";
+import { joinAgent, newName, once, Socket as WebSocketHere, URL } from "./setting.ts";
 
 const WELCOME = {
   type: "welcome", protocol: 1, server: "s", network: { name: "n", epoch: "e" }, agent_id: "ann", kind: "agent", role: "observer",
@@ -161,6 +161,19 @@ test("of several addresses the one that serves is found at once, also when that 
   leave();
   await isBack;
   assert.deepEqual([came, offline.length], [[1, 1, 2], 1]);
+  await client.close();
+});
+
+test("the one that leads is found at one that follows, where the socket shows what that says", async (t) => {
+  const head = `HTTP/1.1 503 Service Unavailable\r\nRoundelay-Leader: ${new globalThis.URL(URL).host}\r\nContent-Length: 4\r\n\r\nNo.\n`;
+  const following = createServer((socket) => void socket.on("error", () => {}).end(head));
+  await new Promise<void>((resolve) => following.listen(0, "127.0.0.1", resolve));
+  t.after(() => following.close());
+  const url = `ws://127.0.0.1:${(following.address() as { port: number }).port}/`;
+  const connecting = joinAgent(newName("ann"), makeToken(), { url, connectTimeoutMs: process.env.WS_MODULE ? 10_000 : 300 });
+  if (!process.env.WS_MODULE) return await assert.rejects(connecting, { code: "closed" }); // node's own does not
+  const client = await connecting;
+  assert.ok((await client.send(`agent:${client.agentId}`, "here")).seq);
   await client.close();
 });
 

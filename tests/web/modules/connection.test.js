@@ -81,6 +81,14 @@ function begin(options = {}) {
       this.readyState = 3;
       this.onclose({ code, reason });
     }
+    /** What the package ws does at a 503. */
+    on(name, run) {
+      assert.equal(name, "unexpected-response");
+      this.refuse = (leader) => {
+        run({}, { headers: { "roundelay-leader": leader } });
+        this.end(1006);
+      };
+    }
     list(type) {
       return this.sent.filter((it) => it.type === type);
     }
@@ -222,6 +230,49 @@ for (const [code, isFinal] of [[4401, true], [4403, true], [4409, true], [4400, 
     if (isFinal) assert.equal(last("connection").state, "refused");
   });
 }
+
+const MOVED = "Another node leads now. Roundelay-Leader: ";
+
+test("closed by a node that leads no longer it goes where that says, stays there, and comes back to its own when that is gone", () => {
+  const { time, sockets, join } = begin({ goesToLeader: true, url: "wss://a:8700/,wss://b:8700/" });
+  join().end(4503, `${MOVED}c.example:8702`);
+  time.pass(100);
+  join().end(1006);
+  time.pass(200);
+  join().end(4503, `${MOVED}[fe80::1]:8703`);
+  for (let count = 0; count < 4; count += 1) time.pass(200), sockets.at(-1).readyState === 0 && sockets.at(-1).end(1006);
+  const [a, b, c, d] = ["wss://a:8700/", "wss://b:8700/", "wss://c.example:8702/", "wss://[fe80::1]:8703/"];
+  assert.deepEqual(sockets.slice(0, 6).map((it) => it.url), [a, c, c, d, b, a]);
+});
+
+for (const told of ["user@c:1", "c:1/other", "c", "c:99999", "c:1 was here", "[::1", "a b:1", `${"x".repeat(300)}:1`]) {
+  test(`${told.slice(0, 20)} is no address to go to`, () => {
+    const { time, sockets, join } = begin({ goesToLeader: true });
+    join().end(4503, MOVED + told);
+    time.pass(100);
+    assert.deepEqual(sockets.map((it) => it.url), ["ws://hub/", "ws://hub/"]);
+  });
+}
+
+test("a page goes to nobody but its own node", () => {
+  const { time, sockets, join } = begin();
+  join().end(4503, `${MOVED}c:8702`);
+  time.pass(100);
+  assert.deepEqual(sockets.map((it) => it.url), ["ws://hub/", "ws://hub/"]);
+});
+
+test("nodes that name each other hold nobody, and one that is silent is left soon", () => {
+  const { time, sockets } = begin({ goesToLeader: true, url: "ws://a/,ws://b/" });
+  let count = 0;
+  while (count < sockets.length) sockets[count].refuse(`c:${++count}`);
+  assert.deepEqual(sockets.map((it) => it.url), ["ws://a/", "ws://c:1/", "ws://c:2/", "ws://c:3/", "ws://b/"]);
+  time.pass(100);
+  sockets[5].refuse("d:1");
+  assert.equal(sockets[6].url, "ws://d:1/");
+  sockets[6].open();
+  time.pass(3_000);
+  assert.deepEqual(sockets.slice(7).map((it) => it.url), ["ws://b/"]);
+});
 
 test("an error before the welcome says why, and when to come again", () => {
   const refused = begin();

@@ -12,6 +12,7 @@
 import { Acks } from "#core/acks.js";
 import { readFrame } from "#core/frames.js";
 import { makeIds } from "#core/ids.js";
+import { LEADER, readAddress, readReason } from "#core/leader.js";
 import { Outbox } from "#core/outbox.js";
 import { Refused } from "#core/refused.js";
 
@@ -22,6 +23,9 @@ const FIRST_DELAY_MS = 100;
 const MAX_DELAY_MS = 10_000;
 const STEADY_MS = 2_000; // a session that lived so long is no sign of trouble
 const WELCOME_TIMEOUT_MS = 20_000;
+const LED_TIMEOUT_MS = 3_000; // of a node that another one has named: from here it may not be reached by that name
+const MAX_LED = 3; // so often, until all were tried, a node is believed that names another one
+const COME_BACK = 4503;
 const QUIET_MS = 25_000; // after so long without a frame the hub is asked whether it is there
 const ANSWER_TIMEOUT_MS = 15_000;
 const BYE_TIMEOUT_MS = 2_000;
@@ -41,7 +45,7 @@ const LATER = ["rate_limited", "overloaded"];
  * What of a WebSocket is used: the browser's, node's own, and that of the package ws have it.
  * @typedef {{
  *   readonly readyState: number, readonly bufferedAmount: number, send(text: string): void, close(): void, terminate?: () => void,
- *   onopen: any, onmessage: any, onclose: any, onerror: any,
+ *   onopen: any, onmessage: any, onclose: any, onerror: any, on?: (name: string, run: (request: any, response: any) => void) => void,
  * }} Socket
  * @typedef {new (url: string, protocol: string) => Socket} SocketConstructor
  * @typedef {{setTimeout(run: () => void, ms: number): any, clearTimeout(timer: any): void}} Timers
@@ -49,7 +53,7 @@ const LATER = ["rate_limited", "overloaded"];
  *   url: string, agentId: string, kind?: string, token?: string, newToken?: string, WebSocketCtor?: SocketConstructor, now?: () => number,
  *   random?: () => number, storage?: OutboxStore, timers?: Timers, client?: string, newId?: () => string, maxDelay?: number,
  *   hello?: Record<string, unknown>, resume?: {epoch: string, cursor: number}, staysInPlace?: boolean, handlesAtOnce?: boolean,
- *   maxUnanswered?: number, welcomeTimeout?: number, outbox?: {maxMessages: number, maxChars: number, isKept: boolean},
+ *   maxUnanswered?: number, welcomeTimeout?: number, goesToLeader?: boolean, outbox?: {maxMessages: number, maxChars: number, isKept: boolean},
  * }} ConnectionOptions
  * @typedef {{
  *   id: string, type: string, frame: string, resolve: (value: any) => void, reject: (error: Error) => void, losses: number, isSent: boolean,
@@ -64,14 +68,15 @@ export class Connection {
    * `resume` is where delivery starts; without it, and without `staysInPlace`, the hub says where, each time that this comes back.
    * `handlesAtOnce`: what `onEvent` has taken is handled; without it `ack` and `nack` say. `maxUnanswered` messages are under way
    * at a time; with more than one, a message that is put off may be overtaken by the next ones. `welcomeTimeout` (ms) is how long the
-   * first welcome may take; of several addresses each has its share of that.
+   * first welcome may take; of several addresses each has its share of that. With `goesToLeader` a node that says that another one leads
+   * is believed, also if that is none of the addresses; encrypted as this one is.
    * @param {ConnectionOptions} options
    */
   constructor({
     url, agentId, kind = "human", token, newToken, WebSocketCtor = /** @type {any} */ (globalThis).WebSocket, now = Date.now,
     random = Math.random, storage, timers = globalThis, client = "roundelay-web", newId = makeIds(now),
     maxDelay = MAX_DELAY_MS, hello = {}, resume, staysInPlace = true, handlesAtOnce = true, maxUnanswered = 1,
-    welcomeTimeout = WELCOME_TIMEOUT_MS,
+    welcomeTimeout = WELCOME_TIMEOUT_MS, goesToLeader = false,
     outbox = { maxMessages: MAX_OUTBOX, maxChars: MAX_OUTBOX_CHARS, isKept: false },
   }) {
     this.agentId = agentId;
@@ -85,6 +90,15 @@ export class Connection {
     this._urls = url.split(",");
     /** How many of them have given no welcome since one did, or since all were tried. */
     this._passed = 0;
+    this._goesToLeader = goesToLeader;
+    /** Where this is, or tries to be. */
+    this._url = "";
+    /** Where it goes next, before all others. */
+    this._led = "";
+    /** Whom the node has named that refused this last. */
+    this._named = "";
+    /** Those that were gone to because they were named, since one gave a welcome, or since all were tried. */
+    this._ledTo = new Set();
     /** @type {Record<string, unknown>} */
     this._hello = { type: "hello", protocol: 1, agent_id: agentId, kind, role: "observer", client, ...hello };
     this._token = token;
@@ -246,7 +260,10 @@ export class Connection {
   _open() {
     this._stop("retry");
     this._tellConnection("connecting");
-    const socket = new this._WebSocket(/** @type {string} */ (this._urls[0]), SUBPROTOCOL);
+    const first = /** @type {string} */ (this._urls[0]);
+    const isLed = this._led !== "";
+    [this._url, this._led, this._named] = [this._led || first, "", ""];
+    const socket = new this._WebSocket(this._url, SUBPROTOCOL);
     this._socket = socket;
     this._error = null;
     const isMine = () => this._socket === socket;
@@ -254,8 +271,14 @@ export class Connection {
     socket.onmessage = (/** @type {{data: unknown}} */ { data }) => isMine() && this._read(data);
     socket.onclose = (/** @type {{code: number, reason: string}} */ { code, reason }) => isMine() && this._lose(code, reason);
     socket.onerror = () => {}; // its close follows
+    if (this._goesToLeader) {
+      socket.on?.("unexpected-response", (_, { headers }) => { // of the package ws; other sockets keep it to themselves
+        if (isMine()) this._named = readAddress(headers[LEADER]);
+        hangUp(socket);
+      });
+    }
     const wait = (this.welcome === null ? this._welcomeTimeout : WELCOME_TIMEOUT_MS) / this._urls.length;
-    this._after("welcome", wait, () => this._cut(socket));
+    this._after("welcome", isLed ? Math.min(wait, LED_TIMEOUT_MS) : wait, () => this._cut(socket));
   }
 
   _makeHello() {
@@ -284,8 +307,11 @@ export class Connection {
     if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined) {
       this._fence = undefined; // a hub whose ledger was lost or replaced never gave it out; an overtaken one ends with 4409
     } else if (refusal !== null) return this._end("refused", refusal);
+    this._heedLeader(code === COME_BACK ? readReason(reason) : this._named);
     if (!wasWelcome && error === null && this._goToNext()) return;
+    if (wasWelcome && !this._led && !this._urls.includes(this._url)) this._led = this._url;
     this._passed = 0;
+    this._ledTo.clear();
     if (wasWelcome && this.now() - this._joinedAt >= STEADY_MS) this._delay = FIRST_DELAY_MS;
     // apart from each other, so that a restarted hub is not met by all at once
     let wait = this._delay * (0.5 + this.random() / 2);
@@ -295,8 +321,20 @@ export class Connection {
     if (!this.isOver) this._after("retry", wait, () => this._open());
   }
 
+  /** Go where another node is said to lead, if that was not tried yet. @param {string} leader */
+  _heedLeader(leader) {
+    const url = `${this._url.split("://")[0]}://${leader}/`;
+    if (!this._goesToLeader || !leader || this._ledTo.has(url) || this._ledTo.size >= MAX_LED) return;
+    this._ledTo.add(url);
+    this._led = url;
+  }
+
   /** Try the next address at once. False: there is none that was not tried. */
   _goToNext() {
+    if (this._led) {
+      this._open();
+      return true;
+    }
     this._urls.push(/** @type {string} */ (this._urls.shift()));
     this._passed += 1;
     if (this._passed >= this._urls.length) return false;
@@ -414,6 +452,7 @@ export class Connection {
     this.welcome = frame;
     this._isWelcome = true;
     this._passed = 0;
+    this._ledTo.clear();
     this._joinedAt = this.now();
     this._acks.beginSession(frame.cursor);
     this._fence = frame.fence;

@@ -4,6 +4,7 @@
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
+import {readStanding} from "#core/leader.js";
 import {Agents} from "#ui/agents.js";
 import {Cost} from "#ui/cost.js";
 import {Inbox, inboxItems, useNotifications} from "#ui/inbox.js";
@@ -131,6 +132,8 @@ function Myself() {
 // --- the connection
 
 const offlineSince = signal(0);
+/** The node that serves where one's own only follows, as HOST:PORT. */
+const servedBy = signal("");
 
 /** Says what is wrong with the connection, and what can be done; nothing while all is well. */
 function Connection() {
@@ -138,8 +141,19 @@ function Connection() {
   useEffect(() => {
     if (is === "offline") offlineSince.value ||= Date.now();
     else if (is !== "connecting") offlineSince.value = 0;
-  }, [is]);
+    if (is === "offline" && !isReadOnly.value) void findServing();
+    else if (is === "online") servedBy.value = "";
+  }, [is, refusal.value]);
   return html`<div class="connection-place" role="status" aria-live="polite">${tellConnection(is)}</div>`;
+}
+
+/** Ask one's own node: a page is not shown why its socket was refused. */
+async function findServing() {
+  try {
+    servedBy.value = readStanding(await (await fetch("/readyz")).text());
+  } catch { // nor is that node there
+    servedBy.value = "";
+  }
 }
 
 function tellConnection(is) {
@@ -152,7 +166,7 @@ function tellConnection(is) {
         <button type="button" class="button" onClick=${logOut}>Log out</button></span></p>`;
   }
   if (offlineSince.value) {
-    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Age} at=${offlineSince.value} label="for " /></span>. What you write waits here and is sent when the hub answers again.</p>`;
+    return html`<p class="connection warn">Offline<span aria-hidden="true"> <${Age} at=${offlineSince.value} label="for " /></span>. ${servedBy.value && html`Another node serves this network: <a href=${`${location.protocol}//${servedBy.value}/`}>${servedBy.value}</a>. `}What you write waits here and is sent when the hub answers again.</p>`;
   }
   return html`<p class="connection">Connecting to the hub…</p>`;
 }
